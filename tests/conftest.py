@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import glob
 import itertools
 import os
 import signal
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -59,6 +61,8 @@ zygote.install()
 _BEFORE = pytest.StashKey[set[str]]()
 
 _LEFT = pytest.StashKey[list[str]]()
+
+_TRACEBACKS = os.path.join(tempfile.gettempdir(), f"ipcsync-crashes-{os.environ['IPCSYNC_TEST_RUN']}-")
 
 
 @pytest.fixture(params=["event", "timeline"])
@@ -241,8 +245,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Remember what others have in shared memory."""
+    """Remember what others have in shared memory. A worker says in a file of its own where it crashes."""
     session.config.stash[_BEFORE] = _boards()
+    if hasattr(session.config, "workerinput"):
+        faulthandler.enable(Path(f"{_TRACEBACKS}{os.getpid()}").open("w"))  # noqa: SIM115 - as long as it lives; pytest's own goes to what it captures
 
 
 @pytest.hookimpl(trylast=True)
@@ -263,7 +269,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say at the end which boards are left, since the run fails for them."""
+    """Say at the end where workers crashed, and which boards are left, since the run fails for them."""
+    if not hasattr(config, "workerinput"):
+        for path in map(Path, glob.glob(f"{_TRACEBACKS}*")):
+            if said := path.read_text():
+                terminalreporter.section(f"a worker crashed, process {path.name.rpartition('-')[2]}", red=True)
+                terminalreporter.write_line(said)
+            path.unlink()
     if left := config.stash.get(_LEFT, []):
         terminalreporter.section("boards left in shared memory, without a coordinator", red=True)
         for board in left:
