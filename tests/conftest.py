@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import hypothesis
 import pytest
@@ -62,6 +62,7 @@ _BEFORE = pytest.StashKey[set[str]]()
 
 _LEFT = pytest.StashKey[list[str]]()
 
+_told: list[TextIO] = []  # where this worker's goes
 _TRACEBACKS = os.path.join(tempfile.gettempdir(), f"ipcsync-crashes-{os.environ['IPCSYNC_TEST_RUN']}-")
 
 
@@ -248,13 +249,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Remember what others have in shared memory. A worker says in a file of its own where it crashes."""
     session.config.stash[_BEFORE] = _boards()
     if hasattr(session.config, "workerinput"):
-        faulthandler.enable(Path(f"{_TRACEBACKS}{os.getpid()}").open("w"))  # noqa: SIM115 - as long as it lives; pytest's own goes to what it captures
+        _told.append(Path(f"{_TRACEBACKS}{os.getpid()}").open("w"))  # noqa: SIM115 - as long as the process lives
+        faulthandler.enable(_told[0])  # pytest's own goes to what it captures
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """At the end of a run, when its workers have ended, no board without a coordinator may lie in shared memory."""
     if hasattr(session.config, "workerinput"):
+        faulthandler.disable()
+        _told.pop().close()
         return
     before = session.config.stash[_BEFORE]
     left = set(filter(is_abandoned, _boards() - before))
