@@ -23,7 +23,7 @@ _MAY: dict[int, set[Result]] = {
     Op.CONNECT: {Result.OK} | _SESSION,
     Op.OPEN_RECORDER: {Result.OK, Result.RECORDER_TAKEN, Result.TIMEOUT} | _SESSION,
     Op.OPEN_WAITER: {Result.OK, Result.TIMEOUT} | _SESSION,
-    Op.ATTACH: {Result.OK, Result.EVENT_CLOSED, Result.TIMEOUT} | _SESSION,
+    Op.ATTACH: {Result.OK, Result.RECORDER_LOST, Result.EVENT_CLOSED, Result.TIMEOUT} | _SESSION,
     Op.RECORD: {Result.OK, Result.TIMEOUT} | _SESSION,
     Op.WAIT: _LOSABLE,
     Op.SYNCHRONIZE: _LOSABLE,
@@ -193,8 +193,12 @@ class _Checker:
             for state in lives
         )
 
+    def _is_covered(self, record: Record) -> bool:
+        """Whether the record's point really was complete."""
+        return tag_of(record.truth) == self._tag(record) != 0 and generation_of(record.truth) >= record.generation
+
     def _check_point(self, life: int, record: Record, seen_good: set[int]) -> None:
-        covered = tag_of(record.truth) == self._tag(record) != 0 and generation_of(record.truth) >= record.generation
+        covered = self._is_covered(record)
         if record.result == Result.OK and record.op != Op.WAIT:
             if not covered:
                 self._blame("silent pass", life, record)
@@ -216,7 +220,11 @@ class _Checker:
         elif record.incarnation and record.result in (Result.OK, Result.NOT_YET) and record.op not in _ENDS_OF_USE:
             place = self._places[record.slot, record.incarnation]
             place.first_end = min(place.first_end, record.end)
-            if record.start > place.last_start and record.op != Op.STREAM:
+            # What was complete stays so, and is no work on the slot: the coordinator remembers it of a use that ended.
+            is_work = record.op != Op.STREAM and not (
+                record.op in (*_POINT_OPS, Op.ATTACH) and record.result == Result.OK and self._is_covered(record)
+            )
+            if record.start > place.last_start and is_work:
                 place.last_start, place.last = record.start, (life, record)
 
     def _check_end(self, life: int, begun: Record | None, last: int) -> None:
