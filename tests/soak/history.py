@@ -101,7 +101,7 @@ class Record(NamedTuple):
     truth: int = 0
     timeout_ms: int = 0
     held: int = 0  # of an unbroken hold of one point by one process: the same number, never 0
-    engine: int = 0  # 1 on the timeline engine
+    engine: int = 0  # 1 on the timeline engine; of ATTACH 2: the use had ended, and what became of it was told
 
     def __str__(self) -> str:
         name = "" if self.name == NO_NAME else f" e{self.name}"

@@ -57,6 +57,7 @@ class _Checker:
         self._tags: dict[tuple[int, int], int] = {}
         self._places: dict[tuple[int, int], Place] = defaultdict(Place)
         self._losses: list[tuple[int, Record]] = []
+        self._told_late: set[tuple[int, int, int]] = set()  # life, slot and incarnation
         self._timeouts: list[tuple[int, Record]] = []
         self._early_ends: list[tuple[int, Record]] = []  # a stream went on without its point being good
 
@@ -193,12 +194,8 @@ class _Checker:
             for state in lives
         )
 
-    def _is_covered(self, record: Record) -> bool:
-        """Whether the record's point really was complete."""
-        return tag_of(record.truth) == self._tag(record) != 0 and generation_of(record.truth) >= record.generation
-
     def _check_point(self, life: int, record: Record, seen_good: set[int]) -> None:
-        covered = self._is_covered(record)
+        covered = tag_of(record.truth) == self._tag(record) != 0 and generation_of(record.truth) >= record.generation
         if record.result == Result.OK and record.op != Op.WAIT:
             if not covered:
                 self._blame("silent pass", life, record)
@@ -220,10 +217,11 @@ class _Checker:
         elif record.incarnation and record.result in (Result.OK, Result.NOT_YET) and record.op not in _ENDS_OF_USE:
             place = self._places[record.slot, record.incarnation]
             place.first_end = min(place.first_end, record.end)
-            # What was complete stays so, and is no work on the slot: the coordinator remembers it of a use that ended.
-            is_work = record.op != Op.STREAM and not (
-                record.op in (*_POINT_OPS, Op.ATTACH) and record.result == Result.OK and self._is_covered(record)
-            )
+            key = (life, record.slot, record.incarnation)
+            if record.op == Op.ATTACH and record.engine == 2:
+                self._told_late.add(key)
+            # What became of a use that had ended is remembered: to be told it is no work on the slot.
+            is_work = record.op != Op.STREAM and key not in self._told_late
             if record.start > place.last_start and is_work:
                 place.last_start, place.last = record.start, (life, record)
 

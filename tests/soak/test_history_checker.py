@@ -307,19 +307,20 @@ def test_a_call_that_never_returned_is_found(soak: Soak) -> None:
 
 def test_work_on_a_slot_that_is_used_anew_is_found(soak: Soak) -> None:
     soak.life(OTHER, opened(5.0, tag=LATER_TAG, incarnation=3, name=8))
-    soak.life(WAITER, point(Op.QUERY, Result.NOT_YET, 6.0, 6.1))
+    soak.life(WAITER, point(Op.QUERY, Result.OK, 6.0, 6.1, done=1))
     assert soak.rules() == ["reused slot"]
 
 
 def test_work_on_an_event_that_another_was_told_is_gone_is_found(soak: Soak) -> None:
     soak.life(OTHER, point(Op.ATTACH, Result.EVENT_CLOSED, 5.0, 5.1))
-    soak.life(WAITER, point(Op.QUERY, Result.NOT_YET, 6.0, 6.1))
+    soak.life(WAITER, point(Op.QUERY, Result.OK, 6.0, 6.1, done=1))
     assert soak.rules() == ["reused slot"]
 
 
-def test_what_was_complete_may_be_said_of_a_use_that_is_over(soak: Soak) -> None:
+def test_what_became_of_a_use_may_be_told_to_who_comes_late(soak: Soak) -> None:
     soak.life(OTHER, opened(5.0, tag=LATER_TAG, incarnation=3, name=8))
-    soak.life(WAITER, point(Op.QUERY, Result.OK, 6.0, 6.1, done=1))
+    late = point(Op.ATTACH, Result.OK, 6.0, 6.1)._replace(engine=2)
+    soak.life(WAITER, late, point(Op.QUERY, Result.OK, 6.2, 6.3, done=1))
     assert soak.rules() == []
 
 

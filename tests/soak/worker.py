@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ipcsync
+from ipcsync._session.finished import Finished
 from ipcsync.typing import EngineName
 from tests.kit.descriptors import descriptors
 from tests.soak.history import NO_NAME, Op, Record, Result, path_of
@@ -322,7 +323,9 @@ class Worker:
             op=Op.ATTACH, name=letter.name, slot=slot, incarnation=incarnation, generation=generation
         )
         record, point = self._notes.attempt(blank, lambda: session.client.point(letter.point))
-        self._notes.write(record)
+        attached = None if point is None else point._attached
+        is_late = attached is not None and isinstance(attached.engine, Finished)
+        self._notes.write(record._replace(engine=2) if is_late else record)
         if point is not None:
             self._know(session, point, letter, tag=letter.tag, cell=letter.cell)
 
