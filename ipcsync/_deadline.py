@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 FOREVER = 1 << 62
+FULL_NS = 100_000_000  # for which a record waits for room before that is logged
 _LONGEST_S = 1e9  # 31 years: also what no float can hold is a timeout
 
 

@@ -1,8 +1,9 @@
-"""How a slot orders GPU work: `event` by interprocess CUDA events, `timeline` by a 64-bit word of the board."""
+"""Engines: how a record of a shared event is made and waited for.
 
-from ipcsync._engines.base import Engine
-from ipcsync._engines.event import EventEngine
-from ipcsync._engines.slot_view import Guard
-from ipcsync._engines.timeline import TimelineEngine
+The compiled core (`core_cython`) has every step of every call; `engine` has what it asks of Python.
+"""
+
+from ipcsync._engines.engine import Engine, Guard
 
 __all__ = ["Engine", "EventEngine", "Guard", "TimelineEngine"]
+EventEngine = TimelineEngine = Engine

@@ -11,9 +11,8 @@ from contextlib import suppress
 
 from ipcsync._drivers import DriverObject
 from ipcsync._engines import queued
+from ipcsync._engines.compiled import Gathered, Wait
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued import Gathered
-from ipcsync._engines.queued_wait import Wait
 from ipcsync._native import fork, host_wait
 from ipcsync.errors import Reentered, StreamCapturing
 
@@ -50,7 +49,7 @@ def _holds_up(wait: Wait, loss: Loss) -> bool:
 
 def behind(handle: DriverObject | None, ordinal: int) -> Standing | None:
     """The waits queued so far on a stream of device `ordinal`, for None on all its streams; None if there are none."""
-    if not (queued.lists or queued.changed):
+    if not queued.has_any():
         return None
     gathered = Gathered()
     if handle is None:

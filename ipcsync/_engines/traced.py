@@ -19,11 +19,8 @@ from time import monotonic_ns
 
 from ipcsync._board import BROKEN, Board
 from ipcsync._drivers import DriverObject
-from ipcsync._engines.base import Engine
-from ipcsync._engines.event import EventEngine
-from ipcsync._engines.queued_wait import Wait
-from ipcsync._engines.slot_view import Guard
-from ipcsync._engines.timeline import TimelineEngine
+from ipcsync._engines.compiled import Wait
+from ipcsync._engines.engine import Engine, Guard
 from ipcsync._locks import CallLock, holding
 from ipcsync._trace.layout import Kind, Outcome
 from ipcsync._trace.writer import Use, Writer, writer_in
@@ -72,12 +69,12 @@ class Tracing:
 
     def engine(
         self, board: Board, guard: Guard, attachment: Attachment, ordinal: int
-    ) -> TracedEventEngine | TracedTimelineEngine | None:
+    ) -> Traced | None:
         """A traced engine; None if the process's file cannot be created, which is logged once."""
         writer = self._writer()
         if writer is None:
             return None
-        engine = _TRACED[attachment.engine](board, guard, attachment, ordinal)
+        engine = Traced(board, guard, attachment, ordinal)
         use = Use(
             board.epoch, attachment.slot, attachment.incarnation, attachment.name, attachment.engine, self._client
         )
@@ -106,10 +103,9 @@ def _nvtx_domain() -> DriverObject:
 class Traced(Engine):
     """An engine whose records, waits and synchronizations are written, and shown as NVTX ranges if there are any."""
 
-    is_traced = True
-
     def begin_trace(self, writer: Writer, use: Use, ranges: Ranges | None) -> None:
         """Start writing."""
+        self.is_traced = True
         self._put = writer.put
         self._use = writer.name(use)
         self._ranges = ranges
@@ -125,42 +121,37 @@ class Traced(Engine):
 
     # --- what is written ----------------------------------------------------------------------------------------------
 
-    def _record(
-        self,
-        handle: DriverObject,
-        timeout: float | None,
-        behind: Sequence[Wait],
-        began: int,
+    def record_next(
+        self, handle: DriverObject, deadline_ns: int, timeout: float | None, behind: Sequence[Wait] | None
     ) -> int:
+        """Record the next generation, and write that."""
         since = monotonic_ns()
         with self._range(Kind.RECORD):
-            generation = super()._record(handle, timeout, behind, began)
-        self._put(_RECORD, self._use, generation, self._last_stream, since, monotonic_ns())
+            generation: int = super().record_next(handle, deadline_ns, timeout, behind)
+        self._put(_RECORD, self._use, generation, self.last_stream, since, monotonic_ns())
         return generation
 
-    def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
-        """Have the stream's later work wait for `generation`."""
-        began = monotonic_ns()
-        try:
-            super().wait(generation, stream, timeout, ahead)
-        except StreamCapturing:  # of other failures `_wait` writes
-            self._put(_WAIT, self._use, generation, 0, began, monotonic_ns(), _FAILED)
-            raise
-
-    def _wait(
-        self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, ahead: bool, began: int = 0
-    ) -> int | None:
+    def queue(
+        self,
+        handle: DriverObject,
+        ordinal: int,
+        generation: int,
+        timeout: float | None,
+        ahead: bool,
+        began: int,
+        what: str = "wait",
+    ) -> int:
+        """Queue a wait, and write that; of one that was complete at once too."""
         since = began or monotonic_ns()
         try:
             with self._range(Kind.WAIT):
-                stream_id = super()._wait(generation, handle, ordinal, timeout, ahead, began)
-        except StreamCapturing:
-            raise
-        except BaseException:
-            self._put(_WAIT, self._use, generation, 0, since, monotonic_ns(), _FAILED)
+                stream_id: int = super().queue(handle, ordinal, generation, timeout, ahead, began, what)
+        except BaseException as error:
+            if what == "wait" or not isinstance(error, StreamCapturing):
+                self._put(_WAIT, self._use, generation, 0, since, monotonic_ns(), _FAILED)
             raise
         now = monotonic_ns()
-        if stream_id is None:
+        if not stream_id:
             self._put(_PASSED, self._use, generation, 0, since, now)
         else:
             self._put(_WAIT, self._use, generation, stream_id, since, now)
@@ -241,20 +232,6 @@ class Traced(Engine):
             heapq.heappush(self._held, self._queued.popleft())
         while self._held:
             self._write_release(_OK if is_known or self._held[0][0] <= self.known_complete else _UNSEEN)
-
-
-class TracedEventEngine(Traced, EventEngine):
-    """The `event` engine, with a trace."""
-
-
-class TracedTimelineEngine(Traced, TimelineEngine):
-    """The `timeline` engine, with a trace."""
-
-
-_TRACED: dict[str, type[TracedEventEngine | TracedTimelineEngine]] = {
-    "event": TracedEventEngine,
-    "timeline": TracedTimelineEngine,
-}
 
 
 class Releases:

@@ -73,7 +73,7 @@ class Pending:
             if self._recorded:
                 self._engine.await_recorded(self._generation, deadline_of(seconds), seconds)
             else:
-                self._engine.await_complete(self._generation, seconds, patience_s=seconds)
+                self._engine.await_complete(self._generation, seconds)
         except DriverError:
             time.sleep(seconds)  # the next look may succeed
         except IpcSyncError:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ipcsync._engines import Engine
-    from ipcsync._engines.queued_wait import Wait
+    from ipcsync._engines.compiled import Wait
 
 
 # Attributes of torch.cuda.Event that its users try first.

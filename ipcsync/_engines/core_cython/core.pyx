@@ -1,28 +1,46 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-# cython: freethreading_compatible=True, binding=False
-"""The compiled core: the base classes of engines, points and events, and the shortcuts of record, wait, query and synchronize.
+# cython: language_level=3, cdivision=True, embedsignature=True, freethreading_compatible=True, binding=False
+"""The compiled core: every record, wait, query and synchronize, from its first check to its wake.
 
-A shortcut takes the steps of the Python engine, in its order and over the same words and attributes; or it changes
-nothing and says "not me", and the Python engine begins anew. So it leaves all that is rare to that one: errors, full
-rings, captures, default streams, other kernels, interrupted records. Only if the driver refuses what the stream may have
-all the same does it raise the driver's error itself: begun anew, a record would take a second number. Each access to a word of the board, each lock,
-wake, sleep and driver call goes through a function that first looks at `hook`, which is null but in tests.
+No Python code runs between the steps of a call that must not be torn, so an exception (of a signal's handler, for
+instance) comes before or after it, never within. What is rare and tears nothing is asked of Python: errors and their
+texts, whether a process lives that the kernel does not mark, the first opening of a handle. Each access to a word of the
+board, each lock, wake, sleep and driver call goes through a function that first looks at `hook`, which is null but in
+tests: there the order of the steps is held against the models in tests/faults.
 
 One extension of these parts, in this order, each of which needs only those before it.
 """
 
-INTERFACE = 15  # as in `compiled`
+import logging
+import weakref
 
-include "words.pxi"    # the board's words
-include "steps.pxi"    # the names of the steps, and the hook
-include "driver.pxi"   # the driver's functions
-include "parking.pxi"  # waits of the host
-include "locks.pxi"    # the locks
-include "session.pxi"  # whether a session can be used
-include "streams.pxi"  # anybody's stream
-include "slot.pxi"     # an engine's state, and each step taken on it
-include "queries.pxi"  # query and synchronize
-include "waits.pxi"    # wait
-include "chains.pxi"   # what a record stands behind
-include "records.pxi"  # record
-include "users.pxi"    # what users hold
+cimport cython
+from cpython.object cimport PyObject
+
+from ipcsync._deadline import deadline_of
+from ipcsync._engines.loss import Loss
+from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError
+
+INTERFACE = 16  # as in `compiled`
+
+log = logging.getLogger("ipcsync")
+
+cdef enum:
+    NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+    WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
+
+include "words.pxi"         # the board's words
+include "steps.pxi"         # the names of the steps, and the hook
+include "driver.pxi"        # the driver's functions
+include "parking.pxi"       # waits of the host
+include "locks.pxi"         # the locks
+include "session.pxi"       # whether sessions live, and this one can be used
+include "dependencies.pxi"  # what a slot's generations stand behind, on the board
+include "streams.pxi"       # anybody's stream
+include "table.pxi"         # the waits that this process has queued
+include "slot.pxi"          # one use of a slot
+include "chain.pxi"         # what its records stand behind, in the recorder's process
+include "query.pxi"         # query and synchronize
+include "wait.pxi"          # wait
+include "record.pxi"        # record
+include "release.pxi"       # the end of a use
+include "users.pxi"         # what users hold

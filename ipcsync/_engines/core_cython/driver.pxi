@@ -1,6 +1,6 @@
 # The driver's functions, as the binding chose them: taken from its capsules, by name and signature.
 
-from libc.stdint cimport uint64_t, uintptr_t
+
 
 cdef extern from "Python.h":
     void *PyCapsule_GetPointer(object capsule, const char *name) except NULL
@@ -12,9 +12,13 @@ ctypedef int (*CallWait)(Handle, Handle, unsigned int) noexcept nogil
 ctypedef int (*CallStatus)(Handle, int *) noexcept nogil
 ctypedef int (*CallId)(Handle, unsigned long long *) noexcept nogil
 ctypedef int (*CallMode)(int *) noexcept nogil
+ctypedef int (*CallCreate)(Handle *, unsigned int) noexcept nogil
+ctypedef int (*CallFlags)(Handle, unsigned int *) noexcept nogil
 ctypedef int (*CallValue)(Handle, unsigned long long, uint64_t, unsigned int) noexcept nogil
 cdef Call2 cuEventRecord
-cdef Call1 cuEventQuery
+cdef Call1 cuEventQuery, cuEventDestroy
+cdef CallCreate cuEventCreate
+cdef CallFlags cuStreamGetFlags
 cdef CallWait cuStreamWaitEvent
 cdef CallStatus cuStreamIsCapturing
 cdef CallId cuStreamGetId
@@ -25,6 +29,9 @@ cdef bint is_bound = False
 FUNCTIONS = {
     "cuEventRecord": b"CUresult (CUevent, CUstream)",
     "cuEventQuery": b"CUresult (CUevent)",
+    "cuEventCreate": b"CUresult (CUevent *, unsigned int)",
+    "cuEventDestroy": b"CUresult (CUevent)",
+    "cuStreamGetFlags": b"CUresult (CUstream, unsigned int *)",
     "cuStreamWaitEvent": b"CUresult (CUstream, CUevent, unsigned int)",
     "cuStreamIsCapturing": b"CUresult (CUstream, CUstreamCaptureStatus *)",
     "cuStreamGetId": b"CUresult (CUstream, unsigned PY_LONG_LONG *)",
@@ -38,14 +45,18 @@ FUNCTIONS = {
 
 
 def bind_functions(dict addresses):
-    """Have the shortcuts call the C functions at these addresses; an empty dict: there are none, and no shortcuts."""
+    """Have the core call the C functions at these addresses; an empty dict: there are none, and no calls."""
     global cuEventRecord, cuEventQuery, cuStreamWaitEvent, cuStreamIsCapturing, cuStreamGetId, is_bound
     global cuThreadExchangeStreamCaptureMode, cuStreamWriteValue64, cuStreamWaitValue64
+    global cuEventCreate, cuEventDestroy, cuStreamGetFlags
     is_bound = False
     if not addresses:
         return
     cuEventRecord = <Call2><uintptr_t>addresses["cuEventRecord"]
     cuEventQuery = <Call1><uintptr_t>addresses["cuEventQuery"]
+    cuEventCreate = <CallCreate><uintptr_t>addresses["cuEventCreate"]
+    cuEventDestroy = <Call1><uintptr_t>addresses["cuEventDestroy"]
+    cuStreamGetFlags = <CallFlags><uintptr_t>addresses["cuStreamGetFlags"]
     cuStreamWaitEvent = <CallWait><uintptr_t>addresses["cuStreamWaitEvent"]
     cuStreamIsCapturing = <CallStatus><uintptr_t>addresses["cuStreamIsCapturing"]
     cuStreamGetId = <CallId><uintptr_t>addresses["cuStreamGetId"]

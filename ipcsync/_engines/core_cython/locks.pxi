@@ -1,17 +1,19 @@
-# The lock that shortcuts share with the Python engine.
+# Locks. No section under one runs Python code that is not this package's, and each taker sleeps a slice at most.
 
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
+    int PyGC_Disable()
+    int PyGC_Enable()
 
 cdef enum:
     SLICE_NS = 50000000
-    LONGEST_NS = 200000000  # for which a shortcut sleeps, in slices, before the Python engine goes on
+    LONGEST_NS = 200000000  # for which a wait sleeps, in slices, before it takes the GIL for Python's signals
 
 
 cdef class Lock:
-    """As `_thread.RLock`; a shortcut takes it without the GIL, and only if no thread has it."""
+    """A lock over a futex, which is taken without the GIL. For Python it is one like `_thread.RLock`."""
 
     cdef uint32_t word  # 0: free, 1: held, 2: held, and somebody sleeps
     cdef uint64_t owner
@@ -24,35 +26,54 @@ cdef class Lock:
         self.depth = 1
         return True
 
+    cdef inline bint mine(self) noexcept nogil:
+        return self.owner == ipcsync_thread()
+
+    cdef bint take_within(self, int64_t ns) noexcept nogil:
+        """Take it; False if another thread has it for `ns`."""
+        cdef int64_t now = ipcsync_now()
+        cdef int64_t until = now + ns
+        if self.take():
+            return True
+        while ipcsync_exchange(&self.word, 2) != 0:
+            now = ipcsync_now()
+            if now >= until:
+                return False
+            ipcsync_futex_wait(&self.word, True, 2, until - now)
+        self.owner = ipcsync_thread()
+        self.depth = 1
+        return True
+
     cdef inline void give(self) noexcept nogil:
         self.depth = 0
         self.owner = 0
         if ipcsync_exchange(&self.word, 0) == 2:
             ipcsync_futex_wake(&self.word, True, 1)
 
-    def acquire(self, bint blocking=True, double timeout=-1):
-        if self.owner == ipcsync_thread():
-            self.depth += 1
-            return True
-        if self.take():
-            return True
-        if not blocking:
-            return False
-        cdef int64_t deadline = INT64_MAX if timeout < 0 or timeout > 1e9 else ipcsync_now() + <int64_t>(timeout * 1e9)
-        cdef int64_t now
-        while ipcsync_exchange(&self.word, 2) != 0:
-            now = ipcsync_now()
-            if now >= deadline:
+    cdef bint await_turn(self, int64_t deadline) except -1:
+        """Take it, with Python's signals handled between slices; False once `deadline` is over."""
+        cdef int64_t left
+        cdef bint taken = self.take()
+        while not taken:
+            left = deadline - ipcsync_now()
+            if left <= 0:
                 return False
             with nogil:
-                ipcsync_futex_wait(&self.word, True, 2, min(deadline - now, <int64_t>SLICE_NS))
-            PyErr_CheckSignals()
-        self.owner = ipcsync_thread()
-        self.depth = 1
+                taken = self.take_within(min(left, <int64_t>SLICE_NS))
+            if not taken:
+                PyErr_CheckSignals()
         return True
 
+    def acquire(self, bint blocking=True, double timeout=-1):
+        if self.mine():
+            self.depth += 1
+            return True
+        if not blocking:
+            return self.take()
+        return self.await_turn(INT64_MAX if timeout < 0 or timeout > 1e9 else ipcsync_now() + <int64_t>(timeout * 1e9))
+
     def release(self):
-        if self.owner != ipcsync_thread():
+        if not self.mine():
             raise RuntimeError("cannot release un-acquired lock")
         if self.depth > 1:
             self.depth -= 1
@@ -60,10 +81,27 @@ cdef class Lock:
             self.give()
 
     def is_mine(self):
-        return self.owner == ipcsync_thread()
+        return self.mine()
 
     def __enter__(self):
         return self.acquire()
 
     def __exit__(self, kind, error, traceback):
         self.release()
+
+
+cdef inline bint begin(Lock lock) except -1:
+    """Begin a section of this process's objects: with the lock, and without the collector; what `end` is to be given.
+
+    No section waits for anything, so neither does this for long. Up to Python 3.11 a collection may begin wherever an
+    object is made, and finalizers with it, which may call anything.
+    """
+    if not lock.take():
+        lock.await_turn(INT64_MAX)
+    return PyGC_Disable()
+
+
+cdef inline void end(Lock lock, bint collects) noexcept:
+    if collects:
+        PyGC_Enable()
+    lock.give()

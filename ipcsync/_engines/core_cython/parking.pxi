@@ -1,6 +1,6 @@
 # How the host waits for GPU work: `parking.h`, for Python.
 
-from libc.stdint cimport int64_t, uint64_t, uintptr_t
+
 
 cdef extern from "parking.h" nogil:
     const int64_t LOOK_LATEST_NS

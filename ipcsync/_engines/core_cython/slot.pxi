@@ -1,425 +1,633 @@
-# One slot as an engine has it: its state, and each step that is taken on it.
+# One use of a slot: its words, what this process knows of it, and what it has in the driver.
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
 
 cdef enum:
     RECENT = 8
-    MOST_BITS = 64  # words: a board for 4096 sessions
     NOT_READY = 600
+    MANY_MARKERS = 16
+
+cdef enum Look:  # the looks that raise nothing
+    PENDING = 0
+    COMPLETE = 1
+    WAS_CLOSED = -1
+    WAS_LOST = -2
 
 
-cdef struct Marker:
+cdef struct Marker:  # an event of this process on a stream, recorded behind the last work that this use queued there
     uint64_t stream
     Handle event
+    Handle handle  # of the stream, if the driver refused the marker or what is before it: then it may not be behind all
+    int ordinal
 
 
-cdef struct Refusal:  # the driver's errors from calls of which the stream may have work all the same; 0: none
-    int write
-    int record
+cdef class Slot:
+    """One attachment's use of one slot. Thread-safe: `calls` is held across a driver's call that queues work, `state`
+    never across one that may block.
 
+    A generation counts as complete here only in these cases: this process saw it complete before; the board's
+    `completed` reached it while the slot was not broken; the driver called it complete, and the recorder and the
+    coordinator were found alive *afterwards*; the slot is broken, and the watermark that the coordinator took at the
+    break covers it. What the records stand behind must be good too.
 
-cdef inline bint is_refused(const Refusal *refusal) noexcept nogil:
-    return refusal.write != 0 or refusal.record != 0
+    The methods that it does not have are in Python, `ipcsync._engines.engine`: errors, texts, and what is asked for once.
+    """
 
+    cdef public object name, node, kind, origin, board, line, guard
+    cdef public int slot, ordinal, depth
+    cdef public uint64_t incarnation, base
+    cdef public bint is_recorder, is_closed, is_traced
+    cdef bint stands_behind_all
+    cdef readonly bint is_timeline
+    cdef public Behind behind
+    cdef public Chain chain
+    cdef public object earlier  # the use whose chain that is, if not this one's
+    cdef public bint is_unused  # nothing of it is in use any more: its imports are being destroyed
+    cdef public bint is_released
 
-cdef class State:
-    """The attributes of an engine, which are its own: no state is held twice. And the steps, one function for each."""
+    cdef Lock calls, state
+    cdef Sessions sessions
+    cdef SessionCheck session
+    cdef const uint8_t *fork_mark
+    cdef uint64_t own  # the line of this session
+    cdef uint64_t *place  # of the slot's line
+    cdef uint8_t *hazards
+    cdef patience patience
+    cdef uint64_t peer  # the recorder that Python has seen
+    cdef int64_t nobody_since
 
     cdef int64_t complete
     cdef public int64_t _lost_from, _recorded, _begun, _completed
     cdef public int64_t _room  # up to this generation a record has nothing to wait for
-    cdef public uint64_t incarnation, base, _address
-    cdef public bint is_closed, is_recorder, _is_interrupted
-    cdef public uint64_t _unmarked, _unmarked_id  # of a stream that may have work of a refused record, and no marker behind it
-    cdef public int depth
-    cdef public int _sleepers  # shortcuts that sleep on an import of this use, which may not be destroyed meanwhile
-    cdef patience patience
-    cdef public object _lock, _record_lock
-    cdef Lock lock, record_lock
-    cdef uint64_t _stream
-    cdef uint64_t recent[RECENT]
+    cdef int sleepers  # threads within a question or a wait of the driver for an import of this use
+    cdef uint64_t stream  # that was recorded on last
+    cdef uint64_t recent[RECENT]  # streams that were recorded on: they are of its device
     cdef int next_recent
-    cdef SessionCheck session
-    cdef public bint has_chain  # whether anything recorded here stands behind something not settled, or lost
     cdef ipcsync_pair lists[RECENT]  # streams, and the numbers of their lists of waits, which never change
-    cdef uint64_t last_list
-    cdef dict waits
-    cdef list changed
-    cdef Lock table_lock
-    cdef object drop, make_wait, chain, make_entry
-    cdef bint behind_all
-    cdef uint64_t *place  # of the slot's line
-    cdef uint64_t *bits
-    cdef int bit_words
-    cdef uint8_t *visits
-    cdef bint has_visits
+    cdef int next_list
+
     cdef Handle *ring
-    cdef Marker markers[MANY_MARKERS]
-    cdef bint is_timeline
+    cdef Marker *markers
+    cdef readonly int marker_count
+    cdef int marker_room
+    cdef public uint64_t _address  # of the timeline's word, for the process's devices
+    cdef public unsigned int _flags  # of the waits for it
+
+    def __init__(self, board, guard, attachment, int ordinal, fork_mark):
+        origin = attachment.origin
+        self.name, self.kind = attachment.name, attachment.engine
+        self.is_timeline = attachment.engine == "timeline"
+        self.slot, self.incarnation, self.base = attachment.slot, attachment.incarnation, attachment.base
+        self.depth, self.is_recorder = attachment.depth, attachment.recorder
+        self.node = "" if origin is None else origin.node
+        self.origin = (
+            (board.epoch, self.slot, attachment.incarnation)
+            if origin is None
+            else (origin.epoch, origin.slot, origin.incarnation)
+        )
+        self.board, self.guard, self.ordinal = board, guard, ordinal
+        self.line = board.slot(attachment.slot)
+        self.place = <uint64_t *><uintptr_t>self.line.address
+        self.hazards = <uint8_t *><uintptr_t>self.line.visits_address
+        self.sessions = Sessions(board)
+        check = getattr(guard, "session_check", None)
+        self.session = check if isinstance(check, SessionCheck) else None
+        self.own = guard.line_index
+        self.stands_behind_all = guard.stands_behind_all
+        self.fork_mark = <const uint8_t *><uintptr_t>fork_mark.address
+        self.calls, self.state = Lock(), Lock()
+        self.behind = Behind(board, self.line, self.base)
+        self.chain = Chain(self)
+        self.patience.look = LOOK_LATEST_NS
+        self._lost_from = FOREVER
+        self._flags = WAIT_GEQ
+        if self.is_recorder:  # an earlier use of the same event included
+            self._recorded = self._begun = max(self.last(), 0)
+        self._completed = min(max(<int64_t>(ipcsync_load(self.place + COMPLETED) - self.base), 0), self._recorded)
+        self.ring = <Handle *>calloc(max(self.depth, 1), sizeof(Handle))
+        if self.ring == NULL:
+            raise MemoryError
+        self.raise_room()
 
     def __dealloc__(self):
         free(self.ring)
+        free(self.markers)
 
-    def shorten(self, session, bint is_timeline, links):
-        """Begin to take shortcuts, with `compiled.Links`, if the driver's functions are bound. Until then, each call is the Python engine's."""
-        if is_bound and isinstance(session, SessionCheck):
-            line = getattr(self, "line")
-            self.ring = <Handle *>calloc(self.depth, sizeof(Handle))
-            self.place = <uint64_t *><uintptr_t>line.address
-            self.bits = <uint64_t *><uintptr_t>line.bits_address
-            self.bit_words = line.bits_length
-            self.visits = <uint8_t *><uintptr_t>line.visits_address
-            self.lock, self.record_lock = self._lock, self._record_lock
-            self.is_timeline = is_timeline
-            self.waits, self.changed = links.waits, links.changed
-            self.table_lock, self.drop = links.lock, links.drop
-            self.make_wait, self.make_entry = links.make_wait, links.make_entry
-            self.chain, self.behind_all = links.chain, links.behind_all
-            self.patience.look = LOOK_LATEST_NS
-            self.session = session if self.ring != NULL else None
-
-    @property
-    def _last_stream(self):
-        return self._stream
-
-    @_last_stream.setter
-    def _last_stream(self, uint64_t stream):
-        self._stream = self.recent[self.next_recent] = stream
-        self.next_recent = (self.next_recent + 1) % RECENT
-
-    @property
-    def known_complete(self):
-        return self.known()
-
-    @property
-    def _last_key(self):
-        cdef uint64_t stream = 0
-        cdef int64_t key = 0
-        self.newest_list(&stream, &key)
-        return stream, key
-
-    @_last_key.setter
-    def _last_key(self, value):
-        """With the lock; the rest may be read meanwhile, without it."""
-        cdef uint64_t stream, last = self.last_list
-        cdef int64_t key, known
-        cdef uint64_t index
-        stream, key = value
-        for index in range(RECENT):
-            if self.is_list_of(index, stream, &known):
-                break
-        else:
-            index = (last + 1) % RECENT
-            ipcsync_put_pair(&self.lists[index], stream, <uint64_t>key)
-        ipcsync_store(&self.last_list, index)
-
-    def _note_visits(self, bint found):
-        """Remember whether the recorder's last look at the visits found any: then the Python engine looks next too."""
-        self.has_visits = found
-
-    def _keep_event(self, int index, address):
-        """Remember the CUevent of the ring at `index`."""
-        if self.session is not None:
-            self.ring[index] = <Handle><uintptr_t>int(address)
-
-    def keep_marker(self, uint64_t stream, address):
-        """Know the event that is recorded behind the waits on a stream; 0: it is about to be destroyed."""
-        cdef int index
-        cdef Handle event
-        if self.session is None:
-            return
-        event = <Handle><uintptr_t>int(address)
-        for index in range(MANY_MARKERS):
-            if self.markers[index].event != NULL and self.markers[index].stream == stream:
-                self.markers[index].event = event
-                return
-        for index in range(MANY_MARKERS):
-            if self.markers[index].event == NULL:
-                self.markers[index].stream = stream
-                self.markers[index].event = event
-                return
-
-    def _await_work(self, event, uintptr_t word, uint64_t wanted, int64_t until, uintptr_t nudge):
-        """Sleep until `event` is complete, the 64-bit word at that address has reached `wanted`, or `until` in ns.
-
-        Without an event (0) it waits for the word only. `nudge` is the address of the recorder's nudge, which is woken
-        if the wait takes long. None if there are no shortcuts; else the caller looks again.
-        """
-        cdef Handle handle
-        if self.session is None:
-            return None
-        handle = <Handle><uintptr_t>int(event)
-        with nogil:
-            await_work(handle, <const uint64_t *>word, wanted, until, <const void *>nudge, &self.patience)
-        PyErr_CheckSignals()
-        return True
-
-    def _knows_complete(self, int64_t generation):
-        return generation <= self.known()
-
-    def _note_complete(self, int64_t generation):
-        """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
-        ipcsync_raise_to(&self.complete, generation)
-
-    cdef inline int64_t known(self) noexcept nogil:
-        return <int64_t>ipcsync_load(<const uint64_t *>&self.complete)
+    # --- words of the board -------------------------------------------------------------------------------------------
 
     cdef inline uint64_t load(self, Step name, int word) noexcept nogil:
         step(name)
         return ipcsync_load(self.place + word)
 
+    cdef inline int64_t last(self) noexcept nogil:
+        """The last generation recorded, by whichever session; below 0 before the use's first word."""
+        return <int64_t>(self.load(LOAD_RECORDED, RECORDED) - self.base)
+
     cdef inline bint is_open(self) noexcept nogil:
         return self.load(LOAD_STATE, STATE) == OPEN
 
-    cdef inline bint stands(self, int64_t generation) noexcept nogil:
-        """Whether the generation stands behind something unsettled."""
-        cdef int64_t first = <int64_t>(self.load(LOAD_BEHIND, BEHIND) - self.base)
-        return 0 < first <= generation
-
-    cdef inline bint is_lost(self, int64_t generation) noexcept nogil:
-        cdef int64_t first = <int64_t>(self.load(LOAD_LOST, LOST) - self.base)
-        return 0 < first <= generation
-
-    cdef bint bits_are_good(self, uint64_t own, uint64_t *more) noexcept nogil:
-        """Whether the line `own` is not among the slot's bits, and every session that they name lives.
-
-        If so, they are added to `more`, unless that is null.
-        """
-        cdef uint64_t as_of = self.load(LOAD_AS_OF, AS_OF)
-        cdef uint64_t bits[MOST_BITS]
-        cdef uint64_t index, rest
-        cdef int word
-        if self.bit_words > MOST_BITS:
-            return False
-        step(LOAD_BITS)
-        for word in range(self.bit_words):
-            bits[word] = ipcsync_load(self.bits + word)
-        for word in range(self.bit_words):
-            rest = bits[word]
-            while rest:
-                index = <uint64_t>word * 64 + ipcsync_lowest(rest)
-                if index == own or not self.session.session_is_good(index, as_of):
-                    return False
-                rest &= rest - 1
-        if more != NULL:
-            for word in range(self.bit_words):
-                more[word] |= bits[word]
-        return True
-
-    cdef inline bint is_clear(self, int64_t generation) noexcept nogil:
-        """Whether all is well with what the generation stands behind; False: for the Python engine to judge."""
-        if not self.stands(generation):
-            return True
-        return not self.is_recorder and self.bits_are_good(self.load(LOAD_RECORDER, RECORDER) & 0xFFFF, NULL)
-
-    cdef inline bint goes_on(self, int64_t generation) noexcept nogil:
-        """Whether a wait for a generation that is not complete may go on; False: not me."""
-        return self.is_open() and not self.closed() and self.is_clear(generation)
+    cdef inline bint is_broken(self) noexcept nogil:
+        return self.load(LOAD_STATE, STATE) == BROKEN
 
     cdef inline bint closed(self) noexcept nogil:
+        """Whether this use was closed here.
+
+        Asked *after* words of the board were read, it also proves that they were this use's: the slot is reused only
+        once this process has closed and released it.
+        """
         step(OWN_CLOSED)
         return self.is_closed
 
-    cdef inline bint take(self) noexcept nogil:
-        if MISTAKE == 5:
+    cdef inline int64_t known(self) noexcept nogil:
+        return <int64_t>ipcsync_load(<const uint64_t *>&self.complete)
+
+    cdef inline void note(self, int64_t generation) noexcept nogil:
+        """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
+        ipcsync_raise_to(&self.complete, generation)
+
+    cdef int64_t board_completed(self) noexcept nogil:
+        """Up to where the board says that all is complete."""
+        cdef uint64_t count = self.load(LOAD_COMPLETED, COMPLETED)  # before the state, which shows that it was released
+        cdef int64_t first, done
+        if self.is_broken() or count == INT64_MAX:
+            count = self.load(LOAD_WATERMARK, WATERMARK)
+        done = <int64_t>(count - self.base)
+        if not self.is_timeline:
+            return done
+        # The GPU writes the word also if a wait before it was lost, so what it stands behind is looked at.
+        first = self.behind.first_unsettled()
+        if first == 0 or done < first:
+            return done
+        if not self.is_broken() and not self.is_clear(done):
+            return first - 1
+        # An event may break between any two of these looks: then its watermark says what counts, and not its word.
+        return <int64_t>(self.load(LOAD_WATERMARK, WATERMARK) - self.base) if self.is_broken() else done
+
+    cdef bint is_clear(self, int64_t generation) noexcept nogil:
+        """Whether all is well with what `generation` stands behind; else its recorder is asked to judge."""
+        cdef uint64_t recorder
+        if not self.behind.has(generation):
             return True
-        step(LOCK)
-        return self.lock.take()
+        recorder = self.load(LOAD_RECORDER, RECORDER)
+        if self.behind.clear(recorder):
+            return True
+        self.behind.ask(recorder)
+        return False
 
-    cdef inline void give(self) noexcept nogil:
-        if MISTAKE == 5:
-            return
-        step(UNLOCK)
-        self.lock.give()
+    cdef int look(self, int64_t generation) noexcept nogil:
+        """By the board and this process's memory: COMPLETE, PENDING, or why that is not known any more."""
+        cdef int64_t done
+        cdef bint is_lost
+        if generation <= self.known():
+            return COMPLETE
+        if generation >= self._lost_from:
+            return WAS_LOST
+        done = self.board_completed()
+        if done < generation:
+            is_lost = self.behind.loses(generation)
+            if self.closed():
+                return WAS_CLOSED
+            return WAS_LOST if is_lost else PENDING
+        # A recorder that died between its driver's call and the store has published nothing, complete or not.
+        done = min(done, self.last(), self._lost_from - 1)
+        if self.closed():
+            return WAS_CLOSED
+        if generation > done:
+            return PENDING
+        self.note(done)
+        return COMPLETE
 
-    cdef inline bint good(self) noexcept nogil:
-        return self.session.is_good() and not self.closed() and self.load(LOAD_INCARNATION, INCARNATION) == self.incarnation
+    cdef inline bint is_on_board(self, int64_t generation) noexcept nogil:
+        return generation <= min(self.board_completed(), self.last(), self._lost_from - 1)
+
+    # --- room in the ring ---------------------------------------------------------------------------------------------
+
+    cdef bint is_announced(self) noexcept nogil:
+        """Whether another process may be about to queue a wait on a CUDA event that is about to be recorded again."""
+        cdef const uint64_t *words = <const uint64_t *>self.hazards
+        cdef uint64_t word
+        step(FENCE)
+        ipcsync_fence()  # behind the store of `completed`: who announces later sees that
+        if self.load(LOAD_VISITED, VISITED) == 0:
+            return False
+        step(LOAD_VISITS)
+        for word in range((self.sessions.sessions + 7) // 8):
+            if ipcsync_has_odd(ipcsync_load(words + word)):
+                return True
+        return False
+
+    cdef inline void raise_room(self) noexcept nogil:
+        """Let records go on behind what is complete, unless somebody may be about to queue a wait for that."""
+        if self._room < self._completed + self.depth and (MISTAKE == 16 or not self.is_announced()):
+            self._room = self._completed + self.depth
+
+    # --- looks that raise ---------------------------------------------------------------------------------------------
+
+    cdef inline bint is_complete(self, int64_t generation) except -1 nogil:
+        """Whether the board, or this process's memory, says that `generation` is complete. Raises for a lost one."""
+        cdef int found = self.look(generation)
+        if found < 0:
+            with gil:
+                self._raise_for(found, generation)
+        return found == COMPLETE
+
+    def _raise_for(self, int found, int64_t generation):
+        """The error of a look."""
+        if found == WAS_CLOSED:
+            self.raise_closed()
+        self.raise_lost(generation)
+
+    cdef inline bint check_open(self) except -1 nogil:
+        if self.closed():
+            with gil:
+                self.raise_closed()
+        return True
+
+    cdef bint check_use(self) except -1:
+        """Raise if this use is over: by a fork, the session, the coordinator, a close, or a later use of the slot."""
+        if self.session is None:
+            self.guard.check()
+        elif not self.session.is_good():
+            self.session.slowly()
+        if self.closed():
+            self.raise_closed()
+        if self.load(LOAD_INCARNATION, INCARNATION) != self.incarnation:
+            self.raise_gone()
+        return True
+
+    cdef bint is_orphaned(self) except -1 nogil:
+        """Whether the coordinator has died or stopped: then a driver may say anything about its CUDA events.
+
+        The kernel marks the header before it tears down a dying process's exports.
+        """
+        if self.sessions.coordinator_is_good():
+            return False
+        with gil:
+            return not self.guard.coordinator_is_alive()
+
+    cdef bint check_coordinator(self) except -1 nogil:
+        """Raise CoordinatorLost if the coordinator is lost; called after a driver's answer about its events."""
+        if self.is_orphaned():
+            with gil:
+                self.guard.check_liveness()
+                if self.closed():  # a closed client does not watch its coordinator any more
+                    self.raise_closed()
+        return True
+
+    cdef bint recorder_lives(self) except -1 nogil:
+        """Whether the recorder's process lives; True while there is no recorder."""
+        cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)
+        if serial == 0:
+            self.note_nobody()
+            return True
+        if self.is_recorder:
+            return True
+        if serial == self.peer and self.sessions.lives(serial):
+            return True
+        with gil:  # at first too, for the error of a later loss: its line may be another session's by then
+            self.peer = serial
+            return self.peer_is_alive(serial)
+
+    cdef void note_nobody(self) noexcept nogil:
+        """Have Python log, once, that waits of this process have lasted for a while, and nobody is there to record."""
+        cdef int64_t now = ipcsync_now()
+        if self.nobody_since == 0:
+            self.nobody_since = now
+        elif now - self.nobody_since > NOBODY_NS:
+            self.nobody_since = INT64_MAX
+            with gil:
+                self.log_nobody()
+
+    cdef bint check_alive(self, int64_t generation) except -1 nogil:
+        """Check this session, the coordinator and the recorder; called in every slice of a wait."""
+        if self.session is None or not self.session.is_good() or not self.sessions.coordinator_is_good():
+            with gil:
+                self.guard.check_liveness()
+        if self.closed() or self.load(LOAD_INCARNATION, INCARNATION) != self.incarnation:
+            with gil:
+                self.check_use()
+        return self.check_recorder(generation)
+
+    cdef bint check_recorder(self, int64_t generation) except -1 nogil:
+        """Raise RecorderLost if the recorder is dead, and `generation` not known complete."""
+        cdef bint lives = self.recorder_lives()
+        self.check_open()
+        if not lives:
+            self.check_good(generation)
+        return True
+
+    cdef bint check_good(self, int64_t generation) except -1 nogil:
+        """Raise RecorderLost unless the board says that `generation` is complete; the recorder is dead."""
+        if not self.is_complete(generation):
+            with gil:
+                self.raise_lost(generation)
+        return True
+
+    cdef bint check_finished(self, int64_t generation) except -1 nogil:
+        """Raise RecorderLost if `generation` is not complete and never will be: broken, or closed before it."""
+        cdef uint64_t state = self.load(LOAD_STATE, STATE)
+        self.check_open()
+        if state == OPEN:
+            self.is_clear(generation)  # asks the recorder: a stuck stream must not hide a loss
+            return True
+        if not self.is_complete(generation) and (state == BROKEN or generation > self.last()):
+            with gil:
+                self.raise_lost(generation)
+        return True
+
+    # --- imports, the word, markers -----------------------------------------------------------------------------------
 
     cdef inline Handle event(self, int64_t generation) noexcept nogil:
         return self.ring[(generation - 1) % self.depth]
 
-    cdef inline bint is_usable(self, Handle stream) noexcept nogil:
-        cdef int status = 0
-        step(CAPTURING)
-        return <uintptr_t>stream > 2 and cuStreamIsCapturing(stream, &status) == 0 and status == 0
+    cdef inline bint has_import(self, int64_t generation) noexcept nogil:
+        """Whether what a driver's call for `generation` needs is there."""
+        return self._address != 0 if self.is_timeline else self.event(generation) != NULL
 
-    cdef inline int done(self, int64_t generation) noexcept nogil:
-        """The driver's answer, in relaxed capture mode: 0 if complete."""
-        cdef int mode = 2
-        cdef int result
-        step(EVENT_QUERY)
-        if self.event(generation) == NULL or cuThreadExchangeStreamCaptureMode(&mode) != 0:
-            return -1
-        result = cuEventQuery(self.event(generation))
-        cuThreadExchangeStreamCaptureMode(&mode)
-        return result
+    cdef bint open_import(self, int64_t generation, double patience_s) except -1:
+        """Open it; False if another thread opens one, and has not done so after `patience_s` (below 0: is waited for)."""
+        cdef int index = (generation - 1) % self.depth
+        cdef bint is_unused
+        if self.has_import(generation):
+            return True
+        if self.is_timeline:
+            self._address = self.open_word()
+            return True
+        event = self.open_event(index, None if patience_s < 0 else patience_s)
+        if event is None:
+            return False
+        if patience_s == 0:  # within a judgement, which has the lock of another use
+            if not self.state.take():
+                return False  # the import stays open, for the next call
+        else:
+            self.enter_state()
+        is_unused = self.is_unused
+        if not is_unused:
+            self.ring[index] = <Handle><uintptr_t>int(event)
+        self.state.give()
+        if is_unused:
+            self.close_event(index)
+            self.raise_closed()
+        return True
 
-    cdef inline Handle marker(self, uint64_t stream) noexcept nogil:
+    cdef bint enter_calls(self, int64_t deadline) except -1:
+        """Take the turn of calls that queue work; False once `deadline` is over."""
+        step(LOCK)
+        if self.calls.take():
+            return True
+        if self.calls.mine():
+            self.raise_reentered()
+        return self.calls.await_turn(deadline)
+
+    cdef bint enter_state(self) except -1:
+        if not self.state.take():
+            if self.state.mine():
+                self.raise_reentered()
+            self.state.await_turn(INT64_MAX)
+        return True
+
+    cdef bint try_state(self) noexcept nogil:
+        """As `enter_state`; False on a thread that has it, or if another one has it for very long."""
+        return self.state.take() or (not self.state.mine() and self.state.take_within(LONGEST_NS))
+
+    cdef inline Marker *marker(self, uint64_t stream) noexcept nogil:
+        """The stream's marker; null if it has none, or if that was found complete."""
         cdef int index
-        for index in range(MANY_MARKERS):
-            if self.markers[index].stream == stream and self.markers[index].event != NULL:
-                return self.markers[index].event
+        for index in range(self.marker_count):
+            if self.markers[index].stream == stream:
+                return &self.markers[index]
         return NULL
 
-    cdef inline int queue(self, Handle stream, int64_t generation) noexcept nogil:
-        if self.is_timeline:
-            step(WAIT_VALUE)
-            return cuStreamWaitValue64(stream, self._address, self.base + generation, 0)
-        step(STREAM_WAIT)
-        return cuStreamWaitEvent(stream, self.event(generation), 0)
+    cdef bint make_marker(self, uint64_t stream, int ordinal) except -1:
+        """Have a marker for the stream. Called with the turn."""
+        cdef Handle event
+        cdef Marker *grown
+        if self.marker(stream) != NULL:
+            return True
+        event = <Handle><uintptr_t>int(self.create_event(ordinal))
+        self.enter_state()
+        if self.marker_count >= MANY_MARKERS:
+            self.drop_markers(False)  # a program may make a stream for each piece of work
+        if self.marker_count == self.marker_room:
+            grown = <Marker *>realloc(self.markers, (self.marker_room + MANY_MARKERS) * sizeof(Marker))
+            if grown == NULL:
+                self.state.give()
+                cuEventDestroy(event)
+                raise MemoryError
+            self.markers = grown
+            self.marker_room += MANY_MARKERS
+        self.markers[self.marker_count] = Marker(stream, event, NULL, ordinal)
+        self.marker_count += 1
+        self.state.give()
+        return True
 
-    cdef int raise_refused(self, const Refusal *refusal) except -1:
-        """Raise the driver's error here, as the Python engine does: a second attempt would have another number."""
-        if refusal.write != 0:
-            self._raise_refused(refusal.write, "cuStreamWriteValue64")
-        else:
-            self._raise_refused(refusal.record, "cuEventRecord")
-        return 0
+    cdef inline int mark(self, Handle handle, uint64_t stream) noexcept nogil:
+        """Record the stream's marker behind the work just queued; the driver's result."""
+        cdef Marker *marker = self.marker(stream)
+        cdef int result
+        step(MARK)
+        result = cuEventRecord(marker.event, handle)
+        marker.handle = NULL if result == 0 else handle
+        return result
 
-    cdef inline void leave_unmarked(self, Handle stream, uint64_t stream_id) noexcept nogil:
-        """With the lock: the stream may have work of this use that no marker is behind."""
-        self._unmarked = <uint64_t><uintptr_t>stream
-        self._unmarked_id = stream_id
+    cdef inline void doubt(self, Handle handle, uint64_t stream) noexcept nogil:
+        """The driver refused what the stream may have all the same: its marker is tried, and else missing."""
+        if self.marker(stream) != NULL:
+            self.mark(handle, stream)
 
-    cdef inline bint is_known(self, uint64_t stream) noexcept nogil:
-        """Whether this event was recorded on the stream lately, which then is of its device."""
+    cdef bint settle_doubts(self) noexcept nogil:
+        """Record the markers that the driver refused; whether every stream has its marker now. With the turn."""
         cdef int index
-        for index in range(RECENT):
-            if self.recent[index] == stream and stream != 0:
-                return True
-        return False
+        cdef bint is_settled = True
+        for index in range(self.marker_count):
+            if self.markers[index].handle != NULL:
+                if <uintptr_t>self.markers[index].handle <= 2:  # it may mean another stream on this thread
+                    is_settled = False
+                elif self.mark(self.markers[index].handle, self.markers[index].stream) != 0:
+                    is_settled = False
+        return is_settled
 
-    cdef inline bint find_list(self, uint64_t stream, int64_t *key) noexcept nogil:
+    cdef bint drop_markers(self, bint all) noexcept nogil:
+        """Destroy those that are complete (`all`: any), unless their streams may have later work; whether none is left."""
+        cdef int index = 0
+        cdef Marker *marker
+        while index < self.marker_count:
+            marker = &self.markers[index]
+            if all or (marker.handle == NULL and query_relaxed(marker.event) == 0 and not is_in_berth(marker.event)):
+                cuEventDestroy(marker.event)
+                self.marker_count -= 1
+                self.markers[index] = self.markers[self.marker_count]
+            else:
+                index += 1
+        return self.marker_count == 0
+
+    # --- which list a stream's waits are in ---------------------------------------------------------------------------
+
+    cdef bint find_list(self, uint64_t stream, int64_t *key) noexcept nogil:
         """Whether it is known which list the waits on the stream are in."""
         cdef int index
+        cdef uint64_t found = 0
         for index in range(RECENT):
-            if self.is_list_of(index, stream, key):
+            if ipcsync_get_pair(&self.lists[index], &found, <uint64_t *>key) and found == stream:
                 return stream != 0
         return False
 
-    cdef inline bint is_list_of(self, int index, uint64_t stream, int64_t *key) noexcept nogil:
-        cdef uint64_t found = 0
-        return ipcsync_get_pair(&self.lists[index], &found, <uint64_t *>key) and found == stream
+    cdef int64_t key_of(self, Handle handle, uint64_t stream, int ordinal) except? -1:
+        """The key of the list of a stream of device `ordinal`: of the process's blocking streams, which wait for each
+        other, one for each device."""
+        cdef int64_t key = 0
+        cdef unsigned int flags = 0
+        cdef int result
+        if self.find_list(stream, &key):
+            return key
+        step(GET_FLAGS)
+        result = cuStreamGetFlags(handle, &flags)
+        if result != 0:
+            self.raise_driver(result, "cuStreamGetFlags")
+        key = <int64_t>stream if flags & NON_BLOCKING else -1 - ordinal
+        self.enter_state()
+        self.next_list = (self.next_list + 1) % RECENT
+        ipcsync_put_pair(&self.lists[self.next_list], stream, <uint64_t>key)
+        self.state.give()
+        return key
 
-    cdef inline void newest_list(self, uint64_t *stream, int64_t *key) noexcept nogil:
-        """The stream whose list was asked for last, and that list; 0, 0: another thread is about to change that."""
-        if not ipcsync_get_pair(&self.lists[ipcsync_load(&self.last_list)], stream, <uint64_t *>key):
-            stream[0] = key[0] = 0
+    cdef inline bint is_usable(self, Handle handle) noexcept nogil:
+        cdef int status = 0
+        step(CAPTURING)
+        return cuStreamIsCapturing(handle, &status) == 0 and status == 0
 
-    cdef object listed(self, int64_t key, place, int64_t generation, uint64_t stream):
-        """The wait in that list that stands for one for `generation` on that stream too, or None."""
-        cdef dict held = self.waits.get(key)
-        last = None if held is None else held.get(place)
-        if last is None or last.verdict is True or last.generation < generation:
-            return None
-        if last.generation > generation and (<list>last.waited)[0] > generation:  # it does not stand for it yet
-            return None
-        if last.stream == stream:
-            return last
-        # Blocking streams share a list: `queued` notes both streams.
-        return last if key >= 0 and (last.generation > generation or last.is_queued) else None
+    cdef bint check_usable(self, Handle handle, str what) except -1:
+        """Raise StreamCapturing if `what` on this stream would go into a graph, or break a capture."""
+        if not self.is_usable(handle):
+            self.refuse_capturing(<uintptr_t>handle, what)
+        return True
 
-    cdef object put_wait(self, int64_t key, place, int64_t generation, uint64_t stream, dict alone):
-        """Have the stream's next record stand behind the wait in `alone`; that, or one that stands for it too.
+    cdef uint64_t id_of(self, Handle handle) except 0:
+        cdef unsigned long long stream = 0
+        cdef int result
+        step(GET_ID)
+        result = cuStreamGetId(handle, &stream)
+        if result != 0:
+            self.raise_driver(result, "cuStreamGetId")
+        return stream
 
-        With the table's lock, which it releases. None: not me, since another blocking stream waits for this event too.
+    # --- for Python ---------------------------------------------------------------------------------------------------
+
+    @property
+    def known_complete(self):
+        """The highest generation that this process knows to be complete."""
+        return self.known()
+
+    @property
+    def generation(self):
+        """The last generation recorded, by whichever session."""
+        return max(self.last(), 0)
+
+    @property
+    def recorder(self):
+        """The serial of the session that records, 0 while there is none."""
+        return self.load(LOAD_RECORDER, RECORDER)
+
+    @property
+    def recorded_here(self):
+        """The last generation that this session recorded, published or about to be; 0 for none."""
+        return self._recorded
+
+    @property
+    def completed(self):
+        """Everything up to this generation is complete."""
+        self.publish_completed()
+        return max(self.known(), min(self.board_completed(), max(self.last(), 0), self._lost_from - 1))
+
+    @property
+    def may_be_recorded(self):
+        """Whether the driver refused a record that the GPU may have all the same: then it will write that number."""
+        return self.is_timeline and self._begun != self._recorded
+
+    @property
+    def oldest_in_the_way(self):
+        """The generation that has to be complete before there is room for a further record; 0 if none has to be."""
+        oldest = self._recorded + 1 - self.depth
+        return oldest if not self.is_timeline and oldest > self._completed else 0
+
+    @property
+    def has_dependencies(self):
+        """Whether something recorded here stands behind others, and is not settled, or lost."""
+        return self.chain.is_needed
+
+    def query_import(self, int64_t generation):
+        """Open the import of a generation, if it is not."""
+        self.open_import(generation, -1)
+
+    def check(self):
+        """Raise if this use is over: by a fork, the session, the coordinator, a close, or a later use of the slot."""
+        self.check_use()
+
+    def check_liveness(self, int64_t generation):
+        """Check this session, the coordinator and the recorder; called in every slice of a wait."""
+        self.guard.check_liveness()
+        self.check_use()
+        self.check_recorder(generation)
+
+    def recorder_is_alive(self):
+        """Whether the recorder's process lives; True while there is no recorder."""
+        return self.recorder_lives()
+
+    def raise_if_over(self, int64_t generation):
+        """Raise the error that would end a wait for `generation`, if any; it is not complete."""
+        self.check_liveness(generation)
+        self.check_finished(generation)
+
+    def fate(self, int64_t generation):
+        """The fate of `generation`, by the board and this process's memory: True (good), a Loss, or None (open).
+
+        Raises nothing; this use may be closed already, since records that stand behind it ask.
         """
-        cdef dict held
-        try:
-            wait = self.listed(key, place, generation, stream)  # another thread may have listed a later generation
-            if wait is None:
-                held = self.waits.get(key)
-                last = None if held is None else held.get(place)
-                if last is not None and key < 0 and (last.stream != stream or last.others):
-                    return None
-                wait = alone[place]
-                if last is not None and last.verdict is not True:
-                    if last.generation > generation:  # it stands for this one too from now on
-                        (<list>last.waited).insert(0, generation)
-                        return last
-                    if (<list>last.waited)[0] < generation:
-                        (<list>wait.waited).insert(0, (<list>last.waited)[0])
-                if held is None:
-                    self.waits[key] = alone
-                else:
-                    held[place] = wait
-        finally:
-            self.table_lock.give()
-        return wait
+        cdef uint64_t state
+        if generation <= self.known() or self.is_on_board(generation):
+            return True
+        state = self.load(LOAD_STATE, STATE)
+        if (
+            state == BROKEN
+            or (state == CLOSED and generation > max(self.last(), 0))
+            or self._lost_from <= generation
+            or not self.recorder_lives()
+            or self.behind.loses(generation)
+        ):
+            return self.is_on_board(generation) or self.loss_of(generation)
+        if self.is_orphaned():  # no later answer about it counts, so it would stay open for ever
+            return self.is_on_board(generation) or self.loss_of(generation)._replace(cause="orphaned")
+        return None
 
-    cdef inline bint recorder_lives(self) noexcept nogil:
-        cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)
-        return serial == 0 or self.is_recorder or self.session.lives(serial)
+    def open_before(self, int64_t generation, int64_t since):
+        """The last generation from `since` on and before `generation`, which is lost, that is open; 0 if none is.
 
-    cdef inline void publish(self, int64_t generation) noexcept nogil:
-        step(STORE_RECORDED)
-        ipcsync_store(self.place + RECORDED, self.base + generation)
-        if MISTAKE != 6:
-            step(FENCE)
-            ipcsync_fence()  # before the looks at `state` and at who waits: those store, then look what is recorded
+        There may be one: a later record may stand behind something that an earlier one does not.
+        """
+        cdef int64_t first
+        cdef int64_t last = min(generation, max(self.last(), 0) + 1, self.first_lost()) - 1
+        while last >= since:
+            fate = self.fate(last)
+            if fate is None:
+                return last
+            first = self.first_lost()  # its recorder may have found an earlier one lost meanwhile
+            if fate is True or first > last:
+                return 0
+            last = first - 1
+        return 0
 
-    cdef inline bint is_awaited(self) noexcept nogil:
-        return self.load(LOAD_AWAITED, AWAITED) != 0 or self.load(LOAD_FOLLOWED, FOLLOWED) != 0
+    cdef inline int64_t first_lost(self) noexcept nogil:
+        cdef int64_t first = self.behind.first_lost()
+        return min(self._lost_from, first if first else <int64_t>FOREVER)
 
-    cdef inline void wake(self) noexcept nogil:
-        step(WAKE)
-        ipcsync_futex_wake(self.place + RECORDED, False, 0x7FFFFFFF)
 
-    cdef inline bint sleep(self, uint64_t recorded, int64_t ns) noexcept nogil:
-        """Sleep while `recorded` is that; whether a signal ended it."""
-        if MISTAKE != 12 and self.load(LOAD_AWAITED, AWAITED) == 0:
-            step(STORE_AWAITED)
-            ipcsync_store(self.place + AWAITED, 1)
-        step(SLEEP)
-        return ipcsync_futex_wait(self.place + RECORDED, False, <uint32_t>recorded, ns)
-
-    cdef inline void enter(self) noexcept nogil:
-        """Begin a visit, as `SlotLine.enter`; a recorder records under the same lock."""
-        cdef uint8_t *visit = self.visits + self.session.own
-        if self.is_recorder:
-            return
-        if self.load(LOAD_VISITED, VISITED) == 0:
-            step(STORE_VISITED)
-            ipcsync_store(self.place + VISITED, 1)
-        step(ENTER)
-        ipcsync_store_byte(visit, <uint8_t>((ipcsync_load_byte(visit) + 1) | 1))
-        step(FENCE)
-        ipcsync_fence()
-
-    cdef inline void leave(self) noexcept nogil:
-        cdef uint8_t *visit = self.visits + self.session.own
-        if not self.is_recorder:
-            step(LEAVE)
-            if ipcsync_load_byte(visit) & 1:
-                ipcsync_store_byte(visit, <uint8_t>(ipcsync_load_byte(visit) + 1))
-
-    cdef inline bint is_visited(self) noexcept nogil:
-        """Whether another process may be about to queue a wait on a CUDA event that is about to be recorded again."""
-        cdef const uint64_t *words = <const uint64_t *>self.visits
-        cdef uint64_t word
-        step(FENCE)
-        ipcsync_fence()  # behind the store of `completed`: who enters later sees that
-        if self.load(LOAD_VISITED, VISITED) == 0:
-            return False
-        step(LOAD_VISITS)
-        for word in range((self.session.sessions + 7) // 8):
-            if ipcsync_has_odd(ipcsync_load(words + word)):
-                return True
-        return self.has_visits  # the Python engine is to forget them: the same byte comes again some day
-
-    cdef inline void raise_room(self) noexcept nogil:
-        if self._room < self._completed + self.depth and (MISTAKE == 16 or not self.is_visited()):
-            self._room = self._completed + self.depth
-
-    cdef inline void store(self, int64_t done) noexcept nogil:
-        if done <= self._completed or not self.session.coordinator_is_good():
-            return
-        if self.load(LOAD_STATE, STATE) != BROKEN:
-            step(STORE_COMPLETED)
-            ipcsync_store(self.place + COMPLETED, self.base + done)
-        self._completed = done
-        ipcsync_raise_to(&self.complete, done)
-
-    cdef inline bint is_chained(self) noexcept nogil:
-        """Whether something that was recorded here stands behind others, of which the Python engine judges first."""
-        return self.is_recorder and self.has_chain
+cdef inline int query_relaxed(Handle event) noexcept nogil:
+    """The driver's answer about an event, in relaxed capture mode, since another thread may capture: 0 if complete."""
+    cdef int mode = 2
+    cdef int result
+    if cuThreadExchangeStreamCaptureMode(&mode) != 0:
+        return cuEventQuery(event)
+    result = cuEventQuery(event)
+    cuThreadExchangeStreamCaptureMode(&mode)
+    return result

@@ -1,7 +1,5 @@
 # What users hold: points and shared events, whose calls first try the shortcut.
 
-cimport cython
-from cpython.object cimport PyObject
 from libc.string cimport strcmp, strdup
 
 cdef extern from "Python.h":
@@ -17,22 +15,18 @@ cdef object NOTHING = ()
 
 
 cdef inline Core core_of(attached):
+    """The core of an attachment; None if Python takes its calls: it has a trace, or its use is over."""
     engine = None if attached is None else attached.engine
-    return <Core>engine if isinstance(engine, Core) else None
+    return <Core>engine if isinstance(engine, Core) and not (<Core>engine).is_traced else None
 
 
-cdef inline void left(Core core):
-    """Count a call that is left to the Python engine."""
+cdef inline void count(Core core, bint is_short):
+    """Count a call; not `is_short`: one whose arguments Python looks at first."""
     if core is not None and core.session is not None:
-        core.session.slow_calls += 1
-
-
-cdef inline double seconds_of(timeout) except? -2:
-    """Of a second at most: a larger int may be too large for a double."""
-    try:
-        return 1 if timeout is None else <double>timeout
-    except OverflowError:
-        return 1 if timeout > 0 else -1
+        if is_short:
+            core.session.shortcuts += 1
+        else:
+            core.session.slow_calls += 1
 
 
 @cython.embedsignature(False)
@@ -58,31 +52,27 @@ cdef class PointBase:
 
     def wait(self, stream=None, *, timeout=None, ahead=False):
         cdef Core core = self.core
-        # With a timeout only what is recorded: how long it may sleep is for the Python engine to count.
-        if core is not None and ahead is False and (timeout is None or timeout >= 0) and core.try_wait(
-            stream, self._generation, LONGEST_NS if timeout is None else 0
-        ):
-            return
-        left(core)
-        self._slow_wait(stream, timeout=timeout, ahead=ahead)
+        cdef uintptr_t address = 0 if core is None or timeout is not None or ahead is not False else address_of(stream)
+        if address != 0 and core.try_wait(address, self._generation):
+            count(core, True)
+        else:
+            count(core, False)
+            self._slow_wait(stream, timeout=timeout, ahead=ahead)
 
     def query(self):
         cdef Core core = self.core
-        cdef int result = -1 if core is None else core.try_query(self._generation)
-        if result >= 0:
-            return result == 1
-        left(core)
-        return self._slow_query()
+        if core is None:
+            return self._slow_query()
+        count(core, True)
+        return core.ask(self._generation, -1)
 
     def synchronize(self, timeout=None):
         cdef Core core = self.core
-        cdef double seconds = seconds_of(timeout)
-        cdef int64_t began = ipcsync_now()
-        if core is None or not seconds >= 0:
+        count(core, core is not None)
+        if core is None:
             self._slow_synchronize(timeout)
-        elif not core.try_synchronize(self._generation, min(<int64_t>LONGEST_NS, <int64_t>(min(seconds, 1) * 1e9))):
-            left(core)
-            core.synchronize(self._generation, timeout, began)
+        else:
+            core.await_complete(self._generation, timeout)
 
 
 cdef class EventBase:
@@ -97,21 +87,23 @@ cdef class EventBase:
 
     @_engine.setter
     def _engine(self, engine):
-        self.core = <Core>engine if isinstance(engine, Core) else None
+        self.core = <Core>engine if isinstance(engine, Core) and not (<Core>engine).is_traced else None
         self.engine = engine
 
     def record(self, stream=None, *, timeout=None, after=NOTHING):
         cdef PointBase point
         cdef int64_t generation
+        cdef uintptr_t address
         if self._is_open and self._is_recorder and timeout is None and after is NOTHING and self.core is not None:
-            generation = self.core.try_record(stream)
+            address = address_of(stream)
+            generation = 0 if address == 0 else self.core.try_record(address)
+            count(self.core, generation > 0)
             if generation > 0:
                 point = (<NewFunction>PyType_GetSlot(self._point_type, Py_tp_new))(self._point_type, NOTHING, NULL)
                 point.attached = self._attached
                 point.core = self.core
                 point._generation = generation
                 return point
-            left(self.core)
         return self._slow_record(stream, timeout=timeout, after=after)
 
 
@@ -138,9 +130,9 @@ cdef object described(kind, function):
 
 
 def shortened(names):
-    """A class decorator: shortcuts replace the methods `names`, which they call as `_slow_…` if need be.
+    """A class decorator: the core's methods replace the methods `names`, which they call as `_slow_…` if need be.
 
-    A shortcut has the method's docstring, and its signature without the annotations, which CPython has for no builtin.
+    Each has the method's docstring, and its signature without the annotations, which CPython has for no builtin.
     """
     def shorten(cls):
         for name in names.split():

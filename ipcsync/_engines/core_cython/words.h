@@ -60,6 +60,10 @@ static inline int ipcsync_futex_wait(void *word, int private, uint32_t seen, int
     int flag = private ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT;
     return syscall(SYS_futex, word, flag, seen, &limit, 0, 0) != 0 && errno == EINTR;
 }
+static inline void ipcsync_pause(int64_t ns) {
+    struct timespec limit = {ns / 1000000000LL, ns % 1000000000LL};
+    nanosleep(&limit, NULL);
+}
 static inline void ipcsync_add(int *count, int value) { __atomic_add_fetch(count, value, __ATOMIC_ACQ_REL); }
 static inline int ipcsync_lowest(uint64_t bits) { return __builtin_ctzll(bits); }
 static inline uint64_t ipcsync_thread(void) { return (uint64_t)(uintptr_t)pthread_self(); }

@@ -20,9 +20,18 @@ cdef extern from "words.h" nogil:
     int64_t ipcsync_now()
     void ipcsync_futex_wake(void *word, bint private, int count)
     bint ipcsync_futex_wait(void *word, bint private, uint32_t seen, int64_t ns)
+    void ipcsync_pause(int64_t ns)
     void ipcsync_add(int *count, int value)
     uint64_t ipcsync_thread()
     int ipcsync_lowest(uint64_t bits)
+
+cdef int64_t FOREVER = 1 << 62  # as in `_deadline`
+cdef int64_t NOBODY_NS = 10_000_000_000  # for which a wait by name without a recorder is quiet
+cdef int64_t FULL_NS = 100_000_000  # for which a record waits for room before it is logged
+cdef int64_t LEAST_NS = 5_000_000  # for which a record waits for others' driver calls even if its timeout is shorter
+cdef int64_t PATIENCE_NS = 1_000_000_000  # for which a hazard is waited for
+cdef int64_t LONGEST_GAP_NS = 1_000_000  # between two looks at hazards
+cdef int64_t LONGEST_LOOK_NS = 20_000_000  # what is longer is this process's own pause
 
 cdef enum:  # of the board: `layout.py` is held against these by a test
     HEADER = 9
@@ -30,6 +39,7 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     INCARNATION = 0
     STATE = 1
     RECORDER = 2
+    WATERMARK = 3
     AWAITED = 6
     FOLLOWED = 7
     RECORDED = 8
@@ -37,6 +47,7 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     BEHIND = 10
     AS_OF = 11
     LOST = 12
+    CULPRIT = 13
     VISITED = 14
     S_STATE = 0
     S_SERIAL = 1
@@ -48,7 +59,8 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     OPEN = 1
     BROKEN = 2
     OWNER_DIED = 0x40000000
-    MANY_MARKERS = 16
+    FREE = 0
+    CLOSED = 3
 
-LAYOUT = (HEADER, NEWEST, INCARNATION, STATE, RECORDER, AWAITED, FOLLOWED, RECORDED, COMPLETED, BEHIND, AS_OF, LOST, VISITED, S_STATE, S_SERIAL,
-          S_OWNER, S_NUDGE, FIRST_SESSION, LINE, LIVE, OPEN, BROKEN, OWNER_DIED, MANY_MARKERS)
+LAYOUT = (HEADER, NEWEST, INCARNATION, STATE, RECORDER, WATERMARK, AWAITED, FOLLOWED, RECORDED, COMPLETED, BEHIND, AS_OF, LOST, CULPRIT,
+          VISITED, S_STATE, S_SERIAL, S_OWNER, S_NUDGE, FIRST_SESSION, LINE, LIVE, OPEN, BROKEN, CLOSED, OWNER_DIED)

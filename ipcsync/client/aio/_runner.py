@@ -22,7 +22,7 @@ from typing import Generic, ParamSpec, TypeVar
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._engines.slot_view import FULL_NS
+from ipcsync._deadline import FULL_NS
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice

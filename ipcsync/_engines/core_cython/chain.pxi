@@ -1,0 +1,363 @@
+# The chain of one slot, in its recorder's process: what each record stands behind is stored before the record is made,
+# and judged later. The recorder is the only writer of these words; `Behind` reads them.
+
+cdef enum:
+    MANY_ENTRIES = 16
+
+
+cdef class Entry:
+    """Generations `first` to `last`, not settled yet: the waits queued before them, and the bits of these.
+
+    `stream` is the id of the stream whose waits must be over once these are complete, 0 for none.
+    """
+
+    cdef readonly int64_t first, last
+    cdef readonly uint64_t stream
+    cdef readonly tuple waits
+    cdef uint64_t *of
+    cdef int words
+
+    def __cinit__(self, int64_t first, int64_t last, uint64_t stream, tuple waits, int words):
+        self.first, self.last, self.stream, self.waits, self.words = first, last, stream, waits, words
+        self.of = <uint64_t *>calloc(max(words, 1), sizeof(uint64_t))
+        if self.of == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.of)
+
+    cdef Entry but(self, int64_t first, int64_t last, uint64_t stream):
+        cdef Entry other = Entry(first, last, stream, self.waits, self.words)
+        other.join(self.of)
+        return other
+
+    cdef void join(self, const uint64_t *bits) noexcept nogil:
+        cdef int word
+        for word in range(self.words):
+            self.of[word] |= bits[word]
+
+    cdef bint is_alike(self, Entry other):
+        """Whether it stands behind the same as another one."""
+        cdef int word
+        for word in range(self.words):
+            if self.of[word] != other.of[word]:
+                return False
+        return self.stream == other.stream and self.waits == other.waits
+
+    @property
+    def bits(self):
+        """A bit for each session that it stands behind."""
+        return number_of(self.of, self.words)
+
+
+cdef class Chain:
+    """The chain of one slot. It is changed with `state`, or before anybody else has the engine."""
+
+    cdef PyObject *view_  # borrowed: the use holds this, and who has its chain later holds the use
+    cdef list entries_
+    cdef object loss_
+    cdef public int64_t lost_from
+    cdef public bint wants_break, has_asked
+    cdef public int64_t judge_at  # with so many entries a record judges first
+    cdef bint is_holder, is_stored  # stored as far as it was judged
+    cdef bint is_needed  # there are entries, or a loss: read without a lock
+    cdef list in_hand  # held until the entry with them is there
+    cdef uint64_t newest  # session, when what the next record will stand behind was looked at
+    cdef object __weakref__
+
+    def __init__(self, view):
+        self.view_ = <PyObject *>view
+        self.entries_, self.in_hand = [], []
+        self.judge_at, self.is_stored = MANY_ENTRIES, True
+
+    cdef inline Queries view(self):
+        return <Queries>self.view_
+
+    @property
+    def entries(self):
+        """The entries that are not settled, in order."""
+        return self.entries_
+
+    @property
+    def is_open(self):
+        """Whether there is something to judge, or to store of the judgement."""
+        return bool(self.entries_) or not self.is_stored
+
+    @property
+    def loss(self):
+        """The first loss, None if there is none."""
+        return self.loss_
+
+    @loss.setter
+    def loss(self, loss):
+        self.loss_ = loss
+        self.is_needed = True
+
+    cdef void keep(self, list entries):
+        self.entries_ = entries
+        self.is_needed = bool(entries) or self.loss_ is not None
+
+    def waits(self):
+        """The waits of all entries, and those that one is about to be made of."""
+        found = list(self.in_hand)  # first: they go from there to an entry
+        for entry in self.entries_:
+            found.extend((<Entry>entry).waits)
+        return found
+
+    # --- before a record ----------------------------------------------------------------------------------------------
+
+    def listed(self, key):
+        """The waits in a stream's list (None: in all), of which none loses its use before `extend` is over."""
+        if not self.is_holder:
+            hold(self)
+            self.is_holder = True
+        found = self.in_hand = []
+        fill(found, key)
+        return found
+
+    def extend(self, int64_t generation, uint64_t stream, waits):
+        """Store what the record of `generation` will stand behind. RecorderLost if any of it is lost."""
+        cdef Queries view = self.view()
+        try:
+            entry = self.entry_of(generation, stream, waits)
+            view.enter_state()
+            try:
+                self.commit(generation, stream, entry)
+            finally:
+                view.state.give()
+        finally:
+            self.in_hand = []
+
+    cdef Entry entry_of(self, int64_t generation, uint64_t stream, waits):
+        """What a record will stand behind, None if that is nothing. The looks may run anybody's code: no lock is held."""
+        cdef Queries view = self.view()
+        cdef uint64_t own = view.load(LOAD_RECORDER, RECORDER) & 0xFFFF
+        cdef Entry entry
+        cdef Wait wait
+        if self.loss_ is not None:
+            raise self.loss_.error(view.name, view.label, generation)
+        known, pending = [], []
+        step(LOAD_NEWEST)
+        newest = ipcsync_load(view.sessions.header + NEWEST)  # before the looks that follow
+        for wait in waits:
+            if wait.is_for(view):
+                continue
+            fate = self.fate_of(wait)
+            if isinstance(fate, Loss):
+                raise wait.behind(fate).error(view.name, view.label, generation)
+            if wait.verdict is True:
+                known.append(wait)
+            elif fate is None:
+                pending.append(wait)
+        if known:
+            drop(known)
+        if not pending:
+            return None
+        if MISTAKE == 10:
+            newest = ipcsync_load(view.sessions.header + NEWEST)
+        # A wait that another thread is about to queue, or that the driver refused, is not before it.
+        is_in_order = all([wait.is_queued for wait in pending if wait.stream == stream])
+        entry = Entry(generation, generation, stream if is_in_order else 0, tuple(pending), view.behind.bit_words)
+        self.newest = newest
+        for wait in pending:
+            self.add_evidence(wait, own, entry.of)
+        return entry
+
+    cdef void commit(self, int64_t generation, uint64_t stream, Entry entry):
+        """Store it, before the record is made. With `state`."""
+        cdef Queries view = self.view()
+        cdef uint64_t own = view.load(LOAD_RECORDER, RECORDER) & 0xFFFF
+        self.unprove(generation, stream)
+        if entry is None:
+            return
+        if self.entries_ and not view.behind.are_good(own, NULL):  # `as_of` would say that they were
+            set_bit(entry.of, own)
+        self.add_entry(entry)
+        if MISTAKE != 9:
+            self.store_links(generation)
+
+    cdef void store_links(self, int64_t generation):
+        cdef Queries view = self.view()
+        if MISTAKE == 11:
+            view.behind.store_as_of(self.newest)
+        self.store_all_bits()
+        if MISTAKE != 11:
+            view.behind.store_as_of(self.newest)
+        if view.behind.first_unsettled() == 0:
+            view.behind.store_first(generation)
+        else:
+            step(FENCE)
+            ipcsync_fence()
+
+    cdef void store_all_bits(self):
+        cdef uint64_t bits[MOST_BITS]
+        cdef Behind behind = self.view().behind
+        cdef int word
+        memset(bits, 0, behind.bit_words * sizeof(uint64_t))
+        for entry in self.entries_:
+            for word in range(behind.bit_words):
+                bits[word] |= (<Entry>entry).of[word]
+        behind.store_bits(bits)
+
+    cdef void unprove(self, int64_t generation, uint64_t stream):
+        """A record of `generation` was refused, and is repeated on `stream`.
+
+        If that is another one than before, its end does not prove that the waits there are over.
+        """
+        cdef Entry last = self.entries_[-1] if self.entries_ else None
+        if last is not None and last.last >= generation and last.stream != 0 and last.stream != stream:
+            kept = [last.but(last.first, generation - 1, last.stream)] if last.first < generation else []
+            self.keep(self.entries_[:-1] + kept + [last.but(max(generation, last.first), last.last, 0)])
+
+    cdef void add_entry(self, Entry entry):
+        cdef Entry last = self.entries_[-1] if self.entries_ else None
+        cdef Entry merged
+        if last is None or last.last < entry.first:
+            if last is not None and last.is_alike(entry):  # behind the same waits as the record before
+                self.keep(self.entries_[:-1] + [last.but(last.first, entry.last, last.stream)])
+            else:
+                self.keep(self.entries_ + [entry])
+        elif not last.is_alike(entry):  # a record that was refused, and is repeated
+            merged = Entry(entry.first, entry.last, 0, last.waits + entry.waits, entry.words)
+            merged.join(last.of)
+            merged.join(entry.of)
+            kept = [last.but(last.first, entry.first - 1, last.stream)] if last.first < entry.first else []
+            self.keep(self.entries_[:-1] + kept + [merged])
+
+    cdef object fate_of(self, Wait wait):
+        """As `Wait.known`; an event of this session itself counts unless it stands behind something."""
+        fate = wait.known()
+        if fate is None and self.is_own(wait):
+            is_open = wait.view.generation < wait.generation or wait.view.behind.stands(wait.generation)
+            return wait.verdict or (None if is_open else True)  # if it has one now, the words may be another use's
+        return fate
+
+    cdef bint is_own(self, Wait wait):
+        cdef Queries view = self.view()
+        return wait.view.recorder == view.recorder and wait.view.board.epoch == view.board.epoch
+
+    cdef void add_evidence(self, Wait wait, uint64_t own, uint64_t *bits):
+        """Add the bits of the sessions that a wait depends on; `own` if only this recorder will be able to judge it."""
+        cdef Queries view = self.view()
+        cdef uint64_t found[MOST_BITS]
+        cdef int word
+        memset(found, 0, view.behind.bit_words * sizeof(uint64_t))
+        # If it has a verdict by now, the words may be those of the slot's next use.
+        if not self.find_evidence(wait, found) or wait.verdict is not None:
+            set_bit(bits, own)
+            return
+        for word in range(view.behind.bit_words):
+            bits[word] |= found[word]
+
+    cdef bint find_evidence(self, Wait wait, uint64_t *bits):
+        cdef Queries view = self.view()
+        cdef Queries theirs
+        cdef uint64_t serial
+        if not isinstance(wait.view, Queries):
+            return False
+        theirs = wait.view
+        serial = theirs.load(LOAD_RECORDER, RECORDER)
+        if theirs.board.epoch != view.board.epoch or serial == 0 or theirs.last() < wait.generation:
+            return False
+        if theirs.node:
+            return False  # the bridge records a mirror here, and outlives the recorder on the other node
+        if serial != view.load(LOAD_RECORDER, RECORDER):
+            if not theirs.sessions.is_live(serial) or not theirs.recorder_lives():
+                return False
+            set_bit(bits, serial & 0xFFFF)
+        return not theirs.behind.has(wait.generation) or theirs.behind.are_good(serial & 0xFFFF, bits)
+
+    # --- the judgement ------------------------------------------------------------------------------------------------
+
+    def judge(self, int64_t done):
+        """The last generation such that all up to it count; at most `done`, which was found complete before."""
+        cdef Queries view = self.view()
+        cdef int64_t settled
+        cdef list before = self.entries_
+        if self.loss_ is None and view.behind.are_good(view.load(LOAD_RECORDER, RECORDER) & 0xFFFF, NULL):
+            left = self.settle_all(done)
+        else:
+            left = self.judge_each(done)
+        if len(left) < len(before) or (left and (<Entry>left[0]).first != (<Entry>before[0]).first):
+            view.behind.calm()
+        if left is not before:
+            self.is_stored = False
+        self.keep(left)
+        settled = min(done, (<Entry>left[0]).first - 1) if left else done
+        if self.loss_ is not None:
+            settled = min(settled, self.lost_from - 1)
+            self.wants_break = settled == self.lost_from - 1
+        return settled
+
+    cdef list settle_all(self, int64_t done):
+        """Settle all up to `done`: the bits were found good after it was found complete, so its waits were good too."""
+        cdef Entry entry
+        cdef Wait wait
+        for entry in self.entries_:
+            if entry.first <= done and entry.stream:
+                for wait in entry.waits:
+                    if wait.stream == entry.stream and wait.verdict is None:
+                        wait.verdict = True
+        return rest_of(self.entries_, done)
+
+    cdef list judge_each(self, int64_t done):
+        """The entries that are still open, or lost."""
+        cdef list entries = list(self.entries_)
+        cdef Entry entry
+        cdef Wait wait
+        while entries and (<Entry>entries[0]).first <= done:
+            entry = entries[0]
+            fates = [self.fate_of(wait) or wait.judged() for wait in entry.waits]
+            self.find_loss(entry)
+            if any([fate is not True for fate in fates]):
+                break
+            rest = rest_of([entry], done)
+            entries[:1] = rest
+            if rest:
+                break
+        for entry in entries:
+            self.find_loss(entry)  # an entry behind an open one may be lost already
+            for wait in entry.waits:
+                if self.fate_of(wait) is None:
+                    wait.view.behind.nudge(wait.view.recorder)
+        return entries
+
+    cdef void find_loss(self, Entry entry):
+        """All from the first entry with a lost wait on is lost. A later death may make an earlier entry the first."""
+        cdef Wait wait
+        if self.loss_ is not None and entry.first >= self.lost_from:
+            return
+        for wait in entry.waits:
+            fate = self.fate_of(wait)
+            if isinstance(fate, Loss):
+                loss = wait.behind(fate)
+                # On this board the serial of another coordinator's session names none, or another one.
+                is_here = wait.view.board.epoch == self.view().board.epoch
+                self.lost_from = entry.first
+                self.loss = loss if is_here else loss._replace(serial=0)
+                return
+
+    def store(self):
+        """Store the judgement on the board; `completed` was stored before."""
+        cdef Queries view = self.view()
+        cdef int64_t first = (<Entry>self.entries_[0]).first if self.entries_ else 0
+        if view.behind.first_unsettled() != first:
+            view.behind.store_first(first)
+        self.store_all_bits()
+        if self.loss_ is not None and not view.behind.loses(self.lost_from):
+            view.behind.lose(self.lost_from, self.loss_.serial)
+        self.is_stored = True
+
+
+cdef inline void set_bit(uint64_t *bits, uint64_t line) noexcept nogil:
+    bits[line // 64] |= <uint64_t>1 << (line & 63)
+
+
+cdef list rest_of(list entries, int64_t done):
+    """The entries that remain once all up to `done` is settled."""
+    cdef Entry entry
+    left = []
+    for entry in entries:
+        if entry.last > done:
+            left.append(entry if entry.first > done else entry.but(done + 1, entry.last, entry.stream))
+    return left

@@ -1,0 +1,195 @@
+# What a slot's generations stand behind: the words on the board, as recorder and waiters read them.
+#
+# B's stream waited for A's point, and B recorded n behind it: n counts only if A's point counts. Only the recorder knows
+# what it queued, so it alone judges its event. Waiters read here whether all is well. If they cannot see that, they
+# decide nothing, and wake the recorder to judge.
+#
+# The slot's bits name the sessions that it stands behind, directly or through others; the recorder's own bit says that
+# only the recorder can judge. The kernel marks a session, or its state is not LIVE any more, before a driver reports its
+# work wrongly and before its words are released. So bits that are found good *after* n was found complete prove that no
+# wait before n ended wrongly. The model is tests/faults/chain_model.py.
+
+cdef enum:
+    MOST_BITS = 1024  # words: as many sessions as a board has at most
+    FIRST_PAUSE_NS = 50000
+    LONGEST_PAUSE_NS = 50000000
+    SHORTEST_SLICE_NS = 1000000
+
+
+cdef class Behind:
+    """One slot's words of dependencies; generations are counted from `base`. Thread-safe."""
+
+    cdef Sessions sessions
+    cdef uint64_t *place  # of the slot's line
+    cdef uint64_t *bits
+    cdef int bit_words
+    cdef uint64_t base
+    cdef int64_t next_ns, pause_ns
+    cdef public int64_t slice_ns  # how long a wait may sleep without a look: shorter while a judgement is awaited
+
+    def __init__(self, board, line, uint64_t base):
+        self.sessions = Sessions(board)
+        self.place = <uint64_t *><uintptr_t>line.address
+        self.bits = <uint64_t *><uintptr_t>line.bits_address
+        self.bit_words = line.bits_length
+        self.base = base
+        self.pause_ns = FIRST_PAUSE_NS
+        self.slice_ns = LONGEST_PAUSE_NS
+
+    cdef inline int64_t first_unsettled(self) noexcept nogil:
+        step(LOAD_BEHIND)
+        return max(<int64_t>(ipcsync_load(self.place + BEHIND) - self.base), 0)
+
+    cdef inline bint has(self, int64_t generation) noexcept nogil:
+        """Whether `generation` stands behind something that its recorder has not settled."""
+        return 0 < self.first_unsettled() <= generation
+
+    cdef inline int64_t first_lost(self) noexcept nogil:
+        step(LOAD_LOST)
+        return max(<int64_t>(ipcsync_load(self.place + LOST) - self.base), 0)
+
+    cdef inline bint loses(self, int64_t generation) noexcept nogil:
+        return 0 < self.first_lost() <= generation
+
+    cdef bint are_good(self, uint64_t own, uint64_t *more) noexcept nogil:
+        """Whether the bit of line `own` is not set, and every session that the bits name lives.
+
+        If so, they are added to `more`, unless that is null.
+        """
+        cdef uint64_t bits[MOST_BITS]
+        cdef uint64_t as_of, index, rest
+        cdef int word
+        step(LOAD_AS_OF)
+        as_of = ipcsync_load(self.place + AS_OF)
+        step(LOAD_BITS)
+        for word in range(self.bit_words):
+            bits[word] = ipcsync_load(self.bits + word)
+        for word in range(self.bit_words):
+            rest = bits[word]
+            while rest:
+                index = <uint64_t>word * 64 + ipcsync_lowest(rest)
+                if index == own or not self.sessions.session_is_good(index, as_of):
+                    return False
+                rest &= rest - 1
+        if more != NULL:
+            for word in range(self.bit_words):
+                more[word] |= bits[word]
+        return True
+
+    cdef bint clear(self, uint64_t recorder) noexcept nogil:
+        """Whether all is well with what the slot stands behind; `recorder` is the recorder's serial."""
+        if not self.are_good(recorder & 0xFFFF, NULL):
+            return False
+        self.calm()
+        return True
+
+    cdef inline void calm(self) noexcept nogil:
+        """A judgement came: the next one is asked for at once again."""
+        self.pause_ns = FIRST_PAUSE_NS
+        self.slice_ns = LONGEST_PAUSE_NS
+
+    cdef void ask(self, uint64_t recorder) noexcept nogil:
+        """Wake the recorder to judge: at once, then at growing intervals until it has."""
+        cdef int64_t now = ipcsync_now()
+        if now < self.next_ns:
+            return
+        if now - self.next_ns > LONGEST_PAUSE_NS:  # for another judgement than the last time
+            self.pause_ns = FIRST_PAUSE_NS
+        self.next_ns = now + self.pause_ns
+        self.slice_ns = max(self.pause_ns, <int64_t>SHORTEST_SLICE_NS)
+        self.pause_ns = min(2 * self.pause_ns, <int64_t>LONGEST_PAUSE_NS)
+        if (recorder & 0xFFFF) < self.sessions.sessions:
+            ipcsync_futex_wake(<void *>(self.sessions.line(recorder) + S_NUDGE), False, 0x7FFFFFFF)
+
+    cdef void pause(self, int64_t deadline) noexcept nogil:
+        """Sleep until the next look is due; a loss wakes at once."""
+        cdef uint64_t recorded = ipcsync_load(self.place + RECORDED)
+        cdef int64_t left = min(self.next_ns, deadline) - ipcsync_now()
+        if left > 0:
+            sleep_on(self.place, recorded, left)
+
+    # --- for the recorder ---------------------------------------------------------------------------------------------
+
+    cdef void store_bits(self, const uint64_t *bits) noexcept nogil:
+        cdef int word
+        for word in range(self.bit_words):
+            if ipcsync_load(self.bits + word) != bits[word]:
+                step(STORE_BITS)
+                ipcsync_store(self.bits + word, bits[word])
+
+    cdef void store_first(self, int64_t generation) noexcept nogil:
+        """Store the first generation that stands behind something, 0 for none; after the bits, before its record."""
+        step(STORE_BEHIND)
+        ipcsync_store(self.place + BEHIND, self.base + generation if generation else 0)
+        step(FENCE)
+        ipcsync_fence()  # before the driver's call: a GPU may show the record without this thread
+
+    cdef void store_as_of(self, uint64_t newest) noexcept nogil:
+        step(STORE_AS_OF)
+        ipcsync_store(self.place + AS_OF, newest)
+
+    cdef void lose(self, int64_t generation, uint64_t culprit) noexcept nogil:
+        """Store that everything from `generation` on is lost, and by whose end; then wake the waiters."""
+        ipcsync_store(self.place + CULPRIT, culprit)
+        ipcsync_store(self.place + LOST, self.base + generation)
+        ipcsync_fence()
+        ipcsync_futex_wake(self.place + RECORDED, False, 0x7FFFFFFF)
+
+    # --- for Python ---------------------------------------------------------------------------------------------------
+
+    @property
+    def first(self):
+        """The first generation that stands behind something not settled, 0 for none."""
+        return self.first_unsettled()
+
+    @property
+    def lost_from(self):
+        """The first lost generation, 0 for none."""
+        return self.first_lost()
+
+    def stands(self, int64_t generation):
+        """Whether `generation` stands behind something that its recorder has not settled."""
+        return self.has(generation)
+
+    def is_lost(self, int64_t generation):
+        """Whether the recorder has said that `generation` is lost."""
+        return self.loses(generation)
+
+    def is_clear(self, uint64_t recorder):
+        """Whether all is well with what the slot stands behind; `recorder` is the recorder's serial."""
+        return self.clear(recorder)
+
+    def good_bits(self, uint64_t own):
+        """The slot's bits if every session that they name lives; None if not, or if the bit of line `own` is set."""
+        cdef uint64_t bits[MOST_BITS]
+        memset(bits, 0, self.bit_words * sizeof(uint64_t))
+        return number_of(bits, self.bit_words) if self.are_good(own, bits) else None
+
+    def nudge(self, uint64_t recorder):
+        """Wake the recorder to judge: at once, then at growing intervals until it has."""
+        self.ask(recorder)
+
+    def await_answer(self, int64_t deadline_ns):
+        """Sleep until the next look is due; a loss wakes at once."""
+        with nogil:
+            self.pause(deadline_ns)
+
+
+cdef object number_of(const uint64_t *bits, int words):
+    """Bits as one int."""
+    cdef int word
+    number = 0
+    for word in range(words):
+        if bits[word]:
+            number |= (<object>bits[word]) << (64 * word)
+    return number
+
+
+cdef inline bint sleep_on(uint64_t *place, uint64_t recorded, int64_t ns) noexcept nogil:
+    """Sleep while the line's `recorded` is that; whether a signal ended it. From then on each record wakes its waiters."""
+    step(LOAD_AWAITED)
+    if MISTAKE != 12 and ipcsync_load(place + AWAITED) == 0:  # it stays 1: a store would take the line from the recorder
+        step(STORE_AWAITED)
+        ipcsync_store(place + AWAITED, 1)
+    step(SLEEP)
+    return ipcsync_futex_wait(place + RECORDED, False, <uint32_t>recorded, ns)

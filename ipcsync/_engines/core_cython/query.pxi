@@ -1,0 +1,468 @@
+# query and synchronize: whether a generation is complete. What the recorder publishes of it.
+
+cdef class Queries(Slot):
+
+    cdef dict watched  # for how long records have waited for each hazard, in ns
+
+    def __cinit__(self, *_):
+        self.watched = {}
+
+    # --- the driver's answer, and whether it counts -------------------------------------------------------------------
+
+    cdef int done(self, int64_t generation, double patience_s) except -1 nogil:
+        """Whether the driver calls `generation`, which was recorded, complete; 0 too if its import cannot be opened now.
+
+        The import is not destroyed meanwhile, and no lock is held: the question may have to wait for another's call.
+        """
+        cdef int result
+        if self.is_timeline:
+            return self.is_on_board(generation)
+        if not self.enter_driver(generation, patience_s):
+            return 0
+        step(EVENT_QUERY)
+        result = query_relaxed(self.event(generation))
+        ipcsync_add(&self.sleepers, -1)
+        if result != 0 and result != NOT_READY:
+            with gil:
+                self.raise_driver(result, "cuEventQuery")
+        return result == 0
+
+    cdef bint enter_driver(self, int64_t generation, double patience_s) except -1 nogil:
+        """Have the import of a generation stay until `sleepers` is lowered; False if it cannot be opened now."""
+        cdef bint is_closed
+        while True:
+            if not self.has_import(generation):
+                with gil:
+                    if not self.open_import(generation, patience_s):
+                        return False
+            if not self.try_state():
+                return False
+            is_closed = self.closed()
+            if not is_closed:
+                ipcsync_add(&self.sleepers, 1)  # in this order: a release looks at `sleepers` after the close
+            self.state.give()
+            if is_closed:
+                with gil:
+                    self.raise_closed()
+            return True
+
+    cdef bint confirm(self, int64_t generation) except -1 nogil:
+        """After the driver said complete: whether that counts. Recorder and coordinator must live now, after it.
+
+        What the generation stands behind must be good too: False while that is unknown.
+        """
+        cdef bint is_good
+        if self.behind.has(generation):
+            if self.is_recorder:
+                return self.is_judged(generation)
+            if MISTAKE != 12 and not self.is_clear(generation):
+                return False
+        is_good = (MISTAKE == 7 or self.recorder_lives()) and not self.is_broken()
+        self.check_open()
+        self.check_coordinator()
+        if not is_good:
+            return self.check_good(generation)
+        self.note(generation)
+        if self.is_recorder and not self.is_timeline and self.try_state():
+            try:
+                if not self.is_closed:  # else it may be released, and the slot used by another event
+                    self.store(generation)
+            finally:
+                self.state.give()
+        return True
+
+    cdef bint is_judged(self, int64_t generation) except -1 nogil:
+        """Whether this recorder finds that `generation`, which stands behind something, counts."""
+        if self.is_complete_now(generation):
+            return True
+        self.behind.ask(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to judge its other events first
+        return False
+
+    cdef bint is_complete_now(self, int64_t generation) except -1 nogil:
+        """`is_complete`; the recorder itself first judges what its records stand behind, if nobody else does now."""
+        if self.is_recorder and self.chain.is_needed:
+            with gil:
+                if self.chain.is_open:
+                    self.publish()
+        return self.is_complete(generation)
+
+    # --- query --------------------------------------------------------------------------------------------------------
+
+    cdef bint ask(self, int64_t generation, double patience_s) except -1:
+        cdef bint is_done
+        self.check_use()
+        if generation <= self.known() or self.is_complete_now(generation):
+            return True
+        if self.last() < generation:
+            self.check_finished(generation)
+            return False
+        if MISTAKE == 7:
+            self.recorder_lives()
+        with nogil:
+            is_done = self.done(generation, patience_s) and self.confirm(generation)
+        if not is_done:
+            self.check_finished(generation)
+        return is_done
+
+    def query(self, int64_t generation, double patience_s=-1):
+        """Whether `generation` is complete.
+
+        Another thread may open the import that is to be asked about, in a driver's call that blocks: after `patience_s`
+        seconds (below 0: without a limit) this is False.
+        """
+        return self.ask(generation, patience_s)
+
+    def accepts(self, int64_t generation):
+        """Whether a waiter would accept `generation` now; asks the driver, raises nothing.
+
+        False also while another thread has the lock, and for this process's own events, which it judges itself.
+        """
+        cdef bint is_accepted = False
+        if self.is_recorder or self.is_unused or self.last() < generation:
+            return False
+        try:
+            if not self.has_import(generation) and not self.open_import(generation, 0):
+                return False
+            if not self.state.take():
+                return False
+            try:
+                is_accepted = not self.is_unused and (
+                    self.is_on_board(generation) if self.is_timeline else query_relaxed(self.event(generation)) == 0
+                )
+                if is_accepted and (
+                    not self.is_clear(generation)
+                    or not self.recorder_lives()
+                    or self.is_broken()
+                    or self.is_orphaned()
+                ):
+                    is_accepted = False
+                if is_accepted:
+                    self.note(generation)
+            finally:
+                self.state.give()
+        except IpcSyncError as error:  # calls of this event raise it
+            log.debug("whether generation %d of %s is complete cannot be asked: %s", generation, self.label, error)
+            return False
+        return is_accepted
+
+    # --- synchronize --------------------------------------------------------------------------------------------------
+
+    cdef bint sleep_until_recorded(self, int64_t generation, int64_t deadline) except -1 nogil:
+        """Block until `generation` is recorded; False once `deadline` is over.
+
+        Each slice ends with the looks of `check_alive`, by what the kernel marks. The GIL is seldom asked for: in a busy
+        process that alone may take longer than a slice.
+        """
+        cdef uint64_t recorded
+        cdef int64_t left, now, last = 0
+        cdef bint is_interrupted
+        while True:
+            recorded = self.load(LOAD_RECORDED, RECORDED)
+            if <int64_t>(recorded - self.base) >= generation:
+                return self.check_open()
+            self.check_finished(generation)
+            now = ipcsync_now()
+            left = deadline - now
+            if left <= 0:
+                return False
+            last = last or now
+            is_interrupted = sleep_on(self.place, recorded, min(left, <int64_t>SLICE_NS))
+            if self.load(LOAD_RECORDED, RECORDED) == recorded:
+                last = self.end_slice(generation, last, is_interrupted)
+
+    cdef int64_t end_slice(self, int64_t generation, int64_t last, bint is_interrupted) except -1 nogil:
+        """The looks at the end of a wait's slice; `last` is when Python last had its turn, or has now."""
+        cdef int64_t now
+        self.check_alive(generation)
+        now = ipcsync_now()
+        if not is_interrupted and now - last < LONGEST_NS:
+            return last
+        with gil:
+            PyErr_CheckSignals()
+            self.guard.check_liveness()  # which also beats, if this is the thread that does
+        return now
+
+    cdef int sleep_until_complete(self, int64_t generation, int64_t deadline) except -1 nogil:
+        """Block until `generation` is complete: 1. Once `deadline` is over: 0 if it is recorded by then, else 2."""
+        cdef int64_t until, now, last = ipcsync_now()
+        cdef int found
+        if not self.sleep_until_recorded(generation, deadline):
+            return 2
+        while True:
+            if self.is_complete_now(generation):
+                return 1
+            self.check_finished(generation)
+            now = ipcsync_now()
+            until = min(deadline, now + self.behind.slice_ns)
+            found = self.await_driver(generation, until)
+            if found == 1:
+                if self.confirm(generation):
+                    return 1
+                self.behind.pause(deadline)
+            now = ipcsync_now()
+            last = self.end_slice(generation, last, found < 0)
+            if now >= deadline:  # only now: the driver is asked once even with a timeout of 0
+                return 0
+
+    cdef int await_driver(self, int64_t generation, int64_t until) except -2 nogil:
+        """Wait until the driver calls `generation` complete: 1; 0 once `until` is over, -1 if a signal came."""
+        cdef Handle event = NULL
+        cdef uint64_t count
+        cdef bint is_there
+        if self.is_timeline:
+            if self.is_complete(generation):
+                return 1
+            count = self.load(LOAD_COMPLETED, COMPLETED)
+            if <int64_t>(count - self.base) >= generation:
+                # Released or broken, which the caller sees; else it stands behind something.
+                return count != INT64_MAX and not self.is_broken()
+        else:
+            if self.done(generation, -1):  # often it is complete already
+                return 1
+            if not self.enter_driver(generation, -1):
+                return 0
+            event = self.event(generation)
+        step(AWAIT_WORK)
+        is_there = await_work(
+            event, self.place + COMPLETED, self.base + generation, until, self.doorbell(), &self.patience
+        )
+        if event != NULL:
+            ipcsync_add(&self.sleepers, -1)
+        if not is_there:
+            return 0 if ipcsync_now() >= until else -1
+        return self.done(generation, -1) or self.is_complete(generation)
+
+    cdef inline const void *doorbell(self) noexcept nogil:
+        """The address of the recorder's doorbell; null if there is no recorder, or none on this board."""
+        cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)
+        if serial == 0 or (serial & 0xFFFF) >= self.sessions.sessions:
+            return NULL
+        return self.sessions.line(serial) + S_NUDGE
+
+    def await_recorded(self, int64_t generation, int64_t deadline_ns, timeout):
+        """Block until `generation` is recorded; else WaitTimeout, RecorderLost, or an error of `check_liveness`."""
+        cdef bint is_recorded
+        with nogil:
+            is_recorded = self.sleep_until_recorded(generation, deadline_ns)
+        if not is_recorded:
+            self.raise_timeout(generation, timeout, "recorded")
+
+    def await_complete(self, int64_t generation, timeout, int64_t began=0):
+        """As `synchronize`, and for the client's own threads, of which a trace does not show it."""
+        cdef int64_t deadline = deadline_of(timeout, began)
+        cdef int found
+        self.check_use()
+        if self.is_complete(generation):
+            return
+        with nogil:
+            found = self.sleep_until_complete(generation, deadline)
+        if found != 1:
+            self.raise_timeout(generation, timeout, "recorded" if found == 2 else "complete")
+
+    def synchronize(self, int64_t generation, timeout=None, int64_t began=0):
+        """Block until `generation` is complete, at most `timeout` seconds from now, or from `began` in ns."""
+        self.await_complete(generation, timeout, began)
+
+    # --- what the recorder publishes ----------------------------------------------------------------------------------
+
+    cdef int64_t harvest(self) noexcept nogil:
+        """Up to where the driver calls this session's records complete. With `state`."""
+        cdef int64_t done = self._completed
+        cdef int64_t newest = self._recorded
+        if done < newest:
+            if self.says_complete(newest):  # each generation is complete only after all before it
+                return newest
+            while done + 1 < newest and self.says_complete(done + 1):
+                done += 1
+        return done
+
+    cdef inline bint says_complete(self, int64_t generation) noexcept nogil:
+        """Whether the driver calls a record of this session complete."""
+        step(EVENT_QUERY)
+        return self.event(generation) != NULL and query_relaxed(self.event(generation)) == 0
+
+    cdef bint open_pending(self) except -1:
+        """Open the imports of this session's records that are not complete: an earlier use may have made them."""
+        cdef int64_t generation
+        if not self.is_timeline and not self.is_unused:
+            for generation in range(self._completed + 1, max(self._recorded, self._begun) + 1):
+                self.open_import(generation, -1)
+        return True
+
+    cdef bint store(self, int64_t done) except -1 nogil:
+        """Store what is complete, unless the coordinator is lost. With `state`."""
+        if done <= self._completed or self.is_orphaned():
+            return False
+        if not self.is_broken():
+            step(STORE_COMPLETED)
+            ipcsync_store(self.place + COMPLETED, self.base + done)
+        self._completed = done
+        self.note(done)
+        return True
+
+    cdef bint publish(self) except -1:
+        """Publish what is complete, and judge what it stands behind, unless another call does now."""
+        self.open_pending()
+        if not self.state.take():
+            return False
+        try:
+            if not self.is_unused:  # else the slot may be another event's by now
+                self.publish_and_judge()
+        finally:
+            self.state.give()
+        return True
+
+    cdef bint publish_and_judge(self) except -1:
+        cdef int64_t done
+        cdef uint64_t count
+        if self.is_timeline:
+            if not self.chain.is_open:
+                return True
+            count = self.load(LOAD_COMPLETED, COMPLETED)
+            if not self.is_broken() and count != INT64_MAX and not self.is_orphaned():
+                self.chain.judge(min(<int64_t>(count - self.base), self._recorded))
+                self.chain.store()
+            return True
+        done = self.harvest()
+        if not self.chain.is_open:
+            self.store(done)
+        elif not self.is_orphaned() and not self.is_broken():  # a broken one's watermark says what counts
+            self.store(self.chain.judge(done))
+            self.chain.store()
+        return True
+
+    def publish_completed(self):
+        """Publish what is complete (recorder). Does nothing while another thread does."""
+        if self.is_recorder:
+            self.publish()
+
+    def park_pending(self):
+        """Have a thread wait in the driver for records that are not complete, and wake their waiters.
+
+        Called at each beat, so also when a waiter rings for this session.
+        """
+        cdef Handle events[MOST_EVENTS]
+        cdef Marker *marker
+        cdef int count = 0
+        cdef int64_t generation
+        if not self.is_recorder or not self.state.take():
+            return
+        if not self.is_unused:
+            if self.is_timeline:
+                marker = self.marker(self.stream)  # behind the newest record; waiters for older ones poll
+                if marker != NULL and <int64_t>(self.load(LOAD_COMPLETED, COMPLETED) - self.base) < self._recorded:
+                    events[0] = marker.event
+                    count = 1
+            else:
+                for generation in range(self._completed + 1, self._recorded + 1):
+                    if count < MOST_EVENTS:
+                        events[count] = self.event(generation)
+                        count += 1
+            if count:
+                park_for(events, count, self.place + COMPLETED)
+        self.state.give()
+
+    # --- room in the ring ---------------------------------------------------------------------------------------------
+
+    cdef bint find_room(self, int64_t generation) except -1 nogil:
+        """Whether there is room for a record of `generation` after a look at what is complete; without a judgement."""
+        if self.is_timeline or generation <= self._room:
+            return True
+        if self.chain.is_needed or not self.try_state():
+            return False
+        try:
+            if not self.closed():
+                self.store(self.harvest())
+                self.raise_room()
+        finally:
+            self.state.give()
+        return generation <= self._room
+
+    cdef bint make_room(self, int64_t generation, int64_t deadline, timeout) except -1:
+        """Wait until there is room for a record of `generation`."""
+        cdef int64_t oldest = generation - self.depth
+        if self.calls.mine():
+            self.raise_reentered()
+        self.publish_room()
+        if generation <= self._room:
+            return False
+        if oldest > self._completed:
+            self.guard.count_full_ring()
+            self.await_oldest(oldest, deadline, timeout)
+        if generation > self._room:
+            self.await_hazards(oldest, deadline, timeout)
+        return True
+
+    cdef bint publish_room(self) except -1:
+        self.check_open()
+        self.publish()
+        if self.chain.loss is not None:
+            self.raise_no_record()
+        if self.try_state():
+            self.raise_room()
+            self.state.give()
+        return True
+
+    cdef bint look_for_room(self) except -1:
+        self.check_use()
+        if not self.is_open():
+            self.raise_no_record()
+        return self.publish_room()
+
+    cdef bint await_oldest(self, int64_t oldest, int64_t deadline, timeout) except -1:
+        cdef int64_t now, first = ipcsync_now()
+        cdef int found
+        while oldest > self._completed:
+            now = ipcsync_now()
+            if now >= deadline:
+                self.raise_full(oldest, timeout)
+            if now - first > FULL_NS:
+                self.note_full(oldest)
+            with nogil:
+                found = self.await_driver(oldest, min(deadline, now + <int64_t>SLICE_NS))
+            PyErr_CheckSignals()
+            self.guard.check_liveness()
+            self.look_for_room()
+            if found == 1 and oldest > self._completed:  # it stands behind something that is not judged yet
+                self.behind.ask(self.load(LOAD_RECORDER, RECORDER))
+                with nogil:
+                    self.behind.pause(deadline)
+        return True
+
+    cdef bint await_hazards(self, int64_t oldest, int64_t deadline, timeout) except -1:
+        """Wait while a process may be about to queue a wait for a complete generation whose CUDA event is next.
+
+        Such a call takes microseconds. Those of processes found dead, which the coordinator ends, do not count, nor what
+        has been seen for long: its process may be stopped, its stream's queue be full.
+        """
+        cdef int64_t now, last, done = self._completed
+        cdef int64_t pause = 0
+        hazards = self.hazards_left()
+        last = ipcsync_now()
+        deadline = max(deadline, last + LEAST_NS)
+        while True:
+            hazards &= self.hazards_left()
+            if not hazards:
+                break
+            now = ipcsync_now()
+            for hazard in hazards:  # while this process is stopped, it does not watch
+                self.watched[hazard] += min(now - last, <int64_t>LONGEST_LOOK_NS)
+            if now >= deadline:
+                self.raise_visited(oldest, timeout)
+            last = now
+            with nogil:
+                ipcsync_pause(pause)
+            PyErr_CheckSignals()
+            pause = min(2 * pause + 10000, <int64_t>LONGEST_GAP_NS)
+            self.look_for_room()
+            if pause == LONGEST_GAP_NS:
+                self.watched |= {hazard: PATIENCE_NS for hazard in hazards if not self.session_is_alive(hazard[0])}
+        self.enter_state()
+        self._room = max(self._room, done + self.depth)
+        self.state.give()
+        return True
+
+    cdef set hazards_left(self):
+        """The hazards to wait for: a session's line, and its byte."""
+        self.watched = {hazard: self.watched.get(hazard, 0) for hazard in self.line.visits().items()}
+        return {hazard for hazard, watched in self.watched.items() if watched < PATIENCE_NS}

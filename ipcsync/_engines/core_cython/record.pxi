@@ -1,0 +1,264 @@
+# record: the next generation, behind what a stream has been given so far.
+#
+# Generation g of the event engine is a record of the ring's event number (g - 1) mod depth; a record into a full ring
+# first waits on the host for the oldest. On the timeline engine it is the word's value base + g, which the stream writes.
+# The model is tests/faults/board_recorder.py.
+
+cdef class Records(Waits):
+
+    cdef int64_t record_on(
+        self, Handle handle, bint is_ours, int64_t deadline, timeout, behind
+    ) except -1:
+        """Record the next generation; 0, and nothing is done: it is not known whether the stream is of this device.
+
+        A number is never given to two records. If the driver refused one that the stream may have all the same, the next
+        call makes it again, behind its possible place and all records before it, and then one with a number of its own.
+        """
+        cdef uint64_t stream = 0
+        cdef int64_t generation = 0
+        cdef int64_t room = 0
+        cdef int found
+        cdef bint is_awaited
+        cdef bint depends = behind is not None
+        cdef Refusal refusal = Refusal(0, 0, 0)
+        while True:
+            with nogil:
+                found = self.begin_record(handle, is_ours, depends, &stream, &generation)
+                if found == GO_ON:
+                    found = self.make_record(handle, stream, generation, &refusal)
+            if found == DEPENDS:  # it has the turn
+                found = self.record_behind(handle, stream, generation, behind, &refusal)
+            if found == UNKNOWN:
+                return 0
+            elif found == BUSY:
+                if not self.enter_calls(deadline):
+                    self.raise_no_turn(timeout)
+                self.calls.give()
+            elif found == NO_ROOM:
+                self.make_room(self._recorded + 1, deadline, timeout)
+            elif found == NEEDS:
+                self.get_needed(handle, stream, generation)
+            elif found == CAPTURES:
+                self.check_usable(handle, "record")
+            elif found == NO_ID:
+                self.id_of(handle)
+            elif found == IS_CLOSED:
+                self.raise_no_record()
+            elif found == REFUSED:
+                self.raise_refused(&refusal)
+            elif not self.is_repeated(found):
+                return generation
+
+    cdef inline bint is_repeated(self, int found) except -1:
+        """Whether what was recorded was one that had been refused, so that this call's own is to follow."""
+        if found == IS_OVER:
+            self.raise_no_record()
+        return found == AGAIN
+
+    cdef int begin_record(
+        self, Handle handle, bint is_ours, bint depends, uint64_t *stream, int64_t *generation
+    ) except -1 nogil:
+        """GO_ON or DEPENDS, with the turn; or what is to be done before the next try."""
+        cdef unsigned long long id = 0
+        cdef int64_t next
+        cdef bint repeats
+        if not self.is_usable(handle):
+            return CAPTURES
+        repeats = self._begun != self._recorded
+        if not repeats and not self.find_room(self._recorded + 1):
+            return NO_ROOM
+        step(GET_ID)
+        if cuStreamGetId(handle, &id) != 0:
+            return NO_ID
+        stream[0] = id
+        if not is_ours and not self.is_of_device(id):
+            return UNKNOWN
+        if MISTAKE != 5:
+            step(LOCK)
+            if not self.calls.take():
+                return BUSY
+        next = self._begun if self._begun != self._recorded else self._recorded + 1
+        generation[0] = next
+        if self.closed() or not self.is_open():
+            return self.give_turn(IS_CLOSED)
+        if not self.is_timeline and next > self._room and next != self._begun:
+            return self.give_turn(NO_ROOM)
+        if not self.has_needed(id, next):
+            return self.give_turn(NEEDS)
+        if depends or self.chain.is_needed or list_count != 0 or self.stands_behind_all or next == self._begun:
+            return DEPENDS
+        return GO_ON
+
+    cdef inline int give_turn(self, int found) noexcept nogil:
+        if MISTAKE != 5:
+            step(UNLOCK)
+            self.calls.give()
+        return found
+
+    cdef inline bint is_of_device(self, uint64_t stream) noexcept nogil:
+        """Whether this event was recorded on the stream lately, which then is of its device."""
+        cdef int index
+        for index in range(RECENT):
+            if self.recent[index] == stream and stream != 0:
+                return True
+        return False
+
+    cdef inline bint follows(self, uint64_t stream, int64_t generation) noexcept nogil:
+        """Whether the stream is to wait for the record before, which was made on another one."""
+        return stream != self.stream and generation > 1
+
+    cdef inline bint has_needed(self, uint64_t stream, int64_t generation) noexcept nogil:
+        """Whether all is there that the driver's calls need."""
+        if not self.has_import(generation):
+            return False
+        if self.is_timeline:
+            return self.marker(stream) != NULL
+        return not self.follows(stream, generation) or self.has_import(generation - 1)
+
+    cdef bint get_needed(self, Handle handle, uint64_t stream, int64_t generation) except -1:
+        self.open_import(generation, -1)
+        if not self.is_timeline:
+            if self.follows(stream, generation):
+                self.open_import(generation - 1, -1)
+        elif self.enter_calls(INT64_MAX):
+            try:
+                self.make_marker(stream, self.ordinal)
+            finally:
+                self.calls.give()
+        return True
+
+    cdef int record_behind(
+        self, Handle handle, uint64_t stream, int64_t generation, behind, Refusal *refusal
+    ) except -1:
+        """With the turn, which it gives: a record that stands behind others, or one that the driver refused before."""
+        cdef Entry entry
+        cdef Wait followed = None
+        cdef int found = REFUSED
+        cdef bint has_turn = True
+        try:
+            if generation == self._begun:
+                refusal.wait = self.follow_refused(handle, stream)
+            if refusal.wait == 0:
+                try:
+                    entry = self.depend_on(handle, stream, generation, behind)
+                    if self.chain.entries_ or entry is not None:
+                        if self.follows(stream, generation):
+                            followed = add_wait(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
+                    self.enter_state()
+                    try:
+                        self.chain.commit(generation, stream, entry)
+                    finally:
+                        self.state.give()
+                finally:
+                    self.chain.in_hand = []
+                has_turn = False
+                with nogil:
+                    found = self.make_record(handle, stream, generation, refusal)
+                if MISTAKE == 9 and entry is not None:
+                    self.chain.store_links(generation)
+                if followed is not None and followed.generation == generation - 1:
+                    followed.is_queued = True
+        finally:
+            if has_turn:
+                self.give_turn(0)
+        return found
+
+    cdef Entry depend_on(self, Handle handle, uint64_t stream, int64_t generation, behind):
+        """What the record will stand behind. RecorderLost if any of it is lost."""
+        cdef int64_t key = self.key_of(handle, stream, self.ordinal)
+        if len(self.chain.entries_) >= self.chain.judge_at:
+            self.publish()
+            self.chain.judge_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries_)))
+        waits = self.chain.listed(None if self.stands_behind_all else key)
+        if behind:
+            waits = dict.fromkeys([*waits, *behind])
+        return self.chain.entry_of(generation, stream, waits)
+
+    cdef int follow_refused(self, Handle handle, uint64_t stream) except -1:
+        """Have the stream wait for all records before the refused one, and for that one if it was made; or the error."""
+        cdef Marker *last
+        cdef int result = 0
+        with nogil:
+            self.settle_doubts()
+        if stream != self.stream:
+            if self.is_timeline:
+                last = self.marker(self.stream)
+                if last != NULL and last.handle != NULL:
+                    self.raise_unknown_place()
+                if last != NULL:  # else all work on that stream was found complete
+                    result = cuStreamWaitEvent(handle, last.event, 0)
+            else:
+                result = self.wait_in_stream(handle, self._begun)  # if it was not made, its CUDA event is an older one's
+        if result == 0 and self._begun > 1 and self.has_import(self._begun - 1):
+            result = self.wait_in_stream(handle, self._begun - 1)
+        return result
+
+    cdef int make_record(self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
+        """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_OVER: made, and the event is not open any more."""
+        cdef bint is_awaited = MISTAKE == 11 and self.is_awaited()
+        cdef bint repeats = generation == self._begun
+        if not repeats and self.follows(stream, generation):
+            refusal.wait = self.wait_in_stream(handle, generation - 1)
+            if refusal.wait != 0:
+                return self.give_turn(REFUSED)
+        self.set_stream(stream)
+        self._begun = generation
+        if MISTAKE == 1:
+            self.publish_record(generation)
+        if self.is_timeline:
+            step(WRITE_VALUE)
+            refusal.write = cuStreamWriteValue64(handle, self._address, self.base + generation, 0)
+            refusal.record = self.mark(handle, stream)
+        else:
+            step(EVENT_RECORD)
+            refusal.record = cuEventRecord(self.event(generation), handle)
+        if refusal.write != 0 or refusal.record != 0:  # the driver may have the record: the next call makes it again
+            return self.give_turn(REFUSED)
+        self._recorded = generation
+        if MISTAKE == 2:
+            self.wake()
+        if MISTAKE != 1:
+            self.publish_record(generation)
+        self.give_turn(0)
+        if MISTAKE != 2 and (is_awaited or (MISTAKE != 11 and self.is_awaited())):
+            self.wake()
+        if MISTAKE != 3 and not self.is_open():
+            return IS_OVER
+        return AGAIN if repeats else GO_ON
+
+    cdef inline void set_stream(self, uint64_t stream) noexcept nogil:
+        self.stream = stream
+        if not self.is_of_device(stream):
+            self.recent[self.next_recent] = stream
+            self.next_recent = (self.next_recent + 1) % RECENT
+
+    cdef inline void publish_record(self, int64_t generation) noexcept nogil:
+        step(STORE_RECORDED)
+        ipcsync_store(self.place + RECORDED, self.base + generation)
+        if MISTAKE != 6:
+            step(FENCE)
+            ipcsync_fence()  # before the looks at `state` and at who waits: those store, then look what is recorded
+
+    cdef inline bint is_awaited(self) noexcept nogil:
+        return self.load(LOAD_AWAITED, AWAITED) != 0 or self.load(LOAD_FOLLOWED, FOLLOWED) != 0
+
+    cdef inline void wake(self) noexcept nogil:
+        step(WAKE)
+        ipcsync_futex_wake(self.place + RECORDED, False, 0x7FFFFFFF)
+
+    cdef int64_t try_record(self, uintptr_t address) except -1:
+        """Record on a stream that this use knows; 0, and nothing is changed, if it does not."""
+        self.check_use()
+        if not self.is_recorder:
+            return 0
+        return self.record_on(<Handle>address, False, FOREVER, None, None)
+
+    @property
+    def last_stream(self):
+        """The id of the stream recorded on last, or that a record was begun on."""
+        return self.stream
+
+    def record_next(self, handle, int64_t deadline_ns, timeout, behind):
+        """Record the next generation on the CUstream `handle`, of the event's device and with its context if it is a
+        default one; its number. `behind`: further waits that it stands behind, or None."""
+        return self.record_on(<Handle><uintptr_t>int(handle), True, deadline_ns, timeout, behind)

@@ -1,0 +1,195 @@
+# The end of a use: it may be released once its markers are complete, its records are complete, no thread is inside the
+# driver for it, and there is a verdict on each wait that was queued for it.
+
+cdef class Core(Records):
+    """What an engine is made over."""
+
+    def await_calls(self, double seconds):
+        """Wait until no other thread is in a record's or a wait's driver call; whether none is, within `seconds`."""
+        if self.calls.mine():
+            return True
+        if not self.calls.await_turn(ipcsync_now() + <int64_t>(seconds * 1e9)):
+            return False
+        self.calls.give()
+        return True
+
+    def close(self):
+        """End this use: later calls raise EventClosed, and those that wait now do within 50 ms.
+
+        A record that is under way is published when this returns, unless the driver keeps it for longer. Wait by
+        `await_calls` before, with no lock held that the heartbeat's thread needs.
+        """
+        cdef bint has_turn = False
+        try:
+            has_turn = not self.calls.mine() and self.calls.await_turn(ipcsync_now() + <int64_t>SLICE_NS)
+        finally:
+            self.is_closed = True
+            if has_turn:
+                self.calls.give()
+            self.wake()
+
+    def try_release(self):
+        """Release everything if no thread is inside the driver, no queued wait pending and no record unfinished.
+
+        A thread that waits on the host for a record only reads the board, and checks that this use is open after each
+        read, so it does not count. Does not wait for a thread that has the turn.
+        """
+        if self.is_released or not self.calls.take():
+            return self.is_released
+        try:
+            if self.is_unused or self.end_waits():
+                self.enter_state()
+                self.is_unused = True  # before the first import is destroyed, which may take several tries
+                memset(self.ring, 0, max(self.depth, 1) * sizeof(Handle))
+                self.state.give()
+                self.is_released = self.close_events()
+        finally:
+            self.calls.give()
+        return self.is_released
+
+    cdef bint end_waits(self) except -1:
+        """Forget what was queued for this slot and destroy the markers; False while any of it is pending."""
+        cdef bint are_decided = False
+        if self.sleepers:
+            return False
+        try:
+            if self.guard.coordinator_is_alive():
+                if not (self.settle_doubts() and self.is_drained_now() and self.drop_all_markers(False)):
+                    return False
+            if self.guard.coordinator_is_alive():
+                if not self.decide_waits():
+                    return False
+                are_decided = True
+        except (DriverError, CoordinatorLost):
+            if self.guard.coordinator_is_alive():
+                raise
+        if self.has_any_parked():
+            return False
+        self.free_streams()
+        # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
+        # release.
+        for wait in waits_on(self):
+            # One that is open though all were decided was listed just now, and is not queued: nothing is lost by it.
+            wait.verdict = wait.verdict or self.fate(wait.generation) or are_decided or self.loss_of(wait.generation)
+        release(self)
+        return self.drop_all_markers(True)
+
+    cdef bint drop_all_markers(self, bint all) except -1:
+        cdef bint are_gone
+        self.enter_state()
+        are_gone = self.drop_markers(all)
+        self.state.give()
+        return are_gone
+
+    cdef bint has_any_parked(self) noexcept nogil:
+        """Whether a thread is in the driver's wait for a marker or an import, which may not be destroyed then."""
+        cdef int index
+        for index in range(self.marker_count):
+            if is_in_berth(self.markers[index].event):
+                return True
+        return False
+
+    def free_streams(self):
+        """Release the timeline's word, as the coordinator does at a break, if it is lost and streams of this process wait.
+
+        The board is void, so nobody reads more from the word than that. Only a kernel's word that the coordinator has
+        ended, or its own, counts: one that is silent may release it with a watermark yet. A dead process's late write
+        may lower the word, so this is repeated.
+        """
+        if not self.is_timeline or self.load(LOAD_COMPLETED, COMPLETED) == INT64_MAX or self.guard.coordinator_is_alive():
+            return
+        if any([wait.stream and wait.known() is not True for wait in waits_on(self)]):
+            ipcsync_store(self.place + COMPLETED, INT64_MAX)
+
+    def is_drained(self):
+        """Whether this use is a recorder's and all its records are complete; other work may still be queued."""
+        cdef uint64_t state = self.load(LOAD_STATE, STATE)
+        if not self.is_recorder or self.is_unused or state not in (OPEN, CLOSED):
+            return False
+        if not self.guard.coordinator_is_alive() or not self.calls.take():  # then the driver must not be asked
+            return False
+        try:
+            return self.settle_doubts() and self.is_drained_now()
+        finally:
+            self.calls.give()
+
+    cdef bint is_drained_now(self) except -1:
+        """Whether all that was recorded here is complete. With the turn."""
+        cdef uint64_t state = self.load(LOAD_STATE, STATE)
+        self.open_pending()
+        if self.is_timeline:
+            if not self.is_recorder or state not in (OPEN, CLOSED):
+                return True  # apart from what the markers show
+        elif self._begun != self._recorded and not self.says_complete(self._begun):
+            return False
+        if not self.is_recorder or state not in (OPEN, CLOSED):
+            return self.is_timeline or self._completed == self._recorded or self.says_complete(self._recorded)
+        if not self.publish():
+            return False
+        # What is left of a record that was refused is never settled.
+        for entry in self.chain.entries_:
+            if (<Entry>entry).first <= self._recorded:
+                return False
+        return self.load(LOAD_COMPLETED, COMPLETED) >= self.base + self._recorded
+
+    cdef bint decide_waits(self) except -1:
+        """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""
+        cdef int64_t earlier
+        for wait in waits_on(self):
+            fate = wait.known()
+            earlier = wait.open_before() if isinstance(fate, Loss) else 0
+            if fate is None or earlier:
+                if self.is_recorder or not self.accepts(earlier or wait.generation):
+                    self.behind.ask(self.load(LOAD_RECORDER, RECORDER))
+                    return False
+                if fate is None:
+                    wait.verdict = True
+        return True
+
+    # --- the markers, for the waits ------------------------------------------------------------------------------------
+
+    def has_passed(self, uint64_t stream):
+        """Whether the stream with that id is past all that this use queued there; asks the driver.
+
+        False also while another thread has the lock. Raises Reentered within a call of this thread that has it.
+        """
+        cdef Marker *marker
+        cdef bint has = True
+        if self.is_unused:
+            return True
+        if self.state.mine():
+            self.raise_reentered()
+        if not self.state.take():
+            return False
+        marker = self.marker(stream)
+        if marker != NULL:
+            has = marker.handle == NULL and query_relaxed(marker.event) == 0
+        self.state.give()
+        return has
+
+    def ordinal_of(self, uint64_t stream):
+        """The device of the stream with that id; -1 if nothing that this use queued there is pending."""
+        cdef Marker *marker
+        cdef int ordinal = -1
+        if self.try_state():
+            marker = self.marker(stream)
+            ordinal = -1 if marker == NULL else marker.ordinal
+            self.state.give()
+        return ordinal
+
+    def give_unpassed(self, streams):
+        """Of these streams, those that are not past all waits for this slot, and the markers behind these.
+
+        The caller destroys the markers. With the turn.
+        """
+        cdef Marker *marker
+        given = {}
+        self.enter_state()
+        for stream in streams:
+            marker = self.marker(stream)
+            if marker != NULL and query_relaxed(marker.event) != 0:
+                given[stream] = <uintptr_t>marker.event
+                self.marker_count -= 1
+                marker[0] = self.markers[self.marker_count]
+        self.state.give()
+        return given

@@ -1,0 +1,434 @@
+"""One attachment's use of one slot, with all calls on it: what the compiled core leaves to Python.
+
+That is the arguments of calls, the errors and their texts, what is logged, whether a process lives that the kernel does
+not mark, and what is opened once: handles, the word's page, markers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NoReturn, Protocol, cast
+
+from cuda.bindings.driver import CUdevice_attribute, CUresult
+
+from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
+from ipcsync._deadline import FOREVER, deadline_of
+from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH
+from ipcsync._engines import imports
+from ipcsync._engines.compiled import Core, Wait, bind_driver, know_streams
+from ipcsync._engines.loss import Cause, Loss, Reason
+from ipcsync._native import capture, context, fork, pinned
+from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.foreign import refuse_small_number
+from ipcsync._native.stream import Stream, parts_of, stream_handle
+from ipcsync._wire.messages import Attachment
+from ipcsync.errors import (
+    DeviceMismatch,
+    DriverError,
+    EngineMismatch,
+    EventClosed,
+    IpcSyncError,
+    NoDriver,
+    NotRecorder,
+    RecorderLost,
+    Reentered,
+    WaitTimeout,
+)
+from ipcsync.typing import EngineName, EventState, StreamLike
+
+log = logging.getLogger("ipcsync")
+
+_CAN_FLUSH = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+
+
+class Guard(Protocol):
+    """The part of a session that its uses need."""
+
+    def check(self) -> None:
+        """Raise if the process was forked or the session cannot be used; cheap, called at every use."""
+
+    def check_liveness(self) -> None:
+        """As `check`, and whether the coordinator lives; called in every slice of a wait."""
+
+    def coordinator_is_alive(self) -> bool:
+        """Whether the coordinator has not stopped, and its process lives; asks the kernel."""
+
+    def count_full_ring(self) -> None:
+        """Count a record that had to wait for room in its ring."""
+
+    line_index: int
+    """Which line of the board is the session's."""
+
+    stands_behind_all: bool
+    """Whether each record of the session stands behind every wait of the process, whatever its stream."""
+
+
+class Engine(Core):
+    """One attachment's use of one slot, on either engine. Thread-safe.
+
+    `event`: a ring of interprocess CUDA events, each opened at its first use. `timeline`: one 64-bit word of the board,
+    which the recorder's stream writes (cuStreamWriteValue64), a waiter's stream waits for (cuStreamWaitValue64, GEQ), and
+    the CPU reads with one load. It needs no handle, holds across GPUs and containers, and can be waited for before the
+    record. Streams that share a hardware queue can deadlock on such waits (NVIDIA's reference warns of it): CUDA does not
+    know the order that they create.
+    """
+
+    name: str
+    kind: EngineName
+
+    def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
+        _bind()
+        super().__init__(board, guard, attachment, ordinal, fork.mark())
+        self._driver = context.driver()
+        self.handles: tuple[bytes, ...] = tuple(attachment.handles)
+        self._serials = attachment.serials
+        self._peer: Peer | None = None
+        # Set by the client: the drained close was sent; a failed release was logged.
+        self.has_told_closed = self.has_told_drained = self.has_failed = False
+        self.has_told_depth = self._has_told_full = False
+        if self.is_timeline and self.node:
+            self._flags |= self._flush()
+
+    def _flush(self) -> int:
+        """For mirrors: the flag that makes a network card's earlier writes visible after a wait, if there is one."""
+        device = unwrap(self._driver.cuDeviceGet(self.ordinal), "cuDeviceGet")
+        can = unwrap(self._driver.cuDeviceGetAttribute(_CAN_FLUSH, device), "cuDeviceGetAttribute")
+        return STREAM_WAIT_VALUE_FLUSH if can else 0
+
+    @property
+    def label(self) -> str:
+        """The event's name in texts."""
+        return repr(self.name) if self.name else f"an unnamed event (slot {self.slot})"
+
+    @property
+    def state(self) -> EventState:
+        """open, broken or closed."""
+        if self.line.incarnation != self.incarnation:
+            return "closed"
+        state = self.line.state
+        return "open" if state == OPEN else "broken" if state == BROKEN else "closed"
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def record(
+        self,
+        handle: DriverObject,
+        ordinal: int,
+        timeout: float | None,
+        after: Sequence[tuple[Engine, int]] = (),
+        behind: Sequence[Wait] = (),
+    ) -> int:
+        """Record the next generation on the CUstream `handle` of device `ordinal`; returns its number.
+
+        It stands behind all waits queued on that stream earlier, behind the generations `after`, which the stream is
+        made to wait for, and behind the waits `behind`, which are those of other streams.
+        """
+        began = time.monotonic_ns()
+        deadline = deadline_of(timeout, began)
+        self.check()
+        if not self.is_recorder:
+            self.raise_not_recorder()
+        if after:
+            self._wait_for(after, handle, ordinal, timeout, began)
+        if ordinal != self.ordinal:
+            raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
+        if int(handle) not in LEGACY:
+            return self.record_next(handle, deadline, timeout, behind or None)
+        with OnDevice(ordinal) as inside, inside:
+            return self.record_next(handle, deadline, timeout, behind or None)
+
+    def _wait_for(
+        self,
+        after: Sequence[tuple[Engine, int]],
+        handle: DriverObject,
+        ordinal: int,
+        timeout: float | None,
+        began: int,
+    ) -> None:
+        """Have the stream wait for these generations, as by a wait for each; of this event's, a record does anyway."""
+        for view, generation in after:
+            if view.origin == self.origin:
+                if generation > self._recorded:
+                    number = self._recorded + 1
+                    raise ValueError(
+                        f"generation {number} of {self.label} cannot stand behind its generation {generation}"
+                    )
+                continue
+            try:
+                view.wait_on(generation, handle, ordinal, timeout, began)
+            except RecorderLost:
+                fate = view.fate(generation)
+                view.check()  # after the words were read
+                if not isinstance(fate, Loss):
+                    raise
+                raise self._error_of(Wait(view, generation, 0, 0).behind(fate), self._recorded + 1) from None
+
+    def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
+        """Have the stream's later work wait for `generation`."""
+        deadline_of(timeout)
+        self.check()
+        if type(stream) is Stream:
+            handle, ordinal, _ = parts_of(stream)
+        else:
+            refuse_small_number(stream, 0)  # the default streams' numbers too: wait(1) was meant as a timeout
+            handle, ordinal = stream_handle(stream)
+        if ahead and not self.is_timeline:
+            raise EngineMismatch(
+                f"the event {self.label} uses the engine 'event', and CUDA cannot wait for a record that is not made "
+                "yet: open it with engine='timeline' to wait ahead"
+            )
+        self._queue(generation, handle, ordinal, timeout, ahead=ahead)
+
+    def wait_on(self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, began: int) -> None:
+        """As `wait`, on the CUstream `handle` of device `ordinal`; `timeout` counts from `began` in ns."""
+        self.check()
+        self._queue(generation, handle, ordinal, timeout, began=began, what="record")
+
+    def _queue(
+        self,
+        generation: int,
+        handle: DriverObject,
+        ordinal: int,
+        timeout: float | None,
+        *,
+        ahead: bool = False,
+        began: int = 0,
+        what: str = "wait",
+    ) -> int:
+        """The id of the stream on which the wait was queued; 0 if there was nothing to wait for."""
+        if int(handle) not in LEGACY:
+            return self.queue(handle, ordinal, generation, timeout, ahead, began, what)
+        with OnDevice(ordinal) as inside, inside:
+            return self.queue(handle, ordinal, generation, timeout, ahead, began, what)
+
+    def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
+        """For a trace: a task of an asynchronous client has waited for `generation` since `began`."""
+
+    def recorder_is_over(self) -> bool | None:
+        """Whether the recorder's process and its GPU work have ended for good; None if that is never known."""
+        serial = self.recorder
+        if not serial:
+            return False
+        # The bridge records a mirror here, and knows nothing about the recorder's process on its own node.
+        is_over = None if self.is_recorder or self.node else self._known(serial).is_over()
+        return is_over and self.guard.coordinator_is_alive()  # in this order
+
+    # --- what the core asks for ---------------------------------------------------------------------------------------
+
+    def open_first(self) -> None:
+        """Open the ring's first handle, or register the word's page, to test that this works here. Raises DriverError."""
+        if self.is_timeline:
+            self._address = self.open_word()
+        else:
+            self.query_import(1)
+
+    def open_word(self) -> int:
+        """The device pointer of the word, whose page is registered on the event's device: for all of the process's."""
+        with OnDevice(self.ordinal) as inside, inside:  # the caller's thread may have no context yet
+            return pinned.word(self.line.completed_address)
+
+    def open_event(self, index: int, patience_s: float | None) -> DriverObject | None:
+        """The CUevent of the ring at `index`; None if another thread opens one for `patience_s`."""
+        try:
+            return imports.acquire(self, self._key(index), self.handles[index], self.ordinal, patience_s)
+        except DriverError:
+            self.guard.check_liveness()  # a lost coordinator explains the error
+            raise
+
+    def close_event(self, index: int) -> bool | None:
+        """Close it, for this use; falsy while another thread opens or destroys some."""
+        return imports.release(self, self._key(index))
+
+    def close_events(self) -> bool:
+        """Close all of them; False while another thread opens or destroys some."""
+        return all(self.close_event(index) for index in range(len(self.handles)))
+
+    def _key(self, index: int) -> tuple[bytes, int]:
+        return self.board.epoch, self._serials[index]
+
+    def create_event(self, ordinal: int) -> DriverObject:
+        """A CUDA event of this process, for a marker on a stream of that device."""
+        with OnDevice(ordinal) as inside, inside:
+            return unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
+
+    def peer_is_alive(self, serial: int) -> bool:
+        """Whether the recorder's process lives; asks the kernel if that has not marked it."""
+        return self._known(serial).is_alive()
+
+    def session_is_alive(self, line: int) -> bool:
+        """Whether the session of that line lives."""
+        serial = self.board.session(line).serial
+        return bool(serial) and peer_of(self.board, serial).is_alive()
+
+    def refuse_capturing(self, handle: int, what: str) -> None:
+        """Raise StreamCapturing if that stream is captured, or the driver's error."""
+        capture.refuse_capturing(self._driver.CUstream(handle), what, self._driver)
+
+    def _known(self, serial: int) -> Peer:
+        peer = self._peer
+        if peer is None or peer.serial != serial:
+            peer = self._peer = peer_of(self.board, serial)
+        return peer
+
+    def _recorder(self) -> tuple[str, int]:
+        """(name or id, pid) of the session that records or recorded; ("", 0) if there is none or it is not known."""
+        serial = self.recorder
+        if not serial:
+            return "", 0
+        peer = self._known(serial)
+        return peer.label, peer.pid
+
+    # --- losses -------------------------------------------------------------------------------------------------------
+
+    def loss_of(self, generation: int) -> Loss:
+        """Why `generation` is lost."""
+        if self.behind.is_lost(generation):
+            culprit = self.line.culprit
+            return Loss("behind", culprit, *self.board.who(culprit), node=self.node)
+        if self.node:
+            return Loss(self._cause(generation), self.recorder, "", 0, node=self.node, reason=self._reason())
+        return Loss(self._cause(generation), self.recorder, *self._recorder())
+
+    def _reason(self) -> Reason | None:
+        """Why the node of a mirror is lost, None if only the recorder there is.
+
+        A mirror that is not broken, while its recorder was found dead, has lost its bridge.
+        """
+        state = self.line.state
+        if state == BROKEN:
+            return cast("Reason", self.line.reason or None)
+        return "bridge" if state == OPEN else None
+
+    def _cause(self, generation: int) -> Cause:
+        state = self.line.state
+        if state == BROKEN:
+            return "expired" if self.line.has_expired else "died"
+        return "closed" if state != OPEN and generation > self.generation else "died"
+
+    def _error_of(self, loss: Loss, generation: int) -> RecorderLost:
+        """The RecorderLost for a loss."""
+        is_over = loss.cause != "behind" and self.recorder_is_over()
+        return loss.error(self.name, self.label, generation, over=True if is_over else None)
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    def raise_closed(self) -> NoReturn:
+        """Raise EventClosed: by this process."""
+        raise EventClosed(f"the event {self.label} was closed in this process", event=self.name)
+
+    def raise_gone(self) -> NoReturn:
+        """Raise EventClosed: by a later use of the slot."""
+        raise EventClosed(f"the event {self.label} is gone: another event has its slot", event=self.name)
+
+    def raise_lost(self, generation: int) -> NoReturn:
+        """Raise RecorderLost; EventClosed if this use was closed meanwhile."""
+        # A dying process's work may complete before the coordinator sees the death: here it does not count any more.
+        self._lost_from = min(self._lost_from, generation)
+        loss = self.loss_of(generation)
+        if self.is_closed:  # after the words were read
+            self.raise_closed()
+        raise self._error_of(loss, generation)
+
+    def raise_driver(self, code: int, call: str) -> NoReturn:
+        """Raise the driver's error; but if the coordinator is lost, or this process was forked amid the call, that."""
+        self.guard.check_liveness()
+        unwrap((CUresult(code),), call)
+        raise AssertionError
+
+    def raise_reentered(self) -> NoReturn:
+        """Raise Reentered."""
+        raise Reentered(f"a call for {self.label} is under way on this thread, which this one interrupts")
+
+    def raise_unknown_place(self) -> NoReturn:
+        """Raise IpcSyncError: the driver refused a record and the marker behind it, and the next one is elsewhere."""
+        raise IpcSyncError(
+            f"a record of {self.label} was refused by the driver, and its place on its stream is unknown: record on that "
+            "stream once more, or close the event and open it again"
+        )
+
+    def raise_not_recorder(self, who: str = "this session") -> NoReturn:
+        """Raise NotRecorder."""
+        recorder, pid = self._recorder()
+        other = f"the session {recorder!r} (pid {pid or '?'}) records on it" if recorder else "no session has so far"
+        raise NotRecorder(
+            f"{who} did not open {self.label} with recorder=True; {other}",
+            event=self.name,
+            recorder=recorder,
+            pid=pid,
+        )
+
+    def raise_no_record(self) -> NoReturn:
+        """Raise why there can be no further record."""
+        self.check()  # first: an expired session raises SessionExpired rather than EventClosed
+        if self.chain.loss is not None:
+            raise self._error_of(self.chain.loss, self._recorded + 1)
+        raise EventClosed(
+            f"the event {self.label} is {self.state}, and takes no more records: open its name again", event=self.name
+        )
+
+    def raise_no_turn(self, timeout: float | None) -> NoReturn:
+        """Raise WaitTimeout: another thread's record of this event was under way for `timeout` seconds."""
+        self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record or wait is under way)")
+
+    def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
+        """Raise WaitTimeout: `generation` was not `what` ("recorded" or "complete") within `timeout`."""
+        text = f"generation {generation} of {self.label} was not {what} within {timeout} s"
+        if serial := self.recorder:
+            self._known(serial)  # for the error of a later loss: its line may be another session's by then
+        else:
+            text += ": nobody has opened the event as its recorder (recorder=True)"
+        raise WaitTimeout(text, event=self.name, generation=generation, timeout=timeout)
+
+    def raise_full(self, oldest: int, timeout: float | None) -> NoReturn:
+        """Raise WaitTimeout: the ring is full, and its `oldest` record was not complete within `timeout` seconds."""
+        raise WaitTimeout(
+            f"no room for a further record: all depth={self.depth} are in flight, and generation {oldest} of "
+            f"{self.label}, the oldest, was not complete within {timeout} s",
+            event=self.name,
+            generation=oldest,
+            timeout=timeout,
+        )
+
+    def raise_visited(self, oldest: int, timeout: float | None) -> NoReturn:
+        """Raise WaitTimeout: other processes are inside the driver for a wait for `oldest`, or a generation before."""
+        raise WaitTimeout(
+            f"no room for a further record: generation {oldest} of {self.label} is complete, but another process has "
+            f"been about to queue a stream's wait for it, or for one before, for all of {timeout} s",
+            event=self.name,
+            generation=oldest,
+            timeout=timeout,
+        )
+
+    def note_full(self, oldest: int) -> None:
+        """Log, once, that a record has waited for the `oldest` one for a while, and the way out."""
+        if not self._has_told_full:
+            self._has_told_full = True
+            log.warning(
+                "a record waits for room: all depth=%d are in flight, and generation %d of %s, the oldest, is not "
+                "complete; until it is, the thread that records stands still. Give the event or the stream's first "
+                "record a larger depth, or engine='timeline', which has no such limit",
+                self.depth,
+                oldest,
+                self.label,
+            )
+
+    def log_nobody(self) -> None:
+        """Log, once, that waits of this process have lasted for a while, and nobody is there to record."""
+        log.warning(
+            "still waiting for %s: nobody has opened the event as its recorder (recorder=True); is the name the same on "
+            "both sides, prefix included?",
+            self.label,
+        )
+
+
+@cache
+def _bind() -> None:
+    """Give the compiled core the driver's functions."""
+    know_streams(Stream)
+    why_not = bind_driver()
+    if why_not is not None:
+        raise NoDriver(f"the binding lacks a function that ipcsync needs: {why_not}: install a newer cuda-bindings")
