@@ -67,7 +67,7 @@ class Held:
 
     def waiting(self, timeout: float | None = None) -> Blocked:
         """A thread that waits for the point, for which the recorder has parked one."""
-        blocked = Blocked(lambda: self.point.synchronize(timeout), "_driver_wait")
+        blocked = Blocked(lambda: self.point.synchronize(timeout))
         until(lambda: self.parked() == 1, "a thread of the recorder's in the driver's wait")
         return blocked
 
@@ -118,7 +118,7 @@ def test_a_ring_of_records_is_told_one_by_one(coordinator: ipcsync.Coordinator, 
     for _ in range(3):
         gates.append(StreamGate(stream))
         points.append(event.record(stream))
-    calls = [Blocked(point.synchronize, "_driver_wait") for point in points]
+    calls = [Blocked(point.synchronize) for point in points]
     until(lambda: compiled.parked()[0] == others + 1, "a thread in the driver's wait")
     before = compiled.parked()[1]
     for number, (gate, call) in enumerate(zip(gates, calls, strict=True), 1):
@@ -216,7 +216,7 @@ def test_more_events_than_threads_end_in_any_order(client: ipcsync.Client, engin
     events = [client.event(f"e{number}", recorder=True, engine=engine, depth=1) for number in range(count)]
     gates = [StreamGate(stream) for stream in streams]
     points = [event.record(stream) for event, stream in zip(events, streams, strict=True)]
-    calls = [Blocked(point.synchronize, "_driver_wait") for point in points]
+    calls = [Blocked(point.synchronize) for point in points]
     until(lambda: compiled.parked()[0] == _BERTHS, "as many in the driver's wait as there may be")
     assert len(_await_parked_tasks(os.getpid(), _BERTHS)) == _BERTHS
     for number in [6, 0, 5, 1, 4, 2, 3]:
@@ -229,7 +229,7 @@ def test_a_ring_that_goes_on_meanwhile_keeps_no_wait(client: ipcsync.Client) -> 
     stream = ipcsync.Stream()
     with StreamGate(stream) as gate:
         first = event.record(stream)
-        call = Blocked(first.synchronize, "_driver_wait")
+        call = Blocked(first.synchronize)
         gate.open()
     with StreamGate(stream) as gate:
         second = event.record(stream, timeout=DEADLINE_S)  # on the same CUDA event
@@ -244,7 +244,7 @@ def test_a_recorder_that_parks_nobody_keeps_no_wait(
     """As one without the compiled core: who waits looks from time to time."""
     peer.call(actions.park_nobody)
     held = Held(coordinator.endpoint, client, peer, engine)
-    call = Blocked(held.point.synchronize, "_driver_wait")
+    call = Blocked(held.point.synchronize)
     held.open()
     assert call.outcome() is None
     assert peer.call(actions.parked) == (0, 0)
@@ -290,7 +290,7 @@ def test_a_forked_child_waits_for_nothing_and_its_parent_goes_on(
     others, _ = compiled.parked()
     with StreamGate(stream) as gate:
         point = event.record(stream)
-        call = Blocked(point.synchronize, "_driver_wait")
+        call = Blocked(point.synchronize)
         until(lambda: compiled.parked()[0] == others + 1, "a thread in the driver's wait")
         child = forking.Child(kind, lambda: forking.not_refused({"synchronize": lambda: point.synchronize(5)}))
         assert child.result() == {}
