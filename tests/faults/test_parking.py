@@ -13,21 +13,16 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-from ipcsync._engines import compiled, imports, markers
+from ipcsync._engines import compiled, imports
 from ipcsync._linux.futex import Futex
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import actions, forking
 from tests.faults.fixtures import Blocked, finish, until_lost
 from tests.kit.peer import Peer
-from tests.kit.shortcuts import NONE_HERE, has_shortcuts
 from tests.kit.until import DEADLINE_S, until
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.driver,
-    pytest.mark.skipif(not has_shortcuts(), reason=f"nothing is parked: {NONE_HERE}"),
-]
+pytestmark = [pytest.mark.core, pytest.mark.driver]
 
 _BERTHS = 4
 _BOUND_S = 5.0  # generous: a wait that the driver keeps would last for as long as its gate is closed
@@ -168,15 +163,14 @@ def test_a_recorder_that_closes_lets_go_once_its_thread_is_out_of_the_driver(hel
 
 
 def test_nothing_is_destroyed_while_a_thread_may_be_in_the_wait_for_it(
-    client: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    event = client.event("e", recorder=True, engine=engine)
+    event = client.event("e", recorder=True, engine="event")
     finish(event.record(ipcsync.Stream()))
     used = event._engine
     assert used is not None
     count = imports.count()
-    for module in (markers, imports):
-        monkeypatch.setattr(module, "is_parked", lambda _: True)
+    monkeypatch.setattr(imports, "is_parked", lambda _: True)
     event.close()
     assert not used.try_release()
     assert imports.count() == count
@@ -241,7 +235,7 @@ def test_a_ring_that_goes_on_meanwhile_keeps_no_wait(client: ipcsync.Client) -> 
 def test_a_recorder_that_parks_nobody_keeps_no_wait(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
-    """As one without the compiled core: who waits looks from time to time."""
+    """As one whose threads are all taken: who waits looks from time to time."""
     peer.call(actions.park_nobody)
     held = Held(coordinator.endpoint, client, peer, engine)
     call = Blocked(held.point.synchronize)
@@ -253,8 +247,7 @@ def test_a_recorder_that_parks_nobody_keeps_no_wait(
 _ENDS = """
 import sys, time, ipcsync
 from ipcsync.testing import StreamGate
-from ipcsync._engines import compiled, imports, markers
-from ipcsync._linux.futex import Futex
+from ipcsync._engines import compiled
 client = ipcsync.connect(sys.argv[1])
 event = client.event("mine", recorder=True, engine=sys.argv[2])
 stream = ipcsync.Stream()

@@ -27,9 +27,14 @@ _TYPES = {
     "unsigned int": ctypes.c_uint,
 }  # every other argument is a pointer to where the answer goes
 
+RECORD = {"event": "cuEventRecord", "timeline": "cuStreamWriteValue64"}
+WAIT = {"event": "cuStreamWaitEvent", "timeline": "cuStreamWaitValue64"}
+"""What makes a record or queues a wait, on each engine."""
+
 Call = Callable[..., int]
 """What stands in place of a function: it is given the real one, then that one's arguments, and returns its result."""
 
+_LONGEST_S = 60.0
 _kept: list[Any] = []  # a thread of an earlier test may still be inside of one
 
 
@@ -99,3 +104,36 @@ def refused_once(name: str, *, is_made: bool = False) -> dict[str, Call]:
         return REFUSED
 
     return {name: call}
+
+
+@contextmanager
+def held_up(*names: str, threads: int = 1) -> Iterator[HeldUp]:
+    """The next call of one of these functions on each of so many other threads than this blocks until the block ends."""
+    held, this = HeldUp(), threading.get_ident()
+
+    def call(real: Call, *args: Any) -> int:
+        if threading.get_ident() != this and held.left.acquire(blocking=False):
+            held.inside.release()
+            assert held.go_on.wait(_LONGEST_S)
+        return int(real(*args))
+
+    held.left = threading.Semaphore(threads)
+    replace(dict.fromkeys(names, call))
+    try:
+        yield held
+    finally:
+        held.go_on.set()
+        restore()
+
+
+class HeldUp:
+    """Calls that block in the driver, as behind a full queue: without the GIL, with the turn of the event's calls."""
+
+    left: threading.Semaphore
+
+    def __init__(self) -> None:
+        self.inside, self.go_on = threading.Semaphore(0), threading.Event()
+
+    def wait(self) -> None:
+        """Until one more is inside."""
+        assert self.inside.acquire(timeout=_LONGEST_S)
