@@ -12,7 +12,7 @@ import pytest
 import ipcsync
 from ipcsync._board import CLOSED
 from ipcsync._engines import queued
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.compiled import Gathered, Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import RecorderLost
 from ipcsync.testing import StreamGate
@@ -49,19 +49,19 @@ def _key(stream: ipcsync.Stream) -> int:
 @pytest.mark.parametrize("by", ["record", "record_all"])
 def test_what_a_record_has_looked_at_is_judged_though_another_wait_took_its_place(chain: Chain, by: str) -> None:
     """Its recorder dies, and its use is released, between the look and the record."""
-    stream, gate = chain.stream, StreamGate(chain.held)
-    chain.record(chain.a, chain.held)
-    chain.mine.wait(1, stream, 1, False)
-    gathered = queued.Gathered()
-    gathered.add(None)
-    waits = gathered.waits() if by == "record_all" else chain.b.chain.listed(_key(stream))
-    chain.record(chain.a, chain.held)
-    chain.mine.wait(2, stream, 1, False)
-    if by == "record":
-        del gathered
-    chain.kill(0)
-    chain.board.slot(0).break_at(0)
-    gate.open()
+    stream = chain.stream
+    with StreamGate(chain.held):
+        chain.record(chain.a, chain.held)
+        chain.mine.wait(1, stream, 1, False)
+        gathered = Gathered()
+        gathered.add(None)
+        waits = gathered.waits() if by == "record_all" else chain.b.chain.listed(_key(stream))
+        chain.record(chain.a, chain.held)
+        chain.mine.wait(2, stream, 1, False)
+        if by == "record":
+            del gathered
+        chain.kill(0)
+        chain.board.slot(0).break_at(0)
     chain.held.synchronize()
     chain.release(0)
     stream.synchronize()
@@ -210,14 +210,14 @@ def test_a_loss_that_grows_amid_the_look_for_open_ones_hides_none(
 
 
 def test_the_holders_may_become_more_while_another_thread_looks_at_them(row: Row) -> None:
-    holders = [queued.Gathered() for _ in range(3)]
+    holders = [Gathered() for _ in range(3)]
     seen = 0
 
-    class Other(queued.Gathered):
+    class Other(Gathered):
         def waits(self) -> list[Wait]:
             nonlocal seen
             seen += 1
-            _in_a_thread(lambda: holders.append(queued.Gathered()))
+            _in_a_thread(lambda: holders.append(Gathered()))
             return super().waits()
 
     holders.append(Other())
@@ -235,7 +235,7 @@ def test_a_wait_that_goes_from_a_list_to_a_record_is_found_on_its_way(chain: Cha
         found.extend(chain.b.chain.listed(key))
         queued.add(key, chain.mine, 2, STREAM)
 
-    class Other(queued.Gathered):
+    class Other(Gathered):
         def waits(self) -> list[Wait]:
             _in_a_thread(meet)
             return []

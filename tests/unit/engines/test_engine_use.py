@@ -12,7 +12,7 @@ import ipcsync
 from ipcsync._board import CLOSED, INT64_MAX
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
 from ipcsync._engines import imports, queued
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.compiled import Gathered, Wait
 from ipcsync._engines.engine import Engine
 from ipcsync._native import context
 from ipcsync.errors import DeviceMismatch, EventClosed, RecorderLost, WaitTimeout
@@ -270,7 +270,7 @@ def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(row: Row)
     view = row.theirs[0]
     listed: list[Wait] = []
 
-    class Other(queued.Gathered):
+    class Other(Gathered):
         def waits(self) -> list[Wait]:  # looked at behind the lists
             if not listed:
                 listed.append(queued.add(KEY, view, 1, STREAM))
