@@ -25,7 +25,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.forking import FORKS as FORK_BY
 from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
-from tests.faults.interrupt_locks import locks_of, module_locks, reservation_locks
+from tests.kit.package_locks import locks_of, module_locks, reservation_locks
 from tests.kit import driver_functions
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
