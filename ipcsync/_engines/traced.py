@@ -67,9 +67,7 @@ class Tracing:
         self._domain = _nvtx_domain()
         self._has_stopped = False
 
-    def engine(
-        self, board: Board, guard: Guard, attachment: Attachment, ordinal: int
-    ) -> Traced | None:
+    def engine(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> Traced | None:
         """A traced engine; None if the process's file cannot be created, which is logged once."""
         writer = self._writer()
         if writer is None:

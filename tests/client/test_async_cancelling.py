@@ -16,8 +16,8 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, turns_until, two_clients
-from tests.kit.scripts import run
 from tests.kit import driver_functions
+from tests.kit.scripts import run
 from tests.kit.until import until
 
 

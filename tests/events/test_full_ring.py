@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
 from tests.events.stage import Stage
-from tests.kit.failing import Failing
 from tests.kit import driver_functions
-from tests.kit.until import DEADLINE_S, until
+from tests.kit.failing import Failing
+from tests.kit.until import until
 
 pytestmark = pytest.mark.usefixtures("nothing_queued")
 

@@ -15,9 +15,8 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.fixtures import Blocked
-from tests.kit import remote
+from tests.kit import driver_functions, remote
 from tests.kit.peer import Peer
-from tests.kit import driver_functions
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver

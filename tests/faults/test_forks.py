@@ -25,8 +25,8 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.forking import FORKS as FORK_BY
 from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
-from tests.kit.package_locks import locks_of, module_locks, reservation_locks
 from tests.kit import driver_functions
+from tests.kit.package_locks import locks_of, module_locks, reservation_locks
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -417,7 +417,9 @@ _STEPS = {
 def test_row_31_a_fork_in_the_middle_of_a_call_is_told_in_the_child_and_leaves_no_visit(
     endpoint: str, peer: Peer, engine: EngineName, call: str, step: str
 ) -> None:
-    function = {"the wait": driver_functions.WAIT[engine], "the record": driver_functions.RECORD[engine]}.get(step, step)
+    function = {"the wait": driver_functions.WAIT[engine], "the record": driver_functions.RECORD[engine]}.get(
+        step, step
+    )
     assert peer.call(_fork_within, endpoint, engine, call, function) == ("ForkedProcessError", False)
 
 

@@ -155,6 +155,7 @@ cdef class Core(Records):
         """
         cdef Marker *marker
         cdef bint has = True
+        cdef bint is_doubtful = False
         if self.is_unused:
             return True
         if self.state.mine():
@@ -163,8 +164,12 @@ cdef class Core(Records):
             return False
         marker = self.marker(stream)
         if marker != NULL:
-            has = marker.handle == NULL and query_relaxed(marker.event) == 0
+            is_doubtful = marker.handle != NULL
+            has = not is_doubtful and query_relaxed(marker.event) == 0
         self.state.give()
+        if is_doubtful and self.calls.take():  # else nobody would learn of it before the next record
+            self.settle_doubts()
+            self.calls.give()
         return has
 
     def ordinal_of(self, uint64_t stream):
