@@ -1,4 +1,4 @@
-"""Which calls go straight to the compiled core, that they are counted, and what comes of one that the driver refuses."""
+"""Which calls go straight to the core, that they are counted, and what comes of one that the driver refuses."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def refused_once(name: str, *, is_made: bool = False) -> dict[str, Call]:
 
 @contextmanager
 def held_up(*names: str, threads: int = 1) -> Iterator[HeldUp]:
-    """The next call of one of these functions on each of so many other threads than this blocks until the block ends."""
+    """The next calls of these functions on other threads than this, so many, block until the block ends."""
     held, this = HeldUp(), threading.get_ident()
 
     def call(real: Call, *args: Any) -> int:
