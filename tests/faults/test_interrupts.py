@@ -1,6 +1,6 @@
 """Exceptions and calls of signals' handlers and finalizers in the middle of any call: rows 41, 42 and 43.
 
-No Python code runs between the steps of a call that must not be torn, so what is tried here is what really comes: alarms
+No Python code runs between the steps of a call that must not be torn, so what really comes is tried here: alarms
 whose handlers raise or call, exceptions for want of stack, finalizers, and functions that the driver calls.
 """
 
