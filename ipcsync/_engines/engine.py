@@ -10,12 +10,12 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NoReturn, Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from cuda.bindings.driver import CUdevice_attribute, CUresult
 
 from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
-from ipcsync._deadline import FOREVER, deadline_of
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH
 from ipcsync._engines import imports

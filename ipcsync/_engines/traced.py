@@ -27,7 +27,6 @@ from ipcsync._trace.writer import Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
 from ipcsync._worker import Worker
 from ipcsync.errors import EventClosed, IpcSyncError, RecorderLost, StreamCapturing
-from ipcsync.typing import StreamLike
 
 log = logging.getLogger("ipcsync")
 
