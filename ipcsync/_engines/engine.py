@@ -370,9 +370,11 @@ class Engine(Core):
             f"the event {self.label} is {self.state}, and takes no more records: open its name again", event=self.name
         )
 
-    def raise_no_turn(self, timeout: float | None) -> NoReturn:
-        """Raise WaitTimeout: another thread's record of this event was under way for `timeout` seconds."""
-        self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record or wait is under way)")
+    def raise_no_turn(
+        self, timeout: float | None, why: str = "another thread's record or wait is under way"
+    ) -> NoReturn:
+        """Raise WaitTimeout: a call that has the turn was under way for `timeout` seconds."""
+        self.raise_timeout(self._recorded + 1, timeout, f"recorded ({why})")
 
     def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
         """Raise WaitTimeout: `generation` was not `what` ("recorded" or "complete") within `timeout`."""

@@ -12,11 +12,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from ipcsync._engines.chains import Entry
+from ipcsync._engines.queued_wait import Wait
+
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
 from ipcsync._engines import compiled
-from ipcsync._engines.chains import Entry
 from ipcsync._engines.compiled import Links
-from ipcsync._engines.queued_wait import Wait
 from ipcsync._linux.fork import ForkMark
 from tests.faults.board_world import MAX
 from tests.kit import boards

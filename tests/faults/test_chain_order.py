@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ipcsync._engines.chains import Entry
+from ipcsync._engines.queued_wait import Wait
 
 from ipcsync._board import LIVE, layout
 from ipcsync._engines import queued
-from ipcsync._engines.chains import Entry
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued_wait import Wait
 from tests.faults import chain_world
 from tests.faults.chain_model import Model
 from tests.faults.chain_world import Scenario, World

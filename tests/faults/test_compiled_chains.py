@@ -12,12 +12,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from ipcsync._engines.chains import Entry
+from ipcsync._engines.queued_wait import Wait
 
 from ipcsync._board import BROKEN, INT64_MAX, LIVE
 from ipcsync._board.session_line import SessionLine
-from ipcsync._engines.chains import Entry
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued_wait import Wait
 from tests.faults.chain_world import World
 from tests.faults.compiled_rig import Rig, built, end
 from tests.faults.test_board_order import Case

@@ -156,7 +156,7 @@ cdef class Records(Waits):
                     found = self.make_record(handle, stream, generation, refusal)
                 if MISTAKE == 9 and entry is not None:
                     self.chain.store_links(generation)
-                if followed is not None and followed.generation == generation - 1:
+                if followed is not None and refusal.wait == 0 and followed.generation == generation - 1:
                     followed.is_queued = True
         finally:
             if has_turn:
