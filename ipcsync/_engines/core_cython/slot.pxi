@@ -8,11 +8,11 @@ cdef enum:
     NOT_READY = 600
     MANY_MARKERS = 16
 
-cdef enum Look:  # the looks that raise nothing
+cdef enum Look:  # the looks that raise nothing; -1 is an exception's
     PENDING = 0
     COMPLETE = 1
-    WAS_CLOSED = -1
-    WAS_LOST = -2
+    WAS_CLOSED = -2
+    WAS_LOST = -3
 
 
 cdef struct Marker:  # an event of this process on a stream, recorded behind the last work that this use queued there
