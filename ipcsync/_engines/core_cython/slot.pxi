@@ -199,7 +199,8 @@ cdef class Slot:
         return COMPLETE
 
     cdef inline bint is_on_board(self, int64_t generation) noexcept nogil:
-        return generation <= min(self.board_completed(), self.last(), self._lost_from - 1)
+        cdef int64_t done = self.board_completed()  # before what is recorded: C's order of arguments is anybody's
+        return generation <= min(done, self.last(), self._lost_from - 1)
 
     # --- room in the ring ---------------------------------------------------------------------------------------------
 
@@ -538,7 +539,8 @@ cdef class Slot:
     def completed(self):
         """Everything up to this generation is complete."""
         self.publish_completed()
-        return max(self.known(), min(self.board_completed(), max(self.last(), 0), self._lost_from - 1))
+        done = self.board_completed()
+        return max(self.known(), min(done, max(self.last(), 0), self._lost_from - 1))
 
     @property
     def may_be_recorded(self):
