@@ -199,7 +199,7 @@ def _output(process: subprocess.Popen[str]) -> str:
 def test_the_readmes_programs_run_in_either_order(
     client: ipcsync.Client, start: Callable[[str], subprocess.Popen[str]], first: str
 ) -> None:
-    _calls, producer, consumer = _blocks(_ROOT / "README.md", "python")
+    _short, producer, consumer = _blocks(_ROOT / "README.md", "python")
     notices = client.watch("kv/", timeout=_DEADLINE_S)
     processes = {first: start(producer if first == "producer" else consumer)}
     opened: set[str] = set()
@@ -213,8 +213,37 @@ def test_the_readmes_programs_run_in_either_order(
     assert _output(processes["consumer"]) == "read\n"
 
 
+def test_the_readmes_short_program_prints_what_stands_below_it(start: Callable[[str], subprocess.Popen[str]]) -> None:
+    program, *_ = _blocks(_ROOT / "README.md", "python")
+    _, _, below = (_ROOT / "README.md").read_text().partition(program)
+    assert _output(start(program)) == below.split("```\n")[2]
+
+
+def test_the_readmes_error_is_that_of_a_killed_recorder(
+    client: ipcsync.Client, start: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    dying = start(_DYING)
+    with client.event("kv/ready") as event, pytest.raises(ipcsync.RecorderLost) as lost:
+        event.at(1).synchronize(timeout=_DEADLINE_S)
+    dying.wait(_DEADLINE_S)
+    told = f"RecorderLost: {lost.value}".replace(f"pid {dying.pid}", "pid 12983")
+    assert f"```\n{told}\n```\n" in (_ROOT / "README.md").read_text()
+
+
+_DYING = """\
+import os, signal
+import ipcsync
+from ipcsync.testing import StreamGate
+
+client = ipcsync.connect(name="prefill")
+event = client.event("kv/ready", recorder=True)
+stream = ipcsync.Stream()
+with StreamGate(stream):
+    event.record(stream)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 _PROGRAMS = {
-    "index.md": [""],
     "getting-started.md": ["written, read\n", "weights 1 open\n"],
     "async.md": ["generation 1\n"],
     "concepts.md": ["24\n"],
