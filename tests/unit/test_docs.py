@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -242,6 +244,18 @@ with StreamGate(stream):
     event.record(stream)
     os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+@pytest.mark.parametrize("kind", ["call", "death", "order"])
+@pytest.mark.process
+def test_a_contributors_first_tests_pass(request: pytest.FixtureRequest, kind: str) -> None:
+    (block,) = _blocks(_ROOT / "CONTRIBUTING.md", "python")
+    (name,) = re.findall(rf"^def (test_\w+)\(.*\):  # an? {kind}\b", block, re.MULTILINE)
+    scope: dict[str, Any] = {}
+    exec(block, scope)
+    test = scope[name]
+    test(**{fixture: request.getfixturevalue(fixture) for fixture in inspect.signature(test).parameters})
+
 
 _PROGRAMS = {
     "getting-started.md": ["written, read\n", "weights 1 open\n"],
