@@ -229,7 +229,7 @@ def test_the_readmes_error_is_that_of_a_killed_recorder(
         event.at(1).synchronize(timeout=_DEADLINE_S)
     dying.wait(_DEADLINE_S)
     told = f"RecorderLost: {lost.value}".replace(f"pid {dying.pid}", "pid 12983")
-    assert f"```\n{told}\n```\n" in (_ROOT / "README.md").read_text()
+    assert told in " ".join((_ROOT / "README.md").read_text().split())
 
 
 _DYING = """\
