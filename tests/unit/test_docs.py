@@ -23,6 +23,8 @@ from ipcsync_coordinator import config
 from ipcsync_coordinator.__main__ import main as coordinator_command
 from ipcsync_demo import main as demo_command
 from ipcsync_observer.__main__ import main as observer_command
+from tests.faults import board_world, chain_world, restart_world
+from tests.fleet import link_model
 
 _ROOT = Path(__file__).parents[2]
 _TOP = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
@@ -165,6 +167,17 @@ def test_every_error_is_told_of() -> None:
     assert [name for name in errors.__all__ if f"`{name}`" not in text] == []
     rows = re.findall(r"^\| `(\w+)` \|.*\|.*\|$", text, re.MULTILINE)
     assert sorted({*rows, "IpcSyncError"}) == sorted(errors.__all__)
+
+
+_MODELS = {"board": board_world, "chain": chain_world, "restart": restart_world, "link": link_model}
+
+
+def test_every_mistake_that_a_design_page_names_is_planted_in_its_model() -> None:
+    pages = [page.read_text() for page in (_ROOT / "docs" / "design").glob("*.md")]
+    told = [line for text in pages for line in re.findall(r"^Planted in the (\w+) model: (.*)\.$", text, re.MULTILINE)]
+    named = [(model, mistake) for model, line in told for mistake in re.findall(r"\*([^*]+)\*", line)]
+    assert {model for model, _ in named} == set(_MODELS)
+    assert [(model, mistake) for model, mistake in named if mistake not in _MODELS[model].MISTAKES] == []
 
 
 def test_every_recipe_is_told_of() -> None:
