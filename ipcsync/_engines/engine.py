@@ -10,12 +10,12 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NoReturn, Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from cuda.bindings.driver import CUdevice_attribute, CUresult
 
 from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
-from ipcsync._deadline import FOREVER, deadline_of
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH
 from ipcsync._engines import imports
@@ -71,10 +71,10 @@ class Engine(Core):
     """One attachment's use of one slot, on either engine. Thread-safe.
 
     `event`: a ring of interprocess CUDA events, each opened at its first use. `timeline`: one 64-bit word of the board,
-    which the recorder's stream writes (cuStreamWriteValue64), a waiter's stream waits for (cuStreamWaitValue64, GEQ), and
-    the CPU reads with one load. It needs no handle, holds across GPUs and containers, and can be waited for before the
-    record. Streams that share a hardware queue can deadlock on such waits (NVIDIA's reference warns of it): CUDA does not
-    know the order that they create.
+    which the recorder's stream writes (cuStreamWriteValue64), a waiter's stream waits for (cuStreamWaitValue64, GEQ),
+    and the CPU reads with one load. It needs no handle, holds across GPUs and containers, and can be waited for before
+    the record. Streams that share a hardware queue can deadlock on such waits (NVIDIA's reference warns of it): CUDA
+    does not know the order that they create.
     """
 
     name: str
@@ -220,7 +220,7 @@ class Engine(Core):
     # --- what the core asks for ---------------------------------------------------------------------------------------
 
     def open_first(self) -> None:
-        """Open the ring's first handle, or register the word's page, to test that this works here. Raises DriverError."""
+        """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
         if self.is_timeline:
             self._address = self.open_word()
         else:
@@ -346,8 +346,9 @@ class Engine(Core):
     def raise_under_way(self) -> NoReturn:
         """Raise IpcSyncError: the driver refused a record, and another stream may have it all the same."""
         raise IpcSyncError(
-            f"the driver refused generation {self._begun} of {self.label}, and the stream that it was for may have it all "
-            "the same: record on that stream once more, or here once its work is done; or close the event and open it again"
+            f"the driver refused generation {self._begun} of {self.label}, and the stream that it was for may have it "
+            "all the same: record on that stream once more, or here once its work is done; or close the event and open "
+            "it again"
         )
 
     def raise_not_recorder(self, who: str = "this session") -> NoReturn:
@@ -421,8 +422,8 @@ class Engine(Core):
     def log_nobody(self) -> None:
         """Log, once, that waits of this process have lasted for a while, and nobody is there to record."""
         log.warning(
-            "still waiting for %s: nobody has opened the event as its recorder (recorder=True); is the name the same on "
-            "both sides, prefix included?",
+            "still waiting for %s: nobody has opened the event as its recorder (recorder=True); is the name the "
+            "same on both sides, prefix included?",
             self.label,
         )
 
