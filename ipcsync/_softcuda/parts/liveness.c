@@ -130,11 +130,18 @@ static bool table_reach(_Atomic u32 *hi, void *table, size_t each, u32 to) {
   return true;
 }
 
+static void wake_waiters(struct sh_stream *s) {
+  atomic_fetch_add(&s->woken, 1);
+  futex_wake(&s->woken);
+}
+/* Wakes nobody who waits for a later position. */
 static void complete(u32 slot, u64 pos) {
   struct sh_stream *s = &S->stream[slot];
   u64 d = atomic_load(&s->done);
   while (d < pos && !atomic_compare_exchange_weak(&s->done, &d, pos)) { }
-  if (atomic_load(&s->waiters)) futex_wake(&s->done);
+  if (likely(atomic_load(&s->wanted) > pos)) return;
+  atomic_store(&s->wanted, UINT64_MAX); /* who goes on waiting has to look at `woken` again, and then wants it again */
+  wake_waiters(s);
 }
 
 /* The owner of the slot is dead or leaving: what is not done by now never will be.  Each process that
@@ -151,7 +158,7 @@ static void abandon(u32 slot) {
     atomic_store(&s->tail, d);
   }
   atomic_store(&s->done, d);
-  futex_wake(&s->done);
+  wake_waiters(s);
 }
 
 /* Give back everything that process slot pi holds.  Caller has the file lock and knows that the
@@ -222,19 +229,19 @@ static void rec_reach(u64 rec) {
   u64 began = spin_begin();
   while (spin_on(began)) if (rec_reached(rec)) { spin_end(began, true); return; }
   spin_end(began, false);
-  atomic_fetch_add(&s->waiters, 1);
   for (;;) {
-    u64 d = atomic_load(&s->done);
+    u32 woken = atomic_load(&s->woken);
+    u64 wanted = atomic_load(&s->wanted), pos = REC_POS(rec);
+    while (wanted > pos && !atomic_compare_exchange_weak(&s->wanted, &wanted, pos)) { }
     if (rec_reached(rec)) break;
     u32 o = atomic_load(&s->owner);
     bool mine = o == g_me + 1;
-    int r = futex_wait(&s->done, d, mine || rec_lost(rec) ? -1 : 50);
+    int r = futex_wait(&s->woken, woken, mine || rec_lost(rec) ? -1 : 50);
     if (!mine && r < 0 && errno == ETIMEDOUT) {
       if (o) check_proc(o - 1, 20);
       else if (!g_death_pending) break; /* nobody is left who could complete it */
     }
   }
-  atomic_fetch_sub(&s->waiters, 1);
 }
 /* A host's wait until it is complete. */
 static void rec_wait(u64 rec, bool blocking) {

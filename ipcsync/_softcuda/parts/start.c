@@ -91,7 +91,7 @@ static void env_profile(void) {
   g_profile = NULL;
   if (!v || !*v) return;
   for (size_t i = 0; i < sizeof PROFILES / sizeof *PROFILES; i++) if (!strcmp(PROFILES[i]->name, v)) g_profile = PROFILES[i];
-  if (g_profile) return;
+  if (g_profile) { pace_measure(); return; }
   say("IPCSYNC_HOST_PROFILE must be the name of a GPU in profiles/ (h100), but is '%s'", v);
   g_bad_setting = true;
 }
