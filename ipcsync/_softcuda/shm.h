@@ -42,7 +42,7 @@ struct sh_proc {                 /* 256 bytes */
   _Atomic u32 mark;              /* robust futex, see liveness.c: FUTEX_OWNER_DIED once the process is dead or leaving */
   u64 inc;                       /* unique per registration */
   u32 pid;                       /* in its own pid namespace, so for itself and for messages only */
-  u32 unused;
+  _Atomic u32 left;              /* 1: it exits, and has abandoned its records itself */
   _Atomic u64 used[MAXDEV];      /* bytes of device memory, by physical device */
   char pad[256 - 24 - 8 * MAXDEV];
 };

@@ -161,10 +161,19 @@ static void abandon(u32 slot) {
   wake_waiters(s);
 }
 
-/* Give back everything that process slot pi holds.  Caller has the file lock and knows that the
- * process is dead or leaving (or is me).  Its pending records are abandoned. */
+/* Abandon the pending records of process slot pi, and remove its memory's files.  Caller has the file lock and knows that the
+ * process is dead, or is me and leaves. */
+static void abandon_proc(u32 pi) {
+  for (u32 i = 0, hi = atomic_load(&S->stream_hi); i < hi; i++)
+    if (atomic_load_explicit(&S->stream[i].owner, memory_order_relaxed) == pi + 1) abandon(i);
+  char pre[300];
+  snprintf(pre, sizeof pre, "%s~m.%u.%llu.", g_base, pi, (unsigned long long)S->proc[pi].inc);
+  unlink_prefix(g_dir, pre);
+  for (int d = 0; d < MAXDEV; d++) atomic_store(&S->proc[pi].used[d], 0);
+}
+/* The same, and give back its slots: it is over, so that none of its threads is within a call any more. */
 static void release_proc(u32 pi) {
-  struct sh_proc *p = &S->proc[pi];
+  abandon_proc(pi);
   u32 hi = atomic_load(&S->event_hi);
   u64 bit = 1ull << (pi % 64);
   for (u32 i = 0; i < hi; i++) {
@@ -174,29 +183,24 @@ static void release_proc(u32 pi) {
   hi = atomic_load(&S->stream_hi);
   for (u32 i = 0; i < hi; i++) {
     struct sh_stream *s = &S->stream[i];
-    if (atomic_load_explicit(&s->owner, memory_order_relaxed) != pi + 1) continue;
-    abandon(i);
-    atomic_store(&s->owner, 0);
+    if (atomic_load_explicit(&s->owner, memory_order_relaxed) == pi + 1) atomic_store(&s->owner, 0);
   }
-  char pre[300], life[PATH_MAX + 64];
-  snprintf(pre, sizeof pre, "%s~m.%u.%llu.", g_base, pi, (unsigned long long)p->inc);
-  unlink_prefix(g_dir, pre);
+  char life[PATH_MAX + 64];
   life_name(life, pi);
   unlink(life);
-  for (int d = 0; d < MAXDEV; d++) atomic_store(&p->used[d], 0);
-  p->pid = 0;
-  atomic_store(&p->state, 0);
+  S->proc[pi].pid = 0;
+  atomic_store(&S->proc[pi].state, 0);
 }
 
-/* Clean up after process slot pi if that is dead and over.  With 0 it is cleaned up on return; otherwise not if that was
- * tried less than `every_ms` ago, or if another process has the lock, even one that only looks for segments that nobody
- * uses.  While the process lives this costs a load. */
+/* Clean up after process slot pi if that is dead and over.  With 0 it is cleaned up on return, but for one that exits
+ * and is not over yet; otherwise not if that was tried less than `every_ms` ago, or if another process has the lock, even
+ * one that only looks for segments that nobody uses.  While the process lives this costs a load. */
 static void check_proc(u32 pi, u64 every_ms) {
   if (pi >= MAXPROC || pi == g_me || likely(!proc_dead(pi))) return;
   u64 t = now_ns(), seen = atomic_load_explicit(&g_seen[pi], memory_order_relaxed);
   if (t - seen < every_ms * 1000000ull) return;
   atomic_store_explicit(&g_seen[pi], t, memory_order_relaxed);
-  if (!proc_over(pi, every_ms == 0)) return;
+  if (!proc_over(pi, every_ms == 0 && !atomic_load(&S->proc[pi].left))) return;
   int fd = ctl_lock(every_ms > 0);
   if (fd < 0) return; /* somebody is at it */
   if (proc_dead(pi) && proc_over(pi, false)) release_proc(pi);
