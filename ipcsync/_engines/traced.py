@@ -157,7 +157,7 @@ class Traced(Engine):
                 self._releases.watch(self)
         return stream_id
 
-    def synchronize(self, generation: int, timeout: float | None, began: int = 0) -> None:
+    def synchronize(self, generation: int, timeout: float | None = None, began: int = 0) -> None:
         """Block until `generation` is complete."""
         began = began or monotonic_ns()
         try:

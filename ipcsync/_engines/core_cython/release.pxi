@@ -50,7 +50,12 @@ cdef class Core(Records):
     cdef bint end_waits(self) except -1:
         """Forget what was queued for this slot and destroy the markers; False while any of it is pending."""
         cdef bint are_decided = False
-        if self.sleepers:
+        cdef int sleepers
+        if not self.try_state():
+            return False
+        sleepers = self.sleepers  # with `state`: who found this use open with that held is counted by now
+        self.state.give()
+        if sleepers:
             return False
         try:
             if self.guard.coordinator_is_alive():

@@ -8,11 +8,11 @@ cdef enum:
     NOT_READY = 600
     MANY_MARKERS = 16
 
-cdef enum Look:  # the looks that raise nothing
+cdef enum Look:  # the looks that raise nothing; -1 is an exception's
     PENDING = 0
     COMPLETE = 1
-    WAS_CLOSED = -1
-    WAS_LOST = -2
+    WAS_CLOSED = -2
+    WAS_LOST = -3
 
 
 cdef struct Marker:  # an event of this process on a stream, recorded behind the last work that this use queued there
@@ -199,7 +199,8 @@ cdef class Slot:
         return COMPLETE
 
     cdef inline bint is_on_board(self, int64_t generation) noexcept nogil:
-        return generation <= min(self.board_completed(), self.last(), self._lost_from - 1)
+        cdef int64_t done = self.board_completed()  # before what is recorded: C's order of arguments is anybody's
+        return generation <= min(done, self.last(), self._lost_from - 1)
 
     # --- room in the ring ---------------------------------------------------------------------------------------------
 
@@ -538,7 +539,8 @@ cdef class Slot:
     def completed(self):
         """Everything up to this generation is complete."""
         self.publish_completed()
-        return max(self.known(), min(self.board_completed(), max(self.last(), 0), self._lost_from - 1))
+        done = self.board_completed()
+        return max(self.known(), min(done, max(self.last(), 0), self._lost_from - 1))
 
     @property
     def may_be_recorded(self):

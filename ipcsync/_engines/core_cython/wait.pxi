@@ -11,19 +11,19 @@ cdef struct Refusal:  # the driver's errors from calls of which the stream may h
     int record
 
 
-cdef enum Turn:  # of calls that queue work, where Python is to do something before they go on
+cdef enum Turn:  # of calls that queue work, where Python is to do something before they go on; beside those of Look
     GO_ON = 0
-    IS_CLOSED = -1
-    NEEDS = -2  # an import or a marker
-    BUSY = -3
-    CAPTURES = -4
-    NO_ID = -5
-    UNKNOWN = -6
-    NO_ROOM = -7
-    DEPENDS = -8
-    REFUSED = -9
-    IS_OVER = -10
-    AGAIN = -11
+    IS_CLOSED = -2
+    NEEDS = -4  # an import or a marker
+    BUSY = -5
+    CAPTURES = -6
+    NO_ID = -7
+    UNKNOWN = -8
+    NO_ROOM = -9
+    DEPENDS = -10
+    REFUSED = -11
+    IS_OVER = -12
+    AGAIN = -13
 
 
 cdef class Waits(Queries):
