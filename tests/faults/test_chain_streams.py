@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import pytest
 import ipcsync
 from ipcsync._board import Board
 from ipcsync._engines import queued
-from ipcsync.errors import DriverError
 from tests.faults.chain_model import Model
 from tests.faults.chain_world import Op, Scenario, World
 from tests.kit import boards
-from tests.kit.driver_functions import refused_once, replaced
 from tests.kit.examples import LONG
 from tests.unit.engines.chain_row import Row
 
@@ -69,8 +66,7 @@ def _by_code(program: tuple[Op, ...], board: Board, streams: tuple[ipcsync.Strea
         elif what == "rec":
             row.mine.record(streams[now]._handle, 0, 1)
         elif what == "fail":
-            with replaced(refused_once("cuStreamWriteValue64")), suppress(DriverError):
-                row.mine.record(streams[now]._handle, 0, 1)
+            row.chain.extend(row.mine._recorded + 1, keys[now], queued.of(None if behind_all else keys[now]))
         elif what == "other":
             now = 1 - now
         else:

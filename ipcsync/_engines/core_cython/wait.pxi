@@ -50,10 +50,9 @@ cdef class Waits(Queries):
         return 2
 
     cdef uint64_t queue_wait(
-        self, Handle handle, int ordinal, int64_t generation, int64_t deadline, timeout, bint ahead
+        self, Handle handle, uint64_t stream, int ordinal, int64_t generation, int64_t deadline, timeout, bint ahead
     ) except? 0:
-        """The id of the stream on which the wait was queued; 0 if there was nothing to wait for."""
-        cdef uint64_t stream
+        """The id of the stream on which the wait was queued; 0 if there was nothing to wait for. `stream`: its id, if known."""
         cdef int64_t key
         cdef int found
         cdef Wait listed
@@ -64,7 +63,7 @@ cdef class Waits(Queries):
             self.raise_timeout(generation, timeout, "recorded")
         if found == 1:
             return 0
-        stream = self.id_of(handle)
+        stream = stream or self.id_of(handle)
         key = self.key_of(handle, stream, ordinal)
         listed = add_wait(key, self, generation, stream)
         while True:
@@ -179,7 +178,7 @@ cdef class Waits(Queries):
         step(GET_ID)
         if cuStreamGetId(<Handle>address, &stream) != 0 or not self.find_list(stream, &key):
             return False
-        self.queue_wait(<Handle>address, self.ordinal if key >= 0 else <int>(-1 - key), generation, FOREVER, None, False)
+        self.queue_wait(<Handle>address, stream, self.ordinal if key >= 0 else <int>(-1 - key), generation, FOREVER, None, False)
         return True
 
     def queue(self, handle, int ordinal, int64_t generation, timeout, bint ahead, int64_t began, str what="wait"):
@@ -191,4 +190,4 @@ cdef class Waits(Queries):
         self.check_usable(stream, what)
         if generation <= self.known() and not ahead:
             return 0
-        return self.queue_wait(stream, ordinal, generation, deadline_of(timeout, began), timeout, ahead)
+        return self.queue_wait(stream, 0, ordinal, generation, deadline_of(timeout, began), timeout, ahead)
