@@ -66,7 +66,9 @@ def _by_code(program: tuple[Op, ...], board: Board, streams: tuple[ipcsync.Strea
         elif what == "rec":
             row.mine.record(streams[now]._handle, 0, 1)
         elif what == "fail":
-            row.chain.extend(row.mine._recorded + 1, keys[now], queued.of(None if behind_all else keys[now]))
+            number = row.mine._recorded + 1
+            row.chain.extend(number, keys[now], queued.of(None if behind_all else keys[now]))
+            row.chain.unprove(number, 0)
         elif what == "other":
             now = 1 - now
         else:
