@@ -74,13 +74,9 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 
 
 @pytest.fixture
-def nothing_queued() -> Iterator[None]:
+def nothing_queued() -> None:
     """As in a new process: no stream stands behind a wait of an earlier test, which may be lost for good."""
-    before = dict(queued.lists)
-    queued.lists.clear()
-    yield
-    for key, waits in before.items():
-        queued.lists.setdefault(key, {}).update(waits)
+    queued.drop(queued.everything())
 
 
 @pytest.fixture

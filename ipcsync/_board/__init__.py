@@ -1,4 +1,4 @@
-"""The board: one file on tmpfs with a line for each session and each slot. `docs/design.md` says who writes what."""
+"""The board: one file on tmpfs, a line for each session and slot. `docs/design/protocol.md` says who writes what."""
 
 from ipcsync._board.board import Board
 from ipcsync._board.layout import (

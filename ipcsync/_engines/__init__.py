@@ -5,5 +5,4 @@ The compiled core (`core_cython`) has every step of every call; `engine` has wha
 
 from ipcsync._engines.engine import Engine, Guard
 
-__all__ = ["Engine", "EventEngine", "Guard", "TimelineEngine"]
-EventEngine = TimelineEngine = Engine
+__all__ = ["Engine", "Guard"]

@@ -10,12 +10,12 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NoReturn, Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from cuda.bindings.driver import CUdevice_attribute, CUresult
 
 from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
-from ipcsync._deadline import FOREVER, deadline_of
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH
 from ipcsync._engines import imports
@@ -71,10 +71,10 @@ class Engine(Core):
     """One attachment's use of one slot, on either engine. Thread-safe.
 
     `event`: a ring of interprocess CUDA events, each opened at its first use. `timeline`: one 64-bit word of the board,
-    which the recorder's stream writes (cuStreamWriteValue64), a waiter's stream waits for (cuStreamWaitValue64, GEQ), and
-    the CPU reads with one load. It needs no handle, holds across GPUs and containers, and can be waited for before the
-    record. Streams that share a hardware queue can deadlock on such waits (NVIDIA's reference warns of it): CUDA does not
-    know the order that they create.
+    which the recorder's stream writes (cuStreamWriteValue64), a waiter's stream waits for (cuStreamWaitValue64, GEQ),
+    and the CPU reads with one load. It needs no handle, holds across GPUs and containers, and can be waited for before
+    the record. Streams that share a hardware queue can deadlock on such waits (NVIDIA's reference warns of it): CUDA
+    does not know the order that they create.
     """
 
     name: str
@@ -220,7 +220,7 @@ class Engine(Core):
     # --- what the core asks for ---------------------------------------------------------------------------------------
 
     def open_first(self) -> None:
-        """Open the ring's first handle, or register the word's page, to test that this works here. Raises DriverError."""
+        """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
         if self.is_timeline:
             self._address = self.open_word()
         else:
@@ -343,11 +343,12 @@ class Engine(Core):
         """Raise Reentered."""
         raise Reentered(f"a call for {self.label} is under way on this thread, which this one interrupts")
 
-    def raise_unknown_place(self) -> NoReturn:
-        """Raise IpcSyncError: the driver refused a record and the marker behind it, and the next one is elsewhere."""
+    def raise_under_way(self) -> NoReturn:
+        """Raise IpcSyncError: the driver refused a record, and another stream may have it all the same."""
         raise IpcSyncError(
-            f"a record of {self.label} was refused by the driver, and its place on its stream is unknown: record on that "
-            "stream once more, or close the event and open it again"
+            f"the driver refused generation {self._begun} of {self.label}, and the stream that it was for may have it "
+            "all the same: record on that stream once more, or here once its work is done; or close the event and open "
+            "it again"
         )
 
     def raise_not_recorder(self, who: str = "this session") -> NoReturn:
@@ -370,9 +371,11 @@ class Engine(Core):
             f"the event {self.label} is {self.state}, and takes no more records: open its name again", event=self.name
         )
 
-    def raise_no_turn(self, timeout: float | None) -> NoReturn:
-        """Raise WaitTimeout: another thread's record of this event was under way for `timeout` seconds."""
-        self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record or wait is under way)")
+    def raise_no_turn(
+        self, timeout: float | None, why: str = "another thread's record or wait is under way"
+    ) -> NoReturn:
+        """Raise WaitTimeout: a call that has the turn was under way for `timeout` seconds."""
+        self.raise_timeout(self._recorded + 1, timeout, f"recorded ({why})")
 
     def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
         """Raise WaitTimeout: `generation` was not `what` ("recorded" or "complete") within `timeout`."""
@@ -419,8 +422,8 @@ class Engine(Core):
     def log_nobody(self) -> None:
         """Log, once, that waits of this process have lasted for a while, and nobody is there to record."""
         log.warning(
-            "still waiting for %s: nobody has opened the event as its recorder (recorder=True); is the name the same on "
-            "both sides, prefix included?",
+            "still waiting for %s: nobody has opened the event as its recorder (recorder=True); is the name the "
+            "same on both sides, prefix included?",
             self.label,
         )
 

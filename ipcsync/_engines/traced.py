@@ -27,7 +27,6 @@ from ipcsync._trace.writer import Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
 from ipcsync._worker import Worker
 from ipcsync.errors import EventClosed, IpcSyncError, RecorderLost, StreamCapturing
-from ipcsync.typing import StreamLike
 
 log = logging.getLogger("ipcsync")
 
@@ -67,9 +66,7 @@ class Tracing:
         self._domain = _nvtx_domain()
         self._has_stopped = False
 
-    def engine(
-        self, board: Board, guard: Guard, attachment: Attachment, ordinal: int
-    ) -> Traced | None:
+    def engine(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> Traced | None:
         """A traced engine; None if the process's file cannot be created, which is logged once."""
         writer = self._writer()
         if writer is None:
@@ -160,7 +157,7 @@ class Traced(Engine):
                 self._releases.watch(self)
         return stream_id
 
-    def synchronize(self, generation: int, timeout: float | None, began: int = 0) -> None:
+    def synchronize(self, generation: int, timeout: float | None = None, began: int = 0) -> None:
         """Block until `generation` is complete."""
         began = began or monotonic_ns()
         try:

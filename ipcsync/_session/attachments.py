@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ipcsync._board import Board
 from ipcsync._deadline import deadline_of, left_of
-from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine
+from ipcsync._engines import Engine, Guard
 from ipcsync._locks import CallLock, holding, trying
 from ipcsync._session.closes import PendingCloses
 from ipcsync._session.draining import Draining, note_failure
@@ -64,7 +64,7 @@ class AttachmentTable:
         self._guard = guard
         self._since_beat = 0  # attachments made for points since the last one
         self._lock = CallLock()  # around changes of the fields below; never held during a driver call that may block
-        self._engines: dict[Key, EventEngine | TimelineEngine] = {}
+        self._engines: dict[Key, Engine] = {}
         self.draining: Draining = Draining(self._lock, PendingCloses(send, self._engines))
         self.closes: PendingCloses = self.draining.closes
         self._maker = EngineMaker(board, guard, tracing, shown)
@@ -101,7 +101,7 @@ class AttachmentTable:
         found = None if key is None else self.find(key)
         return found if found is not None and found.engine.origin == origin else None
 
-    def _hold(self, key: Key, engine: EventEngine | TimelineEngine) -> AttachmentRef:
+    def _hold(self, key: Key, engine: Engine) -> AttachmentRef:
         reference = self._held.get(key)
         held = reference() if reference is not None else None
         if held is None or held.engine is not engine:
@@ -162,7 +162,7 @@ class AttachmentTable:
         if self._is_closed:
             raise ClientClosed("the client was closed while the event was opened")
 
-    def _make_anew(self, key: Key, reply: Attachment) -> EventEngine | TimelineEngine:
+    def _make_anew(self, key: Key, reply: Attachment) -> Engine:
         engine = self._maker.make(reply)
         for old in list(self.draining.engines):
             # What this session recorded there, attached to again: both share the chain. Of a use that only waited, the
@@ -172,9 +172,7 @@ class AttachmentTable:
         return engine
 
     @holding("_lock")
-    def _put(
-        self, key: Key, engine: EventEngine | TimelineEngine, reply: Attachment, opening: Opening | None
-    ) -> AttachmentRef | None:
+    def _put(self, key: Key, engine: Engine, reply: Attachment, opening: Opening | None) -> AttachmentRef | None:
         """None if another close, the last one of the use, has ended it meanwhile."""
         self._raise_if_closed()
         if engine.is_closed:

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ipcsync._board import Board
-from ipcsync._engines import EventEngine, Guard, TimelineEngine
+from ipcsync._engines import Engine, Guard
 from ipcsync._native import context
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DeviceMismatch, DriverError, EngineMismatch, InvalidDevice
 
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
-
-_ENGINES: dict[str, type[EventEngine | TimelineEngine]] = {"event": EventEngine, "timeline": TimelineEngine}
 
 
 class EngineMaker:
@@ -27,7 +25,7 @@ class EngineMaker:
         self._shown = shown
         self._works_on: set[tuple[str, int]] = set()
 
-    def make(self, reply: Attachment) -> EventEngine | TimelineEngine:
+    def make(self, reply: Attachment) -> Engine:
         """A new engine for an attachment. Raises DeviceMismatch if this process does not see the event's device."""
         try:
             # A mirror has no GPU: its word works on every device of this process.
@@ -35,11 +33,11 @@ class EngineMaker:
         except InvalidDevice as error:
             raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
         traced = self._tracing and self._tracing.engine(self._board, self._guard, reply, ordinal)
-        engine = traced or _ENGINES[reply.engine](self._board, self._guard, reply, ordinal)
+        engine = traced or Engine(self._board, self._guard, reply, ordinal)
         engine.name = self._shown(reply.name)
         return engine
 
-    def test(self, engine: EventEngine | TimelineEngine, reply: Attachment) -> None:
+    def test(self, engine: Engine, reply: Attachment) -> None:
         """Test an engine that was made, if it is the first of its kind. Raises EngineMismatch if it does not work here.
 
         Whatever it raises, the engine may be a user of an import by then: it has to be closed and released.

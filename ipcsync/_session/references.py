@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from ipcsync._engines import EventEngine, TimelineEngine
+from ipcsync._engines import Engine
 from ipcsync._native.device import Device
 from ipcsync._session.waits import Pending, WaitEntry, Waits
 from ipcsync.errors import EventClosed
@@ -29,9 +29,9 @@ class AttachmentRef:
 
     __slots__ = ("__weakref__", "_waits", "device", "engine")
 
-    def __init__(self, waits: Waits, engine: EventEngine | TimelineEngine) -> None:
+    def __init__(self, waits: Waits, engine: Engine) -> None:
         self._waits = waits
-        self.engine: EventEngine | TimelineEngine = engine
+        self.engine: Engine = engine
         self.device: Device = Device(engine.ordinal)
 
     def when_done(

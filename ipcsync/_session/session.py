@@ -38,7 +38,7 @@ from ipcsync.errors import ClientClosed, InvalidDevice, Reentered
 from ipcsync.typing import EngineChoice
 
 if TYPE_CHECKING:
-    from ipcsync._engines import EventEngine
+    from ipcsync._engines import Engine
     from ipcsync._engines.traced import Tracing
 
 log = logging.getLogger("ipcsync")
@@ -408,7 +408,7 @@ class Session:
             ordinal = current_ordinal()  # nothing of it is used
         name = self._shown(remains.name)
         finished = Finished(self.lease.board, self.lease, remains, ordinal, name)
-        found = AttachmentRef(self.waits, cast("EventEngine", finished))  # it has what a point asks of an engine
+        found = AttachmentRef(self.waits, cast("Engine", finished))  # it has what a point asks of an engine
         self._finished[remains.slot, remains.incarnation] = found
         return found
 

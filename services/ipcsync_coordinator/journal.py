@@ -1,4 +1,4 @@
-"""The journal: it has each transition before any effect is visible outside (docs/design.md has the order).
+"""The journal: it has each transition before any effect is visible outside (docs/design/daemon.md has the order).
 
 Stores survive a killed coordinator. So one store makes a record valid, and another one says that its effects were
 carried out; without that, the next coordinator carries them out again.

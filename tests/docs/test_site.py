@@ -83,7 +83,7 @@ def test_nothing_is_cut(site: Path, browser: Browser) -> None:
 
 
 def test_something_that_is_cut_is_found(site: Path, browser: Browser) -> None:
-    browser.open((site / "index.html").as_uri())
+    browser.open((site / "getting-started.html").as_uri())
     browser.run("document.querySelector('pre code').prepend('x'.repeat(400))")
     assert [element for element, _ in browser.run(_CUT)] == ["CODE"]
 

@@ -33,7 +33,7 @@ def stage(new_client: NewClient, engine: EngineName) -> Iterator[Stage]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverCalls]:
     made = DriverCalls(monkeypatch)
     yield made
-    made.watch()
+    made.end()
     _drivers.load().cuThreadExchangeStreamCaptureMode(_GLOBAL)  # which one that was refused did not restore
 
 

@@ -16,7 +16,6 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from tests.events.stage import Stage
 from tests.kit.driver_calls import DriverCalls
-from tests.kit.shortcuts import has_shortcuts
 
 Case = Callable[[Stage], Callable[[], Any]]
 
@@ -257,5 +256,4 @@ def test_each_call_asks_the_driver_for_no_more_than_it_needs(stage: Stage, calls
     call = case(stage)
     calls.watch()
     call()
-    is_compiled = has_shortcuts() and not calls.names  # the compiled core takes all of a call, or leaves it whole
-    assert is_compiled or calls.names == _ASKED[case][stage.engine]
+    assert calls.names == _ASKED[case][stage.engine]

@@ -39,7 +39,7 @@ def point(reserver: Peer, client: ipcsync.Client, engine: EngineName) -> ipcsync
 
 
 def _synchronize(point: ipcsync.Point) -> Callable[[], bool]:
-    call = Blocked(point.synchronize, "await_recorded")
+    call = Blocked(point.synchronize)
 
     def is_past() -> bool:
         error = call.outcome()
@@ -52,7 +52,7 @@ def _synchronize(point: ipcsync.Point) -> Callable[[], bool]:
 
 def _wait_on_stream(point: ipcsync.Point) -> Callable[[], bool]:
     stream = ipcsync.Stream()
-    call = Blocked(lambda: point.wait(stream), "await_recorded")
+    call = Blocked(lambda: point.wait(stream))
 
     def is_past() -> bool:
         error = call.outcome()

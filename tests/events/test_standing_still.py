@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import ipcsync
-from ipcsync._engines import slot_view
+from ipcsync._engines import core
 from ipcsync.testing import StreamGate
 from tests.events.stage import NewClient
 from tests.kit.until import until
@@ -87,15 +87,22 @@ def test_another_depth_than_an_open_events_is_told_and_ignored(
     assert len(_told(caplog, "is ignored")) == 1, "a timeline has no depth"
 
 
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """A wait for a name that nobody records is told at once."""
+    core.set_times(nobody_ns=1)
+    yield
+    core.set_times()
+
+
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("by", ["a thread", "a task"])
 def test_a_wait_for_a_name_that_nobody_records_is_told_once(
     client: ipcsync.Client,
     coordinator: ipcsync.Coordinator,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     by: str,
 ) -> None:
-    monkeypatch.setattr(slot_view, "NOBODY_NS", 1)
     told = "still waiting for 'kv/raedy': nobody has opened the event as its recorder"
 
     async def wait() -> None:
@@ -115,10 +122,10 @@ def test_a_wait_for_a_name_that_nobody_records_is_told_once(
     assert {record.levelno for record in caplog.records if told in record.getMessage()} == {logging.WARNING}
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_wait_for_a_recorder_that_is_there_says_nothing(
-    new_client: NewClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    new_client: NewClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slot_view, "NOBODY_NS", 1)
     first, second = new_client(), new_client()
     first.event("kv", recorder=True)
     with pytest.raises(ipcsync.WaitTimeout):

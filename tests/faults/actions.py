@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipcsync
-from ipcsync._board import SessionLine, SlotLine
-from ipcsync._engines import compiled, core, slot_use
+from ipcsync._board import SessionLine
+from ipcsync._engines import compiled, core
+from ipcsync._engines.engine import Engine
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
 from ipcsync._session import handshake
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName, Stats
-from tests.kit.shortcuts import has_shortcuts
 
 _client: ipcsync.Client | None = None
 _events: dict[str, ipcsync.SharedEvent] = {}
@@ -127,7 +127,8 @@ def parked() -> tuple[int, int]:
 
 def park_nobody() -> None:
     """Have no thread of this peer's wait in the driver."""
-    setattr(slot_use, "park", lambda *_: False)  # noqa: B010 - imported there
+    engine: Any = Engine
+    engine.park_pending = lambda _: None
 
 
 def close_event(name: str) -> None:
@@ -137,7 +138,7 @@ def close_event(name: str) -> None:
 def is_released(name: str) -> bool:
     engine = _events[name]._engine
     assert engine is not None
-    return engine._is_released
+    return engine.is_released
 
 
 def stats() -> Stats:
@@ -168,39 +169,19 @@ def errors_of_every_use(name: str) -> dict[str, str]:
 def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
     """Have this process signal itself, once, at a step of its next record of `event`."""
     engine: Any = event._engine
-    slot_line: Any = SlotLine
-    left = [number]
-    if has_shortcuts():
-        engine._has_import(engine._recorded + 1, 30.0)  # else the record is none for a shortcut
-        awaited, _ = engine.line.waiters_indices
-        engine.line._words[awaited] = 1  # as by one who sleeps: else nobody is woken
-        signal_at_compiled_step(
-            {
-                "before the driver's call": ("cuEventRecord", "cuStreamWriteValue64"),
-                "before it is published": ("store recorded",),
-                "before the wake": ("wake",),
-            }[step],
-            left,
-        )
-
-    def first(call: Callable[..., Any]) -> Callable[..., Any]:
-        def signal_then_call(*args: Any) -> Any:
-            if left:
-                os.kill(os.getpid(), left.pop())
-            return call(*args)
-
-        return signal_then_call
-
-    if step == "before the driver's call":
-        engine._driver_record = first(engine._driver_record)
-    elif step == "before it is published":
-        slot_line.publish = first(slot_line.publish)
-    else:
-        assert step == "before the wake"
-        engine.line.futex = _Futex(engine.line.futex.wait, first(engine.line.futex.wake))
+    awaited, _ = engine.line.waiters_indices
+    engine.line._words[awaited] = 1  # as by one who sleeps: else nobody is woken
+    signal_at_step(
+        {
+            "before the driver's call": ("cuEventRecord", "cuStreamWriteValue64"),
+            "before it is published": ("store recorded",),
+            "before the wake": ("wake",),
+        }[step],
+        [number],
+    )
 
 
-def signal_at_compiled_step(names: Sequence[str], left: list[int], at: int = 0) -> None:
+def signal_at_step(names: Sequence[str], left: list[int], at: int = 0) -> None:
     """Have this process send itself the signal in `left` before the compiled core takes such a step, after `at`."""
     wanted = {core.STEPS.index(name) for name in names}
     passed = itertools.count()
@@ -218,10 +199,8 @@ def steps_of(call: str, name: str) -> int:
     taken: list[int] = []
     _hooks.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(taken.append))
     core.set_hook(ctypes.cast(_hooks[-1], ctypes.c_void_p).value)
-    before = client()._session.lease.session_check.shortcuts
     _CALLS[call](name)
     core.set_hook(0)
-    assert client()._session.lease.session_check.shortcuts == before + 1, "it was no shortcut"
     return len(taken)
 
 
@@ -229,24 +208,14 @@ def die_at_step(call: str, name: str, at: int) -> None:
     """SIGKILL before the compiled core's step number `at` of a call."""
     if call == "record":
         _keep_the_heartbeat_out(_events[name])
-    signal_at_compiled_step(core.STEPS, [signal.SIGKILL], at)
+    signal_at_step(core.STEPS, [signal.SIGKILL], at)
     _CALLS[call](name)
 
 
 def _keep_the_heartbeat_out(event: ipcsync.SharedEvent) -> None:
-    """A record that finds its lock held by the heartbeat's thread is not the compiled core's."""
+    """Its steps would be counted too."""
     engine: Any = event._engine
     engine.publish_completed = engine.park_pending = lambda: None
-    with engine._lock:
-        """It has left."""
-
-
-class _Futex:
-    """A futex with a wake of another's making."""
-
-    def __init__(self, wait: Callable[..., bool], wake: Callable[[], None]) -> None:
-        self.wait = wait
-        self.wake = wake
 
 
 def die_in_record(name: str, step: str) -> None:
@@ -256,18 +225,7 @@ def die_in_record(name: str, step: str) -> None:
 
 def stop_before_queued(point: str) -> None:
     """SIGSTOP inside a wait, right before the driver's call that queues it on this peer's stream."""
-    engine: Any = _points[point]._bound().engine
-    left: list[int] = [signal.SIGSTOP]
-    if has_shortcuts():
-        signal_at_compiled_step(("cuStreamWaitEvent",), left)
-    queue = engine._driver_stream_wait
-
-    def stop_then_queue(*args: Any) -> None:
-        if left:
-            os.kill(os.getpid(), left.pop())
-        queue(*args)
-
-    engine._driver_stream_wait = stop_then_queue
+    signal_at_step(("cuStreamWaitEvent",), [signal.SIGSTOP])
     wait_on_stream(point)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import mmap
-import os
 import signal
 import threading
 import time
@@ -16,6 +15,8 @@ import ipcsync
 from ipcsync._drivers import load, unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults.actions import signal_at_step
+from tests.kit import driver_functions
 from tests.kit.until import until
 
 _clients: list[ipcsync.Client] = []
@@ -226,44 +227,42 @@ def await_end(data: bytes, way: str = "synchronize") -> dict[str, Any] | None:
     return loss_of(await_point, data, way)
 
 
-# --- what comes in the middle of a call -------------------------------------------------------------------------------
+# --- what the driver refuses, and what comes right before its call ---------------------------------------------------
 
 
-def interrupted_wait(data: bytes, on: str = "main") -> None:
-    """A wait that Ctrl-C ends right before the driver's call."""
+def refused_wait(data: bytes, on: str = "main") -> None:
+    """A wait that the driver does not get."""
     point = client().point(data)
-    _interrupted(point._bound().engine, "_driver_stream_wait", lambda: point.wait(stream(on)))
+    _refused(driver_functions.WAIT[point._bound().engine.kind], lambda: point.wait(stream(on)))
 
 
-def interrupted_record(name: str, step: str = "_driver_record") -> None:
-    """A record that Ctrl-C ends right before that call of the driver."""
-    _interrupted(_events[name]._engine, step, lambda: record(name))
+def refused_record(name: str, step: str = "record") -> None:
+    """A record of which the driver refuses that step: `record`, or `follow` the record on another stream."""
+    functions = {"record": driver_functions.RECORD, "follow": driver_functions.WAIT}[step]
+    _refused(functions[_events[name].engine], lambda: record(name))
 
 
-def _interrupted(engine: Any, step: str, call: Callable[[], object]) -> None:
-    def interrupt(*_: Any) -> None:
-        del engine.__dict__[step]
-        signal.raise_signal(signal.SIGINT)
-
-    setattr(engine, step, interrupt)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return
-    raise AssertionError("not interrupted")
+def _refused(function: str, call: Callable[[], object]) -> None:
+    with driver_functions.replaced(driver_functions.refused_once(function)):
+        try:
+            call()
+        except ipcsync.DriverError as error:
+            assert error.call == function
+            return
+    raise AssertionError("not refused")
 
 
-def reserve_again_after_an_interrupt(data: bytes, engine: EngineName) -> bytes:
-    """A reservation whose first record Ctrl-C ends, and whose second one stands behind a point too."""
+def reserve_again_after_a_refusal(data: bytes, engine: EngineName) -> bytes:
+    """A reservation whose first record the driver refuses, and whose second one stands behind a point too."""
     reservation = client().reserve(engine=engine)
     _reservations.append(reservation)
-    _interrupted(reservation._event._engine, "_driver_record", lambda: reservation.record(stream()))
+    _refused(driver_functions.RECORD[engine], lambda: reservation.record(stream()))
     return bytes(reservation.record(stream(), after=[client().point(data)]))
 
 
 def die_before_the_record(name: str) -> None:
     """SIGKILL right before the driver's call."""
-    _events[name]._engine._driver_record = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    signal_at_step([*driver_functions.RECORD.values()], [signal.SIGKILL])
     record(name)
 
 

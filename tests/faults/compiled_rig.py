@@ -137,7 +137,7 @@ def engine_of(module: ModuleType) -> Any:
         raise_timeout = lambda self, *_: self._raise(errors.WaitTimeout)
         raise_full = raise_visited = raise_no_turn = raise_timeout
         raise_reentered = lambda self: self._raise(errors.Reentered)
-        raise_unknown_place = lambda self: self._raise(errors.IpcSyncError)
+        raise_under_way = lambda self: self._raise(errors.IpcSyncError)
         refuse_capturing = lambda self, *_: self._raise(errors.StreamCapturing)
 
         def raise_driver(self, code: int, call: str) -> NoReturn:

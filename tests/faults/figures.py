@@ -97,8 +97,8 @@ def _kill_one(
     unfinished = client.point(peer.call(actions.record, name))
     event = client.event(name)
     waits = {
-        "a wait for its next record": Blocked(event.at(2).synchronize, "await_recorded"),
-        "a wait for its unfinished work": Blocked(unfinished.synchronize, "_driver_wait"),
+        "a wait for its next record": Blocked(event.at(2).synchronize),
+        "a wait for its unfinished work": Blocked(unfinished.synchronize),
     }
     began = time.monotonic()
     os.kill(peer.pid, signal.SIGKILL)

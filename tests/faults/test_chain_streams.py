@@ -13,7 +13,8 @@ import pytest
 
 import ipcsync
 from ipcsync._board import Board
-from ipcsync._engines import TimelineEngine, queued
+from ipcsync._engines import queued
+from ipcsync._engines.engine import Engine
 from tests.faults.chain_model import Model
 from tests.faults.chain_world import Op, Scenario, World
 from tests.kit import boards
@@ -50,13 +51,13 @@ def new_board(tmp_path: Path) -> Iterator[Any]:
     yield new
     for board in made:
         boards.end(board)
-    queued.lists.clear()
+    queued.drop(queued.everything())
 
 
 class _Failing:
     """An engine whose next record an exception ends before the driver is asked."""
 
-    def __init__(self, engine: TimelineEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine: Any = engine
 
     def record(self, handle: Any) -> None:
@@ -74,7 +75,7 @@ class _Failing:
 
 def _by_code(program: tuple[Op, ...], board: Board, streams: tuple[ipcsync.Stream, ...], behind_all: bool) -> Outcome:
     """Another session's record is made and not complete on the board; all that is recorded here completes at once."""
-    queued.lists.clear()
+    queued.drop(queued.everything())
     row = Row(board)
     row.guard.stands_behind_all = behind_all
     row.record(0, 1)

@@ -88,7 +88,7 @@ def test_row_01_a_death_in_another_pid_namespace_is_seen_from_here_and_from_ther
     foreign.begin(actions.error_of, actions.synchronize_at, "ours", 1)
     peer.kill()
     assert foreign.result() == "RecorderLost"
-    waiting = Blocked(client.event("theirs").at(2).synchronize, "await_recorded")
+    waiting = Blocked(client.event("theirs").at(2).synchronize)
     foreign.kill()
     assert isinstance(waiting.outcome(), ipcsync.RecorderLost)
     fixtures.until_lost(client, "pidfd", 2)

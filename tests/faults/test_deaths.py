@@ -49,7 +49,7 @@ def test_row_01_a_killed_holder_loses_each_lease_once_and_its_peers_are_told(
     ours = [client.event(name) for name in names]
     client.event("not-its-own", recorder=True)
     peer.call(actions.open_event, "not-its-own", "auto", False)
-    waiting = [Blocked(event.at(1).synchronize, "await_recorded") for event in ours]
+    waiting = [Blocked(event.at(1).synchronize) for event in ours]
     watch = client.watch(timeout=DEADLINE_S)
     # A snapshot of nine events and two sessions.
     assert sorted(notice.kind for notice in (next(watch) for _ in range(11))) == ["opened"] * 9 + ["session_opened"] * 2
@@ -114,7 +114,7 @@ def test_row_02_work_that_a_dead_recorder_left_unfinished_is_lost_for_every_wait
     waiter.begin(actions.error_of, actions.synchronize, "lost")
     told: list[ipcsync.Point] = []
     lost.add_done_callback(told.append)
-    waiting = [Blocked(lost.synchronize, "_driver_wait"), Blocked(event.at(3).synchronize, "await_recorded")]
+    waiting = [Blocked(lost.synchronize), Blocked(event.at(3).synchronize)]
     assert not lost.query()
     quarantined = client.stats()["quarantined"]
 
@@ -182,9 +182,9 @@ def test_row_03_a_recorder_killed_inside_a_record_leaves_nothing_half_published(
     second = event.at(2)
     stream = ipcsync.Stream()
     waiting = [
-        Blocked(second.synchronize, "await_recorded"),
-        Blocked(lambda: second.wait(stream), "await_recorded"),
-        Blocked(event.at(3).synchronize, "await_recorded"),
+        Blocked(second.synchronize),
+        Blocked(lambda: second.wait(stream)),
+        Blocked(event.at(3).synchronize),
     ]
     if held:
         peer.call(actions.hold)
@@ -244,7 +244,7 @@ def test_row_06_a_zombie_that_nobody_reaps_is_dead(
     point = client.point(peer.call(actions.record, "e"))
     started = start_time(peer.pid)
     assert started is not None
-    waiting = Blocked(point.synchronize, "_driver_wait")
+    waiting = Blocked(point.synchronize)
 
     os.kill(peer.pid, signal.SIGKILL)  # the test is its parent, and does not wait for it
 

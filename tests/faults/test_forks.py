@@ -19,7 +19,7 @@ import pytest
 import ipcsync
 from ipcsync._board import Board
 from ipcsync._drivers import software
-from ipcsync._engines.queued_wait import Wait
+from ipcsync._engines.compiled import Wait
 from ipcsync._linux import locks
 from ipcsync._session import handshake
 from ipcsync.testing import StreamGate

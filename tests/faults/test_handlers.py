@@ -16,10 +16,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from ipcsync._engines.event import EventEngine
 
 import ipcsync
 from ipcsync._engines import queued
-from ipcsync._engines.event import EventEngine
 from ipcsync.testing import StreamGate
 from tests.kit.peer import Peer
 from tests.kit.shortcuts import IN_PYTHON, has_shortcuts

@@ -117,8 +117,8 @@ def test_row_54_calls_that_are_blocked_in_every_way_go_on(client: ipcsync.Client
     with ipcsync.connect(client.endpoint, name="other", timeout=20.0) as other:
         event = client.event("one", recorder=True, engine=engine, depth=1)
         seen = other.event("one", engine=engine)
-        wait = Blocked(lambda: seen.at(1).wait(timeout=DEADLINE_S), "await_recorded")
-        synchronize = Blocked(lambda: seen.at(1).synchronize(timeout=DEADLINE_S), "await_recorded")
+        wait = Blocked(lambda: seen.at(1).wait(timeout=DEADLINE_S))
+        synchronize = Blocked(lambda: seen.at(1).synchronize(timeout=DEADLINE_S))
         died = _kill(client)
         request = Blocked(lambda: other.event("two"), "exchange")
         until(lambda: has_ended(died), "the coordinator is dead")
@@ -356,7 +356,7 @@ def test_row_56_a_recorder_that_dies_while_there_is_no_coordinator(client: ipcsy
         pid = peer.call(_record_forever, client.endpoint, engine)
         seen = client.event("theirs", engine=engine)
         seen.at(1).synchronize(timeout=DEADLINE_S)
-        blocked = Blocked(lambda: seen.at(99).wait(timeout=DEADLINE_S), "await_recorded")
+        blocked = Blocked(lambda: seen.at(99).wait(timeout=DEADLINE_S))
         coordinator = _pid(client)
         fixtures.stop(coordinator)  # first, so that it sees nothing of the other death
         os.kill(pid, signal.SIGKILL)
@@ -648,7 +648,7 @@ def test_row_58_a_coordinator_that_dies_again_and_again_is_given_up(
 def test_row_59_the_keepers_death_is_the_coordinators(kept: Coordinator, client: ipcsync.Client) -> None:
     pid = _pid(client)
     event = client.event("held", recorder=True)
-    blocked = Blocked(lambda: event.at(5).wait(timeout=DEADLINE_S), "await_recorded")
+    blocked = Blocked(lambda: event.at(5).wait(timeout=DEADLINE_S))
     os.kill(kept.pid, signal.SIGKILL)
     began = time.monotonic()
     assert isinstance(blocked.outcome(), ipcsync.CoordinatorLost)

@@ -6,16 +6,16 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Iterator
 
 import pytest
 
 import ipcsync
-from ipcsync._engines import event as event_engine
+from ipcsync._engines import core
 from ipcsync.testing import StreamGate
 from tests.faults import actions
 from tests.faults.fixtures import Blocked, resume, state_of, until_lost
+from tests.kit import driver_functions
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
@@ -25,9 +25,11 @@ _LONG_NS = 10**15
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def patience() -> Iterator[None]:
     """A recorder waits for ever for one that is about to queue a wait: no test hangs on how fast it is."""
-    monkeypatch.setattr(event_engine, "_PATIENCE_NS", _LONG_NS)
+    core.set_times(patience_ns=_LONG_NS)
+    yield
+    core.set_times()
 
 
 def _hold_up(coordinator: ipcsync.Coordinator, peer: Peer, event: ipcsync.SharedEvent, stream: ipcsync.Stream) -> None:
@@ -62,7 +64,7 @@ def test_a_ring_goes_round_once_the_wait_is_queued(event: ipcsync.SharedEvent, p
         for timeout in (0, 0.01):
             with pytest.raises(ipcsync.WaitTimeout, match=r"generation 1 .* another process has been about to queue"):
                 event.record(held, timeout=timeout)
-        record = Blocked(lambda: event.record(held), "_await_leave")
+        record = Blocked(lambda: event.record(held))
         resume(peer.pid)
         assert isinstance(record.outcome(), ipcsync.Point)
         assert event.record(held).generation == 4, "on the CUDA event of the second"
@@ -95,15 +97,14 @@ def test_a_record_of_an_asyncio_task_goes_on_once_the_wait_is_queued(
     asyncio.run(scenario())
 
 
-def test_one_who_is_stopped_there_is_not_waited_for_long(
-    event: ipcsync.SharedEvent, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("patience")
+def test_one_who_is_stopped_there_is_not_waited_for_long(event: ipcsync.SharedEvent, peer: Peer) -> None:
     stream = ipcsync.Stream()
-    monkeypatch.setattr(event_engine, "_PATIENCE_NS", 10_000_000)
+    core.set_times(patience_ns=10_000_000)
     for generation in range(3, 12):
         assert event.record(stream, timeout=60).generation == generation
         stream.synchronize()
-    monkeypatch.setattr(event_engine, "_PATIENCE_NS", _LONG_NS)
+    core.set_times(patience_ns=_LONG_NS)
     errors = [_error_of(event, stream) for _ in range(3)]
     assert "WaitTimeout" in errors, "it is given up on after that time, and not for good"
     resume(peer.pid)
@@ -116,10 +117,9 @@ def _error_of(event: ipcsync.SharedEvent, stream: ipcsync.Stream) -> str:
     return actions.error_of(lambda: event.record(stream, timeout=0.01))
 
 
-def test_what_is_not_watched_is_no_patience(
-    event: ipcsync.SharedEvent, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(event_engine, "_PATIENCE_NS", 300_000_000)
+@pytest.mark.usefixtures("patience")
+def test_what_is_not_watched_is_no_patience(event: ipcsync.SharedEvent, peer: Peer) -> None:
+    core.set_times(patience_ns=300_000_000)
     stream = ipcsync.Stream()
     for _ in range(2):
         with pytest.raises(ipcsync.WaitTimeout):
@@ -132,7 +132,7 @@ def test_what_is_not_watched_is_no_patience(
 @pytest.mark.usefixtures("patience")
 def test_a_record_that_waits_for_a_visit_ends_with_its_event(event: ipcsync.SharedEvent) -> None:
     stream = ipcsync.Stream()
-    record = Blocked(lambda: event.record(stream), "_await_leave")
+    record = Blocked(lambda: event.record(stream))
     event.close()
     assert isinstance(record.outcome(), ipcsync.EventClosed)
 
@@ -152,37 +152,21 @@ def test_one_who_is_killed_there_is_not_waited_for(
     until(lambda: not line.visits(), "the coordinator has ended the visit")
 
 
-# --- calls within a wait, and exceptions ------------------------------------------------------------------------------
+# --- calls within a wait, and one that is refused ---------------------------------------------------------------------
 
 
 class _Within:
-    """A waiter's engine, and a call that is made inside of its wait: at the driver's call, or at the marker."""
+    """A waiter of this process, and what is seen of its visits."""
 
     def __init__(self, coordinator: ipcsync.Coordinator, recorder: ipcsync.Client) -> None:
         self.client = ipcsync.connect(coordinator.endpoint, name="waiter")
         self.event = recorder.event("e", recorder=True, engine="event", depth=2)
         self.stream, self.held = ipcsync.Stream(), ipcsync.Stream()
-        self.seen = self.client.event("e")
-        self.visits: list[dict[int, int]] = []
+        self.seen: list[dict[int, int]] = []
 
-    def wait(self, point: ipcsync.Point, monkeypatch: pytest.MonkeyPatch, at: str, call: Callable[[], object]) -> None:
-        engine: Any = self.seen._engine
-        owner = engine._markers if at == "add" else engine
-        method = getattr(owner, at)
-        calls: list[str] = []
-
-        def interrupted(*args: Any) -> Any:
-            if not calls:
-                calls.append(at)
-                self.visits.append(self.event._engine.line.visits())
-                call()
-                self.visits.append(self.event._engine.line.visits())
-            return method(*args)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, at, interrupted)
-            self.client.point(bytes(point))._bound().engine.wait(point.generation, self.stream, 1, False)
-        assert calls
+    def look(self) -> None:
+        assert self.event._engine is not None
+        self.seen.append(self.event._engine.line.visits())
 
 
 @pytest.fixture
@@ -192,64 +176,52 @@ def within(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> Iterator
         yield within
 
 
-def test_a_wait_within_a_wait_neither_ends_nor_hides_its_visit(
-    within: _Within, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = ipcsync.Stream()
-    point = within.event.record(within.held)
-    engine = within.seen._engine
-    within.wait(point, monkeypatch, "_driver_stream_wait", lambda: engine.wait(1, other, 1, False))
-    first, second = within.visits
-    assert len(first) == 1
-    assert first == second
-    within.wait(point, monkeypatch, "add", lambda: engine.wait(1, other, 1, False))
-    assert within.visits[2:] == [{}, {}]
-    assert within.event._engine.line.visits() == {}
+def test_a_call_within_a_wait_is_refused_and_neither_ends_nor_hides_its_visit(within: _Within) -> None:
+    """As a function of the user's that the driver calls; a signal's handler comes between calls of the driver."""
+    point = within.client.point(bytes(within.event.record(within.held)))
+    point.wait(ipcsync.Stream())  # what is opened once
+    refused: list[str] = []
+
+    def call() -> None:
+        within.look()
+        with pytest.raises(ipcsync.Reentered) as caught:
+            point.wait(ipcsync.Stream(), timeout=1)
+        refused.append(str(caught.value))
+        within.look()
+
+    with driver_functions.replaced(driver_functions.amid("cuStreamWaitEvent", call)):
+        point.wait(within.stream, timeout=1)
+    within.look()
+    assert len(within.seen[0]) == 1
+    assert within.seen == [within.seen[0], within.seen[0], {}]
+    assert refused == ["a call for 'e' is under way on this thread, which this one interrupts"]
 
 
-def test_a_wait_that_an_exception_ends_leaves_no_visit(within: _Within, monkeypatch: pytest.MonkeyPatch) -> None:
-    point = within.event.record(within.held)
-    engine: Any = within.seen._engine
-    line = type(engine.line)
-    leave = line.leave
-
-    def interrupted(*args: Any) -> None:
-        monkeypatch.setattr(line, "leave", leave)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "_driver_stream_wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            engine.wait(point.generation, within.stream, 1, False)
-    assert engine.line.visits() == {}
-    monkeypatch.setattr(line, "leave", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        engine.wait(point.generation, within.stream, 1, False)
-    assert engine.line.visits() == {}
+def test_a_wait_that_the_driver_refuses_leaves_no_visit(within: _Within) -> None:
+    point = within.client.point(bytes(within.event.record(within.held)))
+    with driver_functions.replaced(driver_functions.refused_once("cuStreamWaitEvent")):
+        with pytest.raises(ipcsync.DriverError, match="cuStreamWaitEvent failed"):
+            point.wait(within.stream)
+        within.look()
+        point.wait(within.stream)
+    within.look()
+    assert within.seen == [{}, {}]
 
 
-def test_a_record_within_a_wait_of_its_own_session_does_not_go_round(
-    within: _Within, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    event, engine = within.event, cast("Any", within.event._engine)
-    gate = StreamGate(within.stream)
+def test_a_record_within_a_wait_of_its_own_session_does_not_go_round(within: _Within) -> None:
+    event, gate = within.event, StreamGate(within.stream)
     event.record(within.stream)
     point = event.record(within.stream)
-    queue = engine._driver_stream_wait
     errors: list[str] = []
 
-    def interrupted(*args: Any) -> None:
-        if not errors:
-            gate.open()
-            within.stream.synchronize()
-            errors.append("")
-            try:
-                event.record(within.stream)
-            except ipcsync.Reentered as error:
-                errors.append(str(error))
-        queue(*args)
+    def call() -> None:
+        gate.open()
+        within.stream.synchronize()
+        with pytest.raises(ipcsync.Reentered) as caught:
+            event.record(within.stream)
+        errors.append(str(caught.value))
 
-    monkeypatch.setattr(engine, "_driver_stream_wait", interrupted)
-    engine.wait(point.generation, ipcsync.Stream(), 1, False)
-    assert errors == ["", "a wait for 'e' is under way on this thread, and this record interrupts it"]
+    with driver_functions.replaced(driver_functions.amid("cuStreamWaitEvent", call)):
+        point.wait(ipcsync.Stream(), timeout=1)
+    assert errors == ["a call for 'e' is under way on this thread, which this one interrupts"]
     assert event.record(within.stream).generation == 3

@@ -88,7 +88,7 @@ def test_row_04_a_stopped_process_finds_its_session_expired_and_reaches_nobody(
     client: ipcsync.Client, owner: Peer, new_successor: Callable[[], Successor]
 ) -> None:
     old = client.event("e")
-    waiting = Blocked(old.at(2).synchronize, "await_recorded")
+    waiting = Blocked(old.at(2).synchronize)
 
     fixtures.stop(owner.pid)
     until_lost(client, "ttl")

@@ -6,59 +6,60 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import ipcsync
-from ipcsync._engines.base import Engine
+from ipcsync._engines.engine import Engine
 from ipcsync.testing import StreamGate
+from tests.kit import driver_functions
 from tests.kit.until import until
 
 pytestmark = [pytest.mark.driver, pytest.mark.keeper]
 
 _Dying = Callable[[ipcsync.Point, str], Engine]
+_QUERY, _WAIT = "cuEventQuery", "cuStreamWaitEvent"
 
 
 @pytest.fixture(params=[signal.SIGKILL, signal.SIGTERM])
-def dying(
-    request: pytest.FixtureRequest,
-    coordinator: ipcsync.Coordinator,
-    client: ipcsync.Client,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[_Dying]:
+def dying(request: pytest.FixtureRequest, coordinator: ipcsync.Coordinator) -> Iterator[_Dying]:
     """Have this thread's call on a point's event find the coordinator dying, and the driver say that all is well."""
     told = []
 
     def begin(point: ipcsync.Point, call: str) -> Engine:
-        assert point._attached is not None
-        engine = point._attached.engine
-        real, caller = getattr(engine, call), threading.current_thread()
+        engine, caller = point._bound().engine, threading.current_thread()
 
-        def lie(*args: object) -> object:
+        def lie(real: driver_functions.Call, *args: object) -> int:
             if threading.current_thread() is not caller:  # the heartbeat's harvest
                 return real(*args)
-            os.kill(coordinator.pid, request.param)
-            until(lambda: engine.board.coordinator_is_over, "what the header says before anything is destroyed")
+            if not told:
+                os.kill(coordinator.pid, request.param)
+                until(lambda: engine.board.coordinator_is_over, "what the header says before anything is destroyed")
             told.append(call)
-            return True
+            return 0
 
-        monkeypatch.setattr(engine, call, lie)
+        driver_functions.replace({call: lie})
         return engine
 
     yield begin
+    driver_functions.restore()
     assert told, "the driver was not asked"
 
 
-def _by_the_python_engine(point: ipcsync.Point, use: str) -> Callable[..., object]:
-    """The call with no shortcut, which asks the driver by other means: `test_compiled_order` has the same."""
-    function: Callable[..., object] = getattr(point, f"_slow_{use}", getattr(point, use))
-    return function
+def _use(point: ipcsync.Point, use: str) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "query": point.query,
+        "synchronize": point.synchronize,
+        "wait": lambda: point.wait(ipcsync.Stream()),
+    }
+    calls[use]()
 
 
-@pytest.mark.parametrize(
-    ("call", "use"),
-    [("_driver_query", "query"), ("_driver_wait", "synchronize"), ("_driver_stream_wait", "wait")],
-)
+_CALLS = [(_QUERY, "query"), (_QUERY, "synchronize"), (_QUERY, "wait"), (_WAIT, "wait")]
+
+
+@pytest.mark.parametrize(("call", "use"), _CALLS)
 @pytest.mark.parametrize("role", ["recorder", "waiter"])
 def test_row_08_what_a_driver_says_of_the_events_of_a_coordinator_that_is_gone_counts_for_nothing(
     client: ipcsync.Client, new_client: Callable[[], ipcsync.Client], dying: _Dying, call: str, use: str, role: str
@@ -69,11 +70,11 @@ def test_row_08_what_a_driver_says_of_the_events_of_a_coordinator_that_is_gone_c
         seen = point if role == "recorder" else new_client().point(bytes(point))
         engine = dying(seen, call)
         with pytest.raises(ipcsync.CoordinatorLost):
-            _by_the_python_engine(seen, use)(*[ipcsync.Stream()] * (use == "wait"))
+            _use(seen, use)
         assert engine.known_complete == engine.line.completed == 0
 
 
-@pytest.mark.parametrize(("call", "use"), [("_driver_query", "query"), ("_driver_stream_wait", "wait")])
+@pytest.mark.parametrize(("call", "use"), _CALLS)
 def test_row_08_nor_does_it_if_the_client_is_closed_meanwhile(
     client: ipcsync.Client,
     new_client: Callable[[], ipcsync.Client],
@@ -94,7 +95,7 @@ def test_row_08_nor_does_it_if_the_client_is_closed_meanwhile(
 
         monkeypatch.setattr(waiter._session.lease, "coordinator_is_alive", close_then_ask)
         with pytest.raises((ipcsync.EventClosed, ipcsync.CoordinatorLost)):  # the heartbeat may have seen it first
-            _by_the_python_engine(point, use)(*[ipcsync.Stream()] * (use == "wait"))
+            _use(point, use)
         assert engine.known_complete == 0
 
 
@@ -103,6 +104,6 @@ def test_row_08_of_the_events_of_a_coordinator_that_is_gone_nothing_is_told_on_t
 ) -> None:
     stream = ipcsync.Stream()
     with StreamGate(stream):
-        engine = dying(client.event("e", recorder=True, engine="event").record(stream), "_driver_query")
+        engine = dying(client.event("e", recorder=True, engine="event").record(stream), _QUERY)
         engine.publish_completed()
         assert engine.line.completed == 0

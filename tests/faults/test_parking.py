@@ -13,21 +13,16 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-from ipcsync._engines import compiled, imports, markers
+from ipcsync._engines import compiled, imports
 from ipcsync._linux.futex import Futex
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import actions, forking
 from tests.faults.fixtures import Blocked, finish, until_lost
 from tests.kit.peer import Peer
-from tests.kit.shortcuts import NONE_HERE, has_shortcuts
 from tests.kit.until import DEADLINE_S, until
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.driver,
-    pytest.mark.skipif(not has_shortcuts(), reason=f"nothing is parked: {NONE_HERE}"),
-]
+pytestmark = [pytest.mark.core, pytest.mark.driver]
 
 _BERTHS = 4
 _BOUND_S = 5.0  # generous: a wait that the driver keeps would last for as long as its gate is closed
@@ -67,7 +62,7 @@ class Held:
 
     def waiting(self, timeout: float | None = None) -> Blocked:
         """A thread that waits for the point, for which the recorder has parked one."""
-        blocked = Blocked(lambda: self.point.synchronize(timeout), "_driver_wait")
+        blocked = Blocked(lambda: self.point.synchronize(timeout))
         until(lambda: self.parked() == 1, "a thread of the recorder's in the driver's wait")
         return blocked
 
@@ -118,7 +113,7 @@ def test_a_ring_of_records_is_told_one_by_one(coordinator: ipcsync.Coordinator, 
     for _ in range(3):
         gates.append(StreamGate(stream))
         points.append(event.record(stream))
-    calls = [Blocked(point.synchronize, "_driver_wait") for point in points]
+    calls = [Blocked(point.synchronize) for point in points]
     until(lambda: compiled.parked()[0] == others + 1, "a thread in the driver's wait")
     before = compiled.parked()[1]
     for number, (gate, call) in enumerate(zip(gates, calls, strict=True), 1):
@@ -168,15 +163,14 @@ def test_a_recorder_that_closes_lets_go_once_its_thread_is_out_of_the_driver(hel
 
 
 def test_nothing_is_destroyed_while_a_thread_may_be_in_the_wait_for_it(
-    client: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    event = client.event("e", recorder=True, engine=engine)
+    event = client.event("e", recorder=True, engine="event")
     finish(event.record(ipcsync.Stream()))
     used = event._engine
     assert used is not None
     count = imports.count()
-    for module in (markers, imports):
-        monkeypatch.setattr(module, "is_parked", lambda _: True)
+    monkeypatch.setattr(imports, "is_parked", lambda _: True)
     event.close()
     assert not used.try_release()
     assert imports.count() == count
@@ -216,7 +210,7 @@ def test_more_events_than_threads_end_in_any_order(client: ipcsync.Client, engin
     events = [client.event(f"e{number}", recorder=True, engine=engine, depth=1) for number in range(count)]
     gates = [StreamGate(stream) for stream in streams]
     points = [event.record(stream) for event, stream in zip(events, streams, strict=True)]
-    calls = [Blocked(point.synchronize, "_driver_wait") for point in points]
+    calls = [Blocked(point.synchronize) for point in points]
     until(lambda: compiled.parked()[0] == _BERTHS, "as many in the driver's wait as there may be")
     assert len(_await_parked_tasks(os.getpid(), _BERTHS)) == _BERTHS
     for number in [6, 0, 5, 1, 4, 2, 3]:
@@ -229,7 +223,7 @@ def test_a_ring_that_goes_on_meanwhile_keeps_no_wait(client: ipcsync.Client) -> 
     stream = ipcsync.Stream()
     with StreamGate(stream) as gate:
         first = event.record(stream)
-        call = Blocked(first.synchronize, "_driver_wait")
+        call = Blocked(first.synchronize)
         gate.open()
     with StreamGate(stream) as gate:
         second = event.record(stream, timeout=DEADLINE_S)  # on the same CUDA event
@@ -241,10 +235,10 @@ def test_a_ring_that_goes_on_meanwhile_keeps_no_wait(client: ipcsync.Client) -> 
 def test_a_recorder_that_parks_nobody_keeps_no_wait(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
-    """As one without the compiled core: who waits looks from time to time."""
+    """As one whose threads are all taken: who waits looks from time to time."""
     peer.call(actions.park_nobody)
     held = Held(coordinator.endpoint, client, peer, engine)
-    call = Blocked(held.point.synchronize, "_driver_wait")
+    call = Blocked(held.point.synchronize)
     held.open()
     assert call.outcome() is None
     assert peer.call(actions.parked) == (0, 0)
@@ -253,8 +247,7 @@ def test_a_recorder_that_parks_nobody_keeps_no_wait(
 _ENDS = """
 import sys, time, ipcsync
 from ipcsync.testing import StreamGate
-from ipcsync._engines import compiled, imports, markers
-from ipcsync._linux.futex import Futex
+from ipcsync._engines import compiled
 client = ipcsync.connect(sys.argv[1])
 event = client.event("mine", recorder=True, engine=sys.argv[2])
 stream = ipcsync.Stream()
@@ -290,7 +283,7 @@ def test_a_forked_child_waits_for_nothing_and_its_parent_goes_on(
     others, _ = compiled.parked()
     with StreamGate(stream) as gate:
         point = event.record(stream)
-        call = Blocked(point.synchronize, "_driver_wait")
+        call = Blocked(point.synchronize)
         until(lambda: compiled.parked()[0] == others + 1, "a thread in the driver's wait")
         child = forking.Child(kind, lambda: forking.not_refused({"synchronize": lambda: point.synchronize(5)}))
         assert child.result() == {}

@@ -1,4 +1,4 @@
-"""The driver's calls that a test makes on its own thread: what they were, and any of them refused or interrupted."""
+"""The driver's calls that a test makes on its own thread, the compiled core's too: what they were, and any of them refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from cuda.bindings.driver import CUresult
 
 from ipcsync import _drivers
+from ipcsync._engines import core
+from tests.kit import driver_functions
 
 _REFUSED = CUresult.CUDA_ERROR_UNKNOWN
 
@@ -17,44 +19,38 @@ _REFUSED = CUresult.CUDA_ERROR_UNKNOWN
 _FINALIZER = "cuStreamDestroy"  # comes when the garbage collector does
 
 
-class Interrupted(BaseException):
-    """What comes between a driver's call and the one who made it."""
-
-
 class DriverCalls:
     """Stands before the process's driver until the test ends; calls of other threads pass by unseen."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.made: list[tuple[str, tuple[Any, ...]]] = []
-        self._refused = self._interrupted = -1
+        self.names: list[str] = []
+        self._refused = -1
         self._thread = threading.get_ident()
         driver = _drivers.load()
         for name in dir(driver):
             call = getattr(driver, name)
             if name.startswith("cu") and name != _FINALIZER and callable(call) and not isinstance(call, type):
                 patch.setattr(driver, name, self._watch(name, call))
+        driver_functions.replace({name: self._watch_core(name) for name in core.FUNCTIONS})
+
+    def end(self) -> None:
+        """The core calls the driver itself again."""
+        driver_functions.restore()
 
     def _watch(self, name: str, call: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        def watched(*args: Any) -> tuple[Any, ...]:
-            if threading.get_ident() != self._thread:
-                return call(*args)
-            number = len(self.made)
-            self.made.append((name, args))
-            if number == self._refused:
-                return (_REFUSED, None)
-            result = call(*args)
-            if number == self._interrupted:
-                raise Interrupted
-            return result
+        return lambda *args: (_REFUSED, None) if self._is_refused(name) else call(*args)
 
-        return watched
+    def _watch_core(self, name: str) -> driver_functions.Call:
+        return lambda real, *args: driver_functions.REFUSED if self._is_refused(name) else int(real(*args))
 
-    @property
-    def names(self) -> list[str]:
-        """Of the calls since the last `watch`."""
-        return [name for name, _ in self.made]
+    def _is_refused(self, name: str) -> bool:
+        """Note a call; whether it is the one that fails."""
+        if threading.get_ident() != self._thread:
+            return False
+        self.names.append(name)
+        return len(self.names) - 1 == self._refused
 
-    def watch(self, *, refused: int = -1, interrupted: int = -1) -> None:
-        """Count anew. The call number `refused` is not made, and fails; behind `interrupted` an exception comes."""
-        self.made = []
-        self._refused, self._interrupted = refused, interrupted
+    def watch(self, *, refused: int = -1) -> None:
+        """Count anew. The call number `refused` is not made, and fails."""
+        self.names = []
+        self._refused = refused

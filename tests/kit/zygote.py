@@ -56,7 +56,7 @@ started: list[object] = []
 
 TAKEN_OVER = ("PYTHONPATH", "PYTHONWARNINGS")
 """Variables that a forked process heeds as one that was started by exec does."""
-_READ_ONCE = ("LD_", "PYTHON", "IPCSYNC_TEST_SHORTCUTS")  # how variables begin that are read when something is loaded
+_READ_ONCE = ("LD_", "PYTHON")  # how variables begin that are read when something is loaded
 ROOT = Path(__file__).parents[2]
 _PR_SET_CHILD_SUBREAPER = 36
 _ROOM = 1000  # for the command line of what is forked

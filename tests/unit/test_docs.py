@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -21,6 +23,8 @@ from ipcsync_coordinator import config
 from ipcsync_coordinator.__main__ import main as coordinator_command
 from ipcsync_demo import main as demo_command
 from ipcsync_observer.__main__ import main as observer_command
+from tests.faults import board_world, chain_world, restart_world
+from tests.fleet import link_model
 
 _ROOT = Path(__file__).parents[2]
 _TOP = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
@@ -165,6 +169,17 @@ def test_every_error_is_told_of() -> None:
     assert sorted({*rows, "IpcSyncError"}) == sorted(errors.__all__)
 
 
+_MODELS = {"board": board_world, "chain": chain_world, "restart": restart_world, "link": link_model}
+
+
+def test_every_mistake_that_a_design_page_names_is_planted_in_its_model() -> None:
+    pages = [page.read_text() for page in (_ROOT / "docs" / "design").glob("*.md")]
+    told = [line for text in pages for line in re.findall(r"^Planted in the (\w+) model: (.*)\.$", text, re.MULTILINE)]
+    named = [(model, mistake) for model, line in told for mistake in re.findall(r"\*([^*]+)\*", line)]
+    assert {model for model, _ in named} == set(_MODELS)
+    assert [(model, mistake) for model, mistake in named if mistake not in _MODELS[model].MISTAKES] == []
+
+
 def test_every_recipe_is_told_of() -> None:
     text = (_ROOT / "docs" / "recipes.md").read_text()
     recipes = [path.name for path in (_ROOT / "services" / "recipes").glob("*.py")]
@@ -199,7 +214,7 @@ def _output(process: subprocess.Popen[str]) -> str:
 def test_the_readmes_programs_run_in_either_order(
     client: ipcsync.Client, start: Callable[[str], subprocess.Popen[str]], first: str
 ) -> None:
-    _calls, producer, consumer = _blocks(_ROOT / "README.md", "python")
+    _short, producer, consumer = _blocks(_ROOT / "README.md", "python")
     notices = client.watch("kv/", timeout=_DEADLINE_S)
     processes = {first: start(producer if first == "producer" else consumer)}
     opened: set[str] = set()
@@ -213,8 +228,49 @@ def test_the_readmes_programs_run_in_either_order(
     assert _output(processes["consumer"]) == "read\n"
 
 
+def test_the_readmes_short_program_prints_what_stands_below_it(start: Callable[[str], subprocess.Popen[str]]) -> None:
+    program, *_ = _blocks(_ROOT / "README.md", "python")
+    _, _, below = (_ROOT / "README.md").read_text().partition(program)
+    assert _output(start(program)) == below.split("```\n")[2]
+
+
+def test_the_readmes_error_is_that_of_a_killed_recorder(
+    client: ipcsync.Client, start: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    dying = start(_DYING)
+    with client.event("kv/ready") as event, pytest.raises(ipcsync.RecorderLost) as lost:
+        event.at(1).synchronize(timeout=_DEADLINE_S)
+    dying.wait(_DEADLINE_S)
+    told = f"RecorderLost: {lost.value}".replace(f"pid {dying.pid}", "pid 12983")
+    assert told in " ".join((_ROOT / "README.md").read_text().split())
+
+
+_DYING = """\
+import os, signal
+import ipcsync
+from ipcsync.testing import StreamGate
+
+client = ipcsync.connect(name="prefill")
+event = client.event("kv/ready", recorder=True)
+stream = ipcsync.Stream()
+with StreamGate(stream):
+    event.record(stream)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kind", ["call", "death", "order"])
+@pytest.mark.process
+def test_a_contributors_first_tests_pass(request: pytest.FixtureRequest, kind: str) -> None:
+    (block,) = _blocks(_ROOT / "CONTRIBUTING.md", "python")
+    (name,) = re.findall(rf"^def (test_\w+)\(.*\):  # an? {kind}\b", block, re.MULTILINE)
+    scope: dict[str, Any] = {}
+    exec(block, scope)
+    test = scope[name]
+    test(**{fixture: request.getfixturevalue(fixture) for fixture in inspect.signature(test).parameters})
+
+
 _PROGRAMS = {
-    "index.md": [""],
     "getting-started.md": ["written, read\n", "weights 1 open\n"],
     "async.md": ["generation 1\n"],
     "concepts.md": ["24\n"],

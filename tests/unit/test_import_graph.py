@@ -1,4 +1,4 @@
-"""The house's order: imports point down the list in docs/design.md, and nothing goes in a circle.
+"""The house's order: imports point down the list in CONTRIBUTING.md, and nothing goes in a circle.
 
 Every import counts: inside of functions and for type checkers too, since a reader has to follow those as well.
 """
@@ -22,7 +22,7 @@ _CIRCLES = {
 
 def _floors() -> list[list[str]]:
     """The places of the list, from the top: those of one line stand side by side."""
-    text = (_ROOT / "docs" / "design.md").read_text().partition("## Where code lives")[2]
+    text = (_ROOT / "CONTRIBUTING.md").read_text().partition("## Where code lives")[2]
     return [re.findall(r"`([^`]*)`", row) for row in _ROW.findall(text)]
 
 
@@ -70,7 +70,7 @@ def _place(module: str) -> str:
         for place in floor
         if path == place or (place[-1] == "/" and path.startswith(place))
     ]
-    assert holding, f"docs/design.md does not say where {path} belongs"
+    assert holding, f"CONTRIBUTING.md does not say where {path} belongs"
     return max(holding, key=len)
 
 

@@ -156,7 +156,7 @@ cdef class Records(Waits):
                     found = self.make_record(handle, stream, generation, refusal)
                 if MISTAKE == 9 and entry is not None:
                     self.chain.store_links(generation)
-                if followed is not None and followed.generation == generation - 1:
+                if followed is not None and refusal.wait == 0 and followed.generation == generation - 1:
                     followed.is_queued = True
         finally:
             if has_turn:
@@ -175,23 +175,26 @@ cdef class Records(Waits):
         return self.chain.entry_of(generation, stream, waits)
 
     cdef int follow_refused(self, Handle handle, uint64_t stream) except -1:
-        """Have the stream wait for all records before the refused one, and for that one if it was made; or the error."""
+        """Have the stream wait for all records before the refused one; the driver's error.
+
+        The refused one, if it was made, is before this try on its own stream. On another one that is so only once it is
+        complete: while it is not, this record is refused, since a stream that stands still would keep it for ever.
+        """
         cdef Marker *last
-        cdef int result = 0
+        cdef bint is_under_way
         with nogil:
             self.settle_doubts()
         if stream != self.stream:
-            if self.is_timeline:
-                last = self.marker(self.stream)
-                if last != NULL and last.handle != NULL:
-                    self.raise_unknown_place()
-                if last != NULL:  # else all work on that stream was found complete
-                    result = cuStreamWaitEvent(handle, last.event, 0)
-            else:
-                result = self.wait_in_stream(handle, self._begun)  # if it was not made, its CUDA event is an older one's
-        if result == 0 and self._begun > 1 and self.has_import(self._begun - 1):
-            result = self.wait_in_stream(handle, self._begun - 1)
-        return result
+            last = self.marker(self.stream)
+            if self.is_timeline:  # without a marker all work on that stream was found complete
+                is_under_way = last != NULL and (last.handle != NULL or query_relaxed(last.event) != 0)
+            else:  # if it was not made, its CUDA event is an older one's, which is complete
+                is_under_way = not self.says_complete(self._begun)
+            if is_under_way:
+                self.raise_under_way()
+        if self._begun > 1 and self.has_import(self._begun - 1):
+            return self.wait_in_stream(handle, self._begun - 1)
+        return 0
 
     cdef int make_record(self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
         """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_OVER: made, and the event is not open any more."""

@@ -33,6 +33,13 @@ cdef int64_t PATIENCE_NS = 1_000_000_000  # for which a hazard is waited for
 cdef int64_t LONGEST_GAP_NS = 1_000_000  # between two looks at hazards
 cdef int64_t LONGEST_LOOK_NS = 20_000_000  # what is longer is this process's own pause
 
+
+def set_times(*, int64_t nobody_ns=10_000_000_000, int64_t patience_ns=1_000_000_000):
+    """For tests: other times than these."""
+    global NOBODY_NS, PATIENCE_NS
+    NOBODY_NS, PATIENCE_NS = nobody_ns, patience_ns
+
+
 cdef enum:  # of the board: `layout.py` is held against these by a test
     HEADER = 9
     NEWEST = 12

@@ -10,8 +10,8 @@ import time
 from msgspec.structs import replace
 
 from ipcsync._board import Board, layout
-from ipcsync._engines import EventEngine, TimelineEngine
-from ipcsync._engines.queued_wait import Wait
+from ipcsync._engines.compiled import Wait
+from ipcsync._engines.engine import Engine
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._native import context
 from ipcsync._wire import messages
@@ -48,22 +48,22 @@ class Row:
     def _owner(self, line: int) -> int:
         return layout.session_offset(line) // 8 + layout.S_OWNER
 
-    def view(self, slot: int, *, recorder: bool = False, node: str = "") -> TimelineEngine:
+    def view(self, slot: int, *, recorder: bool = False, node: str = "") -> Engine:
         reply = self.reply(slot, recorder=recorder)
         if node:
             reply = replace(reply, origin=messages.Origin(b"e" * 16, 3, 2, node))
-        return TimelineEngine(self.board, self.guard, reply, 0)
+        return Engine(self.board, self.guard, reply, 0)
 
-    def other_recorder(self, slot: int) -> TimelineEngine:
+    def other_recorder(self, slot: int) -> Engine:
         """That event, as its recorder sees it: another one of this process."""
         return self.view(slot, recorder=True)
 
-    def event_engine(self, *, recorder: bool = False) -> EventEngine:
+    def event_engine(self, *, recorder: bool = False) -> Engine:
         """This test's event with a ring of three, of which none is opened."""
         reply = self.reply(ME, recorder=recorder)
         handles = [digit * 64 for digit in (b"0", b"1", b"2")]
         ring = replace(reply, engine="event", depth=3, handles=handles, serials=[11, 12, 13])
-        return EventEngine(self.board, self.guard, ring, 0)
+        return Engine(self.board, self.guard, ring, 0)
 
     def reply(self, slot: int, *, recorder: bool) -> Attachment:
         return Attachment(
@@ -101,6 +101,13 @@ class Row:
         """As a record on `stream` does before the driver's call; it is made then."""
         self.chain.extend(generation, stream, waits)
         self.line.publish(BASE + generation)
+
+    def evidence(self, wait: Wait) -> int:
+        """Whom a record behind that wait would depend on."""
+        other = self.view(ME, recorder=True)
+        other.chain.extend(1, STREAM, (wait,))
+        ((entry),) = other.chain.entries or (None,)
+        return 0 if entry is None else entry.bits
 
     @property
     def told(self) -> tuple[int, int]:

@@ -7,10 +7,11 @@ import time
 import pytest
 
 from ipcsync._board import EXPIRED
+from ipcsync._engines.compiled import Wait
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued_wait import Wait
 from ipcsync.errors import RecorderLost
-from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
+from tests.kit.until import until
+from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, STREAM, Row, serial_of
 
 
 def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_stream(row: Row) -> None:
@@ -33,7 +34,7 @@ def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_s
     row.chain.store()
     assert row.told == (0, 0)
     assert row.line.behind == 0
-    assert not row.mine.has_chain
+    assert not row.mine.has_dependencies
     assert row.line.lost == 0
 
 
@@ -83,7 +84,7 @@ def test_a_loss_is_told_with_whose_end_it_was_and_asked_for_once_all_before_it_i
     row.complete(0, 1)
     assert row.chain.judge(4) == 2
     assert row.chain.wants_break
-    assert row.mine.has_chain
+    assert row.mine.has_dependencies
     row.chain.store()
     assert row.told[0] == 3
     with pytest.raises(RecorderLost, match="whose recorder 's1'"):
@@ -148,7 +149,7 @@ def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(
     assert wait.verdict == expected
     assert told.asked == ([3] if fate is None else [])
     wait = Wait(told, 3, KEY, STREAM)  # type: ignore[arg-type]
-    assert row.chain._evidence(row.wait(0), OWN) == 1
+    assert row.evidence(row.wait(0)) == 1
     row.theirs[1].accepts = told.accepts  # type: ignore[method-assign]
     row.extend(1, row.wait(1))
     row.board.session(1).set_state(EXPIRED)
@@ -173,25 +174,20 @@ def test_each_of_those_that_are_named_must_live(row: Row) -> None:
     assert row.mine.behind.good_bits(ME) == 0b1110
 
 
-def test_a_recorder_that_was_asked_a_moment_ago_is_left_in_peace(row: Row) -> None:
-    behind = row.theirs[0].behind
-    for _ in range(14):
-        behind._next_ns = time.monotonic_ns()
-        behind.nudge(serial_of(0))
-    before = time.monotonic_ns()
-    behind._next_ns = before
+def test_a_recorder_is_asked_more_and_more_seldom_and_often_again_later(row: Row) -> None:
+    behind, slices, longest = row.theirs[0].behind, [], 50_000_000
+    until(lambda: behind.nudge(serial_of(0)) or slices.append(behind.slice_ns) or slices[-1] == longest, "seldom")
+    assert slices[0] == 1_000_000, "never shorter, though the first look is due sooner"
+    allowed = [1_000_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000, 25_600_000, longest]
+    assert set(slices) <= set(allowed)
+    last = time.monotonic_ns()
     behind.nudge(serial_of(0))
-    due = behind._next_ns
-    assert due >= before + 50_000_000
+    assert behind.slice_ns == longest or time.monotonic_ns() > last + longest, "left in peace for so long"
+    until(lambda: time.monotonic_ns() > last + 3 * longest, "it was asked long ago")
     behind.nudge(serial_of(0))
-    assert behind._next_ns == due or time.monotonic_ns() >= due
-
-
-def test_a_recorder_that_was_asked_long_ago_is_asked_often_again(row: Row) -> None:
-    behind = row.theirs[0].behind
-    behind._pause_ns, behind._next_ns = 50_000_000, time.monotonic_ns() - 51_000_000
-    behind.nudge(serial_of(0))
-    assert behind._pause_ns < 1_000_000
+    assert behind.slice_ns == 1_000_000
+    assert behind.is_clear(serial_of(0))
+    assert behind.slice_ns == longest
 
 
 def test_what_ends_proves_no_wait_that_was_not_queued_before_it(row: Row) -> None:

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Callable
-from functools import partial
-from types import FrameType
-from typing import Any
-
 import pytest
 
 import ipcsync
@@ -16,8 +9,8 @@ import ipcsync._drivers
 from ipcsync._board import EXPIRED
 from ipcsync._drivers import unwrap
 from ipcsync._engines import queued
+from ipcsync._engines.compiled import Wait
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued_wait import Wait
 from ipcsync.testing import StreamGate
 from tests.kit.until import until
 from tests.unit.engines.chain_row import BASE, COUNT, KEY, STREAM, Row
@@ -27,7 +20,7 @@ def test_a_wait_listed_once_its_use_was_released_reads_no_other_uses_words(row: 
     """Nothing was queued for it: that is done under the lock of a use that is open."""
     row.record(0, 1)
     listed = queued.add(KEY, row.theirs[0], 1, STREAM)
-    row.theirs[0]._is_released = True
+    row.theirs[0].is_released = True
     row.board.slot(0).break_at(BASE)
     assert listed.known() is True
 
@@ -53,7 +46,7 @@ def test_of_one_event_a_stream_keeps_the_latest_wait_that_is_not_known_good(row:
     queued.drop([kept, latest])
     assert len(queued.of(KEY)) == 2, "these had left it before"
     queued.drop(queued.of(KEY))
-    assert queued.lists == {}
+    assert queued.everything() == []
 
 
 def test_a_wait_that_another_stream_of_the_list_did_not_get_does_not_stand_for_this_ones(row: Row) -> None:
@@ -67,33 +60,25 @@ def test_a_wait_that_another_stream_of_the_list_did_not_get_does_not_stand_for_t
 
 def test_the_blocking_streams_of_a_device_share_a_list_that_is_no_streams_own() -> None:
     driver = ipcsync._drivers.load()
-    ipcsync.Stream()  # makes a context current
+    own = ipcsync.Stream()  # makes a context current
+    assert queued.list_of(own._handle, 0) == unwrap(driver.cuStreamGetId(own._handle), "cuStreamGetId")
     blocking = unwrap(driver.cuStreamCreate(0), "cuStreamCreate")
     try:
-        flags = unwrap(driver.cuStreamGetFlags(blocking), "cuStreamGetFlags")
-        assert [queued.key_of(flags, STREAM, ordinal) for ordinal in (0, 1)] == [-1, -2]
+        assert queued.list_of(blocking, 0) == queued.list_of(driver.CUstream(0), 0) == -1
     finally:
         unwrap(driver.cuStreamDestroy(blocking), "cuStreamDestroy")
-    own = ipcsync.Stream()
-    flags = unwrap(driver.cuStreamGetFlags(own._handle), "cuStreamGetFlags")
-    assert queued.key_of(flags, STREAM, 0) == STREAM
 
 
-def test_lists_of_streams_that_nobody_records_on_are_swept_once_there_are_many(
-    row: Row, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queued._table, "_sweep_at", 64)
+def test_lists_of_streams_that_nobody_records_on_are_swept_once_there_are_many(row: Row) -> None:
     row.complete(0, 1)
     row.record(1, 1)
-    for key in range(40):
+    for key in range(100):
+        queued.add(key, row.theirs[1], 1, STREAM)
+    for key in range(100, 5000):
         queued.add(key, row.theirs[0], 1, STREAM)
-    for key in range(40, 66):
-        queued.add(key, row.theirs[1], 1, STREAM)
-    assert len(queued.lists) == 26
-    for key in range(66, 200):
-        queued.add(key, row.theirs[1], 1, STREAM)
-    assert len(queued.lists) == 160
-    assert {wait.view for wait in queued.everything()} == {row.theirs[1]}
+    left = [wait.view for wait in queued.everything()]
+    assert left.count(row.theirs[1]) == 100
+    assert len(left) < 4000, "what is known good is forgotten"
 
 
 def test_what_is_lost_of_an_event_that_is_released_still_spoils_its_stream(row: Row) -> None:
@@ -158,13 +143,13 @@ def test_what_a_lost_coordinator_leaves_is_passed_once_every_stream_is_past_it(
     """An engine is released then although its queued waits are pending."""
     view, held, other = row.theirs[0], ipcsync.Stream(), ipcsync.Stream()
     row.record(0, 1)
-    mine, theirs = (view._id_of(stream._handle) for stream in (other, held))
+    theirs, mine = (queued.list_of(stream._handle, 0) for stream in (held, other))
     with StreamGate(held) as gate:
-        for stream in (held, other):
-            queued.add(-1, view, 1, view._id_of(stream._handle)).is_queued = True
-            view._markers.add(stream._handle, view._id_of(stream._handle), 0)
+        for stream, key in ((held, theirs), (other, mine)):
+            queued.add(-1, view, 1, key).is_queued = True  # as of blocking streams
+            view.wait(1, stream, 1, False)
+            queued.drop(queued.of(key))
         monkeypatch.setattr(row.guard, "coordinator_is_alive", lambda: False)
-        monkeypatch.setattr(type(view), "_is_orphaned", True)
         view.close()
         assert view.try_release()
         (lost,) = queued.of(-1)
@@ -174,82 +159,22 @@ def test_what_a_lost_coordinator_leaves_is_passed_once_every_stream_is_past_it(
         gate.open()
         until(lambda: lost.is_passed(mine), "the held stream is past it")
     queued.drop([lost])
-    assert queued.lists == {}
+    assert queued.everything() == []
 
 
-def _with_a_call_at(number: int, outer: Callable[[], object], inner: Callable[[], object]) -> bool:
-    """Call `outer`, and `inner` within it at that line of `queued`, as a handler does; whether there is such a line."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename != queued.__file__:
-            return None
-        count += event == "line"
-        if count == number and event == "line":
-            sys.settrace(None)
-            inner()
-        return trace
-
-    before = sys.gettrace()
-    gc.disable()  # an earlier test's chain ends in `queued` too, where no caller would get the exception
-    sys.settrace(trace)
-    try:
-        outer()
-    finally:
-        sys.settrace(before)
-        gc.enable()
-    return count >= number
-
-
-@pytest.mark.parametrize("first", ["nothing", "an earlier wait", "one of another stream"])
-@pytest.mark.parametrize("call", ["wait", "drop", "release"])
-def test_a_wait_within_any_change_of_the_lists_is_stood_behind(row: Row, call: str, first: str) -> None:
-    """A signal's handler, or a finalizer, has the same stream wait while the lists are changed."""
-    view, other = row.theirs[:2]
-    row.record(0, 9)
-    number = 0
-    is_there = True
-    while is_there:
-        number += 1
-        queued.lists.clear()
-        queued.changed.clear()  # a wait within the last line of a change stays there until the next one
-        if first != "nothing":
-            queued.add(KEY, view, 1, STREAM if first == "an earlier wait" else 8).verdict = call == "drop" or None
-        queued.add(KEY, other, 1, STREAM).verdict = True
-        waits = queued.of(KEY)
-        calls: dict[str, Callable[[], object]] = {
-            "wait": partial(queued.add, KEY, view, 2, STREAM),
-            "drop": partial(queued.drop, waits),
-            "release": partial(queued.release, other),
-        }
-        is_there = _with_a_call_at(number, calls[call], partial(queued.add, KEY, view, 3, STREAM))
-        if is_there:
-            (kept,) = [wait for wait in queued.of(KEY) if wait.view is view]
-            assert kept.generation == 3, number
-            assert first != "one of another stream" or call == "drop" or 8 in (kept.stream, *kept.others)
-    assert number > 10
-    assert not queued.changed
-
-
-def test_an_exception_at_any_line_while_lost_waits_are_set_aside_leaves_each_in_one_place(row: Row) -> None:
-    """Else one of the two would stay, and its stream would be unusable for good."""
+def test_a_listed_wait_stands_for_that_of_another_stream_of_its_list_too(row: Row) -> None:
     view = row.theirs[0]
-    number = 0
-    is_there = True
-    while is_there:
-        number += 1
-        queued.add(KEY, view, 1, STREAM).verdict = Loss("died", 0, "s0", 4711)
-        try:
-            is_there = _with_a_call_at(number, partial(queued.set_aside, queued.of(KEY)), _raise)
-        except KeyboardInterrupt:
-            is_there = True
-        queued.release(view)
-        (left,) = queued.of(KEY)
-        queued.drop([left])
-        assert queued.lists == {}, number
-    assert number > 10
+    queued.add(KEY, view, 1, 8)
+    queued.add(KEY, view, 2, STREAM)
+    (listed,) = queued.of(KEY)
+    assert (listed.generation, listed.since, listed.stream, set(listed.others)) == (2, 1, STREAM, {8})
 
 
-def _raise() -> None:
-    raise KeyboardInterrupt
+def test_a_lost_wait_that_is_set_aside_leaves_the_others_of_its_place(row: Row) -> None:
+    view = row.theirs[0]
+    lost = queued.add(KEY, view, 1, STREAM)
+    lost.verdict = Loss("died", 0, "s0", 4711)
+    queued.set_aside([lost])
+    queued.add(KEY, view, 5, STREAM)
+    queued.drop([lost])
+    assert [wait.generation for wait in queued.of(KEY)] == [5]

@@ -1,4 +1,4 @@
-"""The compiled core of a process: what is said if it does not fit, and that a shortcut looks like what it replaces."""
+"""The compiled core of a process: what is said if it does not fit, and that its calls look as they are written."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 import ipcsync
 from ipcsync._engines import core
 from ipcsync._engines.compiled import INTERFACE
-from tests.kit.shortcuts import ALL_IN_PYTHON
 
-_SHORTCUTS: list[Any] = [
+_CALLS: list[Any] = [
     ipcsync.Point.wait,
     ipcsync.Point.query,
     ipcsync.Point.synchronize,
@@ -58,32 +57,15 @@ import ipcsync.client
     )
 
 
-_TAKEN = """
-import ipcsync
-with ipcsync.launch(driver="host") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
-    stream, event = ipcsync.Stream(), client.event("e", recorder=True)
-    for _ in range(event.depth + 2):  # the first ones open the events of the ring
-        event.record(stream)
-    print(client.stats()["client"]["shortcuts"])
-"""
-
-
-@pytest.mark.process
-def test_the_core_takes_calls_but_in_tests_of_the_python_engine() -> None:
-    always, never = run(_TAKEN, IPCSYNC_TEST_SHORTCUTS="1", IPCSYNC_DRIVER="host"), run(_TAKEN, **ALL_IN_PYTHON)
-    assert int(always.stdout) > 0, always.stderr
-    assert int(never.stdout) == 0, never.stderr
-
-
 def _slow(method: Any) -> Callable[..., Any]:
-    """What the shortcut replaces."""
+    """What looks at the arguments that are rare."""
     owner = ipcsync.SharedEvent if method.__name__ == "record" else ipcsync.Point
     found: Callable[..., Any] = vars(owner)[f"_slow_{method.__name__}"]
     return found
 
 
-@pytest.mark.parametrize("method", _SHORTCUTS, ids=lambda method: str(method.__name__))
-def test_a_shortcut_has_the_docstring_and_the_signature_of_what_it_replaces(method: Any) -> None:
+@pytest.mark.parametrize("method", _CALLS, ids=lambda method: str(method.__name__))
+def test_a_call_has_the_docstring_and_the_signature_of_its_python_part(method: Any) -> None:
     def parts(function: Callable[..., Any]) -> list[tuple[Any, ...]]:
         signature = inspect.signature(function)
         return [(each.name, each.kind, each.default) for each in signature.parameters.values()]
@@ -99,4 +81,4 @@ def test_a_shortcut_has_the_docstring_and_the_signature_of_what_it_replaces(meth
 def test_the_classes_are_made_as_they_are_written() -> None:
     assert list(inspect.signature(ipcsync.Point).parameters) == ["attached", "generation"]
     assert list(inspect.signature(ipcsync.SharedEvent).parameters) == ["opening", "is_recorder"]
-    assert {method.__name__ for method in _SHORTCUTS} <= {*vars(ipcsync.Point), *vars(ipcsync.SharedEvent)}
+    assert {method.__name__ for method in _CALLS} <= {*vars(ipcsync.Point), *vars(ipcsync.SharedEvent)}

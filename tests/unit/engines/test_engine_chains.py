@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 import ipcsync
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, INT64_MAX, Board, layout
-from ipcsync._engines import TimelineEngine, queued
-from ipcsync._engines.queued_wait import Lost
+from ipcsync._engines import queued
+from ipcsync._engines.compiled import Lost
+from ipcsync._engines.engine import Engine
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._native import context
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
 from ipcsync.testing import StreamGate
+from tests.kit.steps import at_step
 from tests.unit.session.attachment_scene import Lease
 
 _NAMES = "abc"
@@ -34,7 +35,7 @@ class Chain:
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.engines: list[TimelineEngine] = []
+        self.engines: list[Engine] = []
         self.stream = ipcsync.Stream()
         self.held = ipcsync.Stream()
         for line in range(2):
@@ -49,7 +50,7 @@ class Chain:
     def _owner(self, line: int) -> int:
         return layout.session_offset(line) // 8 + layout.S_OWNER
 
-    def open(self, slot: int, *, recorder: bool = False) -> TimelineEngine:
+    def open(self, slot: int, *, recorder: bool = False) -> Engine:
         reply = Attachment(
             name=f"{_NAMES[slot]}/out",
             slot=slot,
@@ -62,12 +63,12 @@ class Chain:
             handles=[],
             serials=[],
         )
-        engine = TimelineEngine(self.board, Lease(), reply, 0)
+        engine = Engine(self.board, Lease(), reply, 0)
         engine.open_first()
         self.engines.append(engine)
         return engine
 
-    def record(self, engine: TimelineEngine, stream: ipcsync.Stream) -> int:
+    def record(self, engine: Engine, stream: ipcsync.Stream) -> int:
         return engine.record(stream._handle, 0, 1)
 
     def begin(self) -> StreamGate:
@@ -96,7 +97,7 @@ def chain(board: Board) -> Iterator[Chain]:
     one.stream.synchronize()
     for engine in one.engines:
         engine.close()
-    queued.lists.clear()
+    queued.drop(queued.everything())
 
 
 def test_what_stands_behind_nothing_says_so(chain: Chain) -> None:
@@ -126,19 +127,10 @@ def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settle
     assert chain.c.behind.first == 0
 
 
-def test_what_is_closed_once_a_record_has_looked_at_it_is_not_left_out(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add = queued.add
-
-    def close_and_add(*arguments: Any) -> Any:
-        chain.mine.close()
-        return add(*arguments)
-
+def test_what_is_closed_once_a_record_has_looked_at_it_is_not_left_out(chain: Chain) -> None:
     with StreamGate(chain.held):
         chain.record(chain.a, chain.held)
-        monkeypatch.setattr(queued, "add", close_and_add)
-        with pytest.raises(EventClosed):
+        with at_step("cuStreamGetId", chain.mine.close), pytest.raises(EventClosed):
             chain.b.record(chain.stream._handle, 0, 1, after=[(chain.mine, 1)])
     assert chain.b.generation == 0
 
@@ -251,26 +243,6 @@ def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
         assert not behind.is_clear(_serial(1))
         line.store_bits(0)
         assert behind.good_bits(1) == 0
-
-
-def test_the_recorder_is_asked_more_and_more_seldom(chain: Chain) -> None:
-    with chain.begin():
-        behind = chain.c.behind
-        slices = []
-        for _ in range(12):
-            behind._next_ns = time.monotonic_ns()
-            behind.nudge(_serial(1))
-            slices.append(behind.slice_ns)
-        assert slices[0] == 1_000_000  # never shorter, though the first look is due sooner
-        assert slices[5:] == [1_600_000, 3_200_000, 6_400_000, 12_800_000, 25_600_000, 50_000_000, 50_000_000]
-        assert behind.is_clear(_serial(1))
-        assert behind.slice_ns == 50_000_000
-        behind._next_ns = time.monotonic_ns()
-        behind.nudge(_serial(1))
-        assert behind.slice_ns == 1_000_000
-        began = time.monotonic_ns()
-        behind.await_answer(began + 10**9)
-        assert time.monotonic_ns() - began < 10**8
 
 
 def test_an_event_that_broke_says_of_each_generation_what_is_true(chain: Chain) -> None:

@@ -11,22 +11,22 @@ import pytest
 import ipcsync
 from ipcsync._board import CLOSED, INT64_MAX
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
-from ipcsync._engines import EventEngine, TimelineEngine, base, imports, queued
-from ipcsync._engines.chains import Entry
-from ipcsync._engines.queued_wait import Wait
+from ipcsync._engines import imports, queued
+from ipcsync._engines.compiled import Gathered, Wait
+from ipcsync._engines.engine import Engine
 from ipcsync._native import context
-from ipcsync.errors import DeviceMismatch, EventClosed, RecorderLost
+from ipcsync.errors import DeviceMismatch, EventClosed, RecorderLost, WaitTimeout
 from ipcsync.testing import StreamGate
+from tests.kit import driver_functions
 from tests.kit.until import until
 from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
-from tests.unit.session.attachment_scene import Lease
 
 
-def _record(engine: TimelineEngine, stream: ipcsync.Stream) -> int:
+def _record(engine: Engine, stream: ipcsync.Stream) -> int:
     return engine.record(stream._handle, 0, 1)
 
 
-def _record_behind(row: Row, stream: ipcsync.Stream, *points: tuple[TimelineEngine, int]) -> None:
+def _record_behind(row: Row, stream: ipcsync.Stream, *points: tuple[Engine, int]) -> None:
     """A record behind waits of the stream for these, of which the driver has none."""
     for view, generation in points:
         queued.add(queued.list_of(stream._handle, 0), view, generation, 0)
@@ -48,37 +48,19 @@ def test_streams_that_come_and_go_leave_no_more_than_a_few_markers(row: Row) -> 
         stream = ipcsync.Stream()
         _record(row.mine, stream)
         stream.synchronize()
-    assert 0 < len(row.mine._markers) <= 16
+    assert 0 < row.mine.marker_count <= 16
     held = [ipcsync.Stream() for _ in range(20)]
     gates = [StreamGate(stream) for stream in held]
     for stream in held:
         _record(row.mine, stream)
-    assert len(row.mine._markers) >= 20, "behind each of these is work that is pending"
+    assert row.mine.marker_count >= 20, "behind each of these is work that is pending"
     row.mine.close()
     assert not row.mine.try_release()
     for gate in gates:
         gate.open()
     until(row.mine.try_release, "all is over")
-    assert not row.mine._markers
+    assert row.mine.marker_count == 0
     assert row.mine.try_release()
-
-
-def test_a_stream_in_doubt_keeps_its_marker_which_knows_its_device(row: Row) -> None:
-    streams = [ipcsync.Stream() for _ in range(40)]
-    _record(row.mine, streams[0])
-    ((stream_id, marker),) = row.mine._markers._events.items()
-    # As a shortcut leaves it whose marker was refused.
-    row.mine._unmarked, row.mine._unmarked_id = streams[0].cuda_stream, stream_id
-    for stream in streams[1:]:
-        _record(row.mine, stream)
-        stream.synchronize()
-    assert len(row.mine._markers) <= 16
-    assert row.mine._markers.get(stream_id) is marker
-    assert row.mine.unmarked_stream == stream_id
-    _record(row.mine, streams[0])
-    assert not row.mine.unmarked_stream, "a marker is behind that work now"
-    row.mine.close()
-    until(row.mine.try_release, "all is over")
 
 
 @pytest.mark.parametrize(("can", "flag"), [(0, 0), (1, STREAM_WAIT_VALUE_FLUSH)])
@@ -92,8 +74,7 @@ def test_waits_for_a_mirror_see_what_a_network_card_wrote_where_the_device_can(
         asked.append(args)
         return attribute_ok, can
 
-    waits: list[tuple[Any, ...]] = []
-    wait = driver.cuStreamWaitValue64
+    waits: list[tuple[int, ...]] = []
     with monkeypatch.context() as patch:
         patch.setattr(driver, "cuDeviceGetAttribute", attribute)
         mirror = row.view(0, node="two")
@@ -101,89 +82,21 @@ def test_waits_for_a_mirror_see_what_a_network_card_wrote_where_the_device_can(
     ((which, where),) = asked
     assert (which.name, int(where)) == ("CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES", int(device))
 
-    def watch(*args: Any) -> tuple[Any, ...]:
+    def watch(real: driver_functions.Call, *args: int) -> int:
         waits.append(args)
-        return wait(*args[:3], STREAM_WAIT_VALUE_GEQ)  # type: ignore[no-any-return]
+        return real(*args[:3], STREAM_WAIT_VALUE_GEQ)
 
     row.record(0, 2)
     stream = ipcsync.Stream()
-    monkeypatch.setattr(driver, "cuStreamWaitValue64", watch)
-    for view in (mirror, row.theirs[0]):
-        view.wait(2, stream, 1, False)
+    with driver_functions.replaced({"cuStreamWaitValue64": watch}):
+        for view in (mirror, row.theirs[0]):
+            view.wait(2, stream, 1, False)
     assert [(args[0], args[2], args[3]) for args in waits] == [
-        (stream._handle, BASE + 2, STREAM_WAIT_VALUE_GEQ | flag),
-        (stream._handle, BASE + 2, STREAM_WAIT_VALUE_GEQ),
+        (stream.cuda_stream, BASE + 2, STREAM_WAIT_VALUE_GEQ | flag),
+        (stream.cuda_stream, BASE + 2, STREAM_WAIT_VALUE_GEQ),
     ]
     row.complete(0, 2)
     stream.synchronize()
-
-
-def test_a_shortcuts_wait_is_stood_behind_on_its_stream(row: Row) -> None:
-    view = row.theirs[0]
-    row.record(0, 3)
-    view._note_wait(STREAM, KEY, 3)
-    assert [(wait.view, wait.generation, wait.key, wait.stream) for wait in queued.everything()] == [
-        (view, 3, KEY, STREAM)
-    ]
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_shortcuts_are_taken_where_the_binding_gives_its_functions(
-    row: Row, monkeypatch: pytest.MonkeyPatch, works: bool
-) -> None:
-    told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(base, "_bind", lambda: works)
-    monkeypatch.setattr(TimelineEngine, "shorten", lambda _, *args: told.append(args))
-    monkeypatch.setattr(EventEngine, "shorten", lambda _, *args: told.append(args))
-    lease: Any = Lease()
-    lease.session_check = object()
-    row.guard = lease
-    engines = [row.view(0), row.event_engine()]
-    shared = (queued.lists, queued.changed, queued.lists_lock, queued.drop, Wait)
-    expected = [
-        (lease.session_check, engine.kind == "timeline", (*shared, engine.chain, Entry, False)) for engine in engines
-    ]
-    assert told == (expected if works else [])
-
-
-@pytest.mark.parametrize("answer", [True, False, None])
-def test_the_core_is_told_what_to_sleep_for(row: Row, monkeypatch: pytest.MonkeyPatch, answer: bool | None) -> None:
-    told: list[tuple[object, ...]] = []
-
-    def sleep(_: object, *args: object) -> bool | None:
-        told.append(args)
-        row.complete(ME, 3)  # what it slept for has come
-        return answer
-
-    for kind in (EventEngine, TimelineEngine):
-        monkeypatch.setattr(kind, "_await_work", sleep)
-    deadline = time.monotonic_ns() + 30 * 10**9
-    row.line.publish(BASE + 3)
-    assert row.view(ME)._driver_wait(3, deadline)
-    event, looks = object(), [True, False]
-    view = row.event_engine()
-    view._ring = [None, None, event]
-    monkeypatch.setattr(view, "is_done", lambda _: looks.pop())
-    monkeypatch.setattr("ipcsync._drivers.wait_event", lambda *args: args == (event, deadline))
-    assert view._driver_wait(3, deadline)
-    assert looks == ([] if answer else [True]), "it looks once it was woken"
-    rest = (row.line.completed_address, BASE + 3, deadline, row.board.session(ME).nudge_address)
-    assert told == [(0, *rest), (event, *rest)]
-
-
-def test_the_core_knows_each_marker_until_it_is_about_to_be_destroyed(
-    row: Row, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[int, object]] = []
-    monkeypatch.setattr(TimelineEngine, "keep_marker", lambda _, *args: told.append(args))
-    engine, stream = row.view(ME, recorder=True), ipcsync.Stream()
-    for _ in range(2):
-        _record(engine, stream)
-    ((stream_id, marker),) = engine._markers._events.items()
-    assert told == [(stream_id, marker)]
-    engine.close()
-    until(engine.try_release, "all is over")
-    assert told == [(stream_id, marker), (stream_id, 0)]
 
 
 # --- how far it is ----------------------------------------------------------------------------------------------------
@@ -193,31 +106,18 @@ def test_a_word_is_waited_for_until_it_is_reached_or_the_time_is_over(row: Row) 
     view = row.theirs[0]
     row.record(0, 2)
     began = time.monotonic_ns()
-    assert not view._driver_wait(1, began)
-    assert not view._driver_wait(1, began + 20_000_000)
+    for timeout in (0, 0.02):
+        with pytest.raises(WaitTimeout):
+            view.synchronize(1, timeout)
     assert time.monotonic_ns() - began >= 20_000_000
     row.complete(0, 1)
-    assert view._driver_wait(1, 0)
-    assert not view._driver_wait(2, 0)
+    view.synchronize(1, 0)
+    with pytest.raises(WaitTimeout):
+        view.synchronize(2, 0)
     thread = threading.Timer(0.02, row.complete, (0, 2))
     thread.start()
-    assert view._driver_wait(2, began + 30 * 10**9)
+    view.synchronize(2, 30)
     thread.join()
-
-
-def test_a_word_that_was_reached_by_what_is_not_good_is_the_callers_to_judge(row: Row) -> None:
-    view, line = row.theirs[0], row.board.slot(0)
-    row.complete(0, 2)
-    line.store_bits(1 << 3)
-    line.store_behind(BASE + 1)
-    later = time.monotonic_ns() + 30 * 10**9
-    assert line.as_of < COUNT
-    assert view._driver_wait(1, later), "reached, though nobody can tell whether it counts"
-    assert not view.is_complete(1)
-    line.store_completed(INT64_MAX)
-    assert not view._driver_wait(1, later)
-    line.break_at(BASE)
-    assert not view._driver_wait(2, later)
 
 
 def test_what_a_word_says_counts_up_to_the_first_that_stands_behind_what_nobody_can_tell(row: Row) -> None:
@@ -244,23 +144,6 @@ def test_the_recorder_tells_of_its_words_end_what_it_found(row: Row) -> None:
     row.line.store_completed(INT64_MAX)
     row.mine.publish_completed()
     assert row.told == (2, 0b10), "a word that was released says nothing"
-
-
-def test_what_is_pending_is_given_to_the_thread_that_waits_for_it(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    parked: list[tuple[list[Any], int]] = []
-    monkeypatch.setattr("ipcsync._engines.slot_use.park", lambda events, word: parked.append((events, word)))
-    row.mine.park_pending()
-    streams = ipcsync.Stream(), ipcsync.Stream()
-    with StreamGate(streams[0]):
-        for stream in streams:
-            _record(row.mine, stream)
-        row.theirs[0].park_pending()
-        row.mine.park_pending()
-        newest = row.mine._markers.get(row.mine._last_stream)
-        assert parked == [([newest], row.line.completed_address)]
-    row.mine.synchronize(2, 30)
-    row.mine.park_pending()
-    assert len(parked) == 1
 
 
 def test_a_recorder_has_drained_once_all_that_it_recorded_is_complete(row: Row) -> None:
@@ -329,7 +212,7 @@ def test_a_record_on_another_stream_stands_behind_the_one_before_it_while_that_i
         (entry,) = other.chain.entries
         assert [(wait.generation, wait.view) for wait in entry.waits] == [(1, row.mine)]
         assert entry.bits == OWN | 1
-        assert entry.stream == entry.waits[0].stream == row.mine._last_stream
+        assert entry.stream == entry.waits[0].stream == row.mine.last_stream
         assert other.behind.first == 1
     second.synchronize()
 
@@ -381,26 +264,24 @@ def test_an_event_that_is_closed_or_used_anew_says_so(row: Row) -> None:
     assert serial_of(ME) == row.mine.recorder
 
 
-def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(
-    row: Row, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(row: Row) -> None:
     """As by a record on another thread, which finds the event closed next; its recorder lives."""
     row.record(0, 1)
     view = row.theirs[0]
-    decide = view._decide_waits
     listed: list[Wait] = []
 
-    def decide_and_list() -> bool:
-        is_decided = decide()
-        if is_decided:
-            listed.append(queued.add(KEY, view, 1, STREAM))
-        return is_decided
+    class Other(Gathered):
+        def waits(self) -> list[Wait]:  # looked at behind the lists
+            if not listed:
+                listed.append(queued.add(KEY, view, 1, STREAM))
+            return []
 
-    monkeypatch.setattr(view, "_decide_waits", decide_and_list)
+    other = Other()
     view.close()
     until(view.try_release, "it to be released")
     assert [wait.verdict for wait in listed] == [True]
-    assert KEY not in queued.lists
+    assert queued.of(KEY) == []
+    del other
 
 
 def test_an_import_that_is_destroyed_is_not_asked_about_whoever_has_to_wait_for_the_others(
@@ -420,18 +301,20 @@ def test_an_import_that_is_destroyed_is_not_asked_about_whoever_has_to_wait_for_
     recorder.close()
     assert not recorder.try_release()
     assert answers == []
+    asked: list[str] = []
 
-    def fail(_: object) -> bool:
-        raise AssertionError("its import is destroyed")
+    def note(name: str) -> driver_functions.Call:
+        return lambda real, *args: asked.append(name) or int(real(*args))
 
-    monkeypatch.setattr(recorder, "is_done", fail)
-    monkeypatch.setattr(recorder, "_event", fail)
-    for _ in range(2):
-        recorder.publish_completed()
-        recorder.park_pending()
-        assert not recorder.is_drained()
-        assert recorder.has_passed(STREAM)
-        assert recorder.try_release()
+    monkeypatch.setattr(imports, "acquire", lambda *_: asked.append("an import"))
+    with driver_functions.replaced({name: note(name) for name in ("cuEventQuery", "cuEventRecord")}):
+        for _ in range(2):
+            recorder.publish_completed()
+            recorder.park_pending()
+            assert not recorder.is_drained()
+            assert recorder.has_passed(STREAM)
+            assert recorder.try_release()
+    assert asked == []
 
 
 @pytest.mark.parametrize("engine", ["event", "timeline"])
@@ -443,14 +326,13 @@ def test_a_released_use_writes_nothing_in_the_slots_next_one(
     recorder = row.event_engine(recorder=True) if engine == "event" else row.mine
     row.extend(1, row.wait(0))
     recorder.chain = row.chain
-    recorder._recorded = recorder._begun = 1
+    recorder._recorded = recorder._begun = recorder._completed = 1
     row.line.break_at(BASE)
     recorder.close()
-    monkeypatch.setattr(recorder, "_end_waits", lambda: True)
     assert recorder.try_release()
     row.line.open(2)
     before = row.line.all_words.tobytes()
     row.complete(0, 1)
-    monkeypatch.setattr(recorder, "_driver_query", lambda _: True)
+    recorder._completed = 0
     recorder.publish_completed()
     assert row.line.all_words.tobytes() == before

@@ -12,6 +12,7 @@ from ipcsync._board import BROKEN, CLOSED, layout
 from ipcsync._deadline import FOREVER, deadline_of
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import NodeLost, RecorderLost, WaitTimeout
+from tests.kit.steps import at_step
 from tests.unit.engines.chain_row import BASE, ME, Row, serial_of
 
 
@@ -113,16 +114,6 @@ def test_who_does_not_record_says_who_does(row: Row) -> None:
     assert (caught.value.event, caught.value.recorder, caught.value.pid) == ("e1", "", 0)
 
 
-def test_a_nudge_goes_to_who_records_now_if_this_board_knows_it(row: Row) -> None:
-    view = row.theirs[2]
-    assert view._nudge_address() == row.board.session(2).nudge_address
-    for serial in (0, 1 << 16 | row.board.sessions, 1 << 16 | 0xFFFF):
-        row.board.slot(2).set_recorder(serial)
-        assert view._nudge_address() == 0
-    row.board.slot(2).set_recorder(1 << 16 | (row.board.sessions - 1))
-    assert view._nudge_address() == row.board.session(row.board.sessions - 1).nudge_address
-
-
 def test_a_deadline_is_counted_from_when_the_wait_began() -> None:
     assert deadline_of(None) == deadline_of(None, 5) == FOREVER
     assert deadline_of(0, 5) == 5
@@ -141,43 +132,29 @@ def test_what_a_gpu_wrote_after_its_event_broke_is_not_on_the_board(row: Row) ->
     line.break_at(BASE + 1)
     line.store_completed(layout.INT64_MAX)
     assert line.state == BROKEN
-    assert [view._is_on_board(generation) for generation in (1, 2)] == [True, False]
+    assert (view.fate(1), isinstance(view.fate(2), Loss)) == (True, True)
     assert view.completed == 1
 
 
-def test_an_event_that_breaks_while_it_is_looked_at_has_completed_what_its_watermark_says(
-    row: Row, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_event_that_breaks_while_it_is_looked_at_has_completed_what_its_watermark_says(row: Row) -> None:
     """Its word was written behind a wait that was released, and the look at whom it stands behind was too early."""
     view, line = row.view(0), row.board.slot(0)
     row.complete(0, 2)
     line.store_behind(BASE + 1)
-
-    def break_now(_generation: int) -> bool:
-        line.break_at(BASE + 1)
-        return True
-
-    monkeypatch.setattr(view, "_is_clear", break_now)
-    assert view._board_completed() == 1
+    with at_step("load as_of", lambda: line.break_at(BASE + 1)):
+        assert view.completed == 1
 
 
-def test_an_event_that_breaks_behind_the_first_look_at_it_has_completed_what_its_watermark_says(
-    row: Row, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_event_that_breaks_behind_the_first_look_at_it_has_completed_what_its_watermark_says(row: Row) -> None:
     view, line = row.view(0), row.board.slot(0)
     row.complete(0, 2)
 
-    words = view._words
+    def break_it() -> None:
+        line.break_at(BASE)
+        line.store_behind(BASE + 1)
 
-    class Breaking:
-        def __getitem__(self, index: int) -> int:
-            if index != view._behind_index:
-                return words[index]
-            line.break_at(BASE)
-            return BASE + 1
-
-    monkeypatch.setattr(view, "_words", Breaking())
-    assert view._board_completed() == 0
+    with at_step("load behind", break_it):
+        assert view.completed == 0
 
 
 def test_after_a_close_a_death_loses_what_was_recorded_and_the_close_what_was_not(row: Row) -> None:

@@ -10,7 +10,7 @@ import pytest
 import ipcsync
 from ipcsync._board import CLOSED
 from ipcsync._drivers import describe
-from ipcsync._engines import Engine, TimelineEngine
+from ipcsync._engines.engine import Engine
 from ipcsync._native import context
 from ipcsync._session.closes import PendingCloses
 from ipcsync._session.references import Opening
@@ -370,12 +370,12 @@ def test_the_end_waits_for_a_call_that_opens_an_event_meanwhile_and_releases_wha
 ) -> None:
     made: list[Engine] = []
 
-    def open_late(engine: TimelineEngine) -> None:
+    def open_late(engine: Engine) -> None:
         scene.table.close_all(0.01)  # as by another thread, while this one is in the driver
         assert scene.table.draining.is_making
         made.append(engine)
 
-    monkeypatch.setattr(TimelineEngine, "open_first", open_late)
+    monkeypatch.setattr(Engine, "open_first", open_late)
     with pytest.raises(ClientClosed, match=r"^the client was closed while the event was opened$"):
         scene.table.add(scene.reply(), Opening())
     assert scene.table.draining.has_any
@@ -386,13 +386,13 @@ def test_the_end_waits_for_a_call_that_opens_an_event_meanwhile_and_releases_wha
 
 
 def test_an_engine_that_does_not_work_here_is_released(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[TimelineEngine] = []
+    tried: list[Engine] = []
 
-    def fail(engine: TimelineEngine) -> None:
+    def fail(engine: Engine) -> None:
         tried.append(engine)
         raise describe(201, "cuMemHostRegister")
 
-    monkeypatch.setattr(TimelineEngine, "open_first", fail)
+    monkeypatch.setattr(Engine, "open_first", fail)
     with pytest.raises(EngineMismatch, match="does not work in this process"):
         scene.table.add(scene.reply(), Opening())
     assert tried[0].is_closed

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import ipcsync
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import describe
-from ipcsync._engines import TimelineEngine
+from ipcsync._engines.engine import Engine
 from ipcsync._session.attachments import ClosedMeanwhile
 from ipcsync._session.references import Opening
 from ipcsync._session.waits import Pending
@@ -436,7 +436,7 @@ def test_a_session_that_is_over_does_not_keep_points_from_being_attached(
 
 def test_whether_an_engine_works_here_is_tried_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    monkeypatch.setattr(TimelineEngine, "open_first", lambda engine: tried.append(engine.slot))
+    monkeypatch.setattr(Engine, "open_first", lambda engine: tried.append(engine.slot))
     for slot in range(3):
         scene.open(slot).close()
     assert tried == [0]

@@ -1,0 +1,32 @@
+"""The compiled core's steps, with a Python function before one of them."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ipcsync._engines import core
+
+_kept: list[Any] = []  # another thread may still be inside of one
+
+
+@contextmanager
+def at_step(name: str, call: Callable[[], object]) -> Iterator[None]:
+    """`call` comes once, on this thread, before the core takes its next step of that name."""
+    number, thread, left = core.STEPS.index(name), threading.get_ident(), [call]
+
+    def step(taken: int) -> None:
+        if taken == number and left and threading.get_ident() == thread:
+            left.pop()()
+
+    hook = ctypes.CFUNCTYPE(None, ctypes.c_int)(step)
+    _kept.append(hook)
+    core.set_hook(ctypes.cast(hook, ctypes.c_void_p).value)
+    try:
+        yield
+    finally:
+        core.set_hook(0)
+    assert not left, f"no step {name} was taken"
