@@ -164,7 +164,7 @@ def engine_of(module: ModuleType) -> Any:
             self.rig.log.append("visitor alive?")
             return self.rig.lives(line)
 
-        open_event = lambda self, index, _: index + 1
+        open_event = lambda self, index, _: self.rig.handle or index + 1
         open_word = lambda self: 1
         close_event = close_events = lambda self, *_: True
         create_event = lambda self, _: 77
@@ -177,8 +177,10 @@ class Rig:
 
     is_users = False  # the calls are made as users make them
 
-    def __init__(self, case: Case, directory: Path, module: ModuleType = core) -> None:
+    def __init__(self, case: Case, directory: Path, module: ModuleType = core, handle: int = 0) -> None:
         self.core, self.case = module, case
+        self.handle = handle  # of each CUDA event of the ring, if not 0
+        self.stream_handle = STREAM
         self.log: list[str] = []
         self.is_orphaned = False
         self.results: dict[str, int] = {}  # of the driver's functions that are refused
@@ -321,9 +323,9 @@ class Rig:
         calls: dict[str, Callable[[], Any]] = {
             "query": point.query if point else lambda: engine.query(generation),
             "synchronize": lambda: (point.synchronize() if point else engine.synchronize(generation)) or "ok",
-            "wait": lambda: (point.wait(STREAM) if point else self._wait(ahead=False)) or "ok",
+            "wait": lambda: (point.wait(self.stream_handle) if point else self._wait(ahead=False)) or "ok",
             "ahead": lambda: self._wait(ahead=True) or "ok",
-            "record": (lambda: self.event.record(STREAM) and "") if self.is_users else lambda: self._record() or "",
+            "record": (lambda: self.event.record(self.stream_handle) and "") if self.is_users else lambda: self._record() or "",
             "harvest": lambda: engine.publish_completed() or "",
             "let go": engine.try_release,
         }
@@ -336,11 +338,11 @@ class Rig:
 
     def _wait(self, *, ahead: bool) -> None:
         self.engine.check()
-        self.engine.queue(STREAM, 0, self.case.generation, None, ahead, 0)
+        self.engine.queue(self.stream_handle, 0, self.case.generation, None, ahead, 0)
 
     def _record(self) -> None:
         self.engine.check()
-        self.engine.record_next(STREAM, INT64_MAX, None, None)
+        self.engine.record_next(self.stream_handle, INT64_MAX, None, None)
 
     def point(self) -> Any:
         """A point over the engine, of which only what is the core's is there."""
