@@ -1,16 +1,11 @@
 """The board protocol as a model for `explorer` to walk: one slot, its recorder, waiters, the coordinator, the driver.
 
-Each generator here stands for the function of the same name in the code, with its steps in the same order; one step is
-one load, one store or one call of the driver or the kernel. `test_board_order` runs the code itself over a board that
-writes down what is done to it, and compares that with the order here: a step moved in the code fails there.
+Each generator here stands for the compiled core's function of the same name, with its steps in the same order; one step is
+one load, one store or one call of the driver or the kernel. `test_board_order` has the core itself called over a board and
+a driver that write down what is done to them, and compares that with the order here: a step moved in the code fails there.
 
-    ipcsync/_engines/slot_view.py  check, is_complete, is_orphaned, recorder_is_alive, raise_if_finished,
-                                   await_recorded, check_liveness
-    ipcsync/_engines/base.py       confirm, synchronize, query, record, wait
-    ipcsync/_engines/slot_use.py   publish_completed, try_release
-    ipcsync/_engines/event.py      make_room, await_leave, visits, queue_wait, publish_completed, driver_query, is_idle
-    ipcsync/_board/slot_line.py    publish, store_completed, enter, leave, visits, break_at, finish, open
-    ipcsync_coordinator/effects.py broken, drained, freed, opened; release.py: hold, reassert, reset
+    ipcsync/_engines/core_cython/   slot.pxi, query.pxi, wait.pxi, record.pxi, release.pxi
+    ipcsync_coordinator/effects.py  broken, drained, freed, opened; release.py: hold, reassert, reset
 
 What surrounds them: the GPU completes what was recorded when it likes, in the order of each stream; the recorder is
 killed at any step, or expires and goes on; once it is dead, the driver may call its unfinished work complete, or never

@@ -1,6 +1,6 @@
 """The board model's recorder and coordinator: record, publish_completed, close; break, finish, free and open anew.
 
-As in ipcsync/_engines/base.py, slot_use.py and event.py, ipcsync_coordinator/effects.py and release.py.
+As in record.pxi, query.pxi and release.pxi of the compiled core, ipcsync_coordinator/effects.py and release.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.faults.explorer import Ended, Op, Program
 class Records(Waits):
     """The recorder's threads, and how any process lets go."""
 
-    # ipcsync/_engines/base.py, slot_use.py and event.py: the recorder
+    # query.pxi: what the recorder publishes, and room in the ring
 
     def publish_completed(self, me: int) -> Program:
         if self.is_timeline:
@@ -38,26 +38,45 @@ class Records(Waits):
         yield self.keep(me, "done", done)
         return ""
 
-    def make_room(self, me: int, generation: int) -> Program:
+    def find_room(self, me: int, generation: int) -> Program:
         if self.is_timeline or self.has("harvest after overwrite"):
-            return ""
+            return True
         if (yield from self.has_room(me, generation)):
-            return ""
+            return True
         yield from self.under_lock(me, "r", self.publish_unless_closed, me)
-        if self.has("record into a full ring") or (yield from self.has_room(me, generation)):
+        if self.has("record into a full ring"):
+            return True
+        has_room = yield from self.has_room(me, generation)
+        return has_room
+
+    def make_room(self, me: int, generation: int) -> Program:
+        oldest = generation - self.scenario.depth
+        yield from self.publish_room(me)
+        if (yield from self.has_room(me, generation)):
             return ""
         while True:
             done = yield self.own(me, "done")
-            if generation - self.scenario.depth <= done:
+            if oldest <= done:
                 break
             del done
-            yield from self.in_driver(me, generation - self.scenario.depth, self.driver_wait)
+            yield from self.await_driver(me, "r", oldest)
             yield from self.guard(me, "guard.check_liveness")
-            yield from self.under_lock(me, "r", self.publish_if_open, me)
+            yield from self.look_for_room(me)
         del done
         if not (yield from self.has_room(me, generation)):
             yield from self.await_leave(me)
-        yield self.note("cuStreamIsCapturing")
+        return ""
+
+    def publish_room(self, me: int) -> Program:
+        yield from self.raise_if_closed(me)
+        yield from self.under_lock(me, "r", self.publish_completed, me)
+        yield from self.under_lock(me, "r", self.raise_room, me, None)
+        return ""
+
+    def look_for_room(self, me: int) -> Program:
+        yield from self.check(me)
+        yield from self.raise_unless_open(me)
+        yield from self.publish_room(me)
         return ""
 
     def has_room(self, me: int, generation: int) -> Program:
@@ -66,15 +85,15 @@ class Records(Waits):
 
     def await_leave(self, me: int) -> Program:
         done = yield self.own(me, "done")
-        visits = yield from self.visits()
+        visits = yield from self.visits("")
         while True:
-            again = yield from self.visits()
+            again = yield from self.visits("")
             visits = visits & again
             del again
             if not visits:
                 break
             yield self.note("pause")
-            yield from self.under_lock(me, "r", self.publish_if_open, me)
+            yield from self.look_for_room(me)
             visits = yield from self.of_the_living(visits)
         yield from self.under_lock(me, "r", self.give_room, me, done)
         return ""
@@ -94,11 +113,13 @@ class Records(Waits):
                 yield self.keep(me, "room", done + self.scenario.depth)
         return ""
 
-    def visits(self) -> Program:
-        visited = yield self.load("visited")
+    def visits(self, label: str = "load visits") -> Program:
+        if label:  # else Python reads them
+            yield self.note("fence")
+        visited = yield Op(label and "load visited", do.load, ("visited",), not self._hot["visited"])
         if not visited or self.has("room without a look"):
             return frozenset()
-        visits = yield Op("load visits", do.load_visits)
+        visits = yield Op(label, do.load_visits)
         return visits
 
     def of_the_living(self, visits: frozenset[tuple[int, int]]) -> Program:
@@ -111,7 +132,9 @@ class Records(Waits):
         return visits
 
     def publish_unless_closed(self, me: int) -> Program:
-        yield from self.raise_if_closed(me)
+        is_closed = yield self.own(me, "is_closed")
+        if is_closed:
+            return ""
         visits = None
         if self.has("look at visits too early"):
             visits = yield from self.visits()
@@ -119,27 +142,25 @@ class Records(Waits):
         yield from self.raise_room(me, visits)
         return ""
 
-    def publish_if_open(self, me: int) -> Program:
-        yield from self.check(me)
-        yield from self.raise_unless_open(me)
-        yield from self.publish_completed(me)
-        yield from self.raise_room(me, None)
-        return ""
+    # record.pxi
 
     def record(self, me: int, generation: int, stream: int, last: int) -> Program:
         yield from self.check(me)
         yield self.note("cuStreamIsCapturing")
-        yield from self.make_room(me, generation)
+        while not (yield from self.find_room(me, generation)):
+            yield from self.make_room(me, generation)
+            yield self.note("cuStreamIsCapturing")
         yield self.note("cuStreamGetId")
         is_awaited = True
         if self.has("awaited before publish"):
             is_awaited = yield self.load("awaited")
-        yield from self.under_lock(me, "r", self.record_and_publish, me, generation, stream, last)
+        if not (yield from self.in_turn(me, "r", self.record_and_publish, me, generation, stream, last)):
+            yield from self.raise_no_record(me)
+        if not self.has("awaited before publish"):
+            is_awaited = yield from self.is_awaited()
         if not is_awaited:
             yield Op("", do.owe_nothing)
-        elif self.scenario.asks and not self.has("awaited before publish"):
-            is_awaited = yield from self.is_awaited()
-        if is_awaited and not self.has("wake before publish"):
+        elif not self.has("wake before publish"):
             yield Op("wake", do.wake)
         del is_awaited
         yield from self.raise_unless_open(me)
@@ -153,8 +174,13 @@ class Records(Waits):
         return awaited
 
     def record_and_publish(self, me: int, generation: int, stream: int, last: int) -> Program:
-        yield from self.raise_if_closed(me)
-        yield from self.raise_unless_open(me)
+        is_closed = yield self.own(me, "is_closed")
+        if is_closed:
+            return False
+        state = yield self.load("state")
+        if state != OPEN:
+            return False
+        del is_closed, state
         follows = 0
         if stream != last and generation > 1 and not self.has("no following"):
             follows = generation - 1
@@ -166,6 +192,7 @@ class Records(Waits):
             record = Op("cuEventRecord", do.record, (generation, stream, follows))
         if self.has("publish before record"):
             yield publish
+            yield self.note("fence")
         yield record
         if self.is_timeline:
             yield self.note("mark")
@@ -174,18 +201,20 @@ class Records(Waits):
             yield Op("wake", do.wake)
         if not self.has("publish before record"):
             yield publish
+            yield self.note("fence")
         if self.has("harvest after overwrite"):
-            yield from self.publish_completed(me)
-        return ""
+            yield from self.under_lock(me, "r", self.publish_completed, me)
+        return True
 
     def raise_unless_open(self, me: int) -> Program:
         state = yield self.load("state")
         if state != OPEN:
-            yield from self.check(me)
-            yield self.note("load incarnation")  # for the error's text, as is the next
-            yield self.note("load state")
-            raise Ended("closed")
+            yield from self.raise_no_record(me)
         return ""
+
+    def raise_no_record(self, me: int) -> Program:
+        yield from self.check(me)
+        raise Ended("closed")
 
     def recorder(self) -> Program:
         """A thread that records on one stream after another, then closes if it is to."""
@@ -210,6 +239,8 @@ class Records(Waits):
             beats += 1
         return "beaten"
 
+    # release.pxi
+
     def is_idle(self, me: int) -> Program:
         if self.is_timeline:
             return True
@@ -227,13 +258,20 @@ class Records(Waits):
         if state not in (OPEN, CLOSED):
             drained = yield from self.is_idle(me)
             return drained
-        yield from self.publish_completed(me)
+        yield from self.under_lock(me, "r", self.publish_completed, me)
         completed = yield self.load("completed")
         made = yield self.own(me, "made")
         return completed >= made
 
-    def let_go(self, me: int) -> Program:
+    def look_inside(self, me: int) -> Program:
         inside = yield self.own(me, "inside")
+        return inside
+
+    def let_go(self, me: int, thread: str) -> Program:
+        if self.has("let go without the lock"):
+            inside = yield from self.look_inside(me)
+        else:
+            inside = yield from self.under_lock(me, thread, self.look_inside, me)
         gone = not inside
         is_over = False
         if gone:
@@ -256,7 +294,7 @@ class Records(Waits):
         yield Op("wake", do.wake)
         if me == RECORDER:
             yield Op("tell", do.store_own, (me, "told", "closed"))
-        while not (yield from self.under_lock(me, thread, self.let_go, me)):
+        while not (yield from self.in_turn(me, thread, self.let_go, me, thread)):
             continue
         yield Op("tell", do.store_own, (me, "told", "left"))
         return "left"

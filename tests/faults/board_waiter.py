@@ -1,4 +1,4 @@
-"""The board model's waiters: query, synchronize and wait, as in ipcsync/_engines/slot_view.py and base.py."""
+"""The board model's waiters: query, synchronize and wait, as in slot.pxi, query.pxi and wait.pxi of the compiled core."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SlotView:
             "watermark": ends or scenario.reuse or (self.is_timeline and scenario.closes),
             "recorded": True,
             "completed": True,
-            "awaited": scenario.asks,
+            "awaited": True,
             "visited": not self.is_timeline and any(name == "wait" for call in scenario.calls for name, _ in call),
         }
         self._shared = {RECORDER} if scenario.heartbeat else set()  # processes of two threads
@@ -47,7 +47,7 @@ class SlotView:
 
     def ask_to_be_woken(self, value: int = 1) -> Op:
         """The store of `awaited`."""
-        return Op("store awaited", do.store, ("awaited", value), not self.scenario.asks)
+        return self.store("awaited", value)
 
     def own(self, me: int, name: str) -> Op:
         """One load of an engine's attribute."""
@@ -57,24 +57,28 @@ class SlotView:
         """One store of an engine's attribute."""
         return Op(f"own {name}", do.store_own, (me, name, value), me not in self._shared or name in LOCKED)
 
-    def lock(self, me: int, thread: str) -> Op:
-        """The engine's lock."""
-        return Op("lock", do.lock, (me, thread), me not in self._shared)
-
-    def unlock(self, me: int) -> Op:
-        """The engine's lock."""
-        return Op("unlock", do.store_own, (me, "lock", ""), True)
-
     def under_lock(self, me: int, thread: str, body: Callable[..., Program], *args: Any) -> Program:
-        """`body(*args)` with the lock held; it is released however that ends."""
-        yield self.lock(me, thread)
+        """`body(*args)` with `state` held."""
+        value = yield from self.holding("lock", "", "", me, thread, body, *args)
+        return value
+
+    def in_turn(self, me: int, thread: str, body: Callable[..., Program], *args: Any) -> Program:
+        """`body(*args)` with the turn of calls that queue work."""
+        value = yield from self.holding("turn", "lock", "unlock", me, thread, body, *args)
+        return value
+
+    def holding(
+        self, which: str, take: str, give: str, me: int, thread: str, body: Callable[..., Program], *args: Any
+    ) -> Program:
+        """`body(*args)` with one of a use's locks held; it is released however that ends."""
+        yield Op(take, do.lock, (me, which, thread), me not in self._shared)
         problem = ""
         value = None
         try:
             value = yield from body(*args)
         except Ended as ended:
             problem = str(ended)
-        yield self.unlock(me)
+        yield Op(give, do.store_own, (me, which, ""), True)
         if problem:
             raise Ended(problem)
         return value
@@ -83,10 +87,14 @@ class SlotView:
         """A call that changes nothing here."""
         return Op(label, do.load, ("incarnation",), True)
 
-    # ipcsync/_engines/slot_view.py
+    # slot.pxi
 
     def check(self, me: int) -> Program:
         yield from self.guard(me, "guard.check")
+        yield from self.check_slot(me)
+        return ""
+
+    def check_slot(self, me: int) -> Program:
         yield from self.raise_if_closed(me)
         incarnation = yield self.load("incarnation")
         if incarnation != 1:
@@ -188,8 +196,9 @@ class SlotView:
         return ""
 
     def check_liveness(self, me: int, generation: int) -> Program:
-        yield from self.guard(me, "guard.check_liveness")
-        yield from self.check(me)
+        yield from self.guard(me, "guard.check")
+        yield from self.guard(me, "coordinator?")
+        yield from self.check_slot(me)
         yield from self.raise_if_dead(me, generation)
         return ""
 
@@ -204,7 +213,7 @@ class SlotView:
 class Waits(SlotView):
     """The calls of a waiter."""
 
-    # ipcsync/_engines/base.py: the waits
+    # query.pxi and wait.pxi
 
     def await_recorded(self, me: int, generation: int) -> Program:
         while True:
@@ -247,19 +256,34 @@ class Waits(SlotView):
             yield from self.raise_unless_good(me, generation)
         return ""
 
-    def driver_query(self, me: int, generation: int) -> Program:
+    def done(self, me: int, thread: str, generation: int) -> Program:
         if self.is_timeline:
             done = yield from self.is_on_board(generation)
         else:
-            done = yield Op("cuEventQuery", do.event_query, (me, generation))
+            done = yield from self.in_driver(me, thread, Op("cuEventQuery", do.event_query, (me, generation)))
         return done
 
-    def driver_wait(self, me: int, generation: int) -> Program:
+    def await_driver(self, me: int, thread: str, generation: int) -> Program:
+        work = Op("await work", do.event_query, (me, generation))  # False: its slice is over
         if self.is_timeline:
-            done = yield from self.is_complete(me, generation)  # its slice may be over after each look
-        else:
-            done = yield Op("wait_event", do.event_wait, (me, generation))
-        return done
+            if (yield from self.is_complete(me, generation)):
+                return True
+            count = yield self.load("completed")
+            if count == MAX:
+                return False
+            if count >= generation:
+                state = yield self.load("state")
+                return state != BROKEN
+            del count
+            yield self.note("await work")
+        elif (yield from self.done(me, thread, generation)):
+            return True
+        elif not (yield from self.in_driver(me, thread, work)):
+            return False
+        if (yield from self.done(me, thread, generation)):
+            return True
+        is_complete = yield from self.is_complete(me, generation)
+        return is_complete
 
     def query(self, me: int, thread: str, generation: int) -> Program:
         yield from self.check(me)
@@ -272,40 +296,26 @@ class Waits(SlotView):
             return "False"
         del recorded
         yield from self.ask_early(me, generation)
-        if (yield from self.ask_driver(me, thread, generation)):
+        if (yield from self.done(me, thread, generation)):
             yield from self.confirm(me, generation)
             return "True"
         yield from self.raise_if_finished(me, generation)
         return "False"
 
-    def ask_driver(self, me: int, thread: str, generation: int) -> Program:
-        if self.scenario.locks:
-            done = yield from self.under_lock(me, thread, self.query_driver, me, generation)
+    def in_driver(self, me: int, thread: str, ask: Op) -> Program:
+        if self.has("inside after the look"):
+            yield from self.go_inside(me)
         else:
-            done = yield from self.in_driver(me, generation, self.driver_query)
-        return done
-
-    def query_driver(self, me: int, generation: int) -> Program:
-        yield from self.raise_if_closed(me)
-        done = yield from self.driver_query(me, generation)
-        return done
-
-    def in_driver(self, me: int, generation: int, ask: Callable[[int, int], Program]) -> Program:
-        if not self.has("let go while inside") and not self.has("inside after the look"):
-            yield self.keep(me, "inside", 1)
-        problem = ""
-        done = False
-        try:
-            yield from self.check(me)
-            if self.has("inside after the look"):
-                yield self.keep(me, "inside", 1)
-            done = yield from ask(me, generation)
-        except Ended as ended:
-            problem = str(ended)
+            yield from self.under_lock(me, thread, self.go_inside, me)
+        done = yield ask
         yield self.keep(me, "inside", 0)
-        if problem:
-            raise Ended(problem)
         return done
+
+    def go_inside(self, me: int) -> Program:
+        yield from self.raise_if_closed(me)
+        if not self.has("let go while inside"):
+            yield self.keep(me, "inside", 1)
+        return ""
 
     def synchronize(self, me: int, thread: str, generation: int) -> Program:
         yield from self.check(me)
@@ -317,7 +327,7 @@ class Waits(SlotView):
                 return "ok"
             yield from self.raise_if_finished(me, generation)
             yield from self.ask_early(me, generation)
-            if (yield from self.in_driver(me, generation, self.driver_wait)):
+            if (yield from self.await_driver(me, thread, generation)):
                 yield from self.confirm(me, generation)
                 return "ok"
             yield from self.check_liveness(me, generation)
@@ -340,45 +350,51 @@ class Waits(SlotView):
                 yield self.note("cuStreamIsCapturing")
             del is_there
         yield from (self.raise_if_finished if ahead else self.raise_if_not_open)(me, generation)
-        if not self.is_timeline and (yield from self.ask_driver(me, thread, generation)):
+        if not self.is_timeline and (yield from self.done(me, thread, generation)):
             yield from self.confirm(me, generation)
             return "ok"
         yield self.note("cuStreamGetId")
-        if not (yield from self.under_lock(me, thread, self.queue_wait, me, generation)):
+        if not (yield from self.in_turn(me, thread, self.queue_wait, me, generation)):
             return "ok"
-        yield from self.raise_if_not_open(me, generation, "load behind")
+        yield from self.raise_if_not_open(me, generation, is_queued=True)
         if not self.has("no look at the recorder"):
             yield from self.raise_if_dead(me, generation)
         yield from self.raise_if_orphaned(me)
         return "ok"
 
-    def raise_if_not_open(self, me: int, generation: int, then: str = "") -> Program:
+    def raise_if_not_open(self, me: int, generation: int, *, is_queued: bool = False) -> Program:
         state = yield self.load("state")
         if state != OPEN:
             del state
             yield from self.raise_if_finished(me, generation)
-        elif then:
-            yield self.note(then)
+            if is_queued:
+                yield from self.is_complete(me, generation)
+        elif is_queued:
+            yield self.note("load behind")
         return ""
 
     def queue_wait(self, me: int, generation: int) -> Program:
         yield from self.raise_if_closed(me)
-        yield self.note("cuStreamGetFlags")
         if self.is_timeline:
             yield Op("cuStreamWaitValue64", do.queue_wait_value, (me, generation))
-        else:
-            is_early = self.has("look before the visit") and (yield from self.is_complete(me, generation))
-            yield from self.enter(me)
-            if is_early or (not self.has("look before the visit") and (yield from self.is_reached(me, generation))):
-                yield Op("leave", do.leave, (me,))
-                return False
+            yield self.note("mark")
+            return True
+        leave = Op("leave", do.leave, (me,))
+        is_early = self.has("look before the visit")
+        found = False
+        if is_early:
+            found = yield from self.is_reached(me, generation)
+        yield from self.enter(me)
+        if not is_early:
+            found = yield from self.is_reached(me, generation)
+        if not found:
             if self.has("leave too early"):
-                yield Op("leave", do.leave, (me,))
+                yield leave
             yield Op("cuStreamWaitEvent", do.queue_wait, (me, generation))
-            if not self.has("leave too early"):
-                yield Op("leave", do.leave, (me,))
-        yield self.note("mark")
-        return True
+            yield self.note("mark")
+        if found or not self.has("leave too early"):
+            yield leave
+        return not found
 
     def is_reached(self, me: int, generation: int) -> Program:
         """The look within a visit: the recorder stores `completed` before it looks at the visits."""
@@ -395,6 +411,7 @@ class Waits(SlotView):
             yield self.store("visited", 1)
         del visited
         yield Op("enter", do.enter, (me,))
+        yield self.note("fence")
         return ""
 
     def waiter(self, me: int) -> Program:

@@ -11,7 +11,7 @@ FREE, OPEN, BROKEN, CLOSED = 0, 1, 2, 3
 MAX = 99  # stands for INT64_MAX
 RECORDER = 0  # the number of the recorder's process; the waiters' follow
 
-LOCKED = {"made", "has_import", "room"}  # stored with the engine's lock held only
+LOCKED = {"has_import", "room"}  # which no other thread of the process reads meanwhile
 
 MISTAKES = {
     "publish before record": "`recorded` is stored before the driver's call",
@@ -29,7 +29,8 @@ MISTAKES = {
     "no following": "a stream is recorded on that does not wait for the record on another one before",
     "no last look": "nothing looks whether this use was closed once the words were read",
     "let go while inside": "an import is destroyed while a thread waits in the driver for it",
-    "inside after the look": "a thread looks whether this use was closed, then says that it is in the driver for it",
+    "inside after the look": "a thread looks whether this use was closed, and says later that it is in the driver for it",
+    "let go without the lock": "who lets go looks who is in the driver while a thread may be between that look and word",
     "release before state": "a timeline's word is released before the state says that it was",
     "release once": "a released word is not released again when a queued write pulled it down",
     "no look at the coordinator": "what the driver says of the coordinator's events counts whether or not it lives",
@@ -51,7 +52,8 @@ class Process(NamedTuple):
 
     is_alive: bool = True
     is_expired: bool = False
-    lock: str = ""  # the thread inside
+    lock: str = ""  # the thread that has `state`
+    turn: str = ""  # the one that has `calls`
     is_closed: bool = False
     inside: int = 0
     seen: int = 0
@@ -118,8 +120,6 @@ class Scenario:
     waiters_die: bool = False
     heartbeat: bool = False  # the recorder's other thread harvests
     reuse: bool = False  # the slot is used anew once it is free
-    asks: bool = False  # the recorder wakes only if anybody waits, as the compiled core does
-    locks: bool = False  # a query asks the driver with the lock held, as the compiled core does
     mistakes: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -142,8 +142,8 @@ def store_own(world: World, number: int, name: str, value: Any) -> Moves:
     return ((None, world.put(number, **{name: value})),)
 
 
-def lock(world: World, number: int, thread: str) -> Moves:
-    return () if world.processes[number].lock else ((None, world.put(number, lock=thread)),)
+def lock(world: World, number: int, which: str, thread: str) -> Moves:
+    return () if getattr(world.processes[number], which) else ((None, world.put(number, **{which: thread})),)
 
 
 def publish(world: World, count: int, owes_wake: bool) -> Moves:
@@ -246,8 +246,6 @@ def event_query(world: World, number: int, generation: int) -> Moves:
         return ((True, world), (False, world))
     return ((says_complete(world, world.ring[(generation - 1) % len(world.ring)]), world),)
 
-
-event_wait = event_query  # False: its slice is over
 
 
 def record(world: World, generation: int, stream: int, follows: int) -> Moves:

@@ -8,29 +8,37 @@ import subprocess
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
-from ipcsync._engines.chains import Entry
-from ipcsync._engines.queued_wait import Wait
-
+from ipcsync import errors
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
+from ipcsync._board.session_line import SessionLine
 from ipcsync._engines import compiled
-from ipcsync._engines.compiled import Links
+from ipcsync._engines import core as _core
+from ipcsync._engines.loss import Loss
 from ipcsync._linux.fork import ForkMark
+from ipcsync._wire.messages import Attachment
+from ipcsync.typing import EngineName
 from tests.faults.board_world import MAX
 from tests.kit import boards
 
+core: Any = _core
 SOURCE = Path(compiled.__file__).with_name("core_cython") / "core.pyx"
-STREAM = 4096
-MARKER = 77
-_NOT_READY = 600
-_SESSION = 1  # the recorder's line; this process's is 0
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
+STREAM = 4096  # a handle; its id is the case's
+DIED = 0x4000_0000  # what the kernel adds to the word that a thread held
+OTHERS, MINE, THIRD = 1 << 16, 1 << 16 | 1, 1 << 16 | 2  # serials: a waiter, who records, one more
 _INT, _POINTER, _WIDE = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
+SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventRecord": (_POINTER, _POINTER),
     "cuEventQuery": (_POINTER,),
+    "cuEventCreate": (ctypes.POINTER(_POINTER), _INT),
+    "cuEventDestroy": (_POINTER,),
+    "cuStreamGetFlags": (_POINTER, ctypes.POINTER(_INT)),
     "cuStreamWaitEvent": (_POINTER, _POINTER, _INT),
     "cuStreamIsCapturing": (_POINTER, ctypes.POINTER(_INT)),
     "cuStreamGetId": (_POINTER, ctypes.POINTER(_WIDE)),
@@ -41,6 +49,41 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (_POINTER,),
     "cuCtxSetCurrent": (_POINTER,),
 }
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, and what it finds."""
+
+    call: str
+    engine: EngineName = "event"
+    generation: int = 1
+    depth: int = 1
+    recorded: int = 0
+    completed: int = 0
+    state: int = OPEN
+    watermark: int = 0
+    says_complete: bool = False  # the driver, of what was recorded
+    is_alive: bool = True  # the recorder
+    is_orphaned: bool = False  # the coordinator dies in the middle of the call
+    is_closed: bool = False  # here, by another thread
+    is_awaited: bool = False  # somebody has slept until a record
+    is_visited: bool = False  # somebody has queued a wait on a stream
+    visitor: str = ""  # who is about to: one that "leaves" during the pause, or is "dead"
+    at_enter: dict[str, Any] = field(default_factory=dict)  # stored on the board when a visit has begun
+    made: int = 0  # by the recorder, on stream 1; none is known complete
+    stream: int = 1
+    meanwhile: dict[str, Any] = field(default_factory=dict)  # stored on the board while it sleeps
+
+    @property
+    def is_recorder(self) -> bool:
+        """Whether the call is the recorder's."""
+        return self.call in ("record", "harvest", "let go")
+
+    @property
+    def orphans_at(self) -> str:
+        """The step behind which the coordinator dies: after the looks before, or once the driver was asked."""
+        return "cuStreamGetId" if self.call == "wait" and not self.says_complete else "cuEventQuery"
 
 
 def built(translated: Path, mistake: int) -> Any:
@@ -58,99 +101,164 @@ def built(translated: Path, mistake: int) -> Any:
     return module
 
 
-class NotMeError(Exception):
-    """The shortcut left the call to the Python engine."""
+class Guard:
+    """A session's part in the calls."""
+
+    stands_behind_all = False
+
+    def __init__(self, rig: Rig, session_check: Any) -> None:
+        self._rig, self.session_check = rig, session_check
+        self.line_index = int(rig.case.is_recorder)
+
+    def coordinator_is_alive(self) -> bool:
+        return not self._rig.is_orphaned
+
+    def check_liveness(self) -> None:
+        self._rig.log.append("guard.check_liveness")
+        if self._rig.is_orphaned or not self.session_check.good_until:
+            self._rig.slowly()
+
+    def count_full_ring(self) -> None:
+        """Not a step of the protocol."""
 
 
-class QueuedError(Exception):
-    """The wait was queued, and what the looks behind it found is for the Python engine to say."""
+def engine_of(module: ModuleType) -> Any:
+    """What is made over a build of the core: errors without texts, and handles that nobody exported."""
 
+    class Engine(module.Core):  # type: ignore[misc,name-defined] # either build of it
+        label = "e"
+        rig: Rig
 
-class NotOpenError(Exception):
-    """The record was made, on an event that is not open any more."""
+        def _raise(self, kind: type[Exception], *_: object) -> NoReturn:
+            raise kind("whose text is Python's")
 
+        raise_closed = raise_gone = lambda self: self._raise(errors.EventClosed)
+        raise_lost = lambda self, _: self._raise(errors.RecorderLost)
+        raise_timeout = lambda self, *_: self._raise(errors.WaitTimeout)
+        raise_full = raise_visited = raise_no_turn = raise_timeout
+        raise_reentered = lambda self: self._raise(errors.Reentered)
+        raise_under_way = lambda self: self._raise(errors.IpcSyncError)
+        refuse_capturing = lambda self, *_: self._raise(errors.StreamCapturing)
 
-class RefusedError(Exception):
-    """The driver refused what a stream may have: its code and function, and the stream that is without a marker."""
+        def raise_driver(self, code: int, call: str) -> NoReturn:
+            raise errors.DriverError(f"{call}: {code}", code=code, call=call)
+
+        def raise_no_record(self) -> NoReturn:
+            self.check()
+            self._raise(errors.EventClosed if self.chain.loss is None else errors.RecorderLost)
+
+        def loss_of(self, _generation: int) -> Loss:
+            return Loss("died", self.recorder, "r", 7)
+
+        def log_nobody(self) -> None:
+            """Nobody reads it."""
+
+        note_full = lambda self, _: None
+
+        def peer_is_alive(self, serial: int) -> bool:  # asks the kernel what the line does not say
+            if self.rig.log[-1:] != ["recorder alive?"]:
+                self.rig.log.append("recorder alive?")
+            return self.rig.lives(serial & 0xFFFF)
+
+        def session_is_alive(self, line: int) -> bool:
+            self.rig.log.append("visitor alive?")
+            return self.rig.lives(line)
+
+        open_event = lambda self, index, _: self.rig.handle or index + 1
+        open_word = lambda self: 1
+        close_event = close_events = lambda self, *_: True
+        create_event = lambda self, _: 77
+
+    return Engine
 
 
 class Rig:
-    """One slot of a board, one core over it, one driver."""
+    """One slot of a board, which session 1 records, and one engine over it."""
 
-    def __init__(self, core: ModuleType, directory: Path, case: Any) -> None:
-        self.core, self.case = core, case
+    is_users = False  # the calls are made as users make them
+
+    def __init__(self, case: Case, directory: Path, module: ModuleType = core, handle: int = 0) -> None:
+        self.core, self.case = module, case
+        self.handle = handle  # of each CUDA event of the ring, if not 0
+        self.stream_handle = STREAM
         self.log: list[str] = []
-        self.on_wait: Callable[[], int] = lambda: 0  # within the driver's call
+        self.is_orphaned = False
         self.results: dict[str, int] = {}  # of the driver's functions that are refused
         self.asked: list[str] = []  # the driver's functions, as they were called
+        self.within: dict[str, Callable[[], object]] = {}  # what is done within a function of the driver
         self.mode = 0  # the thread's capture mode
-        self.waits: dict[int, dict[int, Wait]] = {}
-        self.dropped: list[Wait] = []
-        self.chain: Any = SimpleNamespace(_entries=[], _loss=None, _is_holder=True, judge_at=16)
+        self.stream = case.stream
         self.board = Board.create(str(directory / "board"), b"e" * 16, 3, 2)
         self.board.has_mark = True
         self.line = self.board.slot(0)
-        self.mark = ForkMark()
-        own, recorder = self.board.session(0), self.board.session(_SESSION)
-        own.assign(1 << 16, 1, 1, 1, 1)
-        recorder.assign(1 << 16 | _SESSION, 1, 1, 1, 1)
-        self.board.words[recorder.indices[1]] = 1 if case.is_alive else 0x4000_0001
+        for index in range(3):
+            self.board.session(index).assign(1 << 16 | index, 1, 1, 1, 1)
+            self.hold(self.board.session(index), 0x77)
         self.put("incarnation", 1)
-        self.put("awaited", int(case.is_awaited))
-        self.put("visited", int(case.is_visited))
-        self.line._visits[_SESSION] = int(bool(case.visitor))
-        self.put("recorder", 1 << 16 | _SESSION)
-        for name in ("recorded", "completed", "state", "watermark"):
-            self.put(name, getattr(case, name))
-        self.session_check = core.SessionCheck(self.mark, self.board, own, 1 << 16, LIVE, self._slowly)
+        self.put("state", OPEN)
+        self.put("recorder", MINE)
+        own = self.board.session(int(case.is_recorder))
+        self._mark = ForkMark()
+        self.session_check = module.SessionCheck(self._mark, self.board, own, own.serial, LIVE, self.slowly)
         self.session_check.good_until = INT64_MAX
-        self._functions = [ctypes.CFUNCTYPE(_INT, *kinds)(self._called(name)) for name, kinds in _SIGNATURES.items()]
-        self._hook = ctypes.CFUNCTYPE(None, _INT)(self.step)
-        self.links = Links(self.waits, [], core.Lock(), self.dropped.extend, Wait, self.chain, Entry, behind_all=False)
+        self.guard = Guard(self, self.session_check)
+        self.functions = {
+            name: ctypes.CFUNCTYPE(_INT, *kinds)(partial(self._called, name)) for name, kinds in SIGNATURES.items()
+        }
+        self._hook = ctypes.CFUNCTYPE(None, _INT)(lambda number: self.step(number))
+        self.bind()
         self.engine = self._engine()
+        self._find()
+
+    def bind(self, **addresses: int) -> None:
+        """Have the core call this rig's functions, but for those."""
+        own = {name: ctypes.cast(function, _POINTER).value for name, function in self.functions.items()}
+        self.core.bind_functions({**own, **addresses})
+
+    def made(self, slot: int, *, recorder: bool) -> Any:
+        """An engine for a slot."""
+        case = self.case
+        names = {"device": "", "handles": [b""] * case.depth, "serials": [*range(case.depth)]}
+        attachment = Attachment("e", slot, 1, 0, engine=case.engine, depth=case.depth, recorder=recorder, **names)  # type: ignore[arg-type,call-arg,misc]
+        engine = engine_of(self.core)(self.board, self.guard, attachment, 0, self._mark)
+        engine.rig = self
+        return engine
 
     def _engine(self) -> Any:
-        rig, case = self, self.case
-
-        class Engine(rig.core.Core):  # type: ignore[misc,name-defined] # either build of it
-            line = rig.line
-
-            def _raise_no_record(self) -> None:
-                raise NotOpenError
-
-            def _raise_refused(self, *refused: object) -> None:
-                unmarked = (int(getattr(self, "_unmarked")), self._unmarked_id)  # noqa: B009 - mypy has no type of it
-                self._unmarked = 0
-                raise RefusedError(*refused, *unmarked)
-
-            def _note_wait(self, stream_id: int, key: int, generation: int) -> Wait:
-                return Wait(self, generation, key, stream_id)
-
-            def _check_after_wait(self, _generation: int) -> None:
-                raise QueuedError
-
-            def synchronize(self, *_: Any) -> None:
-                raise NotMeError
-
-        engine = Engine()
-        engine.incarnation, engine.base, engine.depth = 1, 0, case.depth
-        engine.is_recorder = case.call in ("record", "harvest")
+        """One that has recorded before, so that its handles are open and its streams have markers."""
+        case, engine = self.case, self.made(0, recorder=self.case.is_recorder)
+        if case.is_recorder:
+            for self.stream in (case.stream, 1):
+                for engine._recorded in range(max(case.made, 1)):
+                    engine._begun = engine._recorded
+                    engine.record_next(STREAM, INT64_MAX, None, None)
+            engine._recorded = engine._begun = case.made
+        elif case.call in ("wait", "ahead"):
+            self.put("recorded", 1)
+            self.results["cuEventQuery"] = NOT_READY
+            engine.queue(STREAM, 0, 1, None, False, 0)
+            self.core.drop(self.core.everything())
+            self.results.clear()
+        self.stream = case.stream
+        for generation in range(1, case.depth + 1):
+            engine.query_import(generation)
         engine.is_closed = case.is_closed
-        engine._recorded = engine._begun = case.made
-        engine._completed, engine._room = case.done, case.done + case.depth
-        engine._lost_from = 1 << 62
-        engine._lock, engine._record_lock = rig.core.Lock(), rig.core.Lock()
-        engine._address = 1
-        addresses = [ctypes.cast(function, _POINTER).value for function in self._functions]
-        rig.core.bind_functions(dict(zip(_SIGNATURES, addresses, strict=True)))
-        engine.shorten(rig.session_check, case.engine == "timeline", rig.links)
-        for index in range(case.depth):
-            engine._keep_event(index, index + 1)
-        engine._last_stream = case.stream
-        engine._last_stream = 1
-        engine._last_key = (case.stream, case.stream)
-        engine.keep_marker(case.stream, MARKER)
         return engine
+
+    def _find(self) -> None:
+        """Store what the call finds."""
+        case = self.case
+        for name in ("recorded", "completed", "state", "watermark"):
+            self.put(name, getattr(case, name))
+        self.put("awaited", int(case.is_awaited))
+        self.put("visited", int(case.is_visited))
+        self.line._visits[2] = int(bool(case.visitor))
+        if case.visitor == "dead":
+            self.hold(self.board.session(2), DIED)
+        if not case.is_alive:
+            self.hold(self.board.session(1), DIED)
+        self.log.clear()
+        self.asked.clear()
 
     def put(self, name: str, value: int) -> None:
         """Somebody stores a word."""
@@ -163,10 +271,27 @@ class Rig:
         """What stands there."""
         return int(getattr(self.line, name))
 
+    def hold(self, line: SessionLine, owner: int) -> None:
+        """A thread holds the session's word, or the kernel has marked it."""
+        self.board.words[line.indices[1]] = owner
+
+    def lives(self, line: int) -> bool:
+        return not self.board.session(line).owner & DIED
+
+    def orphan(self) -> None:
+        """The coordinator dies."""
+        self.is_orphaned = True
+        self.board.words[7] = DIED  # the header's owner
+
+    def slowly(self) -> None:
+        raise errors.CoordinatorLost("") if self.is_orphaned else errors.SessionExpired("")
+
     def close(self) -> None:
         """Remove the board."""
         self.core.set_hook(0)
         boards.end(self.board)
+
+    # --- the call -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -179,117 +304,82 @@ class Rig:
 
     def step(self, number: int) -> None:
         """One step is about to be taken."""
-        if self.case.is_orphaned and self.log[-1:] in (
-            [["cuStreamGetId"]] if self.case.is_queued else [["guard.check"], ["lock"]]
-        ):
-            self.board.words[7] = 0x4000_0001  # the header's owner
+        case, last = self.case, self.log[-1] if self.log else ""
+        if case.is_orphaned and last == case.orphans_at:
+            self.orphan()
+        happens = case.at_enter if last == "enter" else {}
         self.log.append(self.core.STEPS[number])
         if self.log[-1] == "sleep":
-            for name, value in self.case.meanwhile.items():
-                self.put(name, value)
-        if self.log[-2:-1] == ["enter"]:
-            for name, value in self.case.at_enter.items():
-                self.put(name, value)
-
-    def _slowly(self) -> None:
-        raise NotMeError
+            happens = case.meanwhile
+        if case.visitor == "leaves" and self.log.count("guard.check") == 2:  # behind the first pause
+            self.line._visits[2] = 2
+        for name, value in happens.items():
+            self.put(name, value)
 
     def call(self) -> tuple[list[str], str]:
-        """The steps of the case's call by its shortcut, and how it ended."""
-        point = _point_of(self.core)(SimpleNamespace(engine=self.engine), self.case.generation)
+        """The steps of the case's call, and how it ended: its result, or the name of its error."""
+        engine, generation = self.engine, self.case.generation
+        point = self.point() if self.is_users else None
         calls: dict[str, Callable[[], Any]] = {
-            "query": point.query,
-            "synchronize": lambda: point.synchronize() or "ok",
-            "wait": lambda: point.wait(STREAM) or "ok",
-            "record": lambda: self.event.record(STREAM) and "",
+            "query": point.query if point else lambda: engine.query(generation),
+            "synchronize": lambda: (point.synchronize() if point else engine.synchronize(generation)) or "ok",
+            "wait": lambda: (point.wait(self.stream_handle) if point else self._wait(ahead=False)) or "ok",
+            "ahead": lambda: self._wait(ahead=True) or "ok",
+            "record": (lambda: self.event.record(self.stream_handle) and "") if self.is_users else lambda: self._record() or "",
+            "harvest": lambda: engine.publish_completed() or "",
+            "let go": engine.try_release,
         }
         with self.hooked():
             try:
                 outcome = str(calls[self.case.call]())
-            except (NotMeError, QueuedError, NotOpenError) as error:
-                outcome = type(error).__name__
-            except RefusedError as error:
-                outcome = str(error)
+            except errors.IpcSyncError as error:
+                outcome = f"{type(error).__name__} {getattr(error, 'call', '')}".strip()
         return self.log, outcome
+
+    def _wait(self, *, ahead: bool) -> None:
+        self.engine.check()
+        self.engine.queue(self.stream_handle, 0, self.case.generation, None, ahead, 0)
+
+    def _record(self) -> None:
+        self.engine.check()
+        self.engine.record_next(self.stream_handle, INT64_MAX, None, None)
+
+    def point(self) -> Any:
+        """A point over the engine, of which only what is the core's is there."""
+        return self.core.PointBase(SimpleNamespace(engine=self.engine), self.case.generation)
 
     @property
     def event(self) -> Any:
-        """A shared event over the core, of which only `record` is there."""
-
-        class Event(self.core.EventBase):  # type: ignore[misc,name-defined] # either build of it
-            def _slow_record(self, *_: Any, **__: Any) -> None:
-                raise NotMeError
-
-        event = Event()
+        """A shared event over the engine, of which only `record` is there."""
+        event = self.core.EventBase()
         event._attached, event._engine, event._point_type = None, self.engine, self.core.PointBase
         event._is_open = event._is_recorder = True
         return event
 
-    # The driver.
+    # --- the driver ---------------------------------------------------------------------------------------------------
 
-    def _called(self, name: str) -> Callable[..., int]:
-        """The driver's function of that name. If it is refused, it has written its answers all the same."""
-
-        def call(*args: Any) -> int:
-            self.asked.append(name)
-            result: int = getattr(self, name)(*args)
-            return self.results.get(name, result)
-
-        return call
-
-    def cuEventRecord(self, _event: int, _stream: int) -> int:  # noqa: N802 - the driver's name
-        return 0
-
-    def cuEventQuery(self, _event: int) -> int:  # noqa: N802 - the driver's name
-        return 0 if self.case.says_complete else _NOT_READY
-
-    def cuStreamWaitEvent(self, *_: Any) -> int:  # noqa: N802 - the driver's name
-        return self.on_wait()
-
-    def cuStreamWriteValue64(self, *_: Any) -> int:  # noqa: N802 - the driver's name
-        return 0
-
-    def cuStreamWaitValue64(self, *_: Any) -> int:  # noqa: N802 - the driver's name
-        return 0
-
-    def cuStreamIsCapturing(self, _stream: int, status: Any) -> int:  # noqa: N802 - the driver's name
-        status[0] = 0
-        return 0
-
-    def cuStreamGetId(self, _stream: int, stream_id: Any) -> int:  # noqa: N802 - the driver's name
-        stream_id[0] = self.case.stream
-        return 0
-
-    def cuEventSynchronize(self, _event: int) -> int:  # noqa: N802 - the driver's name
-        return 0
-
-    def cuCtxGetCurrent(self, _context: int) -> int:  # noqa: N802 - the driver's name
-        return 0
-
-    def cuCtxSetCurrent(self, _context: int) -> int:  # noqa: N802 - the driver's name
-        return 0
-
-    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:  # noqa: N802 - the driver's name
-        self.mode, mode[0] = mode[0], self.mode
-        return 0
+    def _called(self, name: str, *args: Any) -> int:
+        """A function of the driver. If it is refused, it has written its answers all the same."""
+        self.asked.append(name)
+        self.within.get(name, lambda: None)()
+        result = 0
+        if name == "cuEventQuery":
+            result = 0 if self.case.says_complete else NOT_READY
+        elif name == "cuStreamIsCapturing":
+            args[1][0] = 0
+        elif name == "cuStreamGetFlags":
+            args[1][0] = 1
+        elif name == "cuStreamGetId":
+            args[1][0] = self.stream
+        elif name == "cuThreadExchangeStreamCaptureMode":
+            self.mode, args[0][0] = args[0][0], self.mode
+        return self.results.get(name, result)
 
 
-def end(core: ModuleType, rigs: Iterable[Rig]) -> None:
+def end(rigs: Iterable[Rig]) -> None:
     """Close the rigs, and have the core call the process's own driver again."""
     for rig in rigs:
+        rig.core.bind_functions({})
         rig.close()
-    core.bind_functions({})
+    core.drop(core.everything())
     compiled.bind_driver()
-
-
-def _point_of(core: ModuleType) -> Any:
-    class Point(core.PointBase):  # type: ignore[misc,name-defined] # either build of it
-        def _slow(self, *_: Any, **__: Any) -> None:
-            raise NotMeError
-
-        _slow_wait = _slow_query = _slow_synchronize = _slow
-
-    return Point
-
-
-assert OPEN == 1

@@ -62,15 +62,6 @@ for _call in CALLS:
     }
 
 SCENARIOS |= {
-    f"{_name}, the recorder looks who waits": dataclasses.replace(SCENARIOS[_name], asks=True)
-    for _name in (
-        "two records",
-        "synchronize, a ring of one, two streams, the recorder dies",
-        "synchronize, a ring of two, two streams, the recorder expires",
-        "wait, a ring of one, two streams, the recorder dies",
-    )
-}
-SCENARIOS |= {
     "a wait is queued while the ring goes round": Scenario(calls=_one("wait", 1), streams=(1, 1)),
     "two waits are queued while a ring of two goes round": Scenario(
         calls=((("wait", 1),), (("wait", 2),)), streams=(1, 1, 1), depth=2, recorded=1
@@ -82,15 +73,8 @@ SCENARIOS |= {
         calls=((("wait", 1), ("wait", 2)),), streams=(1, 1, 1), recorded=1, heartbeat=True
     ),
 }
-SCENARIOS |= {
-    f"{_name}, with the lock": dataclasses.replace(SCENARIOS[_name], locks=True)
-    for _name in (
-        "query, another thread closes, the recorder dies, reuse",
-        "query, a ring of one, the heartbeat harvests, the coordinator dies",
-    )
-}
-SCENARIOS["two sleep, the recorder looks who waits"] = Scenario(
-    calls=((("synchronize", 1),), (("synchronize", 2),)), depth=2, streams=(1, 1), asks=True
+SCENARIOS["two sleep"] = Scenario(
+    calls=((("synchronize", 1),), (("synchronize", 2),)), depth=2, streams=(1, 1)
 )
 
 TIMELINES: dict[str, Scenario] = {
@@ -160,13 +144,14 @@ FOUND_IN: dict[str, Scenario] = {
     "no last look": SCENARIOS["query, another thread closes, the recorder dies, reuse"],
     "let go while inside": SCENARIOS["synchronize, another thread closes, the recorder dies, reuse"],
     "inside after the look": SCENARIOS["query, another thread closes, the recorder dies, reuse"],
+    "let go without the lock": SCENARIOS["query, another thread closes, the recorder dies, reuse"],
     "release before state": TIMELINES["ahead, the recorder expires"],
     "release once": TIMELINES["ahead, another thread closes, the recorder expires"],
     "no look at the coordinator": SCENARIOS["wait, a ring of one, the heartbeat harvests, the coordinator dies"],
     "no last look at an orphan": SCENARIOS["query, another thread closes, the coordinator dies"],
     "told of an orphan": SCENARIOS["query, a ring of one, the heartbeat harvests, the coordinator dies"],
-    "awaited before publish": SCENARIOS["two records, the recorder looks who waits"],
-    "asleep unawaited": SCENARIOS["two records, the recorder looks who waits"],
+    "awaited before publish": SCENARIOS["two records"],
+    "asleep unawaited": SCENARIOS["two records"],
     "room without a look": SCENARIOS["a wait is queued while the ring goes round"],
     "look at visits too early": SCENARIOS["a wait is queued while the ring goes round"],
     "look before the visit": SCENARIOS["a wait is queued while the ring goes round"],

@@ -1,4 +1,4 @@
-"""The model's steps are the code's: the engines and the coordinator's effects run over a board that writes them down.
+"""The compiled core's and the coordinator's steps are the board model's, in its order; planted mistakes are found.
 
 Whoever moves a step in the code moves it in the model too (`board_waiter`, `board_recorder`), and sees there whether
 every promise still holds.
@@ -6,65 +6,33 @@ every promise still holds.
 
 from __future__ import annotations
 
-import contextlib
+import shutil
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, slot_line
-from ipcsync._drivers import SUCCESS
-from ipcsync._engines import EventEngine, TimelineEngine, base, imports, markers, queued, slot_use, slot_view, timeline
-from ipcsync._native import capture, pinned
-from ipcsync._wire.messages import Attachment
-from ipcsync.errors import CoordinatorLost, EventClosed, RecorderLost
+from ipcsync._board import BROKEN, CLOSED, INT64_MAX, LIVE, OPEN, Board, layout
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.state import Change, ChangeKind, Session, Slot
 from tests.faults import board_world
 from tests.faults.board_recorder import Model
 from tests.faults.board_world import MAX, RECORDER, Process, Scenario, World
+from tests.faults.compiled_rig import DIED, SOURCE, Case, Rig, built, core, end
 from tests.faults.explorer import run_alone
 from tests.kit import boards
 
-# What the model does within a process that the code does too, but that nobody outside can see.
-_WITHIN = {"", "slept", "tell", "own seen", "own made", "own done", "own has_import", "own room"}
-_STREAM = 4096
+pytestmark = pytest.mark.core
 
-
-@dataclass(frozen=True)
-class Case:
-    """One call, and what it finds."""
-
-    call: str
-    engine: EngineName = "event"
-    generation: int = 1
-    depth: int = 1
-    recorded: int = 0
-    completed: int = 0
-    state: int = OPEN
-    watermark: int = 0
-    says_complete: bool = False  # the driver, of what was recorded
-    is_alive: bool = True  # the recorder
-    is_orphaned: bool = False  # the coordinator died
-    is_closed: bool = False  # here, by another thread
-    is_awaited: bool = False  # somebody has slept until a record
-    is_visited: bool = False  # somebody has queued a wait on a stream
-    visitor: str = ""  # who is about to: one that "leaves" during the pause, or is "dead"
-    at_enter: dict[str, Any] = field(default_factory=dict)  # stored on the board when a visit has begun
-    made: int = 0  # by the recorder, of which `done` are known complete
-    done: int = 0
-    stream: int = 1  # the one before was 1
-    meanwhile: dict[str, Any] = field(default_factory=dict)  # stored on the board while it sleeps
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether a wait is to be queued: the driver calls its event pending."""
-        return self.call == "wait" and not self.says_complete
-
+# What the model does within a process that the core does too, but that nobody outside can see.
+_WITHIN = {"", "slept", "tell", "pause", "markers?"}
+_ERRORS = {"lost": "RecorderLost", "closed": "EventClosed", "orphaned": "CoordinatorLost"}
 
 CASES: dict[str, Case] = {
     "query: complete on the board": Case("query", recorded=1, completed=1),
@@ -138,7 +106,192 @@ CASES: dict[str, Case] = {
 }
 
 
-# --- the code ---------------------------------------------------------------------------------------------------------
+# --- the core's steps, and the model's -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., tuple[list[str], str]]]:
+    """Makes a case's call, by the shipped core or another build of it."""
+    rigs: list[Rig] = []
+
+    def run(case: Case, module: ModuleType = core, **within: Callable[[Rig], object]) -> tuple[list[str], str]:
+        folder = tmp_path / str(len(rigs))
+        folder.mkdir()
+        rigs.append(rig := Rig(case, folder, module))
+        rig.within |= {name: lambda act=act: act(rig) for name, act in within.items()}  # type: ignore[misc] # the default
+        return rig.call()
+
+    yield run
+    end(rigs)
+
+
+def expected(case: Case) -> tuple[list[str], str]:
+    """The model's steps."""
+    model = Model(Scenario(engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True, orphans=case.is_orphaned))
+    process = Process(is_closed=case.is_closed, made=case.made, room=case.depth)
+    visitor = process._replace(visit=int(bool(case.visitor)), is_alive=case.visitor != "dead")
+    world = World(
+        state=case.state,
+        watermark=case.watermark,
+        recorded=case.recorded,
+        completed=case.completed,
+        awaited=int(case.is_awaited),
+        visited=int(case.is_visited),
+        ring=tuple(range(1, case.depth + 1)),
+        truth=frozenset(range(1, 9) if case.says_complete else ()),
+        lies=case.says_complete and not case.is_alive,
+        processes=(process._replace(is_alive=case.is_alive), visitor),
+    )
+    programs = {
+        "query": lambda: model.query(1, "w", case.generation),
+        "synchronize": lambda: model.synchronize(1, "w", case.generation),
+        "wait": lambda: model.wait(1, "w", case.generation, False),
+        "ahead": lambda: model.wait(1, "w", case.generation, True),
+        "record": lambda: model.record(RECORDER, case.made + 1, case.stream, 1),
+        "harvest": lambda: model.under_lock(RECORDER, "h", model.publish_completed, RECORDER),
+        "let go": lambda: model.let_go(RECORDER, "r"),
+    }
+
+    def after(label: str, world: World) -> World:
+        if case.is_orphaned and label == case.orphans_at:
+            return world._replace(coordinator="gone")
+        if label == "enter":
+            return world._replace(**case.at_enter)
+        if label == "pause" and case.visitor == "leaves":
+            return world.put(1, visit=2)
+        return world._replace(**case.meanwhile) if label == "sleep" else world
+
+    labels, outcome = run_alone(world, programs[case.call](), after)
+    within = _WITHIN | ({"visitor alive?"} if case.visitor == "leaves" else set())  # which is asked later than here
+    steps = [label for label in labels if label not in within and (label == "own is_closed" or label[:4] != "own ")]
+    return steps, _ERRORS.get(outcome, outcome)
+
+
+def _rounds(steps: list[str]) -> list[str]:
+    """The steps without those of a pause that the next one repeats: a record asks only then whether a visitor lives."""
+    rounds: list[list[str]] = [[]]
+    for step in steps:
+        if step == "guard.check":
+            rounds.append([])
+        rounds[-1].append(step)
+    following = [*rounds[1:], []]
+    return [step for one, two in zip(rounds, following, strict=True) if two[: len(one)] != one for step in one]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_core_takes_the_steps_of_the_model_in_its_order(name: str, run: Any) -> None:
+    steps, outcome = run(CASES[name])
+    assert (_rounds(steps), outcome) == expected(CASES[name])
+
+
+def test_a_record_wakes_the_bridge_too(run: Any) -> None:
+    steps, _ = run(CASES["record: room in the ring"], cuEventRecord=lambda rig: rig.put("followed", 1))
+    assert steps[steps.index("load followed") + 1] == "wake"
+
+
+def test_an_event_that_breaks_during_a_record_is_said(run: Any) -> None:
+    breaks = {"cuEventRecord": lambda rig: rig.put("state", BROKEN)}
+    assert run(CASES["record: room in the ring"], **breaks)[1] == "EventClosed"
+
+
+@pytest.mark.parametrize("call", ["synchronize", "wait"])
+@pytest.mark.parametrize("who", ["recorder", "coordinator", "session"])
+def test_each_slice_of_a_sleep_ends_with_the_looks_of_who_lives(
+    run: Any, monkeypatch: pytest.MonkeyPatch, call: str, who: str
+) -> None:
+    def step(rig: Rig, number: int) -> None:
+        take(rig, number)
+        if rig.log.count("sleep") == 2 and rig.log[-1] == "sleep":
+            if who == "recorder":
+                rig.hold(rig.board.session(1), DIED)
+            elif who == "coordinator":
+                rig.orphan()
+            else:
+                rig.session_check.good_until = 0
+
+    take = Rig.step
+    monkeypatch.setattr(Rig, "step", step)
+    steps, outcome = run(Case(call))
+    errors = {"recorder": "RecorderLost", "coordinator": "CoordinatorLost", "session": "SessionExpired"}
+    assert outcome == errors[who]
+    assert steps.count("sleep") == 2, "all was well after the first one"
+    first = steps.index("sleep")
+    looks = ["load recorded", "guard.check", "coordinator?", "own is_closed", "load incarnation", "load recorder"]
+    assert steps[first + 1 : first + 8] == [*looks, "recorder alive?"]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.call in ("query", "synchronize", "wait", "record")])
+def test_what_users_call_takes_the_same_steps(name: str, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = run(CASES[name])
+    monkeypatch.setattr(Rig, "is_users", True)
+    steps, outcome = run(CASES[name])
+    if CASES[name].call == "wait" and len(steps) > 4:  # it asks for the stream first: whether the core knows it
+        assert steps.pop(4) == "cuStreamGetId"
+    assert (steps, outcome) == engines
+
+
+def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
+    slot = "INCARNATION STATE RECORDER WATERMARK AWAITED FOLLOWED RECORDED COMPLETED BEHIND AS_OF LOST CULPRIT VISITED"
+    assert core.LAYOUT == (
+        layout.H_STATE + 1,
+        layout.H_NEWEST,
+        *(getattr(layout, f"L_{name}") for name in slot.split()),
+        *(layout.S_STATE, layout.S_SERIAL, layout.S_OWNER, layout.S_NUDGE),
+        *(layout.HEADER // 8, layout.WORDS, LIVE, OPEN, BROKEN, CLOSED, DIED),
+    )
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+MISTAKES = {
+    1: ("publish before the driver's call", "record: room in the ring"),
+    2: ("wake before publish", "record: awaited"),
+    3: ("no look after the record", "record: room in the ring"),
+    4: ("marker before the wait", "wait: recorded"),
+    5: ("the lock left out", "record: room in the ring"),
+    6: ("the fence left out", "record: room in the ring"),
+    7: ("the recorder asked before the driver", "query: complete by the driver"),
+    8: ("no look after the wait", "wait: recorded"),
+    11: ("who waits looked at before the record", "record: awaited"),
+    12: ("asleep without a word", "synchronize: recorded while it sleeps"),
+    13: ("no look right before the wait", "wait: recorded"),
+    14: ("a look before the visit", "wait: recorded"),
+    15: ("the visit over before the wait", "wait: recorded"),
+    16: ("room without a look at the visits", "record: room after a look, nobody visits"),
+}
+
+
+@pytest.fixture(scope="module")
+def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The core in C."""
+    pytest.importorskip("Cython", reason="Cython is not here")
+    compiler = shutil.which("cc")
+    if compiler is None or not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        pytest.skip("there is no C compiler, or no headers of Python's")
+    target = tmp_path_factory.mktemp("core") / "core.c"
+    subprocess.run(
+        [sys.executable, "-m", "cython", "-3", "--module-name", "core", str(SOURCE), "-o", str(target)], check=True
+    )
+    return target
+
+
+@pytest.mark.planted
+@pytest.mark.process
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[name.replace(" ", "-") for name, _ in MISTAKES.values()])
+def test_a_mistake_planted_in_the_compiled_core_is_found(mistake: int, translated: Path, run: Any) -> None:
+    case = CASES[MISTAKES[mistake][1]]
+    assert run(case, built(translated, mistake)) != expected(case)
+
+
+@pytest.mark.planted
+@pytest.mark.process
+def test_without_a_mistake_the_core_that_is_built_here_takes_the_models_steps(translated: Path, run: Any) -> None:
+    module = built(translated, 0)
+    for name in sorted({name for _, name in MISTAKES.values()}):
+        assert run(CASES[name], module) == expected(CASES[name]), name
+
+
+# --- the coordinator --------------------------------------------------------------------------------------------------
 
 
 class Words:
@@ -167,67 +320,8 @@ class Words:
         self._words[self.places[name]] = INT64_MAX if value == MAX else value
 
 
-class Visits:
-    """The slot's visits; a store begins or ends one."""
-
-    def __init__(self, visits: Any, rig: Rig) -> None:
-        self._visits = visits
-        self._rig = rig
-
-    def __getitem__(self, session: int) -> Any:
-        return self._visits[session]
-
-    def __setitem__(self, session: Any, visit: Any) -> None:
-        self._visits[session] = visit
-        if isinstance(session, slice):  # a new use begins
-            return
-        self._rig.log.append("enter" if visit & 1 else "leave")
-        for name, value in self._rig.case.at_enter.items():
-            self._rig.words.put(name, value)
-
-    def __len__(self) -> int:
-        return len(self._visits)
-
-    def tobytes(self) -> bytes:
-        """As `memoryview.tobytes`."""
-        self._rig.log.append("load visits")
-        return bytes(self._visits)
-
-    def put(self, visit: int) -> None:
-        """The other session's."""
-        self._visits[1] = visit
-
-
-class Inside(dict[object, None]):
-    """Who is in the driver for a use; each store and look is written down."""
-
-    def __init__(self, log: list[str]) -> None:
-        super().__init__()
-        self._log = log
-
-    def __setitem__(self, key: object, value: None) -> None:
-        self._log.append("own inside")
-        super().__setitem__(key, value)
-
-    def __delitem__(self, key: object) -> None:
-        self._log.append("own inside")
-        super().__delitem__(key)
-
-    def pop(self, key: object, default: Any = None) -> Any:
-        """As of any; an exception ends the question."""
-        self._log.append("own inside")
-        return super().pop(key, default)
-
-    def __len__(self) -> int:
-        self._log.append("own inside")
-        return super().__len__()
-
-
-class Rig:
-    """What an engine is given: board, driver, futex, lock, guard and peer, all of which write down what is done."""
-
-    stands_behind_all = False
-    line_index = 0
+class Coordinators:
+    """A board whose slot's words and wakes are written down."""
 
     def __init__(self, case: Case, directory: Path) -> None:
         self.case = case
@@ -236,338 +330,30 @@ class Rig:
         self.words = Words(self.board.words, (self.board.page_of_slots - self.board.address) // 8, self.log)
         self.board.words = self.words  # type: ignore[assignment] # what the lines index
         self.line = self.board.slot(0)
-        self.line.futex = self  # type: ignore[assignment] # wake and wait, below
+        self.line.futex = self  # type: ignore[assignment] # wake, below
         for name in ("recorded", "completed", "state", "watermark"):
             self.words.put(name, getattr(case, name))
-        self.visits = Visits(self.line._visits, self)
-        self.line._visits = self.visits  # type: ignore[assignment] # as much of one as is used
-        self.visits.put(int(bool(case.visitor)))
-        self.words.put("awaited", int(case.is_awaited))
-        self.words.put("visited", int(case.is_visited))
         self.words.put("incarnation", 1)
         self.words.put("recorder", 1)
-        self.serial = 1
-        self.depth = 0  # of the lock
-
-    def close(self) -> None:
-        """Remove the board."""
-        boards.end(self.board)
-
-    # A futex, a lock, a guard, a peer.
 
     def wake(self) -> None:
+        """As of any futex."""
         self.log.append("wake")
-
-    def wait(self, _seen: int, _timeout_ns: int) -> None:
-        self.log.append("sleep")
-        for name, value in self.case.meanwhile.items():
-            self.words.put(name, value)
-
-    def __enter__(self) -> None:
-        self.depth += 1
-        if self.depth == 1:
-            self.log.append("lock")
-
-    def __exit__(self, *_: object) -> None:
-        self.depth -= 1
-        if self.depth == 0:
-            self.log.append("unlock")
-
-    def is_mine(self) -> bool:
-        return self.depth > 0
-
-    def is_held_below(self) -> bool:
-        return False
-
-    def acquire(self, *_: object, **__: object) -> bool:
-        self.__enter__()
-        return True
-
-    def release(self) -> None:
-        self.__exit__()
-
-    def unwind(self) -> None:
-        """Released by whoever left."""
-        while self.depth:
-            self.__exit__()
-
-    def check(self) -> None:
-        self.log.append("guard.check")
-
-    def check_liveness(self) -> None:
-        self.log.append("guard.check_liveness")
-        if self.case.is_orphaned:
-            raise CoordinatorLost("it died")
-
-    def sleep(self, _seconds: float) -> None:
-        """The pause of a record that waits for a visitor."""
-        self.log.append("pause")
-        if self.case.visitor == "leaves":
-            self.visits.put(2)
-
-    def ask_visitor(self, _session: int) -> bool:
-        self.log.append("visitor alive?")
-        return self.case.visitor != "dead"
-
-    def coordinator_is_alive(self) -> bool:
-        return not self.case.is_orphaned
-
-    def count_full_ring(self) -> None:
-        """Not a step of the protocol."""
-
-    def is_alive(self) -> bool:
-        self.log.append("recorder alive?")
-        return self.case.is_alive
-
-    # The driver.
-
-    def wait_event(self, _event: str, _deadline_ns: int) -> bool:
-        self.log.append("wait_event")
-        return self.case.says_complete
-
-    def cuStreamIsCapturing(self, _stream: int) -> Any:  # noqa: N802 - the driver's name
-        self.log.append("cuStreamIsCapturing")
-        return SUCCESS, capture._NONE
-
-    def cuStreamGetFlags(self, _stream: int) -> Any:  # noqa: N802 - the driver's name
-        self.log.append("cuStreamGetFlags")
-        return SUCCESS, 1
-
-    def cuStreamGetId(self, _stream: int) -> Any:  # noqa: N802 - the driver's name
-        self.log.append("cuStreamGetId")
-        return SUCCESS, self.case.stream
-
-    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> Any:  # noqa: N802 - the driver's name
-        return SUCCESS, mode
-
-    def cuEventCreate(self, _flags: int) -> Any:  # noqa: N802 - the driver's name
-        return SUCCESS, "marker"
-
-    def cuEventDestroy(self, _event: str) -> Any:  # noqa: N802 - the driver's name
-        return (SUCCESS,)
-
-    def cuEventRecord(self, event: str, _stream: int) -> Any:  # noqa: N802 - the driver's name
-        self.log.append("mark" if event == "marker" else "cuEventRecord")
-        return (SUCCESS,)
-
-    def cuEventQuery(self, _event: str) -> Any:  # noqa: N802 - the driver's name
-        if self.case.call == "synchronize" and not self.depth:
-            return (slot_use._NOT_READY,)  # the first look of a bounded wait, which as a whole is one step
-        self.log.append("cuEventQuery")
-        return (SUCCESS if self.case.says_complete else slot_use._NOT_READY,)
-
-    def cuStreamWaitEvent(self, *_: Any) -> Any:  # noqa: N802 - the driver's name
-        self.log.append("cuStreamWaitEvent")
-        return (SUCCESS,)
-
-    def cuStreamWriteValue64(self, *_: Any) -> Any:  # noqa: N802 - the driver's name
-        self.log.append("cuStreamWriteValue64")
-        return (SUCCESS,)
-
-    def cuStreamWaitValue64(self, *_: Any) -> Any:  # noqa: N802 - the driver's name
-        self.log.append("cuStreamWaitValue64")
-        return (SUCCESS,)
-
-
-def _engine(rig: Rig) -> Any:
-    kind: Any = EventEngine if rig.case.engine == "event" else TimelineEngine
-
-    class Watched(kind):  # type: ignore[misc] # one of two classes
-        """The engine, whose `is_closed` is written down too."""
-
-        @property
-        def is_closed(self) -> bool:
-            rig.log.append("own is_closed")
-            return self._is_closed
-
-        @is_closed.setter
-        def is_closed(self, value: bool) -> None:
-            self._is_closed = value
-
-        def _raise_lost(self, generation: int) -> NoReturn:
-            raise RecorderLost("whose loads are for the text alone", generation=generation)
-
-        @property
-        def _is_orphaned(self) -> bool:
-            rig.log.append("coordinator?")
-            return bool(super()._is_orphaned)
-
-        def _is_alive(self, session: int) -> bool:
-            return rig.ask_visitor(session)
-
-    attachment = Attachment(
-        name="e",
-        slot=0,
-        incarnation=1,
-        base=0,
-        device="",
-        engine=rig.case.engine,
-        depth=rig.case.depth,
-        recorder=rig.case.call in ("record", "harvest", "let go"),
-        handles=[b""] * rig.case.depth,
-        serials=list(range(rig.case.depth)),
-    )
-    engine = Watched(rig.board, rig, attachment, 0)
-    engine.line = rig.line
-    engine._lock = rig
-    engine._inside = Inside(rig.log)
-    engine._recorded = engine._begun = rig.case.made
-    engine._completed = rig.case.done
-    if rig.case.engine == "event":
-        engine._ring = ["ring"] * rig.case.depth  # as after their first use
-        engine._room, engine._watched = rig.case.done + rig.case.depth, {}
-    engine._last_stream = 1
-    engine._is_closed = rig.case.is_closed
-    return engine
 
 
 @pytest.fixture
-def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Case], Rig]]:
-    """Makes rigs, and puts them where the engines look for their driver."""
-    rigs: list[Rig] = []
+def new_rig(tmp_path: Path) -> Iterator[Callable[[Case], Coordinators]]:
+    """Makes such boards."""
+    rigs: list[Coordinators] = []
 
-    def make(case: Case) -> Rig:
-        rig = Rig(case, tmp_path)
-        rigs.append(rig)
-        monkeypatch.setattr("ipcsync._native.context.driver", lambda: rig)
-        monkeypatch.setattr(base, "stream_handle", lambda *_: (_STREAM, 0))
-        monkeypatch.setattr(capture, "_status", rig.cuStreamIsCapturing)
-        for module in (markers, timeline):
-            monkeypatch.setattr(module, "OnDevice", lambda _: contextlib.nullcontext(contextlib.nullcontext()))
-        monkeypatch.setattr(slot_view, "peer_of", lambda *_: rig)
-        monkeypatch.setattr(queued, "lists", {})
-        monkeypatch.setattr(imports, "acquire", lambda *_: "ring")
-        monkeypatch.setattr(imports, "release", lambda *_: True)
-        monkeypatch.setattr(pinned, "word", lambda address: address)
-        monkeypatch.setattr("ipcsync._drivers.wait_event", rig.wait_event)
-        monkeypatch.setattr("ipcsync._engines.event.time.sleep", rig.sleep)
-        monkeypatch.setattr("ipcsync._engines.event._LONGEST_PAUSE_S", 0.0)  # at each look, who visits is asked for
-        # As without the compiled core: test_compiled_order holds its own wait to the order.
-        monkeypatch.setattr(EventEngine, "_await_work", lambda *_: None, raising=False)
-        monkeypatch.setattr(EventEngine, "_nudge_address", lambda _: 0)
-        monkeypatch.setattr(capture, "relaxed_call", lambda function, *args: function(*args))
-        return rig
+    def make(case: Case) -> Coordinators:
+        rigs.append(Coordinators(case, tmp_path))
+        return rigs[-1]
 
     yield make
     for rig in rigs:
-        rig.close()
+        boards.end(rig.board)
 
-
-def _run_code(rig: Rig) -> tuple[list[str], str]:
-    case, engine = rig.case, _engine(rig)
-    calls: dict[str, Callable[[], Any]] = {
-        "query": lambda: engine.query(case.generation),
-        "synchronize": lambda: engine.synchronize(case.generation, None) or "ok",
-        "wait": lambda: engine.wait(case.generation, _STREAM, None, ahead=False) or "ok",
-        "ahead": lambda: engine.wait(case.generation, _STREAM, None, ahead=True) or "ok",
-        "record": lambda: engine.record(_STREAM, 0, None) and "",
-        "harvest": lambda: engine.publish_completed() or "",
-        "let go": engine.try_release,
-    }
-    rig.log.clear()
-    try:
-        outcome = str(calls[case.call]())
-    except RecorderLost:
-        outcome = "lost"
-    except EventClosed:
-        outcome = "closed"
-    except CoordinatorLost:
-        outcome = "orphaned"
-    return rig.log, outcome
-
-
-# --- the model --------------------------------------------------------------------------------------------------------
-
-
-def _run_model(case: Case, *, asks: bool = False) -> tuple[list[str], str]:
-    orphans = case.is_orphaned
-    scenario = Scenario(
-        engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True, orphans=orphans, asks=asks, locks=asks
-    )
-    model = Model(scenario)
-    process = Process(is_closed=case.is_closed, made=case.made, done=case.done, room=case.done + case.depth)
-    visitor = process._replace(visit=int(bool(case.visitor)), is_alive=case.visitor != "dead")
-    world = World(
-        state=case.state,
-        watermark=case.watermark,
-        recorded=case.recorded,
-        completed=case.completed,
-        awaited=int(case.is_awaited),
-        visited=int(case.is_visited),
-        ring=tuple(range(1, case.depth + 1)),
-        truth=frozenset(range(1, 9) if case.says_complete else ()),
-        lies=case.says_complete and not case.is_alive,
-        processes=(process._replace(is_alive=case.is_alive), visitor),
-    )
-    programs = {
-        "query": lambda: model.query(1, "w", case.generation),
-        "synchronize": lambda: model.synchronize(1, "w", case.generation),
-        "wait": lambda: model.wait(1, "w", case.generation, False),
-        "ahead": lambda: model.wait(1, "w", case.generation, True),
-        "record": lambda: model.record(RECORDER, case.made + 1, case.stream, 1),
-        "harvest": lambda: model.under_lock(RECORDER, "h", model.publish_completed, RECORDER),
-        "let go": lambda: model.under_lock(RECORDER, "r", model.let_go, RECORDER),
-    }
-
-    def after(label: str, world: World) -> World:
-        # After the looks before, or once the driver has said that it is pending.
-        if case.is_orphaned and label in (("cuStreamGetId",) if case.is_queued else ("cuEventQuery", "lock")):
-            return world._replace(coordinator="gone")
-        if label in ("enter", "leave"):
-            return world._replace(**case.at_enter)
-        if label == "pause" and case.visitor == "leaves":
-            return world.put(1, visit=2)
-        return world._replace(**case.meanwhile) if label == "sleep" else world
-
-    labels, outcome = run_alone(world, programs[case.call](), after)
-    return [label for label in labels if label not in _WITHIN and label != "markers?"], outcome
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_engines_take_the_steps_of_the_model_in_its_order(name: str, new_rig: Callable[[Case], Rig]) -> None:
-    case = CASES[name]
-    assert _run_code(new_rig(case)) == _run_model(case)
-
-
-def test_a_fence_stands_between_what_each_side_of_a_visit_stores_and_its_look(
-    new_rig: Callable[[Case], Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one on both sides, the waiter sees that it is complete, or the recorder sees the visit."""
-    logs = []
-    for name in ("wait: recorded", "record: room after a look, nobody visits"):
-        rig = new_rig(CASES[name])
-        monkeypatch.setattr(slot_line, "full_fence", partial(rig.log.append, "fence"))
-        logs.append(_run_code(rig)[0])
-    waiter, recorder = logs
-    entered = waiter.index("enter")
-    assert waiter[entered + 1 : entered + 3] == ["fence", "load completed"]
-    stored = recorder.index("store completed")
-    assert recorder[stored + 1 : stored + 4] == ["fence", "load visited", "load visits"]
-
-
-def test_a_stream_is_asked_for_its_id_once_and_a_default_stream_each_time(
-    new_rig: Callable[[Case], Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext(contextlib.nullcontext()))
-    rig = new_rig(Case("record", depth=8))
-    engine, default = _engine(rig), 1
-    handles: list[Any] = [_STREAM, _STREAM, _Handle(), _STREAM, default, default]
-    asked = []
-    for handle in handles:
-        rig.log.clear()
-        engine.record(handle, 0, None)
-        asked.append(rig.log.count("cuStreamGetId"))
-    assert asked == [1, 0, 1, 1, 1, 1]
-
-
-class _Handle:
-    """Another handle of the same stream, as a library gives a new one for each call."""
-
-    def __int__(self) -> int:
-        return _STREAM
-
-
-# --- the coordinator --------------------------------------------------------------------------------------------------
 
 _EFFECTS = [
     ("broken", "event", OPEN, 1),
@@ -593,7 +379,7 @@ class _Pool:
     destroy = give_back
 
 
-def _run_effect(rig: Rig, kind: ChangeKind) -> list[str]:
+def _run_effect(rig: Coordinators, kind: ChangeKind) -> list[str]:
     effects = Effects(rig.board, _Pool(), _Feed(), lambda _: None)  # type: ignore[arg-type] # as much of them as is used
     slot = Slot(0, incarnation=1, ring=[], engine=rig.case.engine, recorder=Session("s", 1, 0, "recorder"))
     effects._lines[0] = rig.line
@@ -606,7 +392,7 @@ def _run_effect(rig: Rig, kind: ChangeKind) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "engine", "state", "completed"), _EFFECTS)
 def test_the_coordinator_takes_the_steps_of_the_model_in_its_order(
-    kind: ChangeKind, engine: EngineName, state: int, completed: int, new_rig: Callable[[Case], Rig]
+    kind: ChangeKind, engine: EngineName, state: int, completed: int, new_rig: Callable[[Case], Coordinators]
 ) -> None:
     case = Case(kind, engine=engine, state=state, recorded=2, completed=completed)
     model = Model(Scenario(engine=engine, dies=True, closes=True, reuse=True))
@@ -618,7 +404,7 @@ def test_the_coordinator_takes_the_steps_of_the_model_in_its_order(
     assert all(label.startswith("load ") for label in taken[len(steps) :]), "what follows is for the log"
 
 
-def test_a_slot_is_opened_and_finished_in_the_models_order(new_rig: Callable[[Case], Rig]) -> None:
+def test_a_slot_is_opened_and_finished_in_the_models_order(new_rig: Callable[[Case], Coordinators]) -> None:
     model = Model(Scenario(dies=True, reuse=True))
     world = World(state=board_world.FREE, recorded=2, completed=2, processes=(Process(),))
     programs: list[tuple[ChangeKind, Any]] = [
@@ -631,7 +417,7 @@ def test_a_slot_is_opened_and_finished_in_the_models_order(new_rig: Callable[[Ca
         assert _run_effect(new_rig(Case(kind, recorded=2, completed=2)), kind) == steps
 
 
-def test_a_released_word_is_released_again_once_it_was_pulled_down(new_rig: Callable[[Case], Rig]) -> None:
+def test_a_released_word_is_released_again_once_it_was_pulled_down(new_rig: Callable[[Case], Coordinators]) -> None:
     rig = new_rig(Case("again", engine="timeline", recorded=2, completed=1))
     effects = Effects(rig.board, _Pool(), _Feed(), lambda _: None)  # type: ignore[arg-type] # as much of them as is used
     effects.releaser.hold(0, rig.line)

@@ -1,83 +1,101 @@
-"""The chain model's steps are the code's: engines run over a board that writes them down, as in `test_board_order`."""
+"""The compiled core's steps along chains are the chain model's, in its order; planted mistakes are found.
+
+As in `test_board_order`: whoever moves a step in the code moves it in `chain_recorder` or `chain_model` too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-from ipcsync._engines.chains import Entry
-from ipcsync._engines.queued_wait import Wait
 
-from ipcsync._board import LIVE, layout
-from ipcsync._engines import queued
+from ipcsync._board import BROKEN, LIVE
 from ipcsync._engines.loss import Loss
 from tests.faults import chain_world
 from tests.faults.chain_model import Model
 from tests.faults.chain_world import Scenario, World
-from tests.faults.test_board_order import _STREAM, Case, Rig, _engine, new_rig
+from tests.faults.compiled_rig import DIED, MINE, OTHERS, STREAM, THIRD, Case, Rig, built, core, end
+from tests.faults.test_board_order import translated
 
-__all__ = ["new_rig"]
+pytestmark = pytest.mark.core
 
-NewRig = Callable[[Case], Rig]
+__all__ = ["translated"]
 
 # What stands in the code for one step of the model.
 _RECORD = {
     "loads newest": ["load newest"],
-    "checks whom it stands behind": ["load session's state", "load owner", "load serial"],
+    "checks whom it stands behind": ["recorder alive?"],
     "stores bits": ["store bits"],
     "stores as_of": ["store as_of"],
-    "stores behind": ["store behind"],
+    "stores behind": ["store behind", "fence"],
     "the driver's record": ["cuEventRecord"],
-    "publishes 1": ["store recorded"],
+    "publishes 1": ["store recorded", "fence"],
 }
 _ACCEPT = {
-    "waiter: the driver says complete": ["wait_event"],
+    "waiter: the driver says complete": ["cuEventQuery"],
     "waiter: loads as_of": ["load behind", "load as_of"],
     "waiter: loads bits": ["load bits"],
-    "waiter: 0 lives": ["load owner", "load session's state", "load serial"],
+    "waiter: 0 lives": ["session good?"],
     "waiter: accepts": ["recorder alive?", "load state"],
 }
 _JUDGE = {
     "stores completed 1": ["store completed"],
-    "stores behind 0": ["store behind"],
+    "stores behind 0": ["store behind", "fence"],
     "stores bits 0": ["store bits"],
-    "stores lost 1": ["store culprit", "store lost", "wake"],
+    "stores lost 1": ["store culprit", "store lost", "fence", "wake"],
 }
-_OTHERS = 1 << 16  # the serial of who is waited for, whose line is the first
+_LINKS = ("store bits", "store as_of", "store behind")
 _PAIR = Scenario(((("rec",),), (("wait", 0, 1), ("rec",))), ("event", "event"), 1)
+_NEWEST = 7
 
 
-def _name_more(rig: Rig) -> None:
-    """Write down what is done to the header, the bits and the first session's line, too."""
-    first = layout.session_offset(0) // 8
-    rig.words._names |= {
-        layout.H_NEWEST: "newest",
-        first + layout.S_OWNER: "owner",
-        first + layout.S_STATE: "session's state",
-        first + layout.S_SERIAL: "serial",
-        **dict.fromkeys(rig.line._bits, "bits"),
-    }
+class Chain(Rig):
+    """An event of session 1's, whose stream has waited for generation 1 of an event of session 0's."""
+
+    def __init__(self, case: Case, directory: Path, module: ModuleType = core, handle: int = 0) -> None:
+        super().__init__(case, directory, module, handle)
+        self.board.set_newest(_NEWEST)
+        self.above = self.board.slot(1)
+        self.above.open(1)
+        self.above.set_recorder(OTHERS)
+        self.above.publish(1)
+        self.view = self.made(1, recorder=False)
+        self.wait = self.queued(1)
+        self.log.clear()
+
+    def queued(self, generation: int, stream: int = 1, view: Any = None) -> Any:
+        """A listed wait that the driver has."""
+        wait = self.core.add(stream, view or self.view, generation, stream)
+        wait.is_queued = True
+        return wait
+
+    def go_to(self, stream: int) -> None:
+        """The next record is on another stream."""
+        self.stream = stream
+
+    @property
+    def entries(self) -> list[tuple[Any, ...]]:
+        """What its records stand behind."""
+        return [(each.first, each.last, each.stream, each.waits, each.bits) for each in self.engine.chain.entries]
 
 
-def _assign(rig: Rig) -> None:
-    """Give the first session's line to a session that lives."""
-    first = layout.session_offset(0) // 8
-    for word, value in ((layout.S_OWNER, 77), (layout.S_STATE, LIVE), (layout.S_SERIAL, _OTHERS)):
-        rig.words._words[first + word] = value
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Callable[..., Chain]]:
+    """Makes the two events, over the shipped core or another build of it."""
+    rigs: list[Chain] = []
 
+    def make(case: Case | None = None, module: ModuleType = core) -> Chain:
+        folder = tmp_path / str(len(rigs))
+        folder.mkdir()
+        rigs.append(Chain(case or Case("record", depth=4), folder, module))
+        return rigs[-1]
 
-def _other(rig: Rig, fate: Loss | bool | None) -> Any:
-    """What the recorder waited for: generation 1 of an event of the first session's, which lives."""
-    _assign(rig)
-    line = rig.board.session(0)
-    return SimpleNamespace(
-        name="x", label="'x'", node="", board=rig.board, recorder=_OTHERS, generation=1, is_released=False,
-        fate=lambda _: fate, accepts=lambda _: False, recorder_is_alive=lambda: line.owner and line.serial == _OTHERS,
-        behind=SimpleNamespace(nudge=lambda _: None, stands=lambda _: False),
-    )  # fmt: skip
+    yield make
+    end(rigs)
 
 
 def _steps_of(labels: list[str], stands_for: dict[str, list[str]]) -> list[str]:
@@ -107,63 +125,257 @@ def _started(**second: Any) -> tuple[Model, World]:
     return model, world.stage(1, **second)
 
 
-def test_a_record_tells_whom_it_stands_behind_before_it_is_made(new_rig: NewRig) -> None:
+def _model_of_a_record() -> list[str]:
     model, world = _started(op=1, waits=((0, 1),))
-    labels = _run(lambda world: model.session(world, 1), world, lambda world: world.slots[1].recorded == 1)
-    rig = new_rig(Case("record"))
-    _name_more(rig)
-    engine = _engine(rig)
-    queued.lists[1] = {1: Wait(_other(rig, None), 1, 1, 1)}
-    rig.log.clear()
-    engine.record(_STREAM, 0, None)
-    assert "checks whom it stands behind" in labels
-    assert _done(rig.log, _RECORD) == _steps_of(labels, _RECORD)
-    assert (rig.line.behind, rig.line.bits) == (1, 0b1)
+    return _run(lambda world: model.session(world, 1), world, lambda world: world.slots[1].recorded == 1)
 
 
-def test_a_waiter_looks_whom_it_stands_behind_after_it_is_complete(new_rig: NewRig) -> None:
+def _model_of_a_waiter() -> list[str]:
     model, world = _started()
     world = world.slot(1, recorded=1, sent=2, physical=2, truth=2, behind=1, bits=1, as_of=2)
-    labels = _run(model.waiter, world, lambda world: world.waiter.step == "good")
-    rig = new_rig(Case("synchronize", recorded=1, says_complete=True))
-    rig.line.store_behind(1)
-    rig.line.store_as_of(2)
-    rig.line.store_bits(1)
-    _assign(rig)
-    _name_more(rig)
-    engine = _engine(rig)
-    rig.log.clear()
-    engine.synchronize(1, None)
-    begin = rig.log.index("wait_event")
-    assert _done(rig.log[begin:], _ACCEPT)[: len(_steps_of(labels, _ACCEPT))] == _steps_of(labels, _ACCEPT)
+    return _run(model.waiter, world, lambda world: bool(world.waiter.step == "good"))
+
+
+# --- record -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_tells_whom_it_stands_behind_in_the_models_order(rig: Any) -> None:
+    made = rig()
+    steps, outcome = made.call()
+    assert outcome == ""
+    assert _done(steps, _RECORD) == _steps_of(_model_of_a_record(), _RECORD)
+    assert steps.index("lock") < steps.index("store bits")
+    assert (made.line.bits, made.line.as_of, made.line.behind, made.line.recorded) == (0b1, _NEWEST, 1, 1)
+    assert made.entries == [(1, 1, 1, (made.wait,), 0b1)]
+    assert made.engine.has_dependencies
+
+
+def test_a_second_record_behind_the_same_wait_lengthens_the_entry(rig: Any) -> None:
+    made = rig()
+    for _ in range(3):
+        made.call()
+    assert made.entries == [(1, 3, 1, (made.wait,), 0b1)]
+    assert (made.line.behind, made.line.recorded) == (1, 3)
+
+
+def test_a_record_behind_another_wait_is_an_entry_of_its_own(rig: Any) -> None:
+    made = rig()
+    made.call()
+    made.above.publish(2)
+    later = made.queued(2)
+    made.call()
+    assert [entry[:4] for entry in made.entries] == [(1, 1, 1, (made.wait,)), (2, 2, 1, (later,))]
+    assert (made.line.behind, made.line.recorded) == (1, 2)
+
+
+def test_a_record_takes_over_whom_the_other_one_stands_behind(rig: Any) -> None:
+    made = rig()
+    made.above.store_bits(0b100)
+    made.above.store_as_of(1)
+    made.above.store_behind(1)
+    made.call()
+    assert made.line.bits == made.entries[0][-1] == 0b101
+
+
+def test_only_the_recorder_can_judge_when_an_older_record_is_in_doubt(rig: Any) -> None:
+    made = rig()
+    made.call()
+    made.above.publish(2)
+    made.queued(2)
+    made.line.store_bits(0b101)  # as of another wait
+    made.hold(made.board.session(2), DIED)
+    made.call()
+    assert made.line.bits == made.entries[-1][-1] == 0b011
+
+
+def test_what_is_complete_is_dropped_and_not_stood_behind(rig: Any) -> None:
+    made = rig()
+    made.above.store_completed(1)
+    steps, _ = made.call()
+    assert not set(_LINKS) & {*steps}
+    assert (made.line.recorded, made.wait.verdict, made.entries, core.everything()) == (1, True, [], [])
+    assert not made.engine.has_dependencies
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_record_on_another_stream_follows_the_last_one_and_is_stood_behind_there(rig: Any, waits: bool) -> None:
+    made = rig()
+    made.call()
+    made.go_to(2)
+    other = made.queued(1, stream=2) if waits else None
+    made.log.clear()
+    steps, _ = made.call()
+    assert [step for step in steps if step.startswith("cu")][-2:] == ["cuStreamWaitEvent", "cuEventRecord"]
+    (own,) = [wait for wait in core.of(2) if wait.view is made.engine]  # of which the stream's next record is to know
+    assert (own.generation, own.key, own.stream, own.is_queued) == (1, 2, 2, True)
+    assert made.entries == [(1, 1, 1, (made.wait,), 0b1), *([(2, 2, 2, (other,), 0b1)] if waits else [])]
+    assert (made.line.behind, made.line.recorded) == (1, 2)
+
+
+def test_a_record_on_another_stream_that_follows_nothing_unsettled_leaves_no_wait(rig: Any) -> None:
+    made = rig(Case("record", made=1, recorded=1, depth=4))
+    made.go_to(2)
+    steps, _ = made.call()
+    assert "cuStreamWaitEvent" in steps
+    assert core.everything() == [made.wait]
+    assert (made.entries, made.line.behind, made.line.recorded) == ([], 0, 2)
+
+
+def _stand_behind_the_dead(made: Chain) -> None:
+    made.above.store_bits(0b100)
+    made.above.store_as_of(1)
+    made.above.store_behind(1)
+    made.hold(made.board.session(2), DIED)
+
+
+def _chain_the_own_one(made: Chain) -> None:
+    made.above.set_recorder(MINE)
+    made.above.store_behind(1)
+
+
+_LOSSES: dict[str, Callable[[Chain], object]] = {
+    "the recorder died": lambda made: made.hold(made.board.session(0), DIED),
+    "it is broken": lambda made: made.above.break_at(0),
+    "it is lost": lambda made: made.above.lose(1, THIRD),
+    "the wait is lost": lambda made: setattr(made.wait, "verdict", Loss("died", OTHERS, "a", 7)),
+    "the own event is lost": lambda made: setattr(made.engine.chain, "loss", Loss("behind", THIRD, "c", 7)),
+    "the own event is broken": lambda made: made.put("state", BROKEN),
+}
+_BITS: dict[str, tuple[int, Callable[[Chain], object]]] = {
+    "its session ended": (0b10, lambda made: made.board.session(0).set_state(LIVE + 1)),
+    "nobody records it": (0b10, lambda made: made.above.set_recorder(0)),
+    "it is not recorded yet": (0b10, lambda made: made.above.publish(0)),
+    "it stands behind the dead": (0b10, _stand_behind_the_dead),
+    "it is of the same session, and stands behind something": (0, _chain_the_own_one),
+}
+
+
+@pytest.mark.parametrize("what", _LOSSES)
+def test_a_record_behind_what_is_lost_changes_nothing_and_raises(rig: Any, what: str) -> None:
+    made = rig()
+    _LOSSES[what](made)
+    steps, outcome = made.call()
+    assert outcome == ("EventClosed" if what == "the own event is broken" else "RecorderLost")
+    assert not {*_LINKS, "cuEventRecord", "store recorded"} & {*steps}
+    assert (made.line.bits, made.line.behind, made.entries) == (0, 0, [])
+    assert steps.count("lock") == steps.count("unlock")
+
+
+@pytest.mark.parametrize("what", _BITS)
+def test_what_no_waiter_can_see_only_the_recorder_judges(rig: Any, what: str) -> None:
+    made = rig()
+    bits, change = _BITS[what]
+    change(made)
+    assert made.call()[1] == ""
+    assert (made.line.bits, made.line.behind, len(made.entries)) == (bits, 1, 1)
+
+
+def test_an_event_of_the_same_session_is_not_stood_behind(rig: Any) -> None:
+    made = rig()
+    made.above.set_recorder(MINE)
+    made.call()
+    assert (made.line.recorded, made.line.behind, made.entries) == (1, 0, [])
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_recorder_tells_its_judgement_in_the_models_order(new_rig: NewRig, is_lost: bool) -> None:
-    entry = chain_world.Entry(1, ((0, 1),), 2)
-    model, world = _started(op=2, made=1, entries=(entry,))
+def test_a_recorder_tells_its_judgement_in_the_models_order(rig: Any, is_lost: bool) -> None:
+    model, world = _started(op=2, made=1, entries=(chain_world.Entry(1, ((0, 1),), 2),))
     world = world.slot(1, recorded=1, sent=2, physical=2, behind=1, bits=2)
-    if is_lost:
-        world = world.line(0, mark=True)
     labels = _run(
         lambda world: model.session(world, 1),
-        world,
+        world.line(0, mark=True) if is_lost else world,
         lambda world: world.slots[1].lost == 1 or (world.stages[1].entries, world.stages[1].step) == ((), "next"),
     )
-    rig = new_rig(Case("harvest", recorded=1, made=1, says_complete=True))
-    rig.line.store_behind(1)
-    rig.line.store_bits(2)
-    _name_more(rig)
-    engine = _engine(rig)
-    loss = Loss("died", _OTHERS, "a", 7)
-    engine.chain.entries = [Entry(1, 1, 1, (Wait(_other(rig, loss if is_lost else True), 1, 1, 1),), 2)]
-    rig.log.clear()
-    engine.publish_completed()
-    assert _done(rig.log, _JUDGE) == _steps_of(labels, _JUDGE)
-    assert (rig.line.lost, rig.line.behind) == ((1, 1) if is_lost else (0, 0))
+    made = rig(Case("record", says_complete=True))
+    made.call()
+    if is_lost:
+        made.hold(made.board.session(0), DIED)
+    else:
+        made.above.store_completed(1)
+    made.log.clear()
+    with made.hooked():
+        made.engine.publish_completed()
+    assert _done(made.log, _JUDGE) == _steps_of(labels, _JUDGE)
+    assert (made.line.lost, made.line.behind) == ((1, 1) if is_lost else (0, 0))
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_queued() -> Iterator[None]:
-    yield
-    queued.lists.clear()
+# --- wait and query ---------------------------------------------------------------------------------------------------
+
+
+def _chained(make: Any, call: str, module: ModuleType = core) -> Chain:
+    made: Chain = make(Case(call, recorded=1, says_complete=call != "wait"), module)
+    made.line.store_bits(0b1)
+    made.line.store_as_of(2)
+    made.line.store_behind(1)
+    return made
+
+
+@pytest.mark.parametrize("call", ["query", "synchronize"])
+def test_a_waiter_looks_whom_it_stands_behind_after_the_driver_said_complete(rig: Any, call: str) -> None:
+    steps, outcome = _chained(rig, call).call()
+    assert outcome in ("True", "ok")
+    wanted = _steps_of(_model_of_a_waiter(), _ACCEPT)
+    assert _done(steps[steps.index("cuEventQuery") :], _ACCEPT)[: len(wanted)] == wanted
+
+
+def test_a_wait_looks_whom_it_stands_behind_once_it_is_queued(rig: Any) -> None:
+    steps, outcome = _chained(rig, "wait").call()
+    assert outcome == "ok"
+    assert steps.index("session good?") > steps.index("cuStreamWaitEvent")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_wait_is_said_to_be_queued_only_once_the_driver_has_it(rig: Any, refused: bool) -> None:
+    made = _chained(rig, "wait")
+    seen: list[bool] = []
+    made.within["cuStreamWaitEvent"] = lambda: seen.extend(
+        wait.is_queued for wait in core.everything() if wait.view is made.engine
+    )
+    made.results = {"cuStreamWaitEvent": 1} if refused else {}
+    assert made.call()[1] == ("DriverError cuStreamWaitEvent" if refused else "ok")
+    (listed,) = [wait for wait in core.everything() if wait.view is made.engine]
+    assert (seen, listed.is_queued) == ([False], not refused)
+
+
+def test_a_wait_that_another_stream_of_the_list_did_not_get_is_not_said_to_be_queued(rig: Any) -> None:
+    made = _chained(rig, "wait")
+    other = core.add(1, made.engine, 1, STREAM)
+    assert made.call()[1] == "ok"
+    (listed,) = [wait for wait in core.of(1) if wait.view is made.engine]
+    assert (listed.stream, listed.is_queued, other.is_queued) == (1, True, False)
+
+
+@pytest.mark.parametrize("call", ["query", "wait"])
+@pytest.mark.parametrize("how", ["dead", "own", "newer"])
+def test_who_stands_behind_the_dead_or_the_unknown_is_not_told_that_it_is_complete(
+    rig: Any, call: str, how: str
+) -> None:
+    made = _chained(rig, call)
+    if how == "dead":
+        made.hold(made.board.session(0), DIED)
+    elif how == "own":
+        made.line.store_bits(0b10)
+    else:
+        made.line.store_as_of(0)
+    assert made.call()[1] == ("False" if call == "query" else "ok")
+    assert made.engine.known_complete == 0
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.planted
+@pytest.mark.process
+@pytest.mark.parametrize("mistake", [9, 10, 11], ids=["stored-behind-the-record", "newest-loaded-late", "as_of-first"])
+def test_a_mistake_in_a_record_behind_others_is_found(mistake: int, translated: Path, rig: Any) -> None:
+    steps, outcome = rig(None, built(translated, mistake)).call()
+    assert outcome == ""
+    assert _done(steps, _RECORD) != _steps_of(_model_of_a_record(), _RECORD)
+
+
+@pytest.mark.planted
+@pytest.mark.process
+def test_a_waiter_that_does_not_look_whom_it_stands_behind_is_found(translated: Path, rig: Any) -> None:
+    made = _chained(rig, "query", built(translated, 12))
+    made.hold(made.board.session(0), DIED)
+    assert made.call()[1] == "True", "a silent pass: the test above would see it"

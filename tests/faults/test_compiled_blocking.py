@@ -9,16 +9,15 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ipcsync.errors import WaitTimeout
 from ipcsync.typing import EngineName
-from tests.faults.compiled_rig import _POINTER, _SIGNATURES, NotMeError, Rig, _point_of, end
-from tests.faults.test_board_order import Case
-from tests.faults.test_compiled_order import core
+from tests.faults.compiled_rig import Case, Rig, end
+from tests.faults.test_chain_order import Chain
 from tests.kit.scripts import run
 from tests.kit.until import until
 
@@ -44,13 +43,6 @@ class _Semaphore:
         _libc.sem_post(self._bytes)
 
 
-@pytest.fixture
-def rig(tmp_path: Path, engine: EngineName, call: str) -> Iterator[Rig]:
-    made = Rig(core, tmp_path, Case(call, engine=engine, recorded=int(call == "wait"), depth=4))
-    yield made
-    end(core, [made])
-
-
 _BLOCKING = {
     ("record", "event"): "cuEventRecord",
     ("record", "timeline"): "cuStreamWriteValue64",
@@ -59,63 +51,70 @@ _BLOCKING = {
 }
 
 
+def _others(made: Rig) -> None:
+    """What goes on meanwhile: questions, waits of the host, a beat, and the close of another use."""
+    engine: Any = made.engine
+    assert not engine.query(2)
+    with pytest.raises(WaitTimeout):
+        engine.synchronize(2, 0)
+    engine.publish_completed()
+    engine.park_pending()
+    assert not engine.await_calls(0)
+    other = made.made(1, recorder=False)
+    other.close()
+    assert other.try_release()
+    assert not engine.try_release()
+
+
+@pytest.mark.parametrize("is_chained", [False, True])
 @pytest.mark.parametrize("engine", ["event", "timeline"])
 @pytest.mark.parametrize("call", ["record", "wait"])
-def test_other_threads_run_while_a_drivers_call_blocks(rig: Rig, engine: EngineName, call: str) -> None:
+def test_other_threads_and_calls_go_on_while_a_drivers_call_blocks(
+    tmp_path: Path, engine: EngineName, call: str, is_chained: bool
+) -> None:
     if not Path("/proc/self/syscall").exists():
         pytest.skip("this kernel does not say what a thread waits for")
     semaphore = _Semaphore()
-    functions = dict(zip(_SIGNATURES, rig._functions, strict=True))
-    addresses = {name: ctypes.cast(function, _POINTER).value for name, function in functions.items()}
-    core.bind_functions({**addresses, _BLOCKING[call, engine]: ctypes.cast(_libc.sem_timedwait, _POINTER).value})
     # Its first argument is the stream, or of a record of a CUDA event that event; its second one the other of them, or
     # the timeline's address.
     is_event_first = (call, engine) == ("record", "event")
-    stream = semaphore.until if is_event_first else semaphore.address
-    rig.engine._address = semaphore.until
-    for index in range(rig.case.depth):
-        rig.engine._keep_event(index, semaphore.address if is_event_first else semaphore.until)
-    outcome: list[Any] = []
-
-    def work() -> None:
-        try:
-            if call == "record":
-                rig.event.record(stream)
-            else:
-                _point_of(core)(type("Attached", (), {"engine": rig.engine}), 1).wait(stream)
-            outcome.append("done")
-        except NotMeError:
-            outcome.append("the driver's call was over only after its time")
-
-    thread = threading.Thread(target=work)
+    case = Case(call, engine=engine, recorded=int(call == "wait"), depth=4)
+    handle = semaphore.address if is_event_first else semaphore.until
+    made = (Chain if is_chained else Rig)(case, tmp_path, handle=handle)
+    made.engine._address = semaphore.until
+    made.stream_handle = semaphore.until if is_event_first else semaphore.address
+    made.bind(**{_BLOCKING[call, engine]: ctypes.cast(_libc.sem_timedwait, ctypes.c_void_p).value or 0})
+    results: list[str] = []
+    thread = threading.Thread(target=lambda: results.append(made.call()[1]))
     thread.start()
     assert thread.native_id is not None
     until(lambda: not thread.is_alive() or semaphore.is_awaited_by(thread.native_id or 0), "the driver's call blocks")
-    semaphore.post()
-    thread.join()
-    assert outcome == ["done"]
+    try:
+        _others(made)
+    finally:
+        semaphore.post()
+        thread.join()
+        end([made])
+    assert results == ["" if call == "record" else "ok"], "the driver's call was over only after its time"
 
 
 _AMONG_WAITS = """
 import ctypes, os, signal, threading
 from pathlib import Path
-from tests.faults.compiled_rig import _POINTER, _SIGNATURES
-from tests.faults.test_board_order import Case
+from tests.faults.compiled_rig import Case
 from tests.faults.test_compiled_blocking import _Semaphore, _libc
-from tests.faults.test_compiled_chains import Chain
-from tests.faults.test_compiled_order import core
+from tests.faults.test_chain_order import Chain
 from tests.kit.until import until
 
 signal.alarm(20)  # a call with the GIL that waits for another thread ends with no exception
-function = os.environ["FUNCTION"]
-rig = Chain(core, Path(os.environ["DIRECTORY"]), Case("record", recorded=1, made=1))  # a full ring
 semaphore = _Semaphore()
-addresses = {
-    name: ctypes.cast(call, _POINTER).value for name, call in zip(_SIGNATURES, rig._functions, strict=True)
-}
-core.bind_functions({**addresses, function: ctypes.cast(_libc.sem_wait, _POINTER).value})
-rig.engine._keep_event(0, semaphore.address)
-thread = threading.Thread(target=rig.event.record, args=[semaphore.address], daemon=True)
+call = os.environ["CALL"]
+case = Case(call, recorded=1, made=int(call == "record"))  # a full ring
+made = Chain(case, Path(os.environ["DIRECTORY"]), handle=semaphore.address)
+made.stream_handle = semaphore.address
+made.is_users = os.environ["USERS"] == "1"
+made.bind(**{os.environ["FUNCTION"]: ctypes.cast(_libc.sem_wait, ctypes.c_void_p).value})
+thread = threading.Thread(target=made.call, daemon=True)
 thread.start()
 until(lambda: semaphore.is_awaited_by(thread.native_id), "the driver's call blocks")
 os._exit(0)  # the thread goes on waiting
@@ -123,15 +122,26 @@ os._exit(0)  # the thread goes on waiting
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("function", ["cuEventQuery", "cuStreamGetId"])
-def test_other_threads_run_while_the_driver_is_asked_for_a_record_among_waits(tmp_path: Path, function: str) -> None:
-    run(_AMONG_WAITS, FUNCTION=function, DIRECTORY=str(tmp_path))
+@pytest.mark.parametrize("is_users", [False, True])
+@pytest.mark.parametrize(
+    ("call", "function"),
+    [
+        ("record", "cuEventQuery"),
+        ("record", "cuStreamGetId"),
+        ("wait", "cuEventQuery"),
+        ("wait", "cuStreamGetId"),
+        ("query", "cuEventQuery"),
+        ("let go", "cuEventQuery"),
+    ],
+)
+def test_other_threads_run_while_the_driver_is_asked(tmp_path: Path, call: str, function: str, is_users: bool) -> None:
+    run(_AMONG_WAITS, FUNCTION=function, CALL=call, USERS=str(int(is_users)), DIRECTORY=str(tmp_path))
 
 
 _ASKED_UNLOCKED = """
 import ctypes, os, signal
 from ipcsync._engines import core
-from tests.faults.compiled_rig import _SIGNATURES
+from tests.faults.compiled_rig import SIGNATURES
 from tests.kit.until import until
 
 signal.alarm(30)  # a call that waits for itself ends with no exception
@@ -143,7 +153,7 @@ def ask(place):
 
 calls = {
     name: ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(ask if name == "cuCtxGetCurrent" else lambda *_: 0)
-    for name, kinds in _SIGNATURES.items()
+    for name, kinds in SIGNATURES.items()
 }
 core.bind_functions({name: ctypes.cast(call, ctypes.c_void_p).value for name, call in calls.items()})
 word = ctypes.c_uint64()

@@ -130,9 +130,13 @@ cdef class Behind:
 
     cdef void lose(self, int64_t generation, uint64_t culprit) noexcept nogil:
         """Store that everything from `generation` on is lost, and by whose end; then wake the waiters."""
+        step(STORE_CULPRIT)
         ipcsync_store(self.place + CULPRIT, culprit)
+        step(STORE_LOST)
         ipcsync_store(self.place + LOST, self.base + generation)
+        step(FENCE)
         ipcsync_fence()
+        step(WAKE)
         ipcsync_futex_wake(self.place + RECORDED, False, 0x7FFFFFFF)
 
     # --- for Python ---------------------------------------------------------------------------------------------------
