@@ -1,0 +1,81 @@
+"""Replays for asyncio. They wrap the ones without `Async` in their names: see `aio.client`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+from ipcsync._native import fork
+from ipcsync._native.stream import resolve
+from ipcsync.client.aio._runner import Runner, is_of_this_thread, run_alone, with_owner
+from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
+from ipcsync.client.graphs.captured import GraphRecord, GraphWait
+from ipcsync.client.graphs.replay import Replay, Replaying
+from ipcsync.errors import CaptureError
+from ipcsync.typing import StreamLike
+
+T = TypeVar("T")
+
+
+class AsyncReplay:
+    """What a block of `AsyncClient.replay` gives: behind it, `replay[record]` is the point of each GraphRecord."""
+
+    def __init__(self, replay: Replay, runner: Runner) -> None:
+        self._replay = replay
+        self._runner = runner
+
+    def __getitem__(self, record: GraphRecord) -> AsyncPoint:
+        return AsyncPoint(self._replay[record], self._runner)
+
+
+class AsyncReplaying:
+    """A block within which graphs are launched, for asyncio; see `Replaying`. Made by `AsyncClient.replay`."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        waits: Mapping[GraphWait, AsyncPoint],
+        records: Mapping[GraphRecord, AsyncSharedEvent],
+        stream: StreamLike | None,
+        timeout: float | None,
+        *,
+        ahead: bool,
+    ) -> None:
+        self._runner = runner
+        self._waits = dict(waits)
+        self._records = dict(records)
+        self._stream = stream
+        self._timeout = timeout
+        self._ahead = ahead
+        self._replaying: Replaying | None = None
+
+    async def __aenter__(self) -> AsyncReplay:
+        points = await attached(self._waits.values())
+        if not self._ahead:
+            await self._runner.all_recorded(points, self._timeout)
+        events = {record: event._event for record, event in self._records.items()}
+        waits = dict(zip(self._waits, points, strict=True))
+        if self._replaying is not None:
+            raise CaptureError("a replay is used once: ask AsyncClient.replay for another one")
+        replaying = self._replaying = Replaying(
+            self._runner.session, waits, events, self._stream, self._timeout, ahead=self._ahead
+        )
+        enter = partial(replaying._enter, *replaying._where())
+        await self._run(enter, lambda _: replaying.end_from_outside())
+        return AsyncReplay(replaying._replay, self._runner)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        fork.check()
+        assert self._replaying is not None
+        elsewhere = self._replaying._elsewhere()  # by this thread's current stream
+        await self._run(partial(self._replaying._exit, error, elsewhere))
+
+    async def _run(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """On a thread of its own, since it may wait; if it is cancelled at the end of the block, it goes on."""
+        if is_of_this_thread(resolve(self._stream)):
+            return fn()
+        return await run_alone(partial(with_owner, self._stream, fn), undo, surely=undo is None)

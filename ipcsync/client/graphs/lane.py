@@ -1,0 +1,285 @@
+"""Brackets: what is queued around the launch of a graph, so that its constant operations wait and record once each.
+
+A lane belongs to one launch stream L. It has two streams of its own, F that feeds and D that drains, four words, and
+counts its brackets. Bracket r, in the host's order:
+
+    prepare   on L   wait over >= r-1 · wait drained >= r-1 · all taps = 0 · armed = r
+    feed      on F   wait over >= r-1 · (wait for the point · gate = 1) for each · fed = r
+    the launch, on L: none, one, several, any graph; a graph holds only `wait gate >= 1` and `tap = 1`
+    end       on L   all taps = 1 · wait fed >= r · all gates = 0 · over = r
+    drain     on D   wait armed >= r · (wait tap >= 1 · record) for each · drained = r
+
+`tests/faults/graph_model.py` is its model, and `tests/graphs/test_order.py` compares the two. Nobody needs to know what
+an exception left undone: each step may be repeated, but for a feed, whose place `fed = r` alone takes, and an end,
+which is repeated under the next number.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._locks import CallLock, under
+from ipcsync._native import capture, context
+from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.stream import Stream
+from ipcsync._shared import items_of
+from ipcsync.client.graphs import captured, engines, words
+from ipcsync.client.graphs.captured import Captured
+from ipcsync.client.graphs.words import Batch, Step
+from ipcsync.errors import CaptureError, WaitTimeout
+
+if TYPE_CHECKING:
+    from ipcsync.client.graphs.captured import GraphRecord, GraphWait
+
+_IDLE, _PREPARING, _FEEDING, _OPEN, _ENDING, _DRAINING = range(6)
+_OPERATIONS = 900  # of a stream's queue, which takes in some 1,024
+_MOST = 32  # brackets in flight
+_PLANS = 64  # that are kept
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
+
+
+_uses: weakref.WeakKeyDictionary[Captured, tuple[Lane, int]] = weakref.WeakKeyDictionary()
+"""The lane and the number of the last bracket that a wait or record was in."""
+
+
+class Plan:
+    """The batches of a bracket over these gates and taps. They are in the order of their captures."""
+
+    def __init__(self, lane: Lane, waits: Sequence[GraphWait], records: Sequence[GraphRecord]) -> None:
+        self.waits, self.records = waits, records
+        self.all: tuple[Captured, ...] = (*waits, *records)
+        gates = [each._word for each in waits]
+        taps = [each._word for each in records]
+        ended = [words.wait_number(lane.over, 1), words.wait_number(lane.drained, 1)]
+        self.prepare = Batch([*ended, *(words.write(tap, 0) for tap in taps), words.write_number(lane.armed)])
+        self.feed = Batch(ended[:1])
+        self.opens = [Batch([words.write(gate, 1)]) for gate in gates]
+        self.fed = Batch([words.write_number(lane.fed)])
+        self.end = Batch([*self.ending(words.wait_number(lane.fed)), words.write_number(lane.over)])
+        self.armed = Batch([words.wait_number(lane.armed)])
+        self.tapped = [Batch([words.wait(tap, 1)]) for tap in taps]
+        self.drained = Batch([words.write_number(lane.drained)])
+        most = max(2 * len(gates) + 2, len(gates) + len(taps) + 6, 2 * len(taps) + 2)
+        self.in_flight = max(1, min(_MOST, _OPERATIONS // most))
+
+    def ending(self, fed: Step) -> list[Step]:
+        """The operations that end a bracket, but for the last; `fed` is the wait for its feed."""
+        gates = [words.write(each._word, 0) for each in self.waits]
+        return [*(words.write(each._word, 1) for each in self.records), fed, *gates]
+
+
+class Lane:
+    """The brackets of one launch stream, one open at a time. What changes it is called with its lock held."""
+
+    def __init__(self, launch: DriverObject, ordinal: int, stream_id: int, flags: DriverObject) -> None:
+        self._launch = launch
+        self.ordinal = ordinal
+        self.lock = CallLock()
+        self.streams = (engines.key_of(flags, stream_id, ordinal), stream_id)
+        self.over, self.drained, self.armed, self.fed = (words.take(ordinal) for _ in range(4))
+        least = Stream.priority_range()[1]
+        self.feeder, self.drainer = Stream(ordinal, least), Stream(ordinal, least)
+        driver = context.driver()
+        ids = [int(unwrap(driver.cuStreamGetId(each._handle), "cuStreamGetId")) for each in self._own]
+        self.feeder_id, self.drainer_id = ids
+        self._at = (_IDLE, 0)  # the step that is done or under way, and the number of its bracket
+        self._prepared = 0  # the number under which the open bracket was prepared, and is fed
+        self._owner: weakref.ref[object] | None = None
+        self._plan: Plan | None = None
+        self._others: Batch | None = None  # waits for brackets of other lanes with the same words
+        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._planned_at = 0  # the newest capture when they were made
+
+    @property
+    def _own(self) -> tuple[Stream, Stream]:
+        return self.feeder, self.drainer
+
+    @property
+    def owner(self) -> object | None:
+        """Whose bracket is open, None if none is, or if its owner is gone."""
+        return None if self._owner is None else self._owner()
+
+    def plan(self, waits: Sequence[GraphWait], records: Sequence[GraphRecord]) -> Plan:
+        """The batches for these, in the order of their captures."""
+        if self._planned_at != captured.newest() or len(self._plans) >= _PLANS:
+            self._plans.clear()
+            self._planned_at = captured.newest()
+        key = (tuple(waits), tuple(records))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = Plan(self, sorted(waits, key=_place), sorted(records, key=_place))
+        return plan
+
+    def await_room(self, plan: Plan, deadline_ns: int, timeout: float | None, check: Callable[[], None]) -> None:
+        """Block until few enough brackets are in flight, at most until `deadline_ns`."""
+        pause_s = _FIRST_PAUSE_S
+        while self._at[1] - self.drained.value >= plan.in_flight:
+            check()
+            if time.monotonic_ns() >= deadline_ns:
+                raise WaitTimeout(
+                    f"no room for a further replay: {plan.in_flight} are in flight, and the oldest was not over within "
+                    f"{timeout} s",
+                    timeout=timeout,
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    # --- the steps ----------------------------------------------------------------------------------------------------
+
+    def claim(self, plan: Plan, owner: object) -> None:
+        """Have the next bracket be `owner`'s. CaptureError if one is open on this stream, or over any of these words.
+
+        What an exception left of an earlier one is ended first.
+        """
+        others: dict[Lane, int] = {}
+        for each in plan.all:
+            lane, number = _uses.get(each, (self, 0))
+            if lane is self:
+                continue
+            if lane._plan is not None and each in lane._plan.all:
+                if lane.owner is not None:
+                    raise CaptureError(f"{each!r} is in use: a replay on another stream that names it is not ended")
+                under(lane.lock, lane.finish)
+                number = lane._at[1]
+            others[lane] = max(others.get(lane, 0), number)
+        if self._plan is not None:
+            if self.owner is not None:
+                raise CaptureError("a replay on this stream is open: one at a time, whichever thread or task it is")
+            self.finish()
+        waits = [words.wait(word, number) for lane, number in others.items() for word in (lane.over, lane.drained)]
+        self._others = Batch(waits) if waits else None
+        for each in plan.all:
+            _uses[each] = (self, self._at[1] + 1)
+        self._plan = plan
+        self._owner = weakref.ref(owner)
+
+    def prepare(self) -> None:
+        """Prepare a bracket on L."""
+        self._prepared = self._at[1] + 1
+        self._at = (_PREPARING, self._prepared)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        assert self._plan is not None
+        if self._others is not None:
+            self._others.put(self._launch, self.ordinal, 0)
+        self._plan.prepare.put(self._launch, self.ordinal, self._at[1])
+
+    def feed(self, queue_waits: Sequence[Callable[[], object] | None]) -> None:
+        """Feed the bracket: each has F wait for one point, in the order of the plan; None for one that is complete."""
+        assert self._plan is not None
+        plan, number = self._plan, self._at[1]
+        self._at = (_FEEDING, number)
+        if self._others is not None:
+            self._feed(self._others)
+        self._feed(plan.feed)
+        for queue_wait, opens in zip(queue_waits, plan.opens, strict=True):
+            if queue_wait is not None:
+                queue_wait()
+            self._feed(opens)
+        self._feed(plan.fed)
+        self._at = (_OPEN, number)
+
+    def _feed(self, batch: Batch) -> None:
+        batch.put(self.feeder._handle, self.ordinal, self._at[1])
+
+    def end(self) -> None:
+        """End the bracket on L."""
+        assert self._plan is not None
+        self._at = (_ENDING, self._at[1])
+        self._plan.end.put(self._launch, self.ordinal, self._at[1])
+
+    def drain(self, record: Callable[[GraphRecord], object] | None) -> None:
+        """Drain the bracket, and be ready for the next: `record` is called behind each tap, and raises nothing."""
+        assert self._plan is not None
+        plan = self._plan
+        self._at = (_DRAINING, self._at[1])
+        plan.armed.put(self.drainer._handle, self.ordinal, self._prepared)
+        for each, tapped in zip(plan.records, plan.tapped, strict=True):
+            self._drain(tapped)
+            if record is not None:
+                record(each)
+        self._drain(plan.drained)
+        self._forget()
+
+    def _drain(self, batch: Batch) -> None:
+        batch.put(self.drainer._handle, self.ordinal, self._at[1])
+
+    def _forget(self) -> None:
+        plan, number = self._plan, self._at[1]
+        assert plan is not None
+        for each in plan.all:
+            _uses[each] = (self, number)
+        self._owner = self._others = None
+        self._at = (_IDLE, number)
+        self._plan = None
+
+    def finish(self) -> None:
+        """End the open bracket, whatever an exception left of it, without records; does nothing if none is open."""
+        plan = self._plan
+        if plan is None:
+            return
+        step, number = self._at
+        if step == _IDLE:
+            self._forget()
+            return
+        if step == _PREPARING:
+            self._prepare()  # perhaps again
+        if step in (_PREPARING, _FEEDING):
+            self._feed(plan.fed)  # perhaps behind a part of the feed, or all of it
+        if step == _ENDING:  # perhaps it is over by now, and once more under its number would spoil the next one
+            self._at = (_ENDING, number + 1)
+            end = [*plan.ending(words.wait(self.fed, self._prepared)), words.write_number(self.over)]
+            Batch(end).put(self._launch, self.ordinal, number + 1)
+        elif step != _DRAINING:
+            self.end()
+        self.drain(None)
+
+
+def _place(each: GraphWait | GraphRecord) -> int:
+    return each._place
+
+
+_lanes: dict[int, Lane] = {}
+_lock = CallLock()
+
+
+def lane_of(launch: DriverObject, ordinal: int) -> Lane:
+    """The lane of a launch stream of device `ordinal`, made at its first replay. StreamCapturing if it captures."""
+    with OnDevice(ordinal) as inside, inside:
+        capture.refuse_capturing(launch, "replay")
+        driver = context.driver()
+        stream_id = int(unwrap(driver.cuStreamGetId(launch), "cuStreamGetId"))
+        return _lanes.get(stream_id) or under(_lock, _make, launch, ordinal, stream_id)
+
+
+def _make(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
+    driver = context.driver()
+    lane = _lanes.get(stream_id)
+    if lane is None:
+        ask = driver.cuCtxGetCurrent if int(launch) in LEGACY else driver.cuStreamGetCtx
+        home = unwrap(ask() if int(launch) in LEGACY else ask(launch), "cuStreamGetCtx")
+        flags = unwrap(driver.cuStreamGetFlags(launch), "cuStreamGetFlags")
+        with OnDevice(ordinal, home) as inside, inside:
+            lane = _lanes[stream_id] = Lane(launch, ordinal, stream_id, flags)
+    return lane
+
+
+def beside(launch: DriverObject, ordinal: int) -> list[Stream]:
+    """The library's own streams beside a launch stream, if it has had a replay."""
+    if not _lanes:
+        return []
+    with OnDevice(ordinal) as inside, inside:
+        capture.refuse_capturing(launch, "resume")  # asking for the id would invalidate the capture
+        stream_id = int(unwrap(context.driver().cuStreamGetId(launch), "cuStreamGetId"))
+    lane = _lanes.get(stream_id)
+    return [] if lane is None else [lane.feeder, lane.drainer]
+
+
+def lanes() -> list[Lane]:
+    """All lanes of this process."""
+    return [lane for _, lane in items_of(_lanes)]
