@@ -98,7 +98,7 @@ def test_a_layer_goes_on_while_the_next_one_waits_and_the_records_are_in_order_o
         assert two.layers.found() == [value, value]
 
 
-def test_a_block_that_raises_records_nothing_and_the_next_replay_is_right(two: Stage) -> None:
+def test_row_64_a_block_that_raises_records_nothing_and_the_next_replay_is_right(two: Stage) -> None:
     two.expect(1)
     replaying = two.replay(two.sender.send(2))
     replay = replaying.__enter__()
@@ -110,7 +110,7 @@ def test_a_block_that_raises_records_nothing_and_the_next_replay_is_right(two: S
     two.expect(3)
 
 
-def test_a_block_that_launches_nothing_leaves_nothing_open_for_the_next(two: Stage) -> None:
+def test_row_64_a_block_that_launches_nothing_leaves_nothing_open_for_the_next(two: Stage) -> None:
     with pytest.raises(ZeroDivisionError), two.replay(two.sender.send(1)):
         raise ZeroDivisionError
     finish(two.layers.stream)
@@ -123,7 +123,7 @@ def test_a_block_that_launches_nothing_leaves_nothing_open_for_the_next(two: Sta
     assert two.layers.found() == [3, 3]
 
 
-def test_a_graph_that_is_launched_twice_in_a_block_passes_twice(one: Stage) -> None:
+def test_row_64_a_graph_that_is_launched_twice_in_a_block_passes_twice(one: Stage) -> None:
     with one.replay(one.sender.send(1)) as replay:
         one.layers.launch()
         one.layers.launch()
@@ -230,7 +230,7 @@ def test_a_record_and_a_wait_on_a_capturing_stream_name_what_there_is_instead(on
     captured(one.layers.stream, put)
 
 
-def test_a_second_block_on_the_stream_or_with_these_words_is_refused_and_the_first_is_right(one: Stage) -> None:
+def test_row_64_a_second_block_on_the_stream_or_with_these_words_is_refused_and_the_first_is_right(one: Stage) -> None:
     other = ipcsync.Stream()
     more = Layers(1)
     with StreamGate(one.sender.stream):
@@ -339,7 +339,7 @@ def test_arguments_of_other_types_are_refused(one: Stage) -> None:
 
 @pytest.mark.parametrize("when", ["before", "behind"])
 @pytest.mark.parametrize("number", range(10))
-def test_an_exception_at_any_call_of_the_driver_leaves_the_next_replay_right(
+def test_row_64_an_exception_at_any_call_of_the_driver_leaves_the_next_replay_right(
     two: Stage, monkeypatch: pytest.MonkeyPatch, number: int, when: str
 ) -> None:
     two.expect(1)
