@@ -65,7 +65,7 @@ def replay(points: list[bytes], dies_at: int = -1) -> list[bytes]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     waits = {wait: client.point(data) for wait, data in zip(layers.waits, points, strict=True)}
-    Batch.put = deadly  # type: ignore[method-assign] # until this process ends, or this block does
+    Batch.put = deadly  # type: ignore[method-assign, assignment] # until this block ends
     try:
         records = dict.fromkeys(layers.records, _kept["done"])
         with client.replay(waits, records, stream=layers.stream, timeout=20) as made_records:

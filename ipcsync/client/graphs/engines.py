@@ -1,28 +1,33 @@
 """Everything that replays need of an engine beyond the public calls of points and events: one module to bind anew.
 
-What it uses:
-
 - `engine.kind`, `ordinal`, `is_recorder`, `recorded_here`, `depth`, `origin`, `label`, `name`: what the event is;
 - `engine.await_recorded`: the host's wait for a record, without a stream;
 - `engine.behind.stands`: whether a generation stands behind something that is not settled;
 - `engine._raise_no_record`: the error of an event that takes no more records;
-- `queued.add`, `queued.of`, `queued.key_of`: the lists of waits that the next record of a stream stands behind.
+- `queued.add`, `queued.of`, `queued.key_of`: the lists of waits that the next record of a stream stands behind;
+- of a timeline: the word's address for the device (`_pointer`), `base` and the flags of its waits, so that waits for
+  many words are queued by one call; around that call, what `Engine._wait` does: `_inside` (the use is not released
+  meanwhile), a marker behind the work (`_markers`, `_doubt`), `_check_after_wait`.
 
-All work goes through `Point.wait` and `SharedEvent.record`, on streams of the library's.
+Records, and waits on the `event` engine, go through `SharedEvent.record` and `Point.wait`, on streams of the library's.
+What would make a replay of many records cheap: an entry that makes `count` records of a timeline by one batch, each
+behind a wait for a word that the caller names, with one marker and one store of `recorded`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from ipcsync._engines import queued
+from ipcsync._engines import Engine, TimelineEngine, queued
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued_wait import Lost
+from ipcsync._locks import under
 from ipcsync.errors import DeviceMismatch, EngineMismatch
 
 if TYPE_CHECKING:
     from ipcsync._drivers import DriverObject
+    from ipcsync._native.stream import Stream
     from ipcsync.client.event import SharedEvent
     from ipcsync.client.point import Point
 
@@ -37,16 +42,14 @@ def await_recorded(point: Point, deadline_ns: int, timeout: float | None) -> Non
     point._bound().engine.await_recorded(point.generation, deadline_ns, timeout)
 
 
-def check_fed(point: Point, *, ahead: bool) -> bool:
-    """Whether the point is pending, so that a stream has to wait for it. Raises if it is lost, or may never end a wait.
+def check_fed(point: Point, *, ahead: bool) -> None:
+    """Raise EngineMismatch if a stream may wait for the pending point for ever.
 
-    On the `event` engine nobody ends a stream's wait for a process that died.
+    On the engine `event` nobody ends a wait for a process that died.
     """
-    if point.query():
-        return False
     engine = point._bound().engine
     if engine.kind == "timeline":
-        return True
+        return
     what = f"generation {point.generation} of {engine.label}, which uses the engine 'event', is pending"
     if ahead:
         raise EngineMismatch(f"{what}: a replay waits ahead of records only for events with engine='timeline'")
@@ -55,13 +58,15 @@ def check_fed(point: Point, *, ahead: bool) -> bool:
             f"{what}, and depends on another process: if that died, the replay's stream would never go on. Open the "
             "event with engine='timeline', or wait for the point by Point.synchronize before the replay"
         )
-    return True
 
 
-def is_of(point: Point, event: SharedEvent) -> bool:
-    """Whether the point is a record of that event which is not made yet."""
-    engine = point._bound().engine
-    return engine.origin == event._engine.origin and point.generation > engine.generation
+def raise_if_unmade(points: Iterable[Point], events: Iterable[SharedEvent]) -> None:
+    """Raise ValueError if a point is a record of one of these events which is not made yet."""
+    origins = {event._engine.origin for event in events}
+    for point in points:
+        engine = point._bound().engine
+        if engine.origin in origins and point.generation > engine.generation:
+            raise ValueError(f"{point!r} is for this replay to record: with ahead=True it waits for its own records")
 
 
 def check_recorded(event: SharedEvent, ordinal: int, count: int) -> int:
@@ -87,6 +92,11 @@ def check_recorded(event: SharedEvent, ordinal: int, count: int) -> int:
     return max(0, engine.recorded_here + count - engine.depth)
 
 
+def record(event: SharedEvent, stream: Stream, timeout: float | None) -> Point:
+    """Record on a stream; there is always room on a timeline."""
+    return event.record(stream) if event._engine.kind == "timeline" else event.record(stream, timeout=timeout)
+
+
 def raise_if_lost(key: int, event: SharedEvent) -> None:
     """Raise RecorderLost if a stream with that list stands behind something lost, so that `event` can't record."""
     for wait in queued.of(key):
@@ -96,17 +106,71 @@ def raise_if_lost(key: int, event: SharedEvent) -> None:
             raise wait.behind(fate).error(engine.name, engine.label, engine.recorded_here + 1)
 
 
-def list_point(point: Point, key: int, stream_id: int) -> None:
-    """Have the next records on a stream (the key of its list, and its id) stand behind the point."""
-    queued.add(key, point._bound().engine, point.generation, stream_id)
+Due = tuple[int, int, int]
+"""A word's address, the value that it is to have at least, and the flags of the wait."""
 
 
-def list_all(source: int, key: int, stream_id: int, but: Collection[Point] = ()) -> None:
+class Queued(NamedTuple):
+    """The pending points of one event, of which a stream is about to wait for all."""
+
+    engine: Engine
+    lowest: int
+    highest: int
+
+
+def due(point: Point) -> Due | None:
+    """What a stream waits for, for this point; None on the `event` engine."""
+    engine = point._bound().engine
+    if not isinstance(engine, TimelineEngine):
+        return None
+    return engine._address or engine._pointer(), engine.base + point.generation, engine._flags
+
+
+def by_event(points: Iterable[Point]) -> list[Queued]:
+    """These points, by their events."""
+    found: dict[int, Queued] = {}
+    for point in points:
+        engine, number = point._bound().engine, point.generation
+        known = found.get(id(engine))
+        lowest, highest = (number, number) if known is None else known[1:]
+        found[id(engine)] = Queued(engine, min(lowest, number), max(highest, number))
+    return list(found.values())
+
+
+def list_points(points: Iterable[Queued], key: int, stream_id: int) -> None:
+    """Have the next records on a stream (the key of its list, and its id) stand behind these points."""
+    for each in points:
+        for generation in {each.lowest, each.highest}:
+            queued.add(key, each.engine, generation, stream_id)
+
+
+def queue(stream: Stream, stream_id: int, points: Sequence[Queued], put: Callable[[], object]) -> None:
+    """Call `put`, which queues waits for these points on the stream. They are listed already."""
+    me, lists = object(), [each.engine for each in points]
+    try:
+        for engine in lists:
+            engine._inside[me] = None
+            engine.check()  # in this order: a release looks at `_inside` after the close
+        put()
+        for engine in lists:
+            under(engine._lock, engine._markers.add, stream._handle, stream_id, engine.ordinal)
+    except BaseException:
+        for engine in lists:
+            engine._doubt(stream._handle, stream_id, engine.ordinal)
+        raise
+    finally:
+        for engine in lists:
+            engine._inside.pop(me, None)
+    for each in points:
+        each.engine._check_after_wait(each.highest)
+
+
+def list_all(source: int, key: int, stream_id: int, but: Collection[Queued] = ()) -> None:
     """Have the next records on a stream stand behind all waits in the list `source`, but those for the events of `but`.
 
     Lost ones are left out: who records looks for them before.
     """
-    views = {id(point._bound().engine) for point in but}
+    views = {id(each.engine) for each in but}
     for wait in queued.of(source):
         if wait.verdict is not True and not isinstance(wait, Lost) and id(wait.view) not in views:
             queued.add(key, wait.view, wait.generation, stream_id)

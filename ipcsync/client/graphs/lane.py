@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ipcsync._drivers import DriverObject, unwrap
@@ -56,9 +56,9 @@ class Plan:
         taps = [each._word for each in records]
         ended = [words.wait_number(lane.over, 1), words.wait_number(lane.drained, 1)]
         self.prepare = Batch([*ended, *(words.write(tap, 0) for tap in taps), words.write_number(lane.armed)])
-        self.feed = Batch(ended[:1])
-        self.opens = [Batch([words.write(gate, 1)]) for gate in gates]
         self.fed = Batch([words.write_number(lane.fed)])
+        opens = [step for gate in gates for step in (words.wait(lane.over, 0), words.write(gate, 1))]
+        self.feed = Batch([ended[0], *opens, words.write_number(lane.fed)])
         self.end = Batch([*self.ending(words.wait_number(lane.fed)), words.write_number(lane.over)])
         self.armed = Batch([words.wait_number(lane.armed)])
         self.tapped = [Batch([words.wait(tap, 1)]) for tap in taps]
@@ -103,7 +103,12 @@ class Lane:
         """Whose bracket is open, None if none is, or if its owner is gone."""
         return None if self._owner is None else self._owner()
 
-    def plan(self, waits: Sequence[GraphWait], records: Sequence[GraphRecord]) -> Plan:
+    @property
+    def nothing(self) -> tuple[int, int, int]:
+        """What a gate waits for whose point is complete."""
+        return self.over.address, 0, 0
+
+    def plan(self, waits: Iterable[GraphWait], records: Iterable[GraphRecord]) -> Plan:
         """The batches for these, in the order of their captures."""
         if self._planned_at != captured.newest() or len(self._plans) >= _PLANS:
             self._plans.clear()
@@ -111,7 +116,7 @@ class Lane:
         key = (tuple(waits), tuple(records))
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = Plan(self, sorted(waits, key=_place), sorted(records, key=_place))
+            plan = self._plans[key] = Plan(self, sorted(key[0], key=_place), sorted(key[1], key=_place))
         return plan
 
     def await_room(self, plan: Plan, deadline_ns: int, timeout: float | None, check: Callable[[], None]) -> None:
@@ -169,19 +174,19 @@ class Lane:
             self._others.put(self._launch, self.ordinal, 0)
         self._plan.prepare.put(self._launch, self.ordinal, self._at[1])
 
-    def feed(self, queue_waits: Sequence[Callable[[], object] | None]) -> None:
-        """Feed the bracket: each has F wait for one point, in the order of the plan; None for one that is complete."""
+    def feed(self, waits: Sequence[engines.Queued], due: Sequence[tuple[int, int, int]]) -> None:
+        """Feed the bracket. `waits` are queued on F first.
+
+        `due`: the word, the value and the flags that each gate waits for, in the order of the plan.
+        """
         assert self._plan is not None
         plan, number = self._plan, self._at[1]
         self._at = (_FEEDING, number)
         if self._others is not None:
             self._feed(self._others)
-        self._feed(plan.feed)
-        for queue_wait, opens in zip(queue_waits, plan.opens, strict=True):
-            if queue_wait is not None:
-                queue_wait()
-            self._feed(opens)
-        self._feed(plan.fed)
+        for index, each in enumerate(due):
+            plan.feed.aim(1 + 2 * index, *each)
+        engines.queue(self.feeder, self.feeder_id, waits, lambda: self._feed(plan.feed))
         self._at = (_OPEN, number)
 
     def _feed(self, batch: Batch) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,7 +16,7 @@ from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs import ahead as passing
 from ipcsync.client.graphs import engines
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
-from ipcsync.client.graphs.lane import Lane, lane_of, lanes
+from ipcsync.client.graphs.lane import Lane, Plan, lane_of, lanes
 from ipcsync.client.point import Point
 from ipcsync.errors import CaptureError, DeviceMismatch, IpcSyncError
 from ipcsync.typing import StreamLike
@@ -79,7 +78,8 @@ class Replaying:
         self._replay = Replay(self._records)
         self._lane: Lane | None = None
         self._handle: DriverObject = None
-        self._pending: list[GraphWait] = []
+        self._pending: Sequence[GraphWait] = ()
+        self._fed: Sequence[engines.Queued] = ()
         self._error: BaseException | None = None
         self._failed: set[SharedEvent] = set()
 
@@ -113,11 +113,11 @@ class Replaying:
         deadline = deadline_of(self._timeout)
         lane = lane_of(handle, ordinal)
         pending = self._check(lane, deadline)
-        plan = lane.plan([*self._waits], [*self._records])
+        plan = lane.plan(self._waits, self._records)
         lane.await_room(plan, deadline, self._timeout, self._session.check_liveness)
         self._handle = handle
         try:
-            under(lane.lock, self._begin, lane, pending)
+            under(lane.lock, self._begin, lane, plan, pending)
         except BaseException:
             under(lane.lock, self._give_up, lane)
             raise
@@ -132,35 +132,35 @@ class Replaying:
         if self._ahead:
             passing.check(lane.ordinal)
         for point in self._waits.values():
-            point._bound_within(self._timeout)
+            if point._attached is None:
+                point._bound_within(self._timeout)
+        if not self._ahead:
+            engines.raise_if_unmade(self._waits.values(), self._records.values())
+        pending = [wait for wait, point in self._waits.items() if not point.query()]
+        for wait in pending:
             if not self._ahead:
-                self._raise_if_own(point)
-                engines.await_recorded(point, deadline, self._timeout)
+                engines.await_recorded(self._waits[wait], deadline, self._timeout)
+            engines.check_fed(self._waits[wait], ahead=self._ahead)
         for event, count in collections.Counter(self._records.values()).items():
             oldest = engines.check_recorded(event, lane.ordinal, count)
             engines.raise_if_lost(lane.streams[0], event)
             if oldest:
                 event.at(oldest).synchronize(None if self._timeout is None else left_of(deadline))
-        return [wait for wait, point in self._waits.items() if engines.check_fed(point, ahead=self._ahead)]
+        return pending
 
-    def _raise_if_own(self, point: Point) -> None:
-        if any(engines.is_of(point, event) for event in self._records.values()):
-            raise ValueError(f"{point!r} is for this replay to record: with ahead=True it may wait for its own records")
-
-    def _begin(self, lane: Lane, pending: Collection[GraphWait]) -> None:
-        plan = lane.plan([*self._waits], [*self._records])
+    def _begin(self, lane: Lane, plan: Plan, pending: Sequence[GraphWait]) -> None:
         under(_claims, lane.claim, plan, self)
-        self._lane, self._pending = lane, list(pending)
+        self._lane, self._pending = lane, pending
+        self._fed = engines.by_event(self._waits[wait] for wait in pending)
         lane.prepare()
-        if self._records:
+        if self._ahead and self._records:
             engines.list_all(lane.streams[0], lane.drainer_id, lane.drainer_id)
-        for wait in pending:  # each is listed before it is queued
-            engines.list_point(self._waits[wait], *lane.streams)
-        due = set(pending)
-        lane.feed([self._queue(lane, wait) if wait in due else None for wait in plan.waits])
-
-    def _queue(self, lane: Lane, wait: GraphWait) -> Callable[[], object]:
-        return partial(self._waits[wait].wait, lane.feeder, timeout=0, ahead=self._ahead)
+        engines.list_points(self._fed, *lane.streams)  # before they are queued
+        due = {wait: engines.due(self._waits[wait]) for wait in pending}
+        for wait, word in due.items():
+            if word is None:
+                self._waits[wait].wait(lane.feeder, timeout=0)
+        lane.feed(self._fed, [due.get(wait) or lane.nothing for wait in plan.waits])
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -199,8 +199,7 @@ class Replaying:
             raise CaptureError("this replay was ended by another call")
         lane.end()
         if is_whole and self._records:
-            fed = [self._waits[wait] for wait in self._pending]
-            engines.list_all(lane.streams[0], lane.drainer_id, lane.drainer_id, fed if self._ahead else ())
+            engines.list_all(lane.streams[0], lane.drainer_id, lane.drainer_id, self._fed if self._ahead else ())
         lane.drain(self._record if is_whole else None)
 
     def _record(self, record: GraphRecord) -> None:
@@ -214,10 +213,9 @@ class Replaying:
         assert self._lane is not None
         try:
             if self._ahead:  # else it stands behind all points that were fed
-                for wait in self._pending:
-                    if not record.is_surely_before(wait):
-                        engines.list_point(self._waits[wait], self._lane.drainer_id, self._lane.drainer_id)
-            self._replay._points[record] = event.record(self._lane.drainer, timeout=self._timeout)
+                behind = [self._waits[wait] for wait in self._pending if not record.is_surely_before(wait)]
+                engines.list_points(engines.by_event(behind), self._lane.drainer_id, self._lane.drainer_id)
+            self._replay._points[record] = engines.record(event, self._lane.drainer, self._timeout)
         except IpcSyncError as error:
             self._failed.add(event)
             self._error = self._error or error

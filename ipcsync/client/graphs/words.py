@@ -112,6 +112,11 @@ class Batch:
         at, size = ctypes.addressof(fields), 8 * _FIELDS
         self._calls = [(min(_MOST, len(steps) - n), at + n * size) for n in range(0, len(steps), _MOST)]
 
+    def aim(self, index: int, address: int, value: int, flags: int) -> None:
+        """Have operation `index`, a wait, be for another word and value."""
+        at = _FIELDS * index
+        self._fields[at + 1], self._fields[at + 2], self._fields[at + 3] = address, value, flags
+
     def put(self, stream: DriverObject, ordinal: int, number: int) -> None:
         """Have the CUstream `stream` of device `ordinal` do them, for the bracket `number`."""
         for index, value in self._counting:
