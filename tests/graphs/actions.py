@@ -155,3 +155,38 @@ def replay_and_fork(points: list[bytes]) -> str:
         os._exit(0)
     os.waitpid(child, 0)
     return os.read(reader, 100).decode()
+
+
+def send_held(value: int, replays: int) -> list[list[bytes]]:
+    """Fill all cells once the stream is let go; the points of each layer, for so many replays."""
+    hold()
+    for memory in _kept["sources"]:
+        memory.fill(value, _kept["stream"])
+    return [[bytes(_kept["event"].record(_kept["stream"])) for _ in _kept["sources"]] for _ in range(replays)]
+
+
+def replay_burst(points: list[list[bytes]]) -> tuple[list[bytes], list[int], str]:
+    """A replay for each; the last points of their records, what each has copied, and the error that ended it."""
+    layers: Layers = _kept["layers"]
+    client: ipcsync.Client = _kept["client"]
+    seen: list[Memory] = _kept.setdefault("seen", [])
+    seen += [Memory(8, pinned=True) for _ in range(len(points) * len(layers.target) - len(seen))]
+    free, made, error = iter(seen), [], ""
+    try:
+        for each in points:
+            waits = {wait: client.point(data) for wait, data in zip(layers.waits, each, strict=True)}
+            records = dict.fromkeys(layers.records, _kept["done"])
+            with client.replay(waits, records, stream=layers.stream, timeout=20) as replay:
+                layers.launch()
+                for target in layers.target:
+                    next(free).copy_from(target, layers.stream)
+            made.append(bytes(replay[layers.records[-1]]))
+    except ipcsync.IpcSyncError as raised:
+        error = f"{type(raised).__name__} {getattr(raised, 'cause', '')}"
+    layers.stream.synchronize(DEADLINE_S)
+    return made, [memory.read()[0] for memory in seen[: len(made) * len(layers.target)]], error
+
+
+def outcomes(points: list[bytes]) -> list[tuple[str, str | None, int]]:
+    """What becomes of each; the last one is waited for first."""
+    return [outcome(data) for data in reversed(points)][::-1]

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.driver, pytest.mark.keeper]
 
 NewPeer = Callable[..., Peer]
 LAYERS = 2
-CALLS = 7
+CALLS = 6
 """How many calls of the driver's batches a replay of two layers has."""
 
 

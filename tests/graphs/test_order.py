@@ -137,8 +137,8 @@ _FAILS: dict[int, model.Host] = {
         model.end(2, model.BOTH, model.BOTH, fed=1),
         ("D", [*model.drain(1, model.BOTH, records=False)[1][:-1], ("set", *model.DRAINED, 2)]),
     ],
-    5: [*_ENDED, ("D", _DRAIN[:2]), model.drain(1, model.BOTH, records=False)],
-    9: [*_ENDED, ("D", _DRAIN), model.drain(1, model.BOTH, records=False)],
+    4: [*_ENDED, ("D", _DRAIN[:2]), model.drain(1, model.BOTH, records=False)],
+    8: [*_ENDED, ("D", _DRAIN), model.drain(1, model.BOTH, records=False)],
 }
 """By the call at which an exception comes, once it is made: what is queued in all."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ipcsync._engines import Engine, TimelineEngine, queued
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued_wait import Lost
+from ipcsync._engines.queued_wait import Lost, Wait
 from ipcsync._locks import under
 from ipcsync.errors import DeviceMismatch, EngineMismatch
 
@@ -137,11 +137,24 @@ def by_event(points: Iterable[Point]) -> list[Queued]:
     return list(found.values())
 
 
-def list_points(points: Iterable[Queued], key: int, stream_id: int) -> None:
-    """Have the next records on a stream (the key of its list, and its id) stand behind these points."""
-    for each in points:
-        for generation in {each.lowest, each.highest}:
-            queued.add(key, each.engine, generation, stream_id)
+def list_points(points: Iterable[Queued], key: int, stream_id: int) -> list[Wait]:
+    """Have the next records on the stream whose list is `key` stand behind these points.
+
+    `stream_id`: the stream that waits for them, or is about to.
+    """
+    return [
+        queued.add(key, each.engine, generation, stream_id)
+        for each in points
+        for generation in sorted({each.lowest, each.highest})
+    ]
+
+
+def are_queued(waits: Iterable[Wait], points: Iterable[Queued]) -> None:
+    """The stream has its waits for these points, which are listed."""
+    highest = {id(each.engine): each.highest for each in points}
+    for wait in waits:
+        if wait.generation == highest.get(id(wait.view)):
+            wait.is_queued = True
 
 
 def queue(stream: Stream, stream_id: int, points: Sequence[Queued], put: Callable[[], object]) -> None:
@@ -165,12 +178,13 @@ def queue(stream: Stream, stream_id: int, points: Sequence[Queued], put: Callabl
         each.engine._check_after_wait(each.highest)
 
 
-def list_all(source: int, key: int, stream_id: int, but: Collection[Queued] = ()) -> None:
-    """Have the next records on a stream stand behind all waits in the list `source`, but those for the events of `but`.
+def list_all(source: int, key: int, but: Collection[Queued] = ()) -> None:
+    """Have the next records on the stream whose list is `key` stand behind all waits in the list `source`.
 
-    Lost ones are left out: who records looks for them before.
+    Not behind those for the events of `but`; nor behind lost ones: who records looks for them before.
     """
     views = {id(each.engine) for each in but}
     for wait in queued.of(source):
         if wait.verdict is not True and not isinstance(wait, Lost) and id(wait.view) not in views:
-            queued.add(key, wait.view, wait.generation, stream_id)
+            copy = queued.add(key, wait.view, wait.generation, wait.stream)
+            copy.is_queued |= wait.is_queued and copy.generation == wait.generation

@@ -60,8 +60,9 @@ class Plan:
         opens = [step for gate in gates for step in (words.wait(lane.over, 0), words.write(gate, 1))]
         self.feed = Batch([ended[0], *opens, words.write_number(lane.fed)])
         self.end = Batch([*self.ending(words.wait_number(lane.fed)), words.write_number(lane.over)])
-        self.armed = Batch([words.wait_number(lane.armed)])
-        self.tapped = [Batch([words.wait(tap, 1)]) for tap in taps]
+        armed = [words.wait_number(lane.armed)]
+        self.tapped = [Batch([*(armed if n == 0 else []), words.wait(tap, 1)]) for n, tap in enumerate(taps)]
+        self.armed = Batch(armed)
         self.drained = Batch([words.write_number(lane.drained)])
         most = max(2 * len(gates) + 2, len(gates) + len(taps) + 6, 2 * len(taps) + 2)
         self.in_flight = max(1, min(_MOST, _OPERATIONS // most))
@@ -79,7 +80,7 @@ class Lane:
         self._launch = launch
         self.ordinal = ordinal
         self.lock = CallLock()
-        self.streams = (engines.key_of(flags, stream_id, ordinal), stream_id)
+        self.key = engines.key_of(flags, stream_id, ordinal)
         self.over, self.drained, self.armed, self.fed = (words.take(ordinal) for _ in range(4))
         least = Stream.priority_range()[1]
         self.feeder, self.drainer = Stream(ordinal, least), Stream(ordinal, least)
@@ -203,16 +204,17 @@ class Lane:
         assert self._plan is not None
         plan = self._plan
         self._at = (_DRAINING, self._at[1])
-        plan.armed.put(self.drainer._handle, self.ordinal, self._prepared)
+        if not plan.records:
+            self._drain(plan.armed)
         for each, tapped in zip(plan.records, plan.tapped, strict=True):
-            self._drain(tapped)
+            self._drain(tapped)  # the first waits for `armed` too
             if record is not None:
                 record(each)
-        self._drain(plan.drained)
+        plan.drained.put(self.drainer._handle, self.ordinal, self._at[1])
         self._forget()
 
     def _drain(self, batch: Batch) -> None:
-        batch.put(self.drainer._handle, self.ordinal, self._at[1])
+        batch.put(self.drainer._handle, self.ordinal, self._prepared)
 
     def _forget(self) -> None:
         plan, number = self._plan, self._at[1]

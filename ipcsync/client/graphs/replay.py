@@ -143,7 +143,7 @@ class Replaying:
             engines.check_fed(self._waits[wait], ahead=self._ahead)
         for event, count in collections.Counter(self._records.values()).items():
             oldest = engines.check_recorded(event, lane.ordinal, count)
-            engines.raise_if_lost(lane.streams[0], event)
+            engines.raise_if_lost(lane.key, event)
             if oldest:
                 event.at(oldest).synchronize(None if self._timeout is None else left_of(deadline))
         return pending
@@ -154,13 +154,14 @@ class Replaying:
         self._fed = engines.by_event(self._waits[wait] for wait in pending)
         lane.prepare()
         if self._ahead and self._records:
-            engines.list_all(lane.streams[0], lane.drainer_id, lane.drainer_id)
-        engines.list_points(self._fed, *lane.streams)  # before they are queued
+            engines.list_all(lane.key, lane.drainer_id)
+        listed = engines.list_points(self._fed, lane.key, lane.feeder_id)  # before they are queued
         due = {wait: engines.due(self._waits[wait]) for wait in pending}
         for wait, word in due.items():
             if word is None:
                 self._waits[wait].wait(lane.feeder, timeout=0)
         lane.feed(self._fed, [due.get(wait) or lane.nothing for wait in plan.waits])
+        engines.are_queued(listed, self._fed)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ class Replaying:
             raise CaptureError("this replay was ended by another call")
         lane.end()
         if is_whole and self._records:
-            engines.list_all(lane.streams[0], lane.drainer_id, lane.drainer_id, self._fed if self._ahead else ())
+            engines.list_all(lane.key, lane.drainer_id, self._fed if self._ahead else ())
         lane.drain(self._record if is_whole else None)
 
     def _record(self, record: GraphRecord) -> None:
@@ -214,7 +215,9 @@ class Replaying:
         try:
             if self._ahead:  # else it stands behind all points that were fed
                 behind = [self._waits[wait] for wait in self._pending if not record.is_surely_before(wait)]
-                engines.list_points(engines.by_event(behind), self._lane.drainer_id, self._lane.drainer_id)
+                points = engines.by_event(behind)
+                listed = engines.list_points(points, self._lane.drainer_id, self._lane.feeder_id)
+                engines.are_queued(listed, points)
             self._replay._points[record] = engines.record(event, self._lane.drainer, self._timeout)
         except IpcSyncError as error:
             self._failed.add(event)
