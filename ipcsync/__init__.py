@@ -39,9 +39,9 @@ _HOME = {
         ),
         "ipcsync.client": (
             "aconnect AsyncClient AsyncPoint AsyncReplay AsyncReplaying AsyncReservation AsyncSharedEvent "
-            "AttachmentInfo BridgeInfo Client "
+            "AsyncUpcoming AttachmentInfo BridgeInfo Client "
             "connect Connecting DEFAULT_DEPTH default_client EventInfo GraphRecord GraphWait NodeInfo Notice PeerInfo "
-            "Point Replay Replaying Reservation SessionInfo SharedEvent synchronize_all wait_all"
+            "Point Replay Replaying Reservation SessionInfo SharedEvent synchronize_all Upcoming wait_all"
         ),
     }.items()
     for name in names.split()

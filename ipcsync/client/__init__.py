@@ -14,6 +14,7 @@ from ipcsync.client.default import default_client
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.replay import Replay, Replaying
+from ipcsync.client.graphs.upcoming import Upcoming
 from ipcsync.client.point import Point
 from ipcsync.client.reservation import Reservation
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         AsyncReplaying,
         AsyncReservation,
         AsyncSharedEvent,
+        AsyncUpcoming,
         Connecting,
         aconnect,
     )
@@ -37,6 +39,7 @@ __all__ = [
     "AsyncReplaying",
     "AsyncReservation",
     "AsyncSharedEvent",
+    "AsyncUpcoming",
     "AttachmentInfo",
     "BridgeInfo",
     "Client",
@@ -53,6 +56,7 @@ __all__ = [
     "Reservation",
     "SessionInfo",
     "SharedEvent",
+    "Upcoming",
     "aconnect",
     "connect",
     "default_client",

@@ -35,6 +35,7 @@ from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.lane import beside
 from ipcsync.client.graphs.replay import Replaying, end_all
+from ipcsync.client.graphs.upcoming import Upcoming
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import RING, Reservation
 from ipcsync.errors import ConnectError, WaitTimeout
@@ -347,6 +348,23 @@ class Client:
         Leaving raises what a record raised, once all is queued.
         """
         return Replaying(self._session, waits, records, stream, timeout, ahead=ahead)
+
+    def next(
+        self,
+        waits: Mapping[GraphWait, Point],
+        records: Mapping[GraphRecord, SharedEvent] = MappingProxyType({}),
+        *,
+        timeout: float | None = None,
+        ahead: bool = False,
+    ) -> Upcoming:
+        """A block as of `replay`, for graphs that torch replays within it, on whichever stream is current then.
+
+        For launches deep within an engine. The first of them enters the replay, and raises what that would; the end of
+        the block ends it. A block in which this thread replays nothing queues nothing: `replay.is_used` is False.
+
+        Entering raises IpcSyncError unless `ipcsync.integrations.torch.install` was called.
+        """
+        return Upcoming(Replaying(self._session, waits, records, None, timeout, ahead=ahead))
 
     def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Block until `stream` is past the waits that were lost, at most `timeout` seconds, and forget them.

@@ -31,7 +31,7 @@ from ipcsync.client._record_all import chosen
 from ipcsync.client.aio import _fan_in
 from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
-from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying
+from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying, AsyncUpcoming
 from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.client import Client, warn_if_dropped
 from ipcsync.client.event import SharedEvent
@@ -50,6 +50,7 @@ __all__ = [
     "AsyncReplaying",
     "AsyncReservation",
     "AsyncSharedEvent",
+    "AsyncUpcoming",
     "Connecting",
     "aconnect",
 ]
@@ -305,6 +306,21 @@ class AsyncClient:
         """
         self._client._session.check()
         return AsyncReplaying(self._runner, waits, records, stream, timeout, ahead=ahead)
+
+    def next(
+        self,
+        waits: Mapping[GraphWait, AsyncPoint],
+        records: Mapping[GraphRecord, AsyncSharedEvent] = MappingProxyType({}),
+        *,
+        timeout: float | None = None,
+        ahead: bool = False,
+    ) -> AsyncUpcoming:
+        """A block for what torch replays on this thread, entered by `async with`; as `Client.next`.
+
+        Entering it waits for the points' records. Within the block no other task may replay: do not await there.
+        """
+        self._client._session.check()
+        return AsyncUpcoming(self._runner, waits, records, timeout, ahead=ahead)
 
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""

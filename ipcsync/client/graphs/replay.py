@@ -35,7 +35,12 @@ class Replay:
     def __init__(self, records: Iterable[GraphRecord]) -> None:
         self._records = frozenset(records)
         self._points: dict[GraphRecord, Point] = {}
-        self._is_over = False
+        self._is_over = self._is_used = False
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything was queued for it; not in a block of `Client.next` in which torch replayed nothing."""
+        return self._is_used
 
     def __getitem__(self, record: GraphRecord) -> Point:
         if record not in self._records:
@@ -43,7 +48,10 @@ class Replay:
         if not self._is_over:
             raise CaptureError("the points of a replay are there after its block: it is recorded once all is launched")
         if record not in self._points:
-            raise CaptureError("this replay made no such record: its block, or an earlier record of it, raised")
+            raise CaptureError(
+                "this replay made no such record: its block raised, or an earlier record of the event did, or nothing "
+                "was replayed"
+            )
         return self._points[record]
 
     def __reduce__(self) -> NoReturn:
@@ -150,7 +158,7 @@ class Replaying:
 
     def _begin(self, lane: Lane, plan: Plan, pending: Sequence[GraphWait]) -> None:
         under(_claims, lane.claim, plan, self)
-        self._lane, self._pending = lane, pending
+        self._lane, self._pending, self._replay._is_used = lane, pending, True
         self._fed = engines.by_event(self._waits[wait] for wait in pending)
         lane.prepare()
         if self._ahead and self._records:
