@@ -25,8 +25,8 @@ CALLS = 6
 class Pair:
     """A process that sends, one that replays, and one that is told."""
 
-    def __init__(self, endpoint: str, new_peer: NewPeer, engine: EngineName) -> None:
-        self._endpoint, self._new_peer, self._engine = endpoint, new_peer, engine
+    def __init__(self, endpoint: str, new_peer: NewPeer, engine: EngineName, **env: str) -> None:
+        self._endpoint, self._new_peer, self._engine, self._env = endpoint, new_peer, engine, env
         self._uses = 0
         self.third = new_peer()
         self.third.call(do.connect, endpoint, "third")
@@ -34,7 +34,7 @@ class Pair:
 
     def renew_replaying(self) -> None:
         self._uses += 1
-        self.replaying = self._new_peer()
+        self.replaying = self._new_peer(**self._env)
         self.replaying.call(do.connect, self._endpoint, "replaying")
         self._handles = self.replaying.call(do.build, LAYERS, f"done/{self._uses}", self._engine)
         self.renew_sending()
@@ -94,6 +94,21 @@ def test_row_65_the_replaying_process_is_killed_at_each_step_and_no_word_of_it_c
         assert pair.third.call(do.outcome_of, generation) == ("RecorderLost", "died", pair.replaying.pid)
     pair.renew_replaying()
     pair.expect(3)
+
+
+@pytest.mark.parametrize("queues", ["1", "8", "32"])
+def test_replays_are_right_over_few_hardware_queues(
+    coordinator: ipcsync.Coordinator, new_peer: NewPeer, engine: EngineName, queues: str
+) -> None:
+    env = {"IPCSYNC_HOST_QUEUES": queues, "CUDA_DEVICE_MAX_CONNECTIONS": queues}
+    pair = Pair(coordinator.endpoint, new_peer, engine, **env)
+    pair.expect(1)
+    for value in (2, 3):
+        pair.sending.call(do.hold)
+        points = [pair.replaying.call(do.replay, pair.sending.call(do.send, value)) for _ in range(3)][-1]
+        pair.sending.call(do.let_go)
+        assert [pair.third.call(do.outcome, point)[0] for point in points] == ["complete"] * LAYERS
+        assert pair.replaying.call(do.found) == [value] * LAYERS
 
 
 def test_row_64_a_replay_whose_records_are_refused_and_the_next_is_right(pair: Pair) -> None:

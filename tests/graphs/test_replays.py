@@ -164,6 +164,27 @@ def test_a_second_launch_stream_waits_until_the_words_are_free(one: Stage) -> No
             assert one.layers.found() == [value]
 
 
+def test_a_point_of_a_second_launch_stream_does_not_open_the_gate_for_the_first(
+    one: Stage, new_client: NewClient
+) -> None:
+    other, free, seen = ipcsync.Stream(), ipcsync.Stream(), Memory(8)
+    theirs = new_client().event("theirs", recorder=True, engine="timeline")
+    wait, record = one.layers.waits[0], one.layers.records[0]
+    with StreamGate(one.sender.stream):
+        with one.replay(one.sender.send(1)) as first:
+            one.layers.launch()
+        seen.copy_from(one.layers.target[0], one.layers.stream)
+        points = {wait: theirs.record(free)}
+        with one.client.replay(points, {record: one.done}, stream=other, timeout=20) as second:
+            one.layers.launch(on=other)
+        for _ in range(300):  # if it does, then soon
+            assert not first[record].query()
+            assert not second[record].query()
+    ipcsync.synchronize_all([first[record], second[record]], timeout=DEADLINE_S)
+    finish(one.layers.stream)
+    assert seen.holds(1)
+
+
 def test_a_wait_in_two_branches_of_one_capture_and_a_record_behind_both(new_client: NewClient) -> None:
     client, side = new_client(), ipcsync.Stream()
     stream, events = ipcsync.Stream(), [ipcsync.Event() for _ in range(2)]
