@@ -98,7 +98,7 @@ class Stage:
         self.sender = Sender(new_client(), self.layers)
         self.done = self.client.event("done", recorder=True, engine="timeline")
         self.gate = StreamGate(self.sender.stream)
-        self.log = Log(patch, lane_of(self.layers.stream._handle, 0), self.layers, self.sender.event._engine.base)
+        self.log = Log(patch, lane_of(self.layers.stream._handle, 0)[0], self.layers, self.sender.event._engine.base)
 
     def run(self, r: int, *, launches: bool = True) -> None:
         points = dict(zip(self.layers.waits, self.sender.send(r), strict=True))

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync.client.graphs.lane import lanes
 from ipcsync.client.graphs.words import Batch
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
 from tests.graphs.layers import Layers, Sender, captured, finish
-from tests.kit.until import DEADLINE_S
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
 
@@ -212,6 +213,34 @@ def test_a_wait_in_two_branches_of_one_capture_and_a_record_behind_both(new_clie
                 Layers.launch(object.__new__(Layers), graph, stream)
         replay[record].synchronize(DEADLINE_S)
         assert [memory.read()[0] for memory in target] == [value, value]
+
+
+def test_a_stream_for_each_launch_takes_a_bounded_number_of_streams(one: Stage) -> None:
+    seen = set()
+    for value in range(1, 101):
+        stream = ipcsync.Stream()
+        (point,) = one.sender.send(value)
+        waits, records = {one.layers.waits[0]: point}, {one.layers.records[0]: one.done}
+        with one.client.replay(waits, records, stream=stream, timeout=20) as replay:
+            one.layers.launch(on=stream)
+        replay[one.layers.records[0]].synchronize(DEADLINE_S)
+        assert one.layers.found() == [value]
+        finish(stream)
+        seen |= {lane.feeder_id for lane in lanes()}
+        until(lambda: lanes()[-1].is_free, "its brackets are over")
+    assert len(seen) < 60
+
+
+def test_the_legacy_stream_launches_graphs_and_the_per_thread_one_does_not(one: Stage) -> None:
+    legacy, per_thread = ipcsync.ExternalStream(1, device=0), ipcsync.ExternalStream(2, device=0)
+    for value in (1, 2, 3):
+        waits = dict(zip(one.layers.waits, one.sender.send(value), strict=True))
+        with one.client.replay(waits, {one.layers.records[0]: one.done}, stream=legacy, timeout=20) as replay:
+            one.layers.launch(on=legacy)
+        replay[one.layers.records[0]].synchronize(DEADLINE_S)
+        assert one.layers.found() == [value]
+    with pytest.raises(ipcsync.CaptureError, match="per-thread"):
+        one.client.replay({}, stream=per_thread).__enter__()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

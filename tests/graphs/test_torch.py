@@ -141,6 +141,12 @@ def test_a_replay_on_another_stream_than_torchs_is_refused(engine: Engine, torch
     with pytest.raises(ipcsync.CaptureError, match="torch's current one"):
         replaying.__exit__(None, None, None)
     torch.stream = mine
+    replaying = engine.client.replay({engine.kv: engine.send(1)}, {engine.done_at: engine.done})  # the current one
+    replaying.__enter__()
+    torch.stream = Stream()
+    with pytest.raises(ipcsync.CaptureError, match="torch's current one"):
+        replaying.__exit__(None, None, None)
+    torch.stream = mine
     assert engine.done.generation == 0
     finish(mine._own)
 

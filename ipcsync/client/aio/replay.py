@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ipcsync._native import fork
-from ipcsync._native.stream import resolve
-from ipcsync.client.aio._runner import Runner, is_of_this_thread, run_alone, with_owner
+from ipcsync.client.aio._runner import Runner, run_alone, with_owner
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.replay import Replay, Replaying
@@ -85,8 +84,6 @@ class AsyncReplaying:
 
     async def _run(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """On a thread of its own, since it may wait; if it is cancelled at the end of the block, it goes on."""
-        if is_of_this_thread(resolve(self._stream)):
-            return fn()
         return await run_alone(partial(with_owner, self._stream, fn), undo, surely=undo is None)
 
 

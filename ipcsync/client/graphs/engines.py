@@ -37,6 +37,11 @@ def key_of(flags: DriverObject, stream_id: int, ordinal: int) -> int:
     return queued.key_of(flags, stream_id, ordinal)
 
 
+def has_any(key: int) -> bool:
+    """Whether any wait is in that list."""
+    return bool(queued.of(key))
+
+
 def await_recorded(point: Point, deadline_ns: int, timeout: float | None) -> None:
     """Block until the point is recorded; raises as `Point.wait`."""
     point._bound().engine.await_recorded(point.generation, deadline_ns, timeout)

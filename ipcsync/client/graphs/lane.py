@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._locks import CallLock, under
+from ipcsync._locks import CallLock, attempt, under
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.stream import Stream
@@ -39,6 +39,8 @@ _IDLE, _PREPARING, _FEEDING, _OPEN, _ENDING, _DRAINING = range(6)
 _OPERATIONS = 900  # of a stream's queue, which takes in some 1,024
 _MOST = 32  # brackets in flight
 _PLANS = 64  # that are kept
+_MANY = 32  # lanes
+_LEGACY = 1  # CU_STREAM_LEGACY
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 
 
@@ -76,11 +78,12 @@ class Plan:
 class Lane:
     """The brackets of one launch stream, one open at a time. What changes it is called with its lock held."""
 
-    def __init__(self, launch: DriverObject, ordinal: int, stream_id: int, flags: DriverObject) -> None:
-        self._launch = launch
+    def __init__(self, ordinal: int, home: DriverObject) -> None:
         self.ordinal = ordinal
+        self.home = home  # the launch stream's context
         self.lock = CallLock()
-        self.key = engines.key_of(flags, stream_id, ordinal)
+        self._launch: DriverObject = None
+        self.key = self.stream_id = 0
         self.over, self.drained, self.armed, self.fed = (words.take(ordinal) for _ in range(4))
         least = Stream.priority_range()[1]
         self.feeder, self.drainer = Stream(ordinal, least), Stream(ordinal, least)
@@ -90,6 +93,7 @@ class Lane:
         self._at = (_IDLE, 0)  # the step that is done or under way, and the number of its bracket
         self._prepared = 0  # the number under which the open bracket was prepared, and is fed
         self._owner: weakref.ref[object] | None = None
+        self._stream: object = None  # what the launch stream was taken from: it lives as long as a bracket is open
         self._plan: Plan | None = None
         self._others: Batch | None = None  # waits for brackets of other lanes with the same words
         self._plans: dict[tuple[object, ...], Plan] = {}
@@ -103,6 +107,23 @@ class Lane:
     def owner(self) -> object | None:
         """Whose bracket is open, None if none is, or if its owner is gone."""
         return None if self._owner is None else self._owner()
+
+    def serve(self, launch: DriverObject, stream_id: int, key: int) -> None:
+        """Be the lane of this launch stream, whose list of waits is `key`."""
+        self._launch, self.key, self.stream_id = launch, key, stream_id
+
+    def leave(self) -> bool:
+        """Serve no stream from now on, if all brackets are over; whether they are. Called with the lock held."""
+        if self.is_free:
+            self.stream_id = 0
+        return not self.stream_id
+
+    @property
+    def is_free(self) -> bool:
+        """Whether all brackets are over, and nothing lost stands in the way of its own streams."""
+        step, number = self._at
+        is_over = self._plan is None and step == _IDLE and number == self.over.value == self.drained.value
+        return is_over and not engines.has_any(self.feeder_id) and not engines.has_any(self.drainer_id)
 
     @property
     def nothing(self) -> tuple[int, int, int]:
@@ -136,7 +157,7 @@ class Lane:
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
-    def claim(self, plan: Plan, owner: object) -> None:
+    def claim(self, plan: Plan, owner: object, stream: object) -> None:
         """Have the next bracket be `owner`'s. CaptureError if one is open on this stream, or over any of these words.
 
         What an exception left of an earlier one is ended first.
@@ -160,7 +181,7 @@ class Lane:
         self._others = Batch(waits) if waits else None
         for each in plan.all:
             _uses[each] = (self, self._at[1] + 1)
-        self._plan = plan
+        self._plan, self._stream = plan, stream
         self._owner = weakref.ref(owner)
 
     def prepare(self) -> None:
@@ -172,8 +193,16 @@ class Lane:
     def _prepare(self) -> None:
         assert self._plan is not None
         if self._others is not None:
-            self._others.put(self._launch, self.ordinal, 0)
-        self._plan.prepare.put(self._launch, self.ordinal, self._at[1])
+            self._put(self._others, 0)
+        self._put(self._plan.prepare, self._at[1])
+
+    def _put(self, batch: Batch, number: int) -> None:
+        """On L; the legacy stream is that of its context."""
+        if int(self._launch) not in LEGACY:
+            batch.put(self._launch, self.ordinal, number)
+            return
+        with OnDevice(self.ordinal, self.home) as inside, inside:
+            batch.put(self._launch, self.ordinal, number)
 
     def feed(self, waits: Sequence[engines.Queued], due: Sequence[tuple[int, int, int]]) -> None:
         """Feed the bracket. `waits` are queued on F first.
@@ -197,7 +226,7 @@ class Lane:
         """End the bracket on L."""
         assert self._plan is not None
         self._at = (_ENDING, self._at[1])
-        self._plan.end.put(self._launch, self.ordinal, self._at[1])
+        self._put(self._plan.end, self._at[1])
 
     def drain(self, record: Callable[[GraphRecord], object] | None) -> None:
         """Drain the bracket, and be ready for the next: `record` is called behind each tap, and raises nothing."""
@@ -221,7 +250,7 @@ class Lane:
         assert plan is not None
         for each in plan.all:
             _uses[each] = (self, number)
-        self._owner = self._others = None
+        self._owner = self._others = self._stream = None
         self._at = (_IDLE, number)
         self._plan = None
 
@@ -241,7 +270,7 @@ class Lane:
         if step == _ENDING:  # perhaps it is over by now, and once more under its number would spoil the next one
             self._at = (_ENDING, number + 1)
             end = [*plan.ending(words.wait(self.fed, self._prepared)), words.write_number(self.over)]
-            Batch(end).put(self._launch, self.ordinal, number + 1)
+            self._put(Batch(end), number + 1)
         elif step != _DRAINING:
             self.end()
         self.drain(None)
@@ -255,25 +284,46 @@ _lanes: dict[int, Lane] = {}
 _lock = CallLock()
 
 
-def lane_of(launch: DriverObject, ordinal: int) -> Lane:
-    """The lane of a launch stream of device `ordinal`, made at its first replay. StreamCapturing if it captures."""
+def lane_of(launch: DriverObject, ordinal: int) -> tuple[Lane, int]:
+    """The lane of a launch stream of device `ordinal`, made at its first replay, and the stream's id.
+
+    StreamCapturing if it captures.
+    """
     with OnDevice(ordinal) as inside, inside:
         capture.refuse_capturing(launch, "replay")
         driver = context.driver()
         stream_id = int(unwrap(driver.cuStreamGetId(launch), "cuStreamGetId"))
-        return _lanes.get(stream_id) or under(_lock, _make, launch, ordinal, stream_id)
+        return _lanes.get(stream_id) or under(_lock, _make, launch, ordinal, stream_id), stream_id
 
 
 def _make(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
-    driver = context.driver()
     lane = _lanes.get(stream_id)
+    if lane is not None:
+        return lane
+    driver = context.driver()
+    if int(launch) in LEGACY:
+        if stream_id != int(unwrap(driver.cuStreamGetId(_LEGACY), "cuStreamGetId")):
+            raise CaptureError("the per-thread default stream is another one on each thread: launch on one of your own")
+        home = unwrap(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+    else:
+        home = unwrap(driver.cuStreamGetCtx(launch), "cuStreamGetCtx")
+    flags = unwrap(driver.cuStreamGetFlags(launch), "cuStreamGetFlags")
+    lane = _take_free(home)
     if lane is None:
-        ask = driver.cuCtxGetCurrent if int(launch) in LEGACY else driver.cuStreamGetCtx
-        home = unwrap(ask() if int(launch) in LEGACY else ask(launch), "cuStreamGetCtx")
-        flags = unwrap(driver.cuStreamGetFlags(launch), "cuStreamGetFlags")
         with OnDevice(ordinal, home) as inside, inside:
-            lane = _lanes[stream_id] = Lane(launch, ordinal, stream_id, flags)
+            lane = Lane(ordinal, home)
+    lane.serve(launch, stream_id, engines.key_of(flags, stream_id, ordinal))
+    _lanes[stream_id] = lane
     return lane
+
+
+def _take_free(home: DriverObject) -> Lane | None:
+    """The lane of a stream without replays now, once there are many: a program may make a stream for each launch."""
+    for stream_id, lane in items_of(_lanes) if len(_lanes) >= _MANY else ():
+        if int(lane.home) == int(home) and attempt(lane.lock, 0.0, lane.leave):
+            del _lanes[stream_id]
+            return lane
+    return None
 
 
 def beside(launch: DriverObject, ordinal: int) -> list[Stream]:

@@ -107,8 +107,6 @@ class Replaying:
         return handle, ordinal
 
     def _raise_if_elsewhere(self, address: int, ordinal: int) -> None:
-        if self._stream is None:
-            return
         current = foreign.torch_stream(ordinal)
         if current is not None and foreign.stream_pointer(current) != address:
             raise CaptureError(
@@ -119,13 +117,16 @@ class Replaying:
     def _enter(self, handle: DriverObject, ordinal: int) -> None:
         """Wait until all can be queued, and queue what comes before the launch."""
         deadline = deadline_of(self._timeout)
-        lane = lane_of(handle, ordinal)
+        self._handle = handle
+        while not self._try_enter(*lane_of(handle, ordinal), deadline):
+            pass  # another thread took the lane for another stream
+
+    def _try_enter(self, lane: Lane, stream_id: int, deadline: int) -> bool:
         pending = self._check(lane, deadline)
         plan = lane.plan(self._waits, self._records)
         lane.await_room(plan, deadline, self._timeout, self._session.check_liveness)
-        self._handle = handle
         try:
-            under(lane.lock, self._begin, lane, plan, pending)
+            return under(lane.lock, self._begin, lane, stream_id, plan, pending)
         except BaseException:
             under(lane.lock, self._give_up, lane)
             raise
@@ -156,8 +157,10 @@ class Replaying:
                 event.at(oldest).synchronize(None if self._timeout is None else left_of(deadline))
         return pending
 
-    def _begin(self, lane: Lane, plan: Plan, pending: Sequence[GraphWait]) -> None:
-        under(_claims, lane.claim, plan, self)
+    def _begin(self, lane: Lane, stream_id: int, plan: Plan, pending: Sequence[GraphWait]) -> bool:
+        if lane.stream_id != stream_id:
+            return False
+        under(_claims, lane.claim, plan, self, self._stream)
         self._lane, self._pending, self._replay._is_used = lane, pending, True
         self._fed = engines.by_event(self._waits[wait] for wait in pending)
         lane.prepare()
@@ -170,6 +173,7 @@ class Replaying:
                 self._waits[wait].wait(lane.feeder, timeout=0)
         lane.feed(self._fed, [due.get(wait) or lane.nothing for wait in plan.waits])
         engines.are_queued(listed, self._fed)
+        return True
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
