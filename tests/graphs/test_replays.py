@@ -311,6 +311,19 @@ def test_a_block_that_nobody_ended_is_ended_by_the_next(one: Stage) -> None:
     one.expect(2)
 
 
+def test_a_block_that_nobody_ended_is_ended_by_one_on_another_stream(one: Stage) -> None:
+    other = ipcsync.Stream()
+    one.replay(one.sender.send(1)).__enter__()
+    one.layers.launch()
+    gc.collect()
+    (point,) = one.sender.send(2)
+    records = {one.layers.records[0]: one.done}
+    with one.client.replay({one.layers.waits[0]: point}, records, stream=other, timeout=20) as replay:
+        one.layers.launch(on=other)
+    replay[one.layers.records[0]].synchronize(DEADLINE_S)
+    assert one.layers.found() == [2]
+
+
 def test_the_points_are_there_behind_the_block(one: Stage) -> None:
     with one.replay(one.sender.send(1)) as replay:
         with pytest.raises(ipcsync.CaptureError, match="after its block"):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._locks import CallLock, attempt, under
+from ipcsync._locks import CallLock, attempt, under, under_within
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.stream import Stream
@@ -41,6 +41,7 @@ _MOST = 32  # brackets in flight
 _PLANS = 64  # that are kept
 _MANY = 32  # lanes
 _LEGACY = 1  # CU_STREAM_LEGACY
+_PATIENCE_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 
 
@@ -130,6 +131,11 @@ class Lane:
         """What a gate waits for whose point is complete."""
         return self.over.address, 0, 0
 
+    def has_open(self, each: Captured) -> bool:
+        """Whether an open bracket has it."""
+        plan = self._plan
+        return plan is not None and each in plan.all
+
     def plan(self, waits: Iterable[GraphWait], records: Iterable[GraphRecord]) -> Plan:
         """The batches for these, in the order of their captures."""
         if self._planned_at != captured.newest() or len(self._plans) >= _PLANS:
@@ -167,11 +173,12 @@ class Lane:
             lane, number = _uses.get(each, (self, 0))
             if lane is self:
                 continue
-            if lane._plan is not None and each in lane._plan.all:
-                if lane.owner is not None:
+            if lane.has_open(each):
+                if lane.owner is None:  # its own thread may be ending it, and wait for what this one holds
+                    under_within(lane.lock, _PATIENCE_S, lane.finish)
+                if lane.has_open(each):
                     raise CaptureError(f"{each!r} is in use: a replay on another stream that names it is not ended")
-                under(lane.lock, lane.finish)
-                number = lane._at[1]
+                number = _uses[each][1]
             others[lane] = max(others.get(lane, 0), number)
         if self._plan is not None:
             if self.owner is not None:
