@@ -10,7 +10,7 @@
 # make test-keeper   the faults that a coordinator is in, over coordinators that have a keeper
 # make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks; how long each pass took
 # make test-flakes   make test FLAKES=20 times beside a busy core
-# make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains
+# make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two each of chains and of graphs
 # make soak-restarts   ten minutes of the same over a coordinator with a keeper that is killed every five seconds
 # make soak-fleet   ten minutes over four hosts of eight processes that share nothing but a network (as root)
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
@@ -188,6 +188,7 @@ test-flakes: install
 soak: install
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
 	$(BIN)/python -m tests.soak.chains --seconds 120 --lanes 4
+	$(BIN)/python -m tests.soak.graphs --seconds 120 --lanes 2
 
 # The rows of the fault table that a coordinator is in, over coordinators that have a keeper.
 test-keeper: install

@@ -42,6 +42,11 @@ def test_row_44_chains_of_three_whose_processes_are_killed_break_no_promise() ->
     _lanes("tests.soak.chains", 1)
 
 
+@pytest.mark.timeout(300)
+def test_row_65_replays_whose_processes_are_killed_break_no_promise() -> None:
+    _lanes("tests.soak.graphs", 1)
+
+
 def _lanes(module: str, lanes: int) -> None:
     command = [sys.executable, "-m", module, "--seconds", str(_SECONDS), "--lanes", str(lanes)]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_SECONDS + 180, check=False)
