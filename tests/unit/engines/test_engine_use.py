@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
