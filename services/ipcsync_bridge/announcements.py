@@ -103,7 +103,7 @@ class Announcements:
             self._begin(self._serve(want))
 
     async def _serve(self, want: messages.Want) -> None:
-        self._counters.wants += 1
+        self._counters.remote_requests += 1
         try:
             reply = await self._answer_to(want)
             if reply is not None:

@@ -301,13 +301,13 @@ class Bridge:
             body = wire.decode(data)
             if not isinstance(body, wire.News | wire.Over):
                 raise ProtocolError("told, and no news", code="invalid")
-            self.counters.tells_heard += 1
+            self.counters.news_received += 1
             if isinstance(body, wire.News):
                 self.following.heard(sender, body)
             else:
                 self.following.over(sender, body)
         except ProtocolError as error:
-            self.strange(sender, error)
+            self._count_invalid(sender, error)
 
     def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
         """Answer a question of another node."""
@@ -317,13 +317,13 @@ class Bridge:
             body = wire.decode(data)
             self.answering.asked(sender, body, answer, time.monotonic())
         except ProtocolError as error:
-            self.strange(sender, error)
+            self._count_invalid(sender, error)
 
-    def strange(self, sender: str, error: IpcSyncError) -> None:
+    def _count_invalid(self, sender: str, error: IpcSyncError) -> None:
         """Count a message that no bridge sends."""
-        self.counters.strange += 1
-        if is_round(self.counters.strange):
-            log.warning("strange message", extra=fields(node=sender[:80], why=error, count=self.counters.strange))
+        count = self.counters.invalid_messages = self.counters.invalid_messages + 1
+        if is_round(count):
+            log.warning("invalid message", extra=fields(node=sender[:80], why=error, count=count))
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
 

@@ -82,8 +82,8 @@ class Telling:
             if not await self._transport.tell(follower.node, wire.encode(body)):
                 follower.give_back(rows)
                 return
-            self._counters.tells += 1
-            self._counters.rows_told += len(rows)
+            self._counters.news_sent += 1
+            self._counters.rows_sent += len(rows)
             if len(rows) > _MANY:
                 follower.next_tell = self._loop.time() + _ROW_S * len(rows)
                 self._loop.call_at(follower.next_tell, self.flush)

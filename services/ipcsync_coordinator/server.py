@@ -92,7 +92,7 @@ class Server:
             self._feed_endpoint,
             self._descriptors.sessions,
         )
-        strikes = StrikeCounter(settings.max_strange, settings.max_sessions)
+        strikes = StrikeCounter(settings.max_invalid, settings.max_sessions)
         dispatcher = Dispatcher(
             settings, self.handlers, self.sessions, self.metrics, strikes, self._transactions, self._confirm
         )

@@ -101,7 +101,7 @@ class World:
             self.handlers,
             self.sessions,
             self.metrics,
-            StrikeCounter(SETTINGS.max_strange, SETTINGS.max_sessions),
+            StrikeCounter(SETTINGS.max_invalid, SETTINGS.max_sessions),
             self.transactions,
             self._confirm,
         )
