@@ -57,11 +57,11 @@ class Dispatcher:
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
         """The reply to a frame, None if its client does not wait for one any more."""
         self.is_one_of_many = False
-        is_poison = self._journal.take_in_hand(frame)
+        is_poison = self._journal.begin_request(frame)
         try:
             return self._refuse_poison(frame) if is_poison else self._handle(frame, sender, now_ns)
         finally:
-            self._journal.put_down()
+            self._journal.end_request()
             self._metrics.observe((time.monotonic_ns() - now_ns) / 1e9)
 
     def _handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:

@@ -29,11 +29,11 @@ from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.listing import attachment_of
-from ipcsync_coordinator.mirrors import Origin
 from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Change, Slot
+from ipcsync_coordinator.tombstones import Origin
 from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -133,7 +133,7 @@ class Fleet:
             raise ProtocolError("a point of another node must have another epoch than this one", code="epoch")
         origin = Origin(body.epoch, body.slot, body.incarnation)
         slot = self._registry.mirrors.get(origin)
-        if slot is None and self._registry.graves.find(origin) is None:
+        if slot is None and self._registry.tombstones.find(origin) is None:
             return None
         return self._attach(entry, origin, body.default_device)
 
@@ -142,9 +142,9 @@ class Fleet:
         if slot is not None:
             slot = self._registry.attach(entry.session, slot.index, slot.incarnation)
         else:
-            grave = self._registry.graves.find(origin)
-            assert grave is not None
-            slot = self._registry.exhume(entry.session, origin, grave, self._device(device))
+            tombstone = self._registry.tombstones.find(origin)
+            assert tombstone is not None
+            slot = self._registry.restore_from_tombstone(entry.session, origin, tombstone, self._device(device))
             slot.base = self._effects.line(slot.index).recorded
         return attachment_of(slot, entry.session)
 
@@ -225,7 +225,7 @@ class Fleet:
 
     def _import(self, entry: SessionEntry, body: messages.Import) -> messages.Message:
         self._check_bridge(entry)
-        if not body.incarnation:  # its grave would be that of the whole epoch
+        if not body.incarnation:  # its tombstone would be that of the whole epoch
             raise ProtocolError(f"node {body.node!r} has no use 0 of slot {body.slot}: uses begin at 1", code="invalid")
         owed = self._owed.get(body.want)
         origin = Origin(body.epoch, body.slot, body.incarnation)
@@ -233,7 +233,7 @@ class Fleet:
             self._give(owed, lambda asker: self._attach_own(asker, body))
             return messages.Done()
         slot = self._registry.mirrors.get(origin)
-        if slot is None and self._registry.graves.find(origin) is None:
+        if slot is None and self._registry.tombstones.find(origin) is None:
             slot = self._mirror(entry, origin, body, owed.device if owed is not None else "")
         self._give(owed, lambda asker: self._attach(asker, origin, owed.device if owed is not None else ""))
         if slot is not None and slot.is_unwanted:  # who asked is gone, or was refused

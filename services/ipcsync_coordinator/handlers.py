@@ -36,7 +36,7 @@ from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable, Use
 from ipcsync_coordinator.state import Session, Slot
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_holdings.holdings import Terms
+from ipcsync_keeper.resources import StartupConfig
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -58,7 +58,7 @@ class Handlers:
         effects: Effects,
         sessions: SessionTable,
         metrics: Metrics,
-        terms: Terms,
+        config: StartupConfig,
         transactions: Transactions,
         fleet: Fleet,
         feed_endpoint: str,
@@ -73,7 +73,7 @@ class Handlers:
         self._effects = effects
         self._sessions = sessions
         self._metrics = metrics
-        self._terms = terms
+        self._config = config
         self._journal = transactions.journal
         self._commit = transactions.commit
         self.fleet = fleet
@@ -128,9 +128,9 @@ class Handlers:
         self._refuse_other_user(sender)
         if hello.role:
             self._raise_if_second_bridge(hello)
-        elif hello.driver != self._terms.driver:
+        elif hello.driver != self._config.driver:
             raise ConnectError(
-                f"this coordinator uses the driver {self._terms.driver!r}, the client {hello.driver!r}: "
+                f"this coordinator uses the driver {self._config.driver!r}, the client {hello.driver!r}: "
                 "set IPCSYNC_DRIVER to the same for both"
             )
         ttl = self._granted_ttl(hello.lease_ttl)
@@ -178,7 +178,7 @@ class Handlers:
     def _why_not_event(self, hello: messages.Hello) -> str | None:
         if hello.shm and self._shm and hello.shm != self._shm:
             return "the process and the coordinator do not share /dev/shm, which CUDA's event handles need"
-        if hello.namespace != self._namespace and hello.pid == self._terms.keeper_pid:
+        if hello.namespace != self._namespace and hello.pid == self._config.keeper_pid:
             return (
                 f"the process and the coordinator have the same pid value {hello.pid} in two pid namespaces, "
                 "and CUDA takes one's handles for the other's own"
@@ -197,8 +197,8 @@ class Handlers:
             heartbeat=ttl / 3,
             board=self._board.path,
             feed=self._feed_endpoint,
-            driver=self._terms.driver,
-            coordinator_pid=self._terms.keeper_pid,
+            driver=self._config.driver,
+            coordinator_pid=self._config.keeper_pid,
             devices=self._effects.pool.devices,
             window=self._window,
         )
@@ -237,7 +237,7 @@ class Handlers:
             self._journal.make_room(self._size_of_end(session))
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
         if how == "pidfd" or not (entry.is_ready or entry.watch.holds_lifeline()):
-            self._bury(entry)
+            self._release_dead(entry)
         else:
             self._registry.expire(session)
         self._commit()
@@ -255,7 +255,7 @@ class Handlers:
         self._registry.break_drained(session)
         self._commit()
 
-    def _bury(self, entry: SessionEntry) -> None:
+    def _release_dead(self, entry: SessionEntry) -> None:
         """End the session of a dead process. What a GPU may still write for it is kept until that is over.
 
         A child forked from it keeps the driver's files, and so its work. Without a lock that shows their end, as under
@@ -264,7 +264,7 @@ class Handlers:
         line = self._board.session(entry.session.line)
         works_on = not (line.end_is_shown and over.is_over(self._board, entry.session.serial))
         if not (works_on and entry.is_dead):
-            self._registry.bury(entry.session, works_on=works_on)
+            self._registry.release_dead(entry.session, works_on=works_on)
         entry.is_dead = True
         entry.watch.close()  # its pidfd would call at every turn of the loop
 
@@ -378,7 +378,7 @@ class Handlers:
         return {
             "version": __version__,
             "epoch": self._board.epoch.hex(),
-            "driver": self._terms.driver,
+            "driver": self._config.driver,
             "lease_ttl_s": self._settings.lease_ttl,
             "sessions": len(opened_ns),
             "max_sessions": self._registry.limits.sessions,
@@ -393,15 +393,15 @@ class Handlers:
             "quarantine_oldest_s": self._effects.quarantine_oldest_s(),
             "feed_number": self._effects.feed.number,
             **self._metrics.stats(),
-            "uptime_s": (now_ns - self._terms.started_ns) / 1e9,
-            "starts": self._terms.starts,
+            "uptime_s": (now_ns - self._config.started_ns) / 1e9,
+            "starts": self._config.starts,
             "start_s": (now_ns - self._serves_ns) / 1e9,
-            "pause_s": (self._serves_ns - self._terms.unserved_ns) / 1e9 if self._terms.unserved_ns else 0.0,
-            "restarts": self._terms.restarts,
+            "pause_s": (self._serves_ns - self._config.unserved_ns) / 1e9 if self._config.unserved_ns else 0.0,
+            "restarts": self._config.restarts,
             "pid": os.getpid(),
-            "keeper_pid": self._terms.keeper_pid,
+            "keeper_pid": self._config.keeper_pid,
             "memory_bytes": resident_bytes(os.getpid()),
-            "keeper_memory_bytes": resident_bytes(self._terms.keeper_pid),
+            "keeper_memory_bytes": resident_bytes(self._config.keeper_pid),
         }
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from ipcsync._logs import fields
 from ipcsync.errors import DeviceMismatch, IpcSyncError, QuotaExceeded
-from ipcsync_coordinator.driver_work import DriverWork, Made
-from ipcsync_holdings.events import SharedCudaEvent
+from ipcsync_keeper.events import SharedCudaEvent
+from ipcsync_keeper.link import DriverClient, Made
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -30,23 +30,23 @@ class _Device:
 
 
 class Pool:
-    """The interprocess events of all devices, which `work` makes and destroys.
+    """The interprocess events of all devices, which `driver` makes and destroys.
 
     `limit` bounds their number, since drivers fail beyond some twenty thousand. `held` are events of an earlier
     coordinator: slots have some of them, and `sweep` destroys the others.
     """
 
     def __init__(
-        self, devices: list[str], work: DriverWork, limit: int, step: int = 64, held: Iterable[SharedCudaEvent] = ()
+        self, devices: list[str], driver: DriverClient, limit: int, step: int = 64, held: Iterable[SharedCudaEvent] = ()
     ) -> None:
         self._devices = {uuid: _Device() for uuid in devices}
-        self._work = work
+        self._driver = driver
         self._limit = limit
         self._step = step
         self._refills = True
         self.held = {shared.serial: shared for shared in held}
         self.made = len(self.held)
-        self._asked_for = 0  # ahead, of a keeper that has not answered yet
+        self._asked_for = 0  # ahead, and not answered yet
         self._aside: list[int] = []
         for shared in self.held.values():
             self._devices[shared.device].is_open = True
@@ -74,7 +74,7 @@ class Pool:
                 raise QuotaExceeded(
                     f"there are {self.made} CUDA events already{aside} (--max-cuda-events)", limit=self._limit
                 )
-            device.spare += self._work.make(uuid, missing)
+            device.spare += self._driver.make(uuid, missing)
             device.is_open = True
             self.made += missing
         ring = device.spare[-depth:]
@@ -98,7 +98,7 @@ class Pool:
         """Destroy a ring of a dead recorder, whose state is unknown; what is pending is set aside."""
         if ring:
             self.made -= len(ring)
-            self._work.destroy([shared.serial for shared in ring], self._set_aside)
+            self._driver.destroy([shared.serial for shared in ring], self._set_aside)
 
     def destroy_aside(self) -> None:
         """Ask again for some of those set aside."""
@@ -109,7 +109,7 @@ class Pool:
             self._set_aside(pending)
 
         if asked:
-            self._work.destroy(asked, settle)
+            self._driver.destroy(asked, settle)
 
     def _set_aside(self, pending: list[int]) -> None:
         self.made += len(pending)
@@ -143,13 +143,13 @@ class Pool:
 
         device.is_refilling = True
         self._asked_for += count
-        self._work.make_ahead(uuid, count, take_in)
+        self._driver.make_ahead(uuid, count, take_in)
 
     def probe_handle(self, uuid: str) -> bytes:
         """The handle of an event that is kept for clients that test whether handles open."""
         device = self._device(uuid)
         if device.probe is None:
-            device.probe = self._work.probe(uuid)
+            device.probe = self._driver.probe(uuid)
             device.is_open = True
             self.made += 1
         return device.probe
@@ -169,10 +169,4 @@ class Pool:
     def why_not_timeline(self, uuid: str) -> str | None:
         """Why timeline words do not work on a device, None if they do; tested with real calls."""
         self._device(uuid)
-        return self._work.why_not_timeline(uuid)
-
-    def close(self) -> None:
-        """Destroy the spare events. Events in use end with the process, after their importers were told."""
-        for device in self._devices.values():
-            ring, device.spare = device.spare, []
-            self.destroy(ring)
+        return self._driver.why_not_timeline(uuid)

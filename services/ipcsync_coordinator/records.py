@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import msgspec
 
 from ipcsync._wire.messages import Attachment, Message, Remains
-from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import Kept, SessionEntry, SessionTable, Use
 from ipcsync_coordinator.state import Session, Slot, Touched
+from ipcsync_coordinator.tombstones import Origin, Tombstone
 
 
 class Effect(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -42,7 +42,7 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     node: str = ""
     reason: str = ""
     good: int = 0
-    is_grave: bool = False
+    is_tombstone: bool = False
     remains: Remains | None = None
     recorder_pid: int = 0
     freed: int = 0
@@ -70,7 +70,7 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             slot.node,
             slot.reason,
             slot.good,
-            slot.is_grave,
+            slot.is_tombstone,
             slot.remains,
             0 if recorder is None else recorder.pid,
             slot.freed,
@@ -168,7 +168,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     streams: dict[str, tuple[str, int]] = {}  # those of the sessions in this record
     replies: list[Reply] = []
     effects: list[Effect] = []
-    graves: list[tuple[bytes, int, int, str, int, str]] = []  # new ones: epoch, slot, incarnation, node, good, reason
+    tombstones: list[tuple[bytes, int, int, str, int, str]] = []  # new: epoch, slot, incarnation, node, good, reason
     attachments: list[AttachmentRecord] = []
 
 
@@ -178,7 +178,7 @@ def record_of(
     touched: Touched,
     effects: list[Effect],
     replies: list[Reply],
-    graves: Iterable[tuple[Origin, Grave]] = (),
+    tombstones: Iterable[tuple[Origin, Tombstone]] = (),
 ) -> Record:
     """The record of a transition that touched that."""
     known, gone, streams = [], [], {}
@@ -193,15 +193,15 @@ def record_of(
     slots = [SlotRecord.of(slot) for slot in touched.slots]
     others = [(slot, serial) for slot, serial in touched.attachments if slot not in touched.slots]
     attachments = [AttachmentRecord.of(slot, serial) for slot, serial in others]
-    dug = [(*origin, *grave) for origin, grave in graves]
-    return Record(registry.count, registry.high_water, slots, known, gone, streams, replies, effects, dug, attachments)
+    lost = [(*origin, *tombstone) for origin, tombstone in tombstones]
+    return Record(registry.count, registry.high_water, slots, known, gone, streams, replies, effects, lost, attachments)
 
 
 def whole(registry: Registry, table: SessionTable) -> Record:
     """The record of everything."""
     everything = Touched(set(registry.slots.values()), set(registry.sessions.values()))
     replies = [Reply(*each) for each in table.replies()]
-    return record_of(registry, table, everything, [], replies, registry.graves.everything())
+    return record_of(registry, table, everything, [], replies, registry.tombstones.everything())
 
 
 def folded(records: Iterable[Record]) -> Record:
@@ -215,7 +215,7 @@ def folded(records: Iterable[Record]) -> Record:
     sessions: dict[int, SessionRecord] = {}
     streams: dict[str, tuple[str, int]] = {}
     replies: list[Reply] = []
-    graves: list[tuple[bytes, int, int, str, int, str]] = []
+    tombstones: list[tuple[bytes, int, int, str, int, str]] = []
     for last in records:
         for slot in last.slots:
             slots[slot.index] = slot
@@ -228,7 +228,7 @@ def folded(records: Iterable[Record]) -> Record:
             sessions.pop(serial, None)
         streams.update(last.streams)
         replies += last.replies
-        graves += last.graves
+        tombstones += last.tombstones
     return Record(
         last.count,
         last.high_water,
@@ -236,7 +236,7 @@ def folded(records: Iterable[Record]) -> Record:
         [sessions[serial] for serial in sorted(sessions)],
         streams={name: streams[name] for session in sessions.values() for name in session.streams},
         replies=replies,
-        graves=graves,
+        tombstones=tombstones,
     )
 
 

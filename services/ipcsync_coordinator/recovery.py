@@ -6,12 +6,12 @@ from ipcsync._board import BROKEN, CLOSED, FREE, OPEN, Board
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.liveness import ProcessWatch
-from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.records import Record, SessionRecord, SlotRecord, folded
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.tombstones import Origin, Tombstone
 
 _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}
 
@@ -52,8 +52,8 @@ def _restore(registry: Registry, pool: Pool, board: Board, left: Record) -> None
     free = sorted(set(range(board.sessions)) - lines, key=lambda line: board.session(line).serial)
     registry.restore(list(known.values()), [_slot(each, known, pool) for each in left.slots], free)
     registry.count, registry.high_water, registry.streams = left.count, left.high_water, left.streams
-    for grave in left.graves:
-        registry.graves.restore(Origin(*grave[:3]), Grave(*grave[3:]))
+    for tombstone in left.tombstones:
+        registry.tombstones.restore(Origin(*tombstone[:3]), Tombstone(*tombstone[3:]))
         registry.has_had_bridge = True
 
 
@@ -91,7 +91,7 @@ def _slot(record: SlotRecord, sessions: dict[int, Session], pool: Pool) -> Slot:
         record.node,
         record.reason,
         record.good,
-        record.is_grave,
+        record.is_tombstone,
         record.remains,
         record.freed,
     )

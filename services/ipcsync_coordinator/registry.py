@@ -27,8 +27,8 @@ from ipcsync.errors import (
     RecorderLost,
     RecorderTaken,
 )
-from ipcsync_coordinator.mirrors import Grave, Graves, Origin
 from ipcsync_coordinator.state import Change, FinishedState, Limits, Session, SessionState, Slot, Touched
+from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
 
 _MOST_KEPT = 256  # free slots that are not used again yet
 
@@ -41,7 +41,7 @@ class Registry:
         self.sessions: dict[int, Session] = {}
         self.names: dict[str, Slot] = {}
         self.mirrors: dict[Origin, Slot] = {}
-        self.graves = Graves()
+        self.tombstones = Tombstones()
         self.slots: dict[int, Slot] = {}
         self.streams: dict[str, tuple[str, int]] = {}
         self.changes: list[Change] = []
@@ -148,7 +148,7 @@ class Registry:
                 slot.reason = "expired"
                 self._finish(slot, "broken")
 
-    def bury(self, session: Session, *, works_on: bool = False) -> None:
+    def release_dead(self, session: Session, *, works_on: bool = False) -> None:
         """End a session whose process is proven dead, and so cannot touch any slot.
 
         `works_on`: what it submitted to a GPU may go on. The words that this may write stay its own, until a call
@@ -242,7 +242,7 @@ class Registry:
         slot.state, slot.name, slot.device, slot.engine = "open", name, device, engine
         slot.depth, slot.ring = depth, ring
         slot.recorder, slot.is_drained, slot.left, slot.remains = None, False, set(), None
-        slot.origin, slot.node, slot.reason, slot.good, slot.is_grave = origin, node, "", 0, False
+        slot.origin, slot.node, slot.reason, slot.good, slot.is_tombstone = origin, node, "", 0, False
         self.in_use += 1
         self.high_water = max(self.high_water, self.in_use)
         if origin is not None:
@@ -298,8 +298,8 @@ class Registry:
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
-    def exhume(self, session: Session, origin: Origin, grave: Grave, device: str) -> Slot:
-        """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the grave says."""
+    def restore_from_tombstone(self, session: Session, origin: Origin, tombstone: Tombstone, device: str) -> Slot:
+        """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the tombstone says."""
         slot = self.create(
             session,
             "",
@@ -309,9 +309,9 @@ class Registry:
             depth=1,
             ring=[],
             origin=origin,
-            node=grave.node,
+            node=tombstone.node,
         )
-        slot.is_grave, slot.good, slot.reason = True, grave.good, grave.reason
+        slot.is_tombstone, slot.good, slot.reason = True, tombstone.good, tombstone.reason
         self._finish(slot, "broken")
         return slot
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ipcsync._wire import names
 from ipcsync._wire.messages import Remains
-from ipcsync_coordinator.mirrors import Origin
+from ipcsync_coordinator.tombstones import Origin
 
 SlotState = Literal["free", "open", "broken", "closed"]
 SessionState = Literal["live", "expired", "closed"]
@@ -75,7 +75,7 @@ class Slot:
     waiters ahead are released.
 
     A mirror has the use of another node's slot that it stands for as `origin`, and the bridge as its recorder. Once it
-    is broken, `reason` is that of `Finish`; `is_grave`: it was lost before a session opened it here.
+    is broken, `reason` is that of `Finish`; `is_tombstone`: it was lost before a session opened it here.
 
     Once any slot is broken, `good` is the last generation that counts, and `reason` is "expired" if its recorder
     did, "behind" if that lives and what it recorded stood behind a lost wait.
@@ -100,7 +100,7 @@ class Slot:
     node: str = ""
     reason: str = ""
     good: int = 0
-    is_grave: bool = False
+    is_tombstone: bool = False
     remains: Remains | None = None
     freed: int = 0
 

@@ -36,9 +36,9 @@ def journal_off() -> None:
     """No journal is kept: what one costs is seen beside it."""
     from ipcsync_coordinator.journal import Journal
 
-    for name in ("append", "carried_out", "make_room", "put_down"):
+    for name in ("append", "carried_out", "make_room", "end_request"):
         setattr(Journal, name, lambda *_: None)
-    Journal.take_in_hand = lambda *_: False  # type: ignore[method-assign]
+    Journal.begin_request = lambda *_: False  # type: ignore[method-assign]
 
 
 def scripted() -> None:

@@ -54,7 +54,9 @@ class Scene:
         self.board = board
         self.outside = cast(Any, Outside())
         self.registry = Registry(Limits(slots=4, sessions=4, attachments=3, streams=2))
-        self.effects = Effects(board, self.outside, Feed(self.outside), self.outside.forgotten.append)
+        self.effects = Effects(
+            board, self.outside, Feed(self.outside), self.outside.forgotten.append, self.registry.tombstones
+        )
 
     def settle(self) -> list[Effect | None]:
         """Carry out what followed; the stores that the journal would have."""

@@ -46,7 +46,7 @@ class Steps:
             (SessionTable, "keep", False),
         ):
             patch.setattr(kind, name, self._counted(getattr(kind, name), is_before))
-        patch.setattr(Journal, "put_down", self._unless_dead(Journal.put_down))
+        patch.setattr(Journal, "end_request", self._unless_dead(Journal.end_request))
 
     def _counted(self, call: Callable[..., Any], is_before: bool) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:

@@ -231,15 +231,15 @@ def test_a_request_that_coordinators_died_of_is_refused_under_its_id_and_not_rea
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = world.hello().token
-    put_down: list[bytes] = []
-    journal = SimpleNamespace(take_in_hand=lambda _frame: True, put_down=lambda: put_down.append(b""))
+    end_request: list[bytes] = []
+    journal = SimpleNamespace(begin_request=lambda _frame: True, end_request=lambda: end_request.append(b""))
     monkeypatch.setattr(world.dispatcher, "_journal", journal)
     failure = _refused(world, 4711, messages.Open("e", True), token)
     assert (failure.kind, failure.attributes["code"]) == ("ProtocolError", "poison")
     assert failure.message == "coordinators died of this request: it is not tried again"
     assert world.metrics.refusals["poison"] == 1
     assert world.registry.in_use == 0
-    assert put_down == [b""]
+    assert end_request == [b""]
 
 
 def test_each_frame_is_measured_whatever_becomes_of_it(world: World) -> None:

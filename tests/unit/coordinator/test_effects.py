@@ -40,7 +40,7 @@ def test_a_session_is_put_on_the_board_and_told_and_taken_off_at_its_end(scene: 
     assert scene.settle() == [Effect("expire", session.line)]
     assert line.state == EXPIRED
     assert scene.outside.forgotten == []
-    scene.registry.bury(session)
+    scene.registry.release_dead(session)
     assert scene.settle() == [Effect("forget", session.line)]
     assert line.state == FREE
     assert scene.outside.forgotten == [session]
@@ -118,7 +118,7 @@ def test_the_age_of_the_oldest_slot_in_quarantine_is_told(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("end", ["expire", "bury"])
+@pytest.mark.parametrize("end", ["expire", "release_dead"])
 def test_a_break_says_what_stays_good_and_why(
     scene: Scene, engine: EngineName, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,7 +164,7 @@ def test_a_broken_ring_is_destroyed_and_a_whole_one_used_again(scene: Scene) -> 
         line.publish(2)
         line.store_completed(completed)
         if breaks:
-            scene.registry.bury(recorder)
+            scene.registry.release_dead(recorder)
         else:
             scene.registry.end_session(recorder, released=True)
         scene.settle()
@@ -230,7 +230,7 @@ def test_a_step_that_fails_is_logged_and_keeps_no_other_back(scene: Scene, caplo
     ]
     scene.registry.take_changes()
     scene.outside.destroy = scene.outside.give_back = lambda ring: scene.outside.returned.append(ring) or 1 / 0
-    scene.registry.bury(session)
+    scene.registry.release_dead(session)
     scene.settle()
     assert scene.outside.returned == [["a"], ["b"]]
     assert [scene.board.slot(slot.index).state for slot in slots] == [FREE, FREE]

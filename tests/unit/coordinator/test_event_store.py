@@ -12,7 +12,7 @@ import pytest
 from ipcsync import _drivers
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync.errors import QuotaExceeded
-from ipcsync_holdings.events import SharedCudaEvent
+from ipcsync_keeper.events import SharedCudaEvent
 from tests.kit.driver_kit import Latch, complete, finish, ok, open_all_latches
 from tests.unit.coordinator.coordinator_world import World
 

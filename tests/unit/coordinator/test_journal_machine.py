@@ -45,7 +45,7 @@ def _plain(record: Record) -> object:
         for slot in record.slots
     }
     sessions = {each.serial: msgspec.structs.replace(each, forgotten=0) for each in record.sessions}
-    return slots, sessions, record.streams, sorted(record.graves), record.count, record.high_water
+    return slots, sessions, record.streams, sorted(record.tombstones), record.count, record.high_water
 
 
 class Checked(Journal):

@@ -13,7 +13,7 @@ from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_holdings import journal_files
+from ipcsync_keeper import journal_files
 from tests.faults.restart_world import MISTAKES
 from tests.kit.examples import LONG
 from tests.unit.coordinator.recovery_scene import STATES, Steps, count_and_state, die_at_each

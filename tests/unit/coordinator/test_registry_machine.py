@@ -64,7 +64,9 @@ class Machine(RuleBasedStateMachine):
         self.forgotten: set[int] = set()
         feed: Any = Feed(self.wire)  # type: ignore[arg-type] # all that it does is send
         pool = Pool(["gpu"], None, 10)  # type: ignore[arg-type] # a timeline needs no events
-        self.effects = Effects(self.board, pool, feed, lambda session: self.forgotten.add(session.serial))
+        self.effects = Effects(
+            self.board, pool, feed, lambda session: self.forgotten.add(session.serial), self.registry.tombstones
+        )
         self.feed = feed
         self.model = Model()
         self.sessions: dict[int, Session] = {}
@@ -247,7 +249,7 @@ class Machine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 5))
     def die(self, at: int) -> None:
         session = self._pick(self.model.there, at)
-        self.registry.bury(session)
+        self.registry.release_dead(session)
         self.model.end(session.serial, broke=True, released=True)
         self._settle()
 
@@ -256,7 +258,7 @@ class Machine(RuleBasedStateMachine):
     def be_told_twice_of_a_death(self, at: int) -> None:
         gone = set(self.sessions) - self.model.there
         if gone:
-            self.registry.bury(self._pick(gone, at))
+            self.registry.release_dead(self._pick(gone, at))
             self.registry.expire(self._pick(gone, at))
             assert not self.registry.changes
 

@@ -65,9 +65,9 @@ class _ReusesTheLineOfAnExpiredSession(Registry):
 
 
 class _LeavesTheStreamsOfTheDead(Registry):
-    def bury(self, session: Session, *, works_on: bool = False) -> None:
+    def release_dead(self, session: Session, *, works_on: bool = False) -> None:
         session.streams.clear()
-        super().bury(session, works_on=works_on)
+        super().release_dead(session, works_on=works_on)
 
 
 class _LetsAnybodyBreak(Registry):
