@@ -122,12 +122,12 @@ class Dispatcher:
             raise SessionExpired(
                 "no such session here: it expired, was closed, or is of an earlier coordinator; connect again"
             )
-        if request.id <= entry.forgotten:
+        if request.id <= entry.session.forgotten:
             raise ProtocolError(f"request {request.id} was answered too long ago", code="forgotten")
         if entry.session.state != "live" and op not in ("close", "break", "bye"):
             raise SessionExpired(
                 f"the session {entry.session.who} expired: it was silent for longer than its lease's "
-                f"{entry.ttl_ns / 1e9:g} s; connect again",
+                f"{entry.session.ttl_ns / 1e9:g} s; connect again",
                 session=entry.session.label,
             )
         if not entry.watch.is_confirmed:
@@ -178,9 +178,9 @@ class Dispatcher:
         if effect == "once" and entry is not None:
             # A refusal is kept in memory only: a reply that its client has not read is lost with the connection.
             kept = (
-                Reply(entry.token, request.id, reply)
+                Reply(entry.session.token, request.id, reply)
                 if body is None
-                else Reply.of(entry.token, request.id, body, reply)
+                else Reply.of(entry.session.token, request.id, body, reply)
             )
             self._transactions.commit(kept, is_refusal=body is None)
         return reply

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
@@ -35,7 +35,7 @@ class Step:
 
     change: Change
     effect: Effect | None
-    ring: Any = None
+    ring: list[int] = field(default_factory=list)
     is_reusable: bool = False
 
 
@@ -119,7 +119,7 @@ class Effects:
         slot.good = max(good - slot.base, 0)
         if slot.origin is not None:
             return Effect("break", slot.index, (good, slot.reason == "expired", is_timeline, reason))
-        has_expired = slot.reason == "expired" or (slot.recorder is not None and slot.recorder.state == "expired")
+        has_expired = slot.reason == "expired" or (slot.recorder is not None and slot.recorder.end == "expired")
         if has_expired:
             slot.reason = "expired"
         return Effect("break", slot.index, (good, has_expired, is_timeline, ""))
@@ -240,7 +240,7 @@ class Effects:
             incarnation=slot.incarnation,
             device=slot.device,
             engine=slot.engine,
-            handles=[shared.handle for shared in slot.ring],
+            handles=self.pool.handles(slot.ring),
         )
 
     def _closed(self, slot: Slot) -> None:
@@ -308,9 +308,7 @@ def cause_of_end(slot: Slot, state: str) -> str:
         return slot.reason
     if recorder is None or state not in ("closed", "broken"):
         return ""
-    if recorder.state == "live":
-        return "closed" if state == "closed" else "behind"
-    return recorder.end
+    return recorder.end or ("closed" if state == "closed" else "behind")
 
 
 def _watermark(slot: Slot, line: SlotLine) -> int:

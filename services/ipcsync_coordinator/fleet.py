@@ -56,7 +56,7 @@ class _Owed:
     @property
     def key(self) -> tuple[bytes, int]:
         """Whose request it is: the session's, or without one the connection's."""
-        return self.routing if self.entry is None else self.entry.token, self.request_id
+        return self.routing if self.entry is None else self.entry.session.token, self.request_id
 
     @property
     def is_waited_for(self) -> bool:
@@ -100,7 +100,7 @@ class Fleet:
         body = request.body
         assert isinstance(body, messages.Remote)
         self._check_names(body)
-        known = self._asked.get((routing if entry is None else entry.token, request.id))
+        known = self._asked.get((routing if entry is None else entry.session.token, request.id))
         if known is not None:  # it asks again, maybe over another connection
             self._owed[known].routing = routing
             return None
@@ -146,7 +146,7 @@ class Fleet:
             assert tombstone is not None
             slot = self._registry.restore_from_tombstone(entry.session, origin, tombstone, self._device(device))
             slot.base = self._effects.line(slot.index).recorded
-        return attachment_of(slot, entry.session)
+        return attachment_of(slot, entry.session, self._effects.pool)
 
     def _device(self, wanted: str) -> str:
         """The device of a mirror: that of the session that asked for it first."""
@@ -157,7 +157,7 @@ class Fleet:
         slot = self._registry.slots.get(body.slot)
         if slot is None or slot.incarnation != body.incarnation or slot.state != "open":
             raise EventClosed(f"the event {body.name!r} is over")
-        if slot.recorder is not entry.session:
+        if not slot.is_recorded_by(entry.session):
             raise NotRecorder(f"this session does not record on {body.name!r}", event=body.name)
         if slot.engine != "timeline":
             raise EngineMismatch(
@@ -213,7 +213,7 @@ class Fleet:
         frame = codec.encode_reply(owed.request_id, body)
         if owed.entry is not None and owed.want.what in ("attach", "open", "claim"):
             is_refusal = isinstance(body, messages.Failure)
-            reply = Reply.of(owed.entry.token, owed.request_id, body, frame)
+            reply = Reply.of(owed.entry.session.token, owed.request_id, body, frame)
             self._transactions.commit(reply, is_refusal=is_refusal)
         self.deliver(owed.routing, frame)
 
@@ -238,9 +238,9 @@ class Fleet:
         self._give(owed, lambda asker: self._attach(asker, origin, owed.device if owed is not None else ""))
         if slot is not None and slot.is_unwanted:  # who asked is gone, or was refused
             self._registry.changes.append(Change("unwanted", slot=slot))
-        if slot is None or slot.recorder is not entry.session or slot.state != "open":
+        if slot is None or not slot.is_recorded_by(entry.session) or slot.state != "open":
             raise NodeLost(f"slot {body.slot} of node {body.node!r} is lost on this node for good", node=body.node)
-        return attachment_of(slot, entry.session)
+        return attachment_of(slot, entry.session, self._effects.pool)
 
     def _mirror(self, entry: SessionEntry, origin: Origin, body: messages.Import, device: str) -> Slot:
         device = self._device(device)
@@ -263,7 +263,7 @@ class Fleet:
 
     def _attach_own(self, asker: SessionEntry, body: messages.Import) -> messages.Attachment:
         slot = self._registry.attach(asker.session, body.slot, body.incarnation)
-        return attachment_of(slot, asker.session)
+        return attachment_of(slot, asker.session, self._effects.pool)
 
     def _give(self, owed: _Owed | None, attach: Callable[[SessionEntry], messages.Message]) -> None:
         """Reply to the session that asked for a use with an attachment to it, or with the error."""

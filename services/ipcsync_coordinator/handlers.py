@@ -141,8 +141,9 @@ class Handlers:
         watch = ProcessWatch(sender.pid, sender.routing, self._board, session.line)
         # Without a start time the pid is useless to others, which then check the lifeline.
         session.pid, session.started = watch.pid if watch.started else 0, watch.started
-        entry = SessionEntry(session, os.urandom(16), hello.nonce, int(ttl * 1e9), now_ns, now_ns, watch)
-        entry.why_not_event = self._why_not_event(hello)
+        session.token, session.nonce, session.opened_ns = os.urandom(16), hello.nonce, now_ns
+        session.ttl_ns, session.why_not_event = int(ttl * 1e9), self._why_not_event(hello)
+        entry = SessionEntry(session, watch, now_ns)
         self._sessions.add(entry)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
         return self._welcome(entry)
@@ -186,9 +187,9 @@ class Handlers:
         return None
 
     def _welcome(self, entry: SessionEntry) -> messages.Welcome:
-        ttl = entry.ttl_ns / 1e9
+        ttl = entry.session.ttl_ns / 1e9
         return messages.Welcome(
-            token=entry.token,
+            token=entry.session.token,
             session=entry.session.id,
             serial=entry.session.serial,
             line=entry.session.line,
@@ -204,7 +205,7 @@ class Handlers:
         )
 
     def _ready(self, entry: SessionEntry, _: messages.Ready) -> messages.Message:
-        entry.is_ready = True
+        entry.session.is_ready = True
         self._registry.touched.sessions.add(entry.session)
         entry.watch.has_lifeline = entry.watch.holds_lifeline()
         return _DONE
@@ -236,7 +237,7 @@ class Handlers:
         with suppress(QuotaExceeded):
             self._journal.make_room(self._size_of_end(session))
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
-        if how == "pidfd" or not (entry.is_ready or entry.watch.holds_lifeline()):
+        if how == "pidfd" or not (entry.session.is_ready or entry.watch.holds_lifeline()):
             self._release_dead(entry)
         else:
             self._registry.expire(session)
@@ -294,14 +295,14 @@ class Handlers:
                 self._effects.pool.give_back(ring)
                 raise
             slot.base = self._effects.line(slot.index).recorded
-        return attachment_of(slot, entry.session)
+        return attachment_of(slot, entry.session, self._effects.pool)
 
     def _choose_engine(self, entry: SessionEntry, wanted: str, device: str) -> str:
         """The engine of a new event on `device`. EngineMismatch if the wanted one cannot work, with the reason."""
         if wanted not in ("auto", "event", "timeline"):
             raise ProtocolError(f"an engine must be 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
         reasons = {
-            "event": entry.why_not_event or self._effects.pool.why_not_event(device),
+            "event": entry.session.why_not_event or self._effects.pool.why_not_event(device),
             "timeline": None if wanted == "event" else self._effects.pool.why_not_timeline(device),
         }
         for engine in ("event", "timeline"):
@@ -318,18 +319,19 @@ class Handlers:
         remains = self._registry.remains(body.slot, body.incarnation)
         if remains is not None:
             return remains
-        return attachment_of(self._registry.attach(entry.session, body.slot, body.incarnation), entry.session)
+        slot = self._registry.attach(entry.session, body.slot, body.incarnation)
+        return attachment_of(slot, entry.session, self._effects.pool)
 
     def attachment_again(self, entry: SessionEntry, use: Use) -> messages.Message:
         """The attachment that a reply gave. A session that has left the slot since has read that reply."""
         slot = self._registry.slots.get(use.slot)
         if slot is None or slot.incarnation != use.incarnation or slot.state == "free":
             return codec.failure_of(EventClosed(f"the event of slot {use.slot} was closed by this session"))
-        return replace(attachment_of(slot, entry.session), recorder=use.is_recorder)
+        return replace(attachment_of(slot, entry.session, self._effects.pool), recorder=use.is_recorder)
 
     def _raise_if_unusable(self, entry: SessionEntry, slot: Slot) -> None:
-        if slot.engine == "event" and entry.why_not_event:
-            raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.why_not_event}")
+        if slot.engine == "event" and entry.session.why_not_event:
+            raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.session.why_not_event}")
 
     def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
         self._registry.close(entry.session, body.slot, body.incarnation, released=body.released, drained=body.drained)
@@ -346,7 +348,7 @@ class Handlers:
 
     def _probe(self, entry: SessionEntry, body: messages.Probe) -> messages.Message:
         device = body.device or self._effects.pool.devices[0]
-        reason = entry.why_not_event or self._effects.pool.why_not_event(device)
+        reason = entry.session.why_not_event or self._effects.pool.why_not_event(device)
         handle = b"" if reason else self._effects.pool.probe_handle(device)
         return messages.ProbeReply(handle, reason, self._effects.pool.why_not_timeline(device))
 
@@ -373,7 +375,7 @@ class Handlers:
     def stats(self) -> dict[str, object]:
         """The counts of `Client.stats()`."""
         slots = [slot for slot in self._registry.slots.values() if slot.state != "free"]
-        opened_ns = [entry.opened_ns for entry in self._sessions if entry.session.state == "live"]
+        opened_ns = [entry.session.opened_ns for entry in self._sessions if entry.session.state == "live"]
         now_ns = time.monotonic_ns()
         return {
             "version": __version__,

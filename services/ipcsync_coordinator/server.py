@@ -226,13 +226,14 @@ class Server:
         self._transactions.commit()
         for entry in self.sessions:
             on_death = partial(self.handlers.lose, entry, "pidfd")
-            if entry.was_confirmed and not entry.watch.watch_at_once(self._loop, on_death):
+            if entry.session.was_confirmed and not entry.watch.watch_at_once(self._loop, on_death):
                 on_death()
 
     def _confirm(self, entry: SessionEntry, sender: Sender) -> None:
         if entry.watch.confirm(sender, self._loop, partial(self.handlers.lose, entry, "pidfd")):
-            entry.session.pid, entry.session.started = entry.watch.pid, entry.watch.started
-            self.registry.touched.sessions.add(entry.session)
+            session = entry.session
+            session.pid, session.started, session.was_confirmed = entry.watch.pid, entry.watch.started, True
+            self.registry.touched.sessions.add(session)
 
     def _forget(self, session: Session) -> None:
         self.handlers.forget(session)
@@ -332,7 +333,7 @@ class Server:
         elif entry.session.state == "live":
             if self._is_silent(entry, now_ns):
                 self.handlers.lose(entry, "ttl")
-        elif entry.watch.gave_up_lifeline() or not (entry.is_ready or entry.watch.holds_lifeline()):
+        elif entry.watch.gave_up_lifeline() or not (entry.session.is_ready or entry.watch.holds_lifeline()):
             # Its goodbye was lost, it called exec, or it was never ready, and expired with its lifeline held.
             self.handlers.lose(entry, "pidfd")
         elif self.handlers.drains(entry) and self._is_silent(entry, now_ns):
@@ -342,7 +343,7 @@ class Server:
         # It never goes back: the line's last user may have been stopped within its own store.
         entry.beat_ns = max(entry.beat_ns, self.board.session(entry.session.line).heartbeat)
         # One that was never ready may be nobody's: its process gave up before the welcome came.
-        ttl_ns = entry.ttl_ns if entry.is_ready else min(entry.ttl_ns, _UNREADY_NS)
+        ttl_ns = entry.session.ttl_ns if entry.session.is_ready else min(entry.session.ttl_ns, _UNREADY_NS)
         return now_ns - max(entry.beat_ns, self._credit.since_ns) > ttl_ns
 
     def close(self) -> None:

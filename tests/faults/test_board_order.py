@@ -23,7 +23,7 @@ from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, EventClosed, RecorderLost
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.state import Change, ChangeKind, Session, Slot
+from ipcsync_coordinator.state import Change, ChangeKind, Recorder, Slot
 from ipcsync_coordinator.tombstones import Tombstones
 from tests.faults import board_world
 from tests.faults.board_recorder import Model
@@ -593,10 +593,18 @@ class _Pool:
 
     destroy = give_back
 
+    def handles(self, _: list[int]) -> list[bytes]:
+        return []
+
+
+def _effects(rig: Rig) -> Effects:
+    pool, feed = _Pool(), _Feed()  # as much of them as is used
+    return Effects(rig.board, pool, feed, lambda _: None, Tombstones())  # type: ignore[arg-type]
+
 
 def _run_effect(rig: Rig, kind: ChangeKind) -> list[str]:
-    effects = Effects(rig.board, _Pool(), _Feed(), lambda _: None, Tombstones())  # type: ignore[arg-type] # as much of them as is used
-    slot = Slot(0, incarnation=1, ring=[], engine=rig.case.engine, recorder=Session("s", 1, 0, "recorder"))
+    effects = _effects(rig)
+    slot = Slot(0, incarnation=1, ring=[], engine=rig.case.engine, recorder=Recorder(1, "s", "recorder"))
     effects._lines[0] = rig.line
     rig.log.clear()
     if kind == "opened":
@@ -634,7 +642,7 @@ def test_a_slot_is_opened_and_finished_in_the_models_order(new_rig: Callable[[Ca
 
 def test_a_released_word_is_released_again_once_it_was_pulled_down(new_rig: Callable[[Case], Rig]) -> None:
     rig = new_rig(Case("again", engine="timeline", recorded=2, completed=1))
-    effects = Effects(rig.board, _Pool(), _Feed(), lambda _: None, Tombstones())  # type: ignore[arg-type] # as much of them as is used
+    effects = _effects(rig)
     effects.releaser.hold(0, rig.line)
     rig.words.put("completed", 2)
     rig.log.clear()

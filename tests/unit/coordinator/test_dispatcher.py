@@ -39,7 +39,7 @@ _TOKENS = [bytes([number]) * 16 for number in range(6)]
 
 def _with_real_tokens(world: World, frame: bytes) -> bytes:
     """The frame with the tokens of sessions that are there: those it was made with stand for their places."""
-    known = [entry.token for entry in world.sessions]
+    known = [entry.session.token for entry in world.sessions]
     for index, place in enumerate(_TOKENS[:-1] if known else []):
         frame = frame.replace(place, known[index % len(known)])
     return frame

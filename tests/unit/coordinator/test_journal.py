@@ -261,7 +261,7 @@ def test_whose_process_was_confirmed_is_known_after_any_number_of_starts(
     token = world.hello().token
     entry = world.sessions.find(token)
     assert entry is not None
-    entry.watch.is_confirmed = True
+    entry.session.was_confirmed = True
     world.registry.touched.sessions.add(entry.session)
     world.transactions.commit()
     words = world.files.words
@@ -271,4 +271,4 @@ def test_whose_process_was_confirmed_is_known_after_any_number_of_starts(
         world.begin(world.events.held())
         again = world.sessions.find(token)
         assert again is not None
-        assert again.was_confirmed
+        assert again.session.was_confirmed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import asdict
 
 from ipcsync.errors import (
     DeviceMismatch,
@@ -136,7 +137,7 @@ def test_who_closed_a_use_is_forgotten_with_its_session_and_not_kept_by_the_slot
         scene.registry.end_session(guest, released=True)
     assert not slot.draining
     assert len(slot.active) == 1
-    assert sum(len(value) for value in vars(slot).values() if isinstance(value, (set, dict, list))) == 1
+    assert sum(len(value) for value in asdict(slot).values() if isinstance(value, (set, dict, list))) == 1
 
 
 def test_a_slot_index_is_used_again_with_the_next_incarnation(scene: Scene) -> None:
@@ -166,9 +167,9 @@ def test_an_eighth_of_the_slots_rest_and_the_longest_free_is_used_first() -> Non
 
 def test_refusals_say_why_and_change_nothing(scene: Scene) -> None:
     recorder, other = scene.session("r"), scene.session("o")
+    recorder.pid = 17
     slot = scene.open(recorder, "e", recorder=True)
     scene.registry.take_changes()
-    recorder.pid = 17
     with pytest.raises(
         RecorderTaken, match=r"^the session 'r' \(pid 17\) records on 'e', .* give each .* closed it$"
     ) as taken:
