@@ -10,11 +10,10 @@ from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
 from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
 from ipcsync_coordinator import decode
-from ipcsync_coordinator.abuse import StrikeCounter
-from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.handlers import MOST_ROWS, Handlers
+from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.sessions import Kept, SessionEntry, SessionTable, Use

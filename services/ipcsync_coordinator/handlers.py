@@ -25,10 +25,10 @@ from ipcsync.errors import (
     ProtocolError,
     QuotaExceeded,
 )
-from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.fleet import Fleet
+from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.listing import attachment_of, attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics

@@ -17,17 +17,15 @@ from ipcsync._linux.process import Process
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
 from ipcsync._zeromq import new_context
-from ipcsync_coordinator import auth, records
-from ipcsync_coordinator.abuse import StrikeCounter, cut
-from ipcsync_coordinator.auth import Sender
+from ipcsync_coordinator import limits, records
 from ipcsync_coordinator.config import Settings
-from ipcsync_coordinator.descriptors import Descriptors, Gate
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Feed
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.limits import Descriptors, Gate, Sender, StrikeCounter, cut
 from ipcsync_coordinator.liveness import PauseCredit, warn_without_pidfds
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
@@ -64,7 +62,7 @@ class Server:
         self._descriptors = Descriptors(settings.max_sessions)
         warn_without_pidfds()
         self._context = new_context(65_535)
-        self._zap = auth.ZapHandler(self._context, self._refuse)
+        self._zap = limits.ZapHandler(self._context, self._refuse)
         self.metrics = Metrics()
         self.feed = Feed(
             self._take_feed(), (config.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon, self._cut_subscriber
@@ -119,7 +117,7 @@ class Server:
 
     def _guard(self, socket: zmq.Socket[bytes]) -> None:
         socket.linger = 0
-        socket.setsockopt(zmq.ZAP_DOMAIN, auth.DOMAIN)
+        socket.setsockopt(zmq.ZAP_DOMAIN, limits.DOMAIN)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._settings.handshake_s * 1000))
 
     def _take(self, socket: zmq.Socket[bytes], listening: int, endpoint: str) -> None:

@@ -121,6 +121,6 @@ def listen(path: str) -> socket.socket:
 
 
 def _backlog() -> int:
-    """How many connections may wait; they are accepted even when descriptors are short (`descriptors.Gate`)."""
+    """How many connections may wait; they are accepted even when descriptors are short (`limits.Gate`)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(128, soft // 16)) if soft != resource.RLIM_INFINITY else 128

@@ -13,8 +13,6 @@ from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator import records
-from ipcsync_coordinator.abuse import StrikeCounter
-from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
@@ -22,6 +20,7 @@ from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover

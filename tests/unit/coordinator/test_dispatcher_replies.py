@@ -13,7 +13,7 @@ from hypothesis import given
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync_coordinator.auth import Sender
+from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Session
