@@ -27,7 +27,7 @@ class Counters:
     refusals: Counter[str] = field(default_factory=Counter)  # of remote requests, by error
 
     def counts(self, conflated: int) -> dict[str, int]:
-        """Each plain count by its name; `conflated` is what is to be added of nodes that are told now."""
+        """Each plain count by its name; `conflated` is what is to be added of nodes that are sent news now."""
         counts = {each.name: getattr(self, each.name) for each in fields(self)}
         counts = {name: count for name, count in counts.items() if isinstance(count, int)}
         return {**counts, "conflated": self.conflated + conflated}

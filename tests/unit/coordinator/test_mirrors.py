@@ -16,7 +16,7 @@ from ipcsync._wire import codec, messages
 from ipcsync.errors import EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded, StalePoint
 from ipcsync_bridge import mirrors as mirrors_of_bridges
 from ipcsync_bridge.links import Link
-from ipcsync_bridge.session import Desk as BridgesDesk
+from ipcsync_bridge.session import BridgeSession as BridgesDesk
 from ipcsync_coordinator import fleet
 from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
 from ipcsync_keeper.events import SharedCudaEvent
