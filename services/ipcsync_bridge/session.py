@@ -133,24 +133,16 @@ class BridgeSession:
         finally:
             self._unanswered -= 1
 
-    async def insist(self, body: Message) -> Message:
-        """`ask`, again and again until the coordinator answers; for what may be done twice."""
-        return await self._insist(body, (WaitTimeout, ConnectError))
+    async def insist(self, body: Message, *refusals: type[IpcSyncError]) -> Message:
+        """`ask`, again and again until the coordinator answers otherwise; for what may be done twice."""
+        while True:
+            with contextlib.suppress(WaitTimeout, ConnectError, *refusals):
+                return await self.ask(body)
+            await asyncio.sleep(_AGAIN_S)
 
     async def insist_till_done(self, body: Message) -> Message:
         """`insist`, also while the coordinator refuses it for its journal's lack of memory."""
-        return await self._insist(body, (WaitTimeout, ConnectError, QuotaExceeded))
-
-    async def _insist(self, body: Message, passing: tuple[type[IpcSyncError], ...]) -> Message:
-        while (reply := await self._try(body, passing)) is None:
-            await asyncio.sleep(_AGAIN_S)
-        return reply
-
-    async def _try(self, body: Message, passing: tuple[type[IpcSyncError], ...]) -> Message | None:
-        try:
-            return await self.ask(body)
-        except passing:
-            return None
+        return await self.insist(body, QuotaExceeded)
 
     async def pause(self, timeout: float) -> bool:
         """Ask nothing more until `go_on`; whether everything asked before is answered within `timeout` seconds."""

@@ -287,9 +287,7 @@ class Registry:
 
         `drained`: the session recorded here, and all its records are complete, though it has not released the slot.
         """
-        slot = self.slots.get(index)
-        if slot is None or incarnation > slot.incarnation:
-            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        slot = self._used(index, incarnation)
         if incarnation < slot.incarnation or session.serial in slot.left:
             return
         if index not in session.attached:
@@ -323,9 +321,7 @@ class Registry:
         ProtocolError, `code` "wanted", if it is to end as unwanted and is used again; EventClosed if it is not a mirror
         of this bridge.
         """
-        slot = self.slots.get(index)
-        if slot is None or incarnation > slot.incarnation:
-            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        slot = self._used(index, incarnation)
         if incarnation < slot.incarnation or slot.state in ("broken", "free"):
             return
         if slot.origin is None or not slot.is_recorded_by(session):
@@ -345,9 +341,7 @@ class Registry:
 
         EventClosed for a session that does not record there.
         """
-        slot = self.slots.get(index)
-        if slot is None or incarnation > slot.incarnation:
-            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        slot = self._used(index, incarnation)
         if incarnation < slot.incarnation or slot.state in ("broken", "free") or slot.is_drained:
             return
         if not slot.is_recorded_by(session):
@@ -372,6 +366,13 @@ class Registry:
         return known
 
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _used(self, index: int, incarnation: int) -> Slot:
+        """The slot that has, or had, that use; EventClosed if there was none."""
+        slot = self.slots.get(index)
+        if slot is None or incarnation > slot.incarnation:
+            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        return slot
 
     def _check_name(self, name: str, what: str) -> None:
         reason = names.why_not(name, self.limits.name_bytes)
