@@ -27,7 +27,7 @@ from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports
 from ipcsync_bridge.links import Follower
-from ipcsync_bridge.publisher import Publisher
+from ipcsync_bridge.publisher import Publisher, Sender
 from ipcsync_bridge.requests import REQUEST_S
 from ipcsync_bridge.session import BridgeSession
 
@@ -45,16 +45,10 @@ _MOST_CLOSED = 10_000  # within the time of one question
 _ANSWERED_NS = 3 * int(REQUEST_S * 1e9)  # from an attachment for a question to its answer, at most
 
 
-class Host(Protocol):
+class Host(Sender, Protocol):
     """The bridge, as far as answers need it."""
 
-    channel: bytes
-    epoch: bytes
     owner: bytes
-
-    @property
-    def term(self) -> int:
-        """Of its name."""
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Start a task."""

@@ -176,11 +176,7 @@ class Dispatcher:
             reply = codec.encode_reply(request.id, body)
         if effect == "once" and entry is not None:
             # A refusal is kept in memory only: a reply that its client has not read is lost with the connection.
-            kept = (
-                Reply(entry.session.token, request.id, reply)
-                if body is None
-                else Reply.of(entry.session.token, request.id, body, reply)
-            )
+            kept = Reply.of(entry.session.token, request.id, body, reply)
             self._transactions.commit(kept, is_refusal=body is None)
         return reply
 

@@ -53,8 +53,8 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kept: Kept
 
     @classmethod
-    def of(cls, token: bytes, request_id: int, body: Message, frame: bytes) -> Reply:
-        """The reply with that body and frame."""
+    def of(cls, token: bytes, request_id: int, body: Message | None, frame: bytes) -> Reply:
+        """The reply with that body and frame; a refusal has no body."""
         if isinstance(body, Attachment):
             return cls(token, request_id, Use(body.slot, body.incarnation, body.recorder))
         return cls(token, request_id, frame)

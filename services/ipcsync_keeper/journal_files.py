@@ -44,11 +44,6 @@ class JournalFiles:
         os.posix_fallocate(words, 0, mmap.PAGESIZE)
         return cls(words, (logs[0], logs[1]))
 
-    def close(self) -> None:
-        """Close the descriptors."""
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-
     def save(self, directory: str) -> str:
         """Write the valid records to a file for inspection, for this user only; its path, or why there is none."""
         which = self.words[CURRENT] & 1

@@ -171,6 +171,7 @@ class World:
     def close(self) -> None:
         with ExitStack() as ending:  # each step, though another one meets a planted mistake
             ending.callback(boards.end, self.board)
-            ending.callback(self.files.close)
+            for descriptor in self.files.descriptors:
+                ending.callback(os.close, descriptor)
             ending.callback(self._destroy_events)
             self.release_all()
