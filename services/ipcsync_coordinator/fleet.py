@@ -247,17 +247,7 @@ class Fleet:
         reason = self._effects.pool.why_not_timeline(device)
         if reason:
             raise EngineMismatch(f"events of other nodes cannot be waited for here: the engine 'timeline': {reason}")
-        slot = self._registry.create(
-            entry.session,
-            body.name,
-            recorder=True,
-            device=device,
-            engine="timeline",
-            depth=1,
-            ring=[],
-            origin=origin,
-            node=body.node,
-        )
+        slot = self._registry.mirror(entry.session, body.name, origin, body.node, device)
         slot.base = self._effects.line(slot.index).recorded
         return slot
 

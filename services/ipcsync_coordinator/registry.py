@@ -298,19 +298,25 @@ class Registry:
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
-    def restore_from_tombstone(self, session: Session, origin: Origin, tombstone: Tombstone, device: str) -> Slot:
-        """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the tombstone says."""
-        slot = self.create(
+    def mirror(
+        self, session: Session, name: str, origin: Origin, node: str, device: str, *, recorder: bool = True
+    ) -> Slot:
+        """A new mirror of a use of another node's slot, for the bridge."""
+        return self.create(
             session,
-            "",
-            recorder=False,
+            name,
+            recorder=recorder,
             device=device,
             engine="timeline",
             depth=1,
             ring=[],
             origin=origin,
-            node=tombstone.node,
+            node=node,
         )
+
+    def restore_from_tombstone(self, session: Session, origin: Origin, tombstone: Tombstone, device: str) -> Slot:
+        """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the tombstone says."""
+        slot = self.mirror(session, "", origin, tombstone.node, device, recorder=False)
         slot.is_tombstone, slot.good, slot.reason = True, tombstone.good, tombstone.reason
         self._finish(slot, "broken")
         return slot

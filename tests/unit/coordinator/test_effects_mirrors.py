@@ -26,17 +26,7 @@ class MirrorScene(Scene):
         self.settle()
 
     def mirror(self) -> Slot:
-        slot = self.registry.create(
-            self.bridge,
-            "",
-            recorder=True,
-            device="gpu",
-            engine="timeline",
-            depth=1,
-            ring=[],
-            origin=_ORIGIN,
-            node="two",
-        )
+        slot = self.registry.mirror(self.bridge, "", _ORIGIN, "two", "gpu")
         slot.base = self.effects.line(slot.index).recorded
         self.settle()
         self.outside.heard()
