@@ -149,7 +149,7 @@ class CoordinatorSettings(TypedDict, total=False):
     max_frame: int
     max_frames: int
     max_nesting: int
-    max_strange: int
+    max_invalid: int
     reply_queue: int
     feed_queue: int
     remembered_requests: int

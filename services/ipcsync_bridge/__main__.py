@@ -99,25 +99,25 @@ async def _serve(settings: Settings, directory: str) -> int | tuple[State, dict[
     from ipcsync._linux.service_manager import ServiceManager
     from ipcsync._logs import fields
     from ipcsync_bridge import handover
+    from ipcsync_bridge.bridge import Bridge
     from ipcsync_bridge.nats_transport import NatsTransport
-    from ipcsync_bridge.nodes import owner_id
     from ipcsync_bridge.reload import SIGNALS, Reloads
-    from ipcsync_bridge.server import Bridge
-    from ipcsync_bridge.session import Desk
+    from ipcsync_bridge.session import BridgeSession
+    from ipcsync_bridge.store import owner_id
     from ipcsync_bridge.transport import Unavailable
 
     try:
         left = handover.take()
         if left is not None:
-            desk = Desk.resumed(settings.endpoint, left.session)
+            session = BridgeSession.resumed(settings.endpoint, left.session)
         else:
-            desk = Desk.opened(settings.endpoint, f"bridge {settings.node}", 5.0)
+            session = BridgeSession.opened(settings.endpoint, f"bridge {settings.node}", 5.0)
     except errors.IpcSyncError as error:
         raise Failed(str(error)) from None
     why = "restarted"
     try:
         owner = owner_id(directory, settings.fleet, settings.node)
-        bridge = Bridge(settings, desk, NatsTransport(settings), owner, left)
+        bridge = Bridge(settings, session, NatsTransport(settings), owner, left)
         manager = ServiceManager()
         reloads = Reloads(bridge, manager)
         loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ async def _serve(settings: Settings, directory: str) -> int | tuple[State, dict[
         raise Failed(str(error)) from None
     finally:
         if why != "reloaded":
-            desk.close(says_goodbye=why in ("stopped", "replaced"))
+            session.close(says_goodbye=why in ("stopped", "replaced"))
     if why == "reloaded":
         return reloads.leave()
     log.info("ended", extra=fields(why=why))

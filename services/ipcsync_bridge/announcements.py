@@ -15,8 +15,8 @@ from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.names import Names
-from ipcsync_bridge.session import Desk
-from ipcsync_bridge.wants import Wants
+from ipcsync_bridge.remote_requests import RemoteRequests
+from ipcsync_bridge.session import BridgeSession
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -26,16 +26,16 @@ class Announcements:
 
     def __init__(
         self,
-        desk: Desk,
-        wants: Wants,
+        session: BridgeSession,
+        remote_requests: RemoteRequests,
         names: Names,
         mirrors: Mirrors,
         exports: Exports,
         counters: Counters,
         begin: Callable[[Coroutine[Any, Any, object]], None],
     ) -> None:
-        self._desk = desk
-        self._wants = wants
+        self._session = session
+        self._remote_requests = remote_requests
         self._names = names
         self._mirrors = mirrors
         self._exports = exports
@@ -43,7 +43,7 @@ class Announcements:
         self._begin = begin
         self._handled: set[int] = set()  # the numbers of wants that are served now
         self._loop = asyncio.get_running_loop()
-        self._feed = desk.subscribe()
+        self._feed = session.subscribe()
         self._loop.add_reader(self._feed.fileno(), self.drain)
         self._loop.call_soon(self.drain)
 
@@ -81,7 +81,7 @@ class Announcements:
         claims = list(self._names.claims)
         if not claims:
             return
-        rows = await self._desk.insist(messages.ListEvents(""))
+        rows = await self._session.insist(messages.ListEvents(""))
         assert isinstance(rows, messages.EventList)
         there = {(row.slot, row.incarnation) for row in rows.events if row.state == "open"}
         for key in claims:
@@ -91,7 +91,7 @@ class Announcements:
     # --- wants --------------------------------------------------------------------------------------------------------
 
     async def _list_wants(self) -> None:
-        reply = await self._desk.insist(messages.ListWants())
+        reply = await self._session.insist(messages.ListWants())
         assert isinstance(reply, messages.WantList)
         for want in reply.wants:
             self._want(want)
@@ -103,11 +103,11 @@ class Announcements:
             self._begin(self._serve(want))
 
     async def _serve(self, want: messages.Want) -> None:
-        self._counters.wants += 1
+        self._counters.remote_requests += 1
         try:
             reply = await self._answer_to(want)
             if reply is not None:
-                await self._desk.insist_till_done(messages.Answer(want.number, self._encoded(reply)))
+                await self._session.insist_till_done(messages.Answer(want.number, self._encoded(reply)))
         finally:
             self._handled.discard(want.number)
 
@@ -127,7 +127,7 @@ class Announcements:
     async def _answer_to(self, want: messages.Want) -> messages.Message | None:
         left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0
         try:
-            return await self._wants.serve(want, max(0.8 * left, 0.05))
+            return await self._remote_requests.serve(want, max(0.8 * left, 0.05))
         except SessionLost:
             raise
         except IpcSyncError as error:

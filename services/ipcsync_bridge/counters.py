@@ -11,23 +11,23 @@ class Counters:
     """Since the start of the process or its last upgrade; `handovers` counts those upgrades."""
 
     handovers: int = 0
-    wants: int = 0
-    tells: int = 0
-    rows_told: int = 0
+    remote_requests: int = 0
+    news_sent: int = 0
+    rows_sent: int = 0
     conflated: int = 0  # for nodes that were dropped
-    tells_heard: int = 0
+    news_received: int = 0
     acks: int = 0
     resyncs: int = 0
     pings: int = 0
     pings_lost: int = 0
-    strange: int = 0
+    invalid_messages: int = 0
     store_failures: int = 0
     names_lost: int = 0  # names of the fleet that the store gave to others, while their events were open here
     lost: Counter[str] = field(default_factory=Counter)  # nodes, by reason
-    refusals: Counter[str] = field(default_factory=Counter)  # of wants, by error
+    refusals: Counter[str] = field(default_factory=Counter)  # of remote requests, by error
 
     def counts(self, conflated: int) -> dict[str, int]:
-        """Each plain count by its name; `conflated` is what is to be added of nodes that are told now."""
+        """Each plain count by its name; `conflated` is what is to be added of nodes that are sent news now."""
         counts = {each.name: getattr(self, each.name) for each in fields(self)}
         counts = {name: count for name, count in counts.items() if isinstance(count, int)}
         return {**counts, "conflated": self.conflated + conflated}

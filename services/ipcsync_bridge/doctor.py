@@ -18,8 +18,7 @@ from ipcsync.cli.doctor import report
 from ipcsync.cli.doctor.report import Finding, Result
 from ipcsync.cli.output import print_json
 from ipcsync_bridge import certificates, options, wire
-from ipcsync_bridge.nodes import known_owner_id
-from ipcsync_bridge.store import Owner, decode
+from ipcsync_bridge.store import Owner, decode, known_owner_id
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -298,9 +297,9 @@ async def _name(context: Context) -> Outcome:
 
     node = context.settings.node
     mine = known_owner_id(context.directory, context.settings.fleet, node)
-    answering = await _who_answers(context)
-    if answering is not None:
-        if answering == mine:
+    answers = await _who_answers(context)
+    if answers is not None:
+        if answers == mine:
             return "ok", f"{node!r} is this machine's, and its bridge answers", ""
         return "fail", f"{node!r} is another machine's, whose bridge answers", "Give each node a name of its own."
     try:

@@ -19,7 +19,7 @@ from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import wire
 from ipcsync_bridge.wire import Key, Row
 
-VERSION = 1
+VERSION = 2
 
 VARIABLE = "IPCSYNC_BRIDGE_HANDOVER"
 """Of the environment, for the new code: the file's descriptor."""
@@ -50,7 +50,7 @@ class Mirror(Struct, frozen=True):
     epoch: bytes
     row: Row
     attachment: Attachment
-    has_told_closed: bool
+    has_sent_closed: bool
     ending: tuple[str, str] | None
 
 

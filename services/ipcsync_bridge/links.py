@@ -37,7 +37,7 @@ class Link:
             return False
         before = (self.recorded, self.completed, self.lost, self.state)
         self.recorded = max(self.recorded, row.recorded)
-        # Never beyond what is told to be recorded: a GPU may have written its word before the record was published.
+        # Never beyond what is said to be recorded: a GPU may have written its word before the record was published.
         self.completed = max(self.completed, min(row.completed, row.recorded))
         if row.lost and not 0 < self.lost <= row.lost:
             self.lost = row.lost
@@ -70,10 +70,10 @@ class Source:
     links: dict[Key, Link] = field(default_factory=dict)
     term: int = 0
     channel: bytes = b""
-    number: int = 0  # of the last news heard
+    number: int = 0  # of the last news received
     next_ping: float = 0.0
-    next_keep: float = 0.0  # when it may be told again of what is not wanted any more
-    last_heard: float = 0.0
+    next_keep: float = 0.0  # when it may be sent again what is still wanted
+    last_received: float = 0.0
     wants_sync: bool = False
     was_unequal: bool = False  # the last answer said another number of links than there are
     _missing: tuple[int, float] | None = None  # the number that an answer said, and since when it is missed
@@ -95,9 +95,9 @@ class Source:
         self.term = term
         return True
 
-    def heard_news(self, channel: bytes, number: int, now: float) -> int:
+    def received_news(self, channel: bytes, number: int, now: float) -> int:
         """Count a message with news; returns the number to acknowledge, 0 for none yet."""
-        self.last_heard = now
+        self.last_received = now
         if channel != self.channel:
             self.wants_sync = True
             return 0
@@ -109,9 +109,9 @@ class Source:
         self._acked = self.number
         return self.number
 
-    def heard_answer(self, channel: bytes, number: int, now: float) -> None:
+    def received_answer(self, channel: bytes, number: int, now: float) -> None:
         """Compare with the number of the last news, which an answer says; they may still be under way."""
-        self.last_heard = now
+        self.last_received = now
         if channel != self.channel:
             self.wants_sync = True
         elif number > self.number and self._missing is None:
@@ -162,7 +162,7 @@ class Source:
 
 @dataclass
 class Follower:
-    """A node that mirrors events of this one, and what to tell it next: at most one row for each use."""
+    """A node that mirrors events of this one, and what to send it next: at most one row for each use."""
 
     node: str
     last_asked: float
@@ -171,19 +171,19 @@ class Follower:
     """Of the keys, those that it did not want, as it said when it may not have known of them."""
     number: int = 0
     conflated: int = 0
-    next_tell: float = 0.0  # not before this time of the loop's clock
+    next_send: float = 0.0  # not before this time of the loop's clock
     _acked: int = 0
     _rows: dict[Key, Row] = field(default_factory=dict)
     _answered: dict[Key, float] = field(default_factory=dict)  # until when it may not know of a key
 
     def put(self, row: Row) -> None:
-        """Tell it this state of a use; it replaces an older one that was not told yet."""
+        """Send it this state of a use; it replaces an older one that was not sent yet."""
         if row.key in self.keys:
             self.conflated += row.key in self._rows
             self._rows[row.key] = row
 
     def take(self, most: int) -> list[Row]:
-        """Take the rows to tell now, as message `number`; none while too many messages are unacknowledged."""
+        """Take the rows to send now, as message `number`; none while too many messages are unacknowledged."""
         if not self._rows or self.number - self._acked >= WINDOW:
             return []
         if len(self._rows) <= most:
@@ -194,7 +194,7 @@ class Follower:
         return rows
 
     def give_back(self, rows: list[Row]) -> None:
-        """Tell these rows later, unless newer ones come: they could not be sent. Their number is used up."""
+        """Send these rows later, unless newer ones come: they could not be sent. Their number is used up."""
         for row in rows:
             if row.key in self.keys:
                 self._rows.setdefault(row.key, row)
@@ -208,7 +208,7 @@ class Follower:
         self._acked = self.number
 
     def answered(self, key: Key, now: float) -> None:
-        """Tell it of a use from now on: it has asked, and the answer is under way."""
+        """Send it the news of a use from now on: it has asked, and the answer is under way."""
         self.keys.add(key)
         self.doubtful.discard(key)
         self._answered[key] = now + _ANSWER_S
@@ -224,7 +224,7 @@ class Follower:
         return {key for key in self.doubtful if now >= self._answered.get(key, 0.0)}
 
     def drop(self, keys: set[Key]) -> None:
-        """Stop telling it of these."""
+        """Stop sending it these."""
         self.keys -= keys
         self.doubtful -= keys
         for key in keys:
@@ -233,5 +233,5 @@ class Follower:
 
     @property
     def pending(self) -> int:
-        """How many rows are to be told."""
+        """How many rows are to be sent."""
         return len(self._rows)

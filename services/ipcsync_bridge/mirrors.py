@@ -12,7 +12,7 @@ from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, ProtocolError
 from ipcsync_bridge import handover
 from ipcsync_bridge.links import Link
-from ipcsync_bridge.session import Desk
+from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.wire import Key
 
 _MOST_EARLY = 1000
@@ -42,7 +42,7 @@ class Mirror:
         """The state and reason that the coordinator is being asked to finish it with."""
         self.next_ending: tuple[str, str] | None = None
         """Those to ask for next, if the coordinator refuses because a session wants the mirror."""
-        self.has_told_closed = False
+        self.has_sent_closed = False
         self.is_known_closed = False
         """Whether the coordinator has answered that it is closed."""
         self._incarnation = attachment.incarnation
@@ -71,14 +71,14 @@ class Mirror:
     def _is_open(self) -> bool:
         """Whether the coordinator has finished the use only as it was asked to, or not at all."""
         state = self._line.state
-        return state == OPEN or (state == CLOSED and self.has_told_closed)
+        return state == OPEN or (state == CLOSED and self.has_sent_closed)
 
 
 class Mirrors:
     """All mirrors of a bridge. `begin` starts a task; `on_gone` is called with each mirror that has ended."""
 
-    def __init__(self, desk: Desk, begin: Callable[[Coroutine[Any, Any, object]], None]) -> None:
-        self._desk = desk
+    def __init__(self, session: BridgeSession, begin: Callable[[Coroutine[Any, Any, object]], None]) -> None:
+        self._session = session
         self._begin = begin
         self._mirrors: dict[Origin, Mirror] = {}
         self._origins: dict[Key, Origin] = {}  # by the use here
@@ -95,7 +95,7 @@ class Mirrors:
         """Add the mirror that the coordinator has made, or has attached the bridge to again."""
         mirror = self._mirrors.get(origin)
         if mirror is None or mirror.use != (attached.slot, attached.incarnation):
-            self._add(origin, Mirror(self._desk.board, attached, link))
+            self._add(origin, Mirror(self._session.board, attached, link))
             if (use := (attached.slot, attached.incarnation)) in self._early:
                 del self._early[use]
                 self.end(origin, "unwanted", "")
@@ -115,12 +115,12 @@ class Mirrors:
             self.end(origin, "broken", link.cause or "died")
         elif link.has_ended:
             self.end(origin, "closed", "")
-        elif link.state == "closed" and not mirror.has_told_closed:
-            mirror.has_told_closed = True
-            self._begin(self._tell_closed(mirror))
+        elif link.state == "closed" and not mirror.has_sent_closed:
+            mirror.has_sent_closed = True
+            self._begin(self._send_closed(mirror))
 
-    async def _tell_closed(self, mirror: Mirror) -> None:
-        await self._desk.insist_till_done(messages.Finish(*mirror.use, "closed"))
+    async def _send_closed(self, mirror: Mirror) -> None:
+        await self._session.insist_till_done(messages.Finish(*mirror.use, "closed"))
         mirror.is_known_closed = True
 
     def end(self, origin: Origin, state: str, reason: str) -> None:
@@ -137,9 +137,9 @@ class Mirrors:
     async def _finish(self, origin: Origin, mirror: Mirror, state: str, reason: str) -> None:
         """Have the coordinator finish the mirror, and release it; everything is stored by now."""
         try:
-            await self._desk.insist_till_done(messages.Finish(*mirror.use, state, reason))
+            await self._session.insist_till_done(messages.Finish(*mirror.use, state, reason))
             if state != "unwanted":
-                await self._desk.insist_till_done(messages.Close(*mirror.use, drained=state == "closed"))
+                await self._session.insist_till_done(messages.Close(*mirror.use, drained=state == "closed"))
         except EventClosed:
             pass  # the coordinator has no such use any more
         except ProtocolError as error:
@@ -192,13 +192,13 @@ class Mirrors:
         for known in left:
             link = Link(known.row.key)
             link.merge(known.row)
-            mirror = Mirror(self._desk.board, known.attachment, link)
-            mirror.has_told_closed = mirror.is_known_closed = known.has_told_closed
+            mirror = Mirror(self._session.board, known.attachment, link)
+            mirror.has_sent_closed = mirror.is_known_closed = known.has_sent_closed
             origin = Origin(known.epoch, *link.key)
             self._add(origin, mirror)
             links[origin] = link
             if known.ending is not None:
                 self.end(origin, *known.ending)
             else:
-                self.store(origin)  # also tells what the code before could not tell any more
+                self.store(origin)  # also sends what the code before could not send any more
         return links

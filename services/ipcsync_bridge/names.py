@@ -13,10 +13,21 @@ from ipcsync._logs import fields
 from ipcsync._wire import messages
 from ipcsync.errors import FleetUnavailable, RecorderTaken, WaitTimeout
 from ipcsync_bridge import handover
-from ipcsync_bridge.asking import ASK_S
 from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.nodes import Nodes
-from ipcsync_bridge.store import STORE_S, TRIES, Claim, Hex, decode, for_each, insist, left_until, one_try, read_all
+from ipcsync_bridge.questions import ASK_S
+from ipcsync_bridge.store import (
+    STORE_S,
+    TRIES,
+    Claim,
+    Hex,
+    Nodes,
+    decode,
+    for_each,
+    insist,
+    left_until,
+    one_try,
+    read_all,
+)
 from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachable
 
 log = logging.getLogger("ipcsync.bridge")
@@ -25,16 +36,20 @@ log = logging.getLogger("ipcsync.bridge")
 class Names:
     """The events' keys, as one of the fleet's `nodes` reads and writes them.
 
-    `last_heard` says when a node was heard last, on CLOCK_MONOTONIC; 0 if it is not listened to.
+    `last_received` says when something was received from a node, on CLOCK_MONOTONIC; 0 if it is not listened to.
     """
 
     def __init__(
-        self, transport: Transport, nodes: Nodes, counters: Counters, last_heard: Callable[[str], float] = lambda _: 0.0
+        self,
+        transport: Transport,
+        nodes: Nodes,
+        counters: Counters,
+        last_received: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
         self._transport = transport
         self._nodes = nodes
         self._counters = counters
-        self._last_heard = last_heard
+        self._last_received = last_received
         # By slot and incarnation: key and revision, or ~revision of what a write expected that may be done later.
         self.claims: dict[tuple[int, int], tuple[str, int]] = {}
         self._over: set[tuple[int, int]] = set()  # of the claims, those whose use is over: to be removed, not kept
@@ -117,13 +132,13 @@ class Names:
     async def _is_lost(self, claim: Claim, deadline: float) -> bool:
         """Whether the owner of a claim has been silent for a whole TTL, false at its first answer.
 
-        FleetUnavailable if neither is known at the deadline. What this question has heard counts for the next one, if
-        that comes within a TTL.
+        FleetUnavailable if neither is known at the deadline. What this question has received counts for the next,
+        if that comes within a TTL.
         """
         now = time.monotonic()
         self._silent = {owner: heard for owner, heard in self._silent.items() if now - heard[1] <= self._nodes.ttl_s}
         since, _ = self._silent.pop(claim.owner, (now, now))
-        since = max(since, self._last_heard(claim.node))
+        since = max(since, self._last_received(claim.node))
         # However long it was silent before: it is asked now, too.
         enough = max(since + self._nodes.ttl_s, now + min(ASK_S, self._nodes.ttl_s / 2, (deadline - now) / 2))
         if await self._nodes.is_there(claim.node, min(enough, deadline) - now) is not None:

@@ -1,6 +1,6 @@
-"""The transport over NATS: core messages for what is told and asked, a JetStream KV bucket for names.
+"""The transport over NATS: core messages for news and questions, a JetStream KV bucket for names.
 
-`ipcsync.FLEET.NODE.ask.SENDER` and `….tell.SENDER` are what a node hears, `….answer.SENDER.ID` what it has asked for.
+`ipcsync.FLEET.NODE.ask.SENDER` and `….tell.SENDER` are what a node receives, `….answer.SENDER.ID` what it asked for.
 The servers let each member publish only as the SENDER that it is. A member may however have a server reply to any
 subject, with headers or as JetStream's JSON; so nothing with headers is taken, JSON is no message of a bridge's, and
 an ID cannot be guessed.
@@ -88,8 +88,8 @@ class NatsTransport:
         except (*_NOT_SENT, ssl.SSLError) as error:
             why = self.last_error or str(error) or type(error).__name__
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
-        heard = (("ask.*", self._on_ask), ("tell.*", self._on_tell), ("answer.*.*", self._on_answer))
-        for kind, callback in heard:
+        received = (("ask.*", self._on_ask), ("tell.*", self._on_news), ("answer.*.*", self._on_answer))
+        for kind, callback in received:
             await self._nats.subscribe(
                 self._subject(settings.node, kind),
                 cb=callback,
@@ -153,7 +153,7 @@ class NatsTransport:
             self._listener.closed(str(self._nats.last_error or self.last_error))
 
     async def close(self) -> None:
-        """Flush what is told for a moment, and end. What cannot be sent in it is dropped."""
+        """Flush what was sent for a moment, and end. What cannot be sent in it is dropped."""
         try:
             await _within(self._close(), _CLOSE_S)
         except asyncio.TimeoutError:
@@ -185,10 +185,10 @@ class NatsTransport:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    async def _on_tell(self, message: Msg) -> None:
+    async def _on_news(self, message: Msg) -> None:
         assert self._listener is not None
         if not message.headers and not message.reply:
-            self._listener.told(message.subject.rpartition(".")[2], message.data)
+            self._listener.received(message.subject.rpartition(".")[2], message.data)
 
     async def _on_ask(self, message: Msg) -> None:
         assert self._listener is not None
@@ -219,7 +219,7 @@ class NatsTransport:
 
         return answer
 
-    async def tell(self, to: str, data: bytes) -> bool:
+    async def send(self, to: str, data: bytes) -> bool:
         """Publish, but not while there is no connection: nats-py would keep it, and late news are useless."""
         if not self._nats.is_connected:
             return False

@@ -16,8 +16,8 @@ from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
 from ipcsync.cli.output import Failed
 from ipcsync_bridge import handover
+from ipcsync_bridge.bridge import Bridge
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.server import Bridge
 
 log = logging.getLogger("ipcsync.bridge")
 

@@ -175,7 +175,7 @@ class Requests:
             try:
                 id_, body = codec.decode_reply(frame)
             except ProtocolError as error:
-                log.warning("strange reply", extra=fields(why=error))
+                log.warning("invalid reply", extra=fields(why=error))
                 continue
             request = self._sent.pop(id_, None)
             if request is not None and not request.outcome.done():

@@ -28,7 +28,7 @@ _AGAIN_S = 0.1
 _BUDGET = 256
 
 
-class Desk:
+class BridgeSession:
     """A session in the role of a bridge, until `close`, or until `hand_over` leaves it to other code."""
 
     def __init__(self, connection: Connection, welcome: Welcome, board: Board) -> None:
@@ -62,7 +62,7 @@ class Desk:
         )
 
     @classmethod
-    def opened(cls, endpoint: str, name: str, timeout: float) -> Desk:
+    def opened(cls, endpoint: str, name: str, timeout: float) -> BridgeSession:
         """A new session. Raises ConnectError if there is no coordinator, or it has a bridge."""
         fork.arm()
         with contextlib.ExitStack() as undo:
@@ -74,21 +74,21 @@ class Desk:
             undo.callback(board.close)
             handshake.hold_lifeline(board, welcome.line, endpoint, timeout)
             connection.starts = lambda: board.starts
-            desk = cls(connection, welcome, board)
-            undo.callback(desk._stop)
-            connection.request(messages.Ready(), welcome.token, timeout, desk._beat_and_check)
-            desk._begin()
+            session = cls(connection, welcome, board)
+            undo.callback(session._stop)
+            connection.request(messages.Ready(), welcome.token, timeout, session._beat_and_check)
+            session._begin()
             undo.pop_all()
-        return desk
+        return session
 
     @classmethod
-    def resumed(cls, endpoint: str, left: handover.Session) -> Desk:
+    def resumed(cls, endpoint: str, left: handover.Session) -> BridgeSession:
         """The session of the code that ran in this process before; its lifeline is still held."""
         fork.arm()
         board = Board(left.board, left.welcome.board)
-        desk = cls(Connection(endpoint, first_id=left.last_request + 1), left.welcome, board)
-        desk._begin()
-        return desk
+        session = cls(Connection(endpoint, first_id=left.last_request + 1), left.welcome, board)
+        session._begin()
+        return session
 
     def _came_late(self, attached: Attachment) -> None:
         self.on_late(attached)
@@ -133,24 +133,16 @@ class Desk:
         finally:
             self._unanswered -= 1
 
-    async def insist(self, body: Message) -> Message:
-        """`ask`, again and again until the coordinator answers; for what may be done twice."""
-        return await self._insist(body, (WaitTimeout, ConnectError))
+    async def insist(self, body: Message, *refusals: type[IpcSyncError]) -> Message:
+        """`ask`, again and again until the coordinator answers otherwise; for what may be done twice."""
+        while True:
+            with contextlib.suppress(WaitTimeout, ConnectError, *refusals):
+                return await self.ask(body)
+            await asyncio.sleep(_AGAIN_S)
 
     async def insist_till_done(self, body: Message) -> Message:
         """`insist`, also while the coordinator refuses it for its journal's lack of memory."""
-        return await self._insist(body, (WaitTimeout, ConnectError, QuotaExceeded))
-
-    async def _insist(self, body: Message, passing: tuple[type[IpcSyncError], ...]) -> Message:
-        while (reply := await self._try(body, passing)) is None:
-            await asyncio.sleep(_AGAIN_S)
-        return reply
-
-    async def _try(self, body: Message, passing: tuple[type[IpcSyncError], ...]) -> Message | None:
-        try:
-            return await self.ask(body)
-        except passing:
-            return None
+        return await self.insist(body, QuotaExceeded)
 
     async def pause(self, timeout: float) -> bool:
         """Ask nothing more until `go_on`; whether everything asked before is answered within `timeout` seconds."""

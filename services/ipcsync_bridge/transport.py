@@ -1,6 +1,6 @@
 """The transport between bridges, and the store of the fleet's names: six calls, implemented over NATS.
 
-`tell`: news, which are not answered. `ask`: what is answered. `listen`, once: what is called with what comes. `cas`,
+`send`: news, which are not answered. `ask`: what is answered. `listen`, once: what is called with what comes. `cas`,
 `read` and `keys`: the store of names. Nothing here gives a guarantee of delivery or of order, and none is needed.
 """
 
@@ -21,7 +21,7 @@ class CutOff(Unreachable):
 
 
 class Conflict(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
-    """A key is not at the revision that was expected; or the outcome of an earlier try is told now."""
+    """A key is not at the revision that was expected; or the outcome of an earlier try is known now."""
 
 
 class Unavailable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
@@ -31,7 +31,7 @@ class Unavailable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
 class Listener(Protocol):
     """Receives messages. `sender` is a node's name, which the server vouches for."""
 
-    def told(self, sender: str, data: bytes) -> None:
+    def received(self, sender: str, data: bytes) -> None:
         """News."""
 
     def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
@@ -53,7 +53,7 @@ class Transport(Protocol):
         None is for one try of a bridge that has links already: it takes seconds, and does not ask the server to answer.
         """
 
-    async def tell(self, to: str, data: bytes) -> bool:
+    async def send(self, to: str, data: bytes) -> bool:
         """Send news to a node; False if nothing was sent."""
 
     async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
@@ -79,4 +79,4 @@ class Transport(Protocol):
         """The server's URL, empty if there is no connection."""
 
     async def close(self) -> None:
-        """Send what was told, if that is quick, and end."""
+        """Flush what was sent, if that is quick, and end."""

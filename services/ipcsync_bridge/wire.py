@@ -76,10 +76,10 @@ class Attach(Struct, frozen=True, array_like=True):
 
 
 class Ping(Struct, frozen=True, array_like=True):
-    """Ask whether the node is there; `heard` is the number of its last news on `channel`. Answered by Pong."""
+    """Ask whether the node is there; `received` is the number of its last news on `channel`. Answered by Pong."""
 
     channel: Blob
-    heard: Count
+    received: Count
 
 
 class Events(Struct, frozen=True, array_like=True):

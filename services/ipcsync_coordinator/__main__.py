@@ -23,8 +23,8 @@ from ipcsync._wire import endpoints
 from ipcsync_coordinator import config
 
 if TYPE_CHECKING:
-    from ipcsync_coordinator.given import Given
-    from ipcsync_holdings.holdings import Fixed
+    from ipcsync_coordinator.startup import Startup
+    from ipcsync_keeper.resources import KeeperConfig
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -76,9 +76,9 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
         settings = config.load(flags, config_file)
     except config.ConfigError as error:
         if kept is not None:
-            from ipcsync_coordinator import given
+            from ipcsync_coordinator import startup
 
-            given.refuse(kept, str(error))
+            startup.refuse(kept, str(error))
             sys.exit(2)
         raise click.UsageError(str(error)) from None
     configure(settings.log_level, as_json=settings.log_json)
@@ -89,10 +89,10 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
     sys.exit(asyncio.run(_serve_alone(settings, ready_fd, exit_with)))
 
 
-def _fixed(settings: config.Settings) -> Fixed:
-    from ipcsync_holdings.holdings import Fixed
+def _keeper_config(settings: config.Settings) -> KeeperConfig:
+    from ipcsync_keeper.resources import KeeperConfig
 
-    return Fixed(
+    return KeeperConfig(
         os.path.abspath(settings.runtime_dir),
         settings.driver,
         settings.device_list(),
@@ -107,7 +107,8 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
     from ipcsync_keeper.keeper import Plan
 
     command = [*PYTHON, *PROGRAM, *_without_own(sys.argv[1:])]
-    plan = Plan(_fixed(settings), command, settings.spare, settings.log_level, settings.log_json, ready_fd, exit_with)
+    level, as_json = settings.log_level, settings.log_json
+    plan = Plan(_keeper_config(settings), command, settings.spare, level, as_json, ready_fd, exit_with)
     if ready_fd is not None:
         os.set_inheritable(ready_fd, True)
     sys.stdout.flush()
@@ -130,22 +131,20 @@ def _without_own(arguments: list[str]) -> list[str]:
 
 def _serve_kept(settings: config.Settings, kept: str) -> int:
     # All that serving needs is imported before this process has to serve.
-    from ipcsync_coordinator import given, server  # noqa: F401
+    from ipcsync_coordinator import server, startup  # noqa: F401
 
     _freeze()
-    what = given.receive(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
-    fixed = what.terms.fixed
-    settings = dataclasses.replace(
-        settings, runtime_dir=fixed.runtime_dir, driver=fixed.driver, pool=fixed.pool, max_sessions=fixed.max_sessions
-    )
+    what = startup.inherit(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
+    fixed = {name: value for name, value in msgspec.structs.asdict(what.config.keeper).items() if name != "devices"}
+    settings = dataclasses.replace(settings, **fixed)
     return asyncio.run(_serve_for_keeper(settings, what))
 
 
-async def _serve_for_keeper(settings: config.Settings, what: Given) -> int:
+async def _serve_for_keeper(settings: config.Settings, what: Startup) -> int:
     """Serve, and end the process; with status UNREADABLE if the journal cannot be read."""
     from ipcsync_coordinator.journal import JournalError
     from ipcsync_coordinator.server import Server
-    from ipcsync_holdings.journal_files import UNREADABLE
+    from ipcsync_keeper.journal_files import UNREADABLE
 
     began = time.monotonic()
     try:
@@ -163,7 +162,7 @@ async def _serve_for_keeper(settings: config.Settings, what: Given) -> int:
         "serving",
         extra=fields(
             version=ipcsync.__version__,
-            starts=what.terms.starts,
+            starts=what.config.starts,
             sessions=len(server.sessions),
             slots=server.registry.in_use,
             start_s=round(time.monotonic() - began, 3),
@@ -183,7 +182,7 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
     from ipcsync._board.runtime_dir import RuntimeDirError
     from ipcsync._linux.process import watched
     from ipcsync._linux.service_manager import ServiceManager
-    from ipcsync_coordinator import given
+    from ipcsync_coordinator import startup
     from ipcsync_coordinator.server import Server
 
     done = asyncio.Event()
@@ -191,12 +190,12 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
         asyncio.get_running_loop().add_signal_handler(number, done.set)
     manager = ServiceManager()
     try:
-        what = given.make(_fixed(settings))
+        what = startup.create(_keeper_config(settings))
         try:
             server = Server(settings, what, done, manager.alive)
         except BaseException:
-            if what.holdings is not None:
-                what.holdings.close()
+            if what.resources is not None:
+                what.resources.close()
             raise
     except RuntimeDirError as error:
         log.error("cannot start", extra=fields(why=error))
@@ -210,16 +209,16 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
         if exit_with is not None:
             server.end_with(watched(exit_with))
         _freeze()
-        endpoint = endpoints.endpoint_in(what.terms.fixed.runtime_dir)
+        endpoint = endpoints.endpoint_in(what.config.keeper.runtime_dir)
         log.info(
             "ready",
             extra=fields(
                 endpoint=endpoint,
                 version=ipcsync.__version__,
-                driver=what.terms.driver,
-                devices=len(what.terms.devices),
+                driver=what.config.driver,
+                devices=len(what.config.devices),
                 pool=settings.pool,
-                epoch=what.terms.epoch.hex()[:8],
+                epoch=what.config.epoch.hex()[:8],
                 start_s=round(time.monotonic() - began, 3),
             ),
         )

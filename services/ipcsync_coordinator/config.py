@@ -53,7 +53,7 @@ class Settings:
     max_nesting: int = _setting(
         decode.MAX_NESTING, "how deep the arrays and maps of a request may be nested", least=2, most=256
     )
-    max_strange: int = _setting(
+    max_invalid: int = _setting(
         100,
         "malformed or foreign messages in a row after which a connection is cut; a client then connects again",
         least=1,

@@ -10,11 +10,10 @@ from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
 from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
 from ipcsync_coordinator import decode
-from ipcsync_coordinator.abuse import StrikeCounter
-from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.handlers import MOST_ROWS, Handlers
+from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.sessions import Kept, SessionEntry, SessionTable, Use
@@ -57,11 +56,11 @@ class Dispatcher:
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
         """The reply to a frame, None if its client does not wait for one any more."""
         self.is_one_of_many = False
-        is_poison = self._journal.take_in_hand(frame)
+        is_poison = self._journal.begin_request(frame)
         try:
             return self._refuse_poison(frame) if is_poison else self._handle(frame, sender, now_ns)
         finally:
-            self._journal.put_down()
+            self._journal.end_request()
             self._metrics.observe((time.monotonic_ns() - now_ns) / 1e9)
 
     def _handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
@@ -122,12 +121,12 @@ class Dispatcher:
             raise SessionExpired(
                 "no such session here: it expired, was closed, or is of an earlier coordinator; connect again"
             )
-        if request.id <= entry.forgotten:
+        if request.id <= entry.session.forgotten:
             raise ProtocolError(f"request {request.id} was answered too long ago", code="forgotten")
         if entry.session.state != "live" and op not in ("close", "break", "bye"):
             raise SessionExpired(
                 f"the session {entry.session.who} expired: it was silent for longer than its lease's "
-                f"{entry.ttl_ns / 1e9:g} s; connect again",
+                f"{entry.session.ttl_ns / 1e9:g} s; connect again",
                 session=entry.session.label,
             )
         if not entry.watch.is_confirmed:
@@ -177,11 +176,7 @@ class Dispatcher:
             reply = codec.encode_reply(request.id, body)
         if effect == "once" and entry is not None:
             # A refusal is kept in memory only: a reply that its client has not read is lost with the connection.
-            kept = (
-                Reply(entry.token, request.id, reply)
-                if body is None
-                else Reply.of(entry.token, request.id, body, reply)
-            )
+            kept = Reply.of(entry.session.token, request.id, body, reply)
             self._transactions.commit(kept, is_refusal=body is None)
         return reply
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
@@ -18,11 +18,11 @@ from ipcsync._board.layout import REASONS
 from ipcsync._logs import fields
 from ipcsync._wire.messages import Remains, RemainsCause
 from ipcsync_coordinator.feed import Feed
-from ipcsync_coordinator.mirrors import Grave, Graves
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.records import Effect
 from ipcsync_coordinator.release import Releaser
 from ipcsync_coordinator.state import Change, ChangeKind, Session, Slot
+from ipcsync_coordinator.tombstones import Tombstone, Tombstones
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -35,19 +35,24 @@ class Step:
 
     change: Change
     effect: Effect | None
-    ring: Any = None
+    ring: list[int] = field(default_factory=list)
     is_reusable: bool = False
 
 
 class Effects:
-    """Carries out changes. `on_forget` is told of each session whose line is free; `graves` takes lost mirrors."""
+    """Carries out changes. `on_forget` is told of each session whose line is free; `tombstones` takes lost mirrors."""
 
     def __init__(
-        self, board: Board, pool: Pool, feed: Feed, on_forget: Callable[[Session], None], graves: Graves | None = None
+        self,
+        board: Board,
+        pool: Pool,
+        feed: Feed,
+        on_forget: Callable[[Session], None],
+        tombstones: Tombstones,
     ) -> None:
         self.pool = pool
         self.feed = feed
-        self._graves = Graves() if graves is None else graves
+        self._tombstones = tombstones
         self.releaser = Releaser()
         self._board = board
         self._on_forget = on_forget
@@ -69,7 +74,7 @@ class Effects:
             "recorder": lambda index, serial: self.line(index).set_recorder(serial),
             "close": lambda index: self.line(index).finish(CLOSED),
             "break": self._store_break,
-            "entomb": self._store_grave,
+            "tombstone": self._store_tombstone,
             "drain": self._store_drain,
             "free": self._store_free,
             "assign": self._store_assign,
@@ -106,13 +111,15 @@ class Effects:
 
     def _plan_break(self, slot: Slot) -> Effect:
         is_timeline, reason = slot.engine == "timeline", slot.reason if slot.reason in REASONS else ""
-        if slot.is_grave:
-            return Effect("entomb", slot.index, (slot.base + slot.good, slot.reason == "expired", is_timeline, reason))
+        if slot.is_tombstone:
+            return Effect(
+                "tombstone", slot.index, (slot.base + slot.good, slot.reason == "expired", is_timeline, reason)
+            )
         good = _watermark(slot, self.line(slot.index))
         slot.good = max(good - slot.base, 0)
         if slot.origin is not None:
             return Effect("break", slot.index, (good, slot.reason == "expired", is_timeline, reason))
-        has_expired = slot.reason == "expired" or (slot.recorder is not None and slot.recorder.state == "expired")
+        has_expired = slot.reason == "expired" or (slot.recorder is not None and slot.recorder.end == "expired")
         if has_expired:
             slot.reason = "expired"
         return Effect("break", slot.index, (good, has_expired, is_timeline, ""))
@@ -129,7 +136,7 @@ class Effects:
         is_reusable = completed >= recorded and not change.was_broken
         ring, slot.ring = slot.ring, []
         if slot.origin is not None and change.was_broken:
-            self._graves.dig(slot.origin, Grave(slot.node, slot.good, slot.reason))
+            self._tombstones.add(slot.origin, Tombstone(slot.node, slot.good, slot.reason))
         if slot.origin is None:
             slot.remains = self._remains(slot, recorded, completed, was_broken=change.was_broken)
         # On either engine: the next use begins at `recorded`, and must find everything before it complete.
@@ -182,7 +189,7 @@ class Effects:
     def _store(self, effect: Effect) -> None:
         self._stores[effect.kind](effect.index, *effect.values)
 
-    def _store_grave(self, index: int, watermark: int, *values: Any) -> None:
+    def _store_tombstone(self, index: int, watermark: int, *values: Any) -> None:
         # It never gets a recorder: its good generations count as recorded, and no later ones.
         self.line(index).publish(watermark)
         self._store_break(index, watermark, *values)
@@ -233,7 +240,7 @@ class Effects:
             incarnation=slot.incarnation,
             device=slot.device,
             engine=slot.engine,
-            handles=[shared.handle for shared in slot.ring],
+            handles=self.pool.handles(slot.ring),
         )
 
     def _closed(self, slot: Slot) -> None:
@@ -301,9 +308,7 @@ def cause_of_end(slot: Slot, state: str) -> str:
         return slot.reason
     if recorder is None or state not in ("closed", "broken"):
         return ""
-    if recorder.state == "live":
-        return "closed" if state == "closed" else "behind"
-    return recorder.end
+    return recorder.end or ("closed" if state == "closed" else "behind")
 
 
 def _watermark(slot: Slot, line: SlotLine) -> int:

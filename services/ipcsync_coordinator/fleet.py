@@ -29,11 +29,11 @@ from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.listing import attachment_of
-from ipcsync_coordinator.mirrors import Origin
 from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Change, Slot
+from ipcsync_coordinator.tombstones import Origin
 from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -56,7 +56,7 @@ class _Owed:
     @property
     def key(self) -> tuple[bytes, int]:
         """Whose request it is: the session's, or without one the connection's."""
-        return self.routing if self.entry is None else self.entry.token, self.request_id
+        return self.routing if self.entry is None else self.entry.session.token, self.request_id
 
     @property
     def is_waited_for(self) -> bool:
@@ -100,7 +100,7 @@ class Fleet:
         body = request.body
         assert isinstance(body, messages.Remote)
         self._check_names(body)
-        known = self._asked.get((routing if entry is None else entry.token, request.id))
+        known = self._asked.get((routing if entry is None else entry.session.token, request.id))
         if known is not None:  # it asks again, maybe over another connection
             self._owed[known].routing = routing
             return None
@@ -133,7 +133,7 @@ class Fleet:
             raise ProtocolError("a point of another node must have another epoch than this one", code="epoch")
         origin = Origin(body.epoch, body.slot, body.incarnation)
         slot = self._registry.mirrors.get(origin)
-        if slot is None and self._registry.graves.find(origin) is None:
+        if slot is None and self._registry.tombstones.find(origin) is None:
             return None
         return self._attach(entry, origin, body.default_device)
 
@@ -142,11 +142,11 @@ class Fleet:
         if slot is not None:
             slot = self._registry.attach(entry.session, slot.index, slot.incarnation)
         else:
-            grave = self._registry.graves.find(origin)
-            assert grave is not None
-            slot = self._registry.exhume(entry.session, origin, grave, self._device(device))
+            tombstone = self._registry.tombstones.find(origin)
+            assert tombstone is not None
+            slot = self._registry.restore_from_tombstone(entry.session, origin, tombstone, self._device(device))
             slot.base = self._effects.line(slot.index).recorded
-        return attachment_of(slot, entry.session)
+        return attachment_of(slot, entry.session, self._effects.pool)
 
     def _device(self, wanted: str) -> str:
         """The device of a mirror: that of the session that asked for it first."""
@@ -157,7 +157,7 @@ class Fleet:
         slot = self._registry.slots.get(body.slot)
         if slot is None or slot.incarnation != body.incarnation or slot.state != "open":
             raise EventClosed(f"the event {body.name!r} is over")
-        if slot.recorder is not entry.session:
+        if not slot.is_recorded_by(entry.session):
             raise NotRecorder(f"this session does not record on {body.name!r}", event=body.name)
         if slot.engine != "timeline":
             raise EngineMismatch(
@@ -213,7 +213,7 @@ class Fleet:
         frame = codec.encode_reply(owed.request_id, body)
         if owed.entry is not None and owed.want.what in ("attach", "open", "claim"):
             is_refusal = isinstance(body, messages.Failure)
-            reply = Reply.of(owed.entry.token, owed.request_id, body, frame)
+            reply = Reply.of(owed.entry.session.token, owed.request_id, body, frame)
             self._transactions.commit(reply, is_refusal=is_refusal)
         self.deliver(owed.routing, frame)
 
@@ -225,7 +225,7 @@ class Fleet:
 
     def _import(self, entry: SessionEntry, body: messages.Import) -> messages.Message:
         self._check_bridge(entry)
-        if not body.incarnation:  # its grave would be that of the whole epoch
+        if not body.incarnation:  # its tombstone would be that of the whole epoch
             raise ProtocolError(f"node {body.node!r} has no use 0 of slot {body.slot}: uses begin at 1", code="invalid")
         owed = self._owed.get(body.want)
         origin = Origin(body.epoch, body.slot, body.incarnation)
@@ -233,37 +233,27 @@ class Fleet:
             self._give(owed, lambda asker: self._attach_own(asker, body))
             return messages.Done()
         slot = self._registry.mirrors.get(origin)
-        if slot is None and self._registry.graves.find(origin) is None:
+        if slot is None and self._registry.tombstones.find(origin) is None:
             slot = self._mirror(entry, origin, body, owed.device if owed is not None else "")
         self._give(owed, lambda asker: self._attach(asker, origin, owed.device if owed is not None else ""))
         if slot is not None and slot.is_unwanted:  # who asked is gone, or was refused
             self._registry.changes.append(Change("unwanted", slot=slot))
-        if slot is None or slot.recorder is not entry.session or slot.state != "open":
+        if slot is None or not slot.is_recorded_by(entry.session) or slot.state != "open":
             raise NodeLost(f"slot {body.slot} of node {body.node!r} is lost on this node for good", node=body.node)
-        return attachment_of(slot, entry.session)
+        return attachment_of(slot, entry.session, self._effects.pool)
 
     def _mirror(self, entry: SessionEntry, origin: Origin, body: messages.Import, device: str) -> Slot:
         device = self._device(device)
         reason = self._effects.pool.why_not_timeline(device)
         if reason:
             raise EngineMismatch(f"events of other nodes cannot be waited for here: the engine 'timeline': {reason}")
-        slot = self._registry.create(
-            entry.session,
-            body.name,
-            recorder=True,
-            device=device,
-            engine="timeline",
-            depth=1,
-            ring=[],
-            origin=origin,
-            node=body.node,
-        )
+        slot = self._registry.mirror(entry.session, body.name, origin, body.node, device)
         slot.base = self._effects.line(slot.index).recorded
         return slot
 
     def _attach_own(self, asker: SessionEntry, body: messages.Import) -> messages.Attachment:
         slot = self._registry.attach(asker.session, body.slot, body.incarnation)
-        return attachment_of(slot, asker.session)
+        return attachment_of(slot, asker.session, self._effects.pool)
 
     def _give(self, owed: _Owed | None, attach: Callable[[SessionEntry], messages.Message]) -> None:
         """Reply to the session that asked for a use with an attachment to it, or with the error."""

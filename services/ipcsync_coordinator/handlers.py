@@ -25,10 +25,10 @@ from ipcsync.errors import (
     ProtocolError,
     QuotaExceeded,
 )
-from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.fleet import Fleet
+from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.listing import attachment_of, attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
@@ -36,7 +36,7 @@ from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable, Use
 from ipcsync_coordinator.state import Session, Slot
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_holdings.holdings import Terms
+from ipcsync_keeper.resources import StartupConfig
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -58,7 +58,7 @@ class Handlers:
         effects: Effects,
         sessions: SessionTable,
         metrics: Metrics,
-        terms: Terms,
+        config: StartupConfig,
         transactions: Transactions,
         fleet: Fleet,
         feed_endpoint: str,
@@ -73,7 +73,7 @@ class Handlers:
         self._effects = effects
         self._sessions = sessions
         self._metrics = metrics
-        self._terms = terms
+        self._config = config
         self._journal = transactions.journal
         self._commit = transactions.commit
         self.fleet = fleet
@@ -128,9 +128,9 @@ class Handlers:
         self._refuse_other_user(sender)
         if hello.role:
             self._raise_if_second_bridge(hello)
-        elif hello.driver != self._terms.driver:
+        elif hello.driver != self._config.driver:
             raise ConnectError(
-                f"this coordinator uses the driver {self._terms.driver!r}, the client {hello.driver!r}: "
+                f"this coordinator uses the driver {self._config.driver!r}, the client {hello.driver!r}: "
                 "set IPCSYNC_DRIVER to the same for both"
             )
         ttl = self._granted_ttl(hello.lease_ttl)
@@ -141,8 +141,9 @@ class Handlers:
         watch = ProcessWatch(sender.pid, sender.routing, self._board, session.line)
         # Without a start time the pid is useless to others, which then check the lifeline.
         session.pid, session.started = watch.pid if watch.started else 0, watch.started
-        entry = SessionEntry(session, os.urandom(16), hello.nonce, int(ttl * 1e9), now_ns, now_ns, watch)
-        entry.why_not_event = self._why_not_event(hello)
+        session.token, session.nonce, session.opened_ns = os.urandom(16), hello.nonce, now_ns
+        session.ttl_ns, session.why_not_event = int(ttl * 1e9), self._why_not_event(hello)
+        entry = SessionEntry(session, watch, now_ns)
         self._sessions.add(entry)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
         return self._welcome(entry)
@@ -178,7 +179,7 @@ class Handlers:
     def _why_not_event(self, hello: messages.Hello) -> str | None:
         if hello.shm and self._shm and hello.shm != self._shm:
             return "the process and the coordinator do not share /dev/shm, which CUDA's event handles need"
-        if hello.namespace != self._namespace and hello.pid == self._terms.keeper_pid:
+        if hello.namespace != self._namespace and hello.pid == self._config.keeper_pid:
             return (
                 f"the process and the coordinator have the same pid value {hello.pid} in two pid namespaces, "
                 "and CUDA takes one's handles for the other's own"
@@ -186,9 +187,9 @@ class Handlers:
         return None
 
     def _welcome(self, entry: SessionEntry) -> messages.Welcome:
-        ttl = entry.ttl_ns / 1e9
+        ttl = entry.session.ttl_ns / 1e9
         return messages.Welcome(
-            token=entry.token,
+            token=entry.session.token,
             session=entry.session.id,
             serial=entry.session.serial,
             line=entry.session.line,
@@ -197,14 +198,14 @@ class Handlers:
             heartbeat=ttl / 3,
             board=self._board.path,
             feed=self._feed_endpoint,
-            driver=self._terms.driver,
-            coordinator_pid=self._terms.keeper_pid,
+            driver=self._config.driver,
+            coordinator_pid=self._config.keeper_pid,
             devices=self._effects.pool.devices,
             window=self._window,
         )
 
     def _ready(self, entry: SessionEntry, _: messages.Ready) -> messages.Message:
-        entry.is_ready = True
+        entry.session.is_ready = True
         self._registry.touched.sessions.add(entry.session)
         entry.watch.has_lifeline = entry.watch.holds_lifeline()
         return _DONE
@@ -236,8 +237,8 @@ class Handlers:
         with suppress(QuotaExceeded):
             self._journal.make_room(self._size_of_end(session))
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
-        if how == "pidfd" or not (entry.is_ready or entry.watch.holds_lifeline()):
-            self._bury(entry)
+        if how == "pidfd" or not (entry.session.is_ready or entry.watch.holds_lifeline()):
+            self._release_dead(entry)
         else:
             self._registry.expire(session)
         self._commit()
@@ -255,7 +256,7 @@ class Handlers:
         self._registry.break_drained(session)
         self._commit()
 
-    def _bury(self, entry: SessionEntry) -> None:
+    def _release_dead(self, entry: SessionEntry) -> None:
         """End the session of a dead process. What a GPU may still write for it is kept until that is over.
 
         A child forked from it keeps the driver's files, and so its work. Without a lock that shows their end, as under
@@ -264,7 +265,7 @@ class Handlers:
         line = self._board.session(entry.session.line)
         works_on = not (line.end_is_shown and over.is_over(self._board, entry.session.serial))
         if not (works_on and entry.is_dead):
-            self._registry.bury(entry.session, works_on=works_on)
+            self._registry.release_dead(entry.session, works_on=works_on)
         entry.is_dead = True
         entry.watch.close()  # its pidfd would call at every turn of the loop
 
@@ -294,14 +295,14 @@ class Handlers:
                 self._effects.pool.give_back(ring)
                 raise
             slot.base = self._effects.line(slot.index).recorded
-        return attachment_of(slot, entry.session)
+        return attachment_of(slot, entry.session, self._effects.pool)
 
     def _choose_engine(self, entry: SessionEntry, wanted: str, device: str) -> str:
         """The engine of a new event on `device`. EngineMismatch if the wanted one cannot work, with the reason."""
         if wanted not in ("auto", "event", "timeline"):
             raise ProtocolError(f"an engine must be 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
         reasons = {
-            "event": entry.why_not_event or self._effects.pool.why_not_event(device),
+            "event": entry.session.why_not_event or self._effects.pool.why_not_event(device),
             "timeline": None if wanted == "event" else self._effects.pool.why_not_timeline(device),
         }
         for engine in ("event", "timeline"):
@@ -318,18 +319,19 @@ class Handlers:
         remains = self._registry.remains(body.slot, body.incarnation)
         if remains is not None:
             return remains
-        return attachment_of(self._registry.attach(entry.session, body.slot, body.incarnation), entry.session)
+        slot = self._registry.attach(entry.session, body.slot, body.incarnation)
+        return attachment_of(slot, entry.session, self._effects.pool)
 
     def attachment_again(self, entry: SessionEntry, use: Use) -> messages.Message:
         """The attachment that a reply gave. A session that has left the slot since has read that reply."""
         slot = self._registry.slots.get(use.slot)
         if slot is None or slot.incarnation != use.incarnation or slot.state == "free":
             return codec.failure_of(EventClosed(f"the event of slot {use.slot} was closed by this session"))
-        return replace(attachment_of(slot, entry.session), recorder=use.is_recorder)
+        return replace(attachment_of(slot, entry.session, self._effects.pool), recorder=use.is_recorder)
 
     def _raise_if_unusable(self, entry: SessionEntry, slot: Slot) -> None:
-        if slot.engine == "event" and entry.why_not_event:
-            raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.why_not_event}")
+        if slot.engine == "event" and entry.session.why_not_event:
+            raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.session.why_not_event}")
 
     def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
         self._registry.close(entry.session, body.slot, body.incarnation, released=body.released, drained=body.drained)
@@ -346,7 +348,7 @@ class Handlers:
 
     def _probe(self, entry: SessionEntry, body: messages.Probe) -> messages.Message:
         device = body.device or self._effects.pool.devices[0]
-        reason = entry.why_not_event or self._effects.pool.why_not_event(device)
+        reason = entry.session.why_not_event or self._effects.pool.why_not_event(device)
         handle = b"" if reason else self._effects.pool.probe_handle(device)
         return messages.ProbeReply(handle, reason, self._effects.pool.why_not_timeline(device))
 
@@ -373,12 +375,12 @@ class Handlers:
     def stats(self) -> dict[str, object]:
         """The counts of `Client.stats()`."""
         slots = [slot for slot in self._registry.slots.values() if slot.state != "free"]
-        opened_ns = [entry.opened_ns for entry in self._sessions if entry.session.state == "live"]
+        opened_ns = [entry.session.opened_ns for entry in self._sessions if entry.session.state == "live"]
         now_ns = time.monotonic_ns()
         return {
             "version": __version__,
             "epoch": self._board.epoch.hex(),
-            "driver": self._terms.driver,
+            "driver": self._config.driver,
             "lease_ttl_s": self._settings.lease_ttl,
             "sessions": len(opened_ns),
             "max_sessions": self._registry.limits.sessions,
@@ -393,15 +395,15 @@ class Handlers:
             "quarantine_oldest_s": self._effects.quarantine_oldest_s(),
             "feed_number": self._effects.feed.number,
             **self._metrics.stats(),
-            "uptime_s": (now_ns - self._terms.started_ns) / 1e9,
-            "starts": self._terms.starts,
+            "uptime_s": (now_ns - self._config.started_ns) / 1e9,
+            "starts": self._config.starts,
             "start_s": (now_ns - self._serves_ns) / 1e9,
-            "pause_s": (self._serves_ns - self._terms.unserved_ns) / 1e9 if self._terms.unserved_ns else 0.0,
-            "restarts": self._terms.restarts,
+            "pause_s": (self._serves_ns - self._config.unserved_ns) / 1e9 if self._config.unserved_ns else 0.0,
+            "restarts": self._config.restarts,
             "pid": os.getpid(),
-            "keeper_pid": self._terms.keeper_pid,
+            "keeper_pid": self._config.keeper_pid,
             "memory_bytes": resident_bytes(os.getpid()),
-            "keeper_memory_bytes": resident_bytes(self._terms.keeper_pid),
+            "keeper_memory_bytes": resident_bytes(self._config.keeper_pid),
         }
 
 

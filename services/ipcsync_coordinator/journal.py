@@ -17,15 +17,15 @@ import msgspec
 from ipcsync._logs import fields
 from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator.records import Record
-from ipcsync_holdings.journal_files import (
+from ipcsync_keeper.journal_files import (
     CARRIED_OUT,
+    CRASH_COUNTERS,
+    CRASHES,
     CURRENT,
-    IN_HAND,
+    CURRENT_REQUEST,
     KILLED_FROM_OUTSIDE,
     MOST_REPLIES,
     REPLIES,
-    SUSPECT_COUNT,
-    SUSPECTS,
     VALID,
     JournalFiles,
 )
@@ -66,7 +66,7 @@ class Journal:
         self._end = self._words[VALID + self._which]
         self._room = os.fstat(self._log).st_size
         self._limit = _LEAST_LIMIT  # the limit of the last coordinator is unknown
-        self._poison = self._convict()
+        self._poison = self._count_crash()
 
     @property
     def _log(self) -> int:
@@ -155,26 +155,26 @@ class Journal:
 
     # --- the request in hand ------------------------------------------------------------------------------------------
 
-    def take_in_hand(self, frame: bytes) -> bool:
+    def begin_request(self, frame: bytes) -> bool:
         """Store which request is handled from now on; returns whether it is refused, as coordinators died of it."""
         looks = zlib.crc32(frame) << 31 | len(frame)
-        self._words[IN_HAND] = looks
+        self._words[CURRENT_REQUEST] = looks
         return bool(self._poison) and looks in self._poison
 
-    def put_down(self) -> None:
+    def end_request(self) -> None:
         """Store that the request was done, before its reply is sent."""
-        self._words[IN_HAND] = 0
+        self._words[CURRENT_REQUEST] = 0
         self._words[REPLIES] += 1
 
-    def _convict(self) -> frozenset[int]:
+    def _count_crash(self) -> frozenset[int]:
         """Count the request during which the last coordinator died; returns the requests that are to be refused."""
-        words, looks = self._words, self._words[IN_HAND]
-        places = [SUSPECTS + 2 * place for place in range(SUSPECT_COUNT)]
+        words, looks = self._words, self._words[CURRENT_REQUEST]
+        places = [CRASHES + 2 * place for place in range(CRASH_COUNTERS)]
         if looks:
             suspicion = _KILLED if words[KILLED_FROM_OUTSIDE] else _DIED
             known = [place for place in places if words[place] == looks]
             (place,) = known or [min(places, key=lambda place: words[place + 1])]
             words[place + 1] = words[place + 1] + suspicion if known else suspicion
             words[place] = looks
-            words[IN_HAND] = 0
+            words[CURRENT_REQUEST] = 0
         return frozenset(words[place] for place in places if words[place + 1] >= _POISON)

@@ -11,6 +11,7 @@ from ipcsync._board import Board
 from ipcsync._wire import messages
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects, cause_of_end
+from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry
 from ipcsync_coordinator.state import Session, Slot
@@ -48,7 +49,7 @@ def _event(slot: Slot, board: Board, effects: Effects) -> messages.EventInfo:
     )
 
 
-def attachment_of(slot: Slot, session: Session) -> messages.Attachment:
+def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachment:
     """What `session` needs to use the event of a slot."""
     origin = None if slot.origin is None else messages.Origin(*slot.origin, slot.node)
     return messages.Attachment(
@@ -59,9 +60,9 @@ def attachment_of(slot: Slot, session: Session) -> messages.Attachment:
         device=slot.device,
         engine=slot.engine,
         depth=slot.depth,
-        recorder=slot.recorder is session,
-        handles=[shared.handle for shared in slot.ring],
-        serials=[shared.serial for shared in slot.ring],
+        recorder=slot.is_recorded_by(session),
+        handles=pool.handles(slot.ring),
+        serials=slot.ring,
         origin=origin,
     )
 
@@ -75,13 +76,13 @@ def session_rows(sessions: Iterable[SessionEntry], board: Board, most: int | Non
 
 def _session(entry: SessionEntry, board: Board, now_ns: int) -> messages.SessionInfo:
     session = entry.session
-    seen = max(board.session(session.line).heartbeat, entry.opened_ns)
+    seen = max(board.session(session.line).heartbeat, entry.session.opened_ns)
     return messages.SessionInfo(
         id=session.id,
         name=session.name,
         pid=entry.watch.pid,
         events=len(session.attached),
-        connected_s=(now_ns - entry.opened_ns) / 1e9,
+        connected_s=(now_ns - entry.session.opened_ns) / 1e9,
         last_seen_s=max(now_ns - seen, 0) / 1e9,
     )
 
@@ -104,7 +105,7 @@ def _use(registry: Registry, slot: Slot, serial: int) -> messages.AttachmentInfo
         event=slot.name,
         session=session.label,
         session_id=session.id,
-        role="records" if slot.recorder is session else "waits",
+        role="records" if slot.is_recorded_by(session) else "waits",
         state="active" if serial in slot.active else "draining",
         slot=slot.index,
         incarnation=slot.incarnation,

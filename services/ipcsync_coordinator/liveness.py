@@ -14,7 +14,7 @@ from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._logs import fields
 
 if TYPE_CHECKING:
-    from ipcsync_coordinator.auth import Sender
+    from ipcsync_coordinator.limits import Sender
 
 log = logging.getLogger("ipcsync.coordinator")
 

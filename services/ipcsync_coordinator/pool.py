@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from ipcsync._logs import fields
 from ipcsync.errors import DeviceMismatch, IpcSyncError, QuotaExceeded
-from ipcsync_coordinator.driver_work import DriverWork, Made
-from ipcsync_holdings.events import SharedCudaEvent
+from ipcsync_keeper.events import SharedCudaEvent
+from ipcsync_keeper.link import DriverClient, Made
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -25,30 +25,30 @@ _AT_A_TIME = 256
 class _Device:
     is_open: bool = False
     is_refilling: bool = False
-    spare: list[SharedCudaEvent] = field(default_factory=list)
+    spare: list[int] = field(default_factory=list)
     probe: bytes | None = None
 
 
 class Pool:
-    """The interprocess events of all devices, which `work` makes and destroys.
+    """The interprocess events of all devices, by serial, which `driver` makes and destroys.
 
     `limit` bounds their number, since drivers fail beyond some twenty thousand. `held` are events of an earlier
     coordinator: slots have some of them, and `sweep` destroys the others.
     """
 
     def __init__(
-        self, devices: list[str], work: DriverWork, limit: int, step: int = 64, held: Iterable[SharedCudaEvent] = ()
+        self, devices: list[str], driver: DriverClient, limit: int, step: int = 64, held: Iterable[SharedCudaEvent] = ()
     ) -> None:
         self._devices = {uuid: _Device() for uuid in devices}
-        self._work = work
+        self._driver = driver
         self._limit = limit
         self._step = step
         self._refills = True
-        self.held = {shared.serial: shared for shared in held}
-        self.made = len(self.held)
-        self._asked_for = 0  # ahead, of a keeper that has not answered yet
+        self._events = {shared.serial: shared for shared in held}
+        self.made = len(self._events)
+        self._asked_for = 0  # ahead, and not answered yet
         self._aside: list[int] = []
-        for shared in self.held.values():
+        for shared in self._events.values():
             self._devices[shared.device].is_open = True
 
     @property
@@ -63,7 +63,7 @@ class Pool:
             raise DeviceMismatch(f"the coordinator does not serve device {uuid!r:.80}; it serves {served}")
         return device
 
-    def take(self, uuid: str, depth: int) -> list[SharedCudaEvent]:
+    def take(self, uuid: str, depth: int) -> list[int]:
         """A ring of `depth` unused events; QuotaExceeded beyond the limit."""
         device = self._device(uuid)
         missing = depth - len(device.spare)
@@ -74,9 +74,8 @@ class Pool:
                 raise QuotaExceeded(
                     f"there are {self.made} CUDA events already{aside} (--max-cuda-events)", limit=self._limit
                 )
-            device.spare += self._work.make(uuid, missing)
+            self._add(device, self._driver.make(uuid, missing))
             device.is_open = True
-            self.made += missing
         ring = device.spare[-depth:]
         del device.spare[-depth:]
         return ring
@@ -89,16 +88,27 @@ class Pool:
                 ring, other.spare = other.spare[:too_many], other.spare[too_many:]
                 self.destroy(ring)
 
-    def give_back(self, ring: list[SharedCudaEvent]) -> None:
-        """Take back a ring that every session has released."""
-        for shared in ring:
-            self._devices[shared.device].spare.append(shared)
+    def _add(self, device: _Device, made: Made) -> None:
+        self.made += len(made)
+        self._events.update((shared.serial, shared) for shared in made)
+        device.spare += [shared.serial for shared in made]
 
-    def destroy(self, ring: list[SharedCudaEvent]) -> None:
+    def handles(self, ring: list[int]) -> list[bytes]:
+        """The handles of a ring's events; KeyError for one that does not exist."""
+        return [self._events[serial].handle for serial in ring]
+
+    def give_back(self, ring: list[int]) -> None:
+        """Take back a ring that every session has released."""
+        for serial in ring:
+            self._devices[self._events[serial].device].spare.append(serial)
+
+    def destroy(self, ring: list[int]) -> None:
         """Destroy a ring of a dead recorder, whose state is unknown; what is pending is set aside."""
         if ring:
             self.made -= len(ring)
-            self._work.destroy([shared.serial for shared in ring], self._set_aside)
+            for serial in ring:
+                del self._events[serial]
+            self._driver.destroy(ring, self._set_aside)
 
     def destroy_aside(self) -> None:
         """Ask again for some of those set aside."""
@@ -109,18 +119,15 @@ class Pool:
             self._set_aside(pending)
 
         if asked:
-            self._work.destroy(asked, settle)
+            self._driver.destroy(asked, settle)
 
     def _set_aside(self, pending: list[int]) -> None:
         self.made += len(pending)
         self._aside += pending
 
     def sweep(self, used: Iterable[int]) -> None:
-        """Destroy the `held` events that are not `used`: their state is unknown."""
-        for serial in used:
-            self.held.pop(serial, None)
-        self.destroy(list(self.held.values()))
-        self.held.clear()
+        """Destroy the events of an earlier coordinator that are not `used`: their state is unknown."""
+        self.destroy(list(self._events.keys() - set(used)))
 
     def refill(self) -> None:
         """Make a step of spare events ahead for each device that has few."""
@@ -138,18 +145,17 @@ class Pool:
                 self._refills = False  # events are then made on demand, which reports the error
                 log.error("CUDA events cannot be made ahead any more", extra=fields(why=made))
             else:
-                self.made += len(made)
-                device.spare += made
+                self._add(device, made)
 
         device.is_refilling = True
         self._asked_for += count
-        self._work.make_ahead(uuid, count, take_in)
+        self._driver.make_ahead(uuid, count, take_in)
 
     def probe_handle(self, uuid: str) -> bytes:
         """The handle of an event that is kept for clients that test whether handles open."""
         device = self._device(uuid)
         if device.probe is None:
-            device.probe = self._work.probe(uuid)
+            device.probe = self._driver.probe(uuid)
             device.is_open = True
             self.made += 1
         return device.probe
@@ -169,10 +175,4 @@ class Pool:
     def why_not_timeline(self, uuid: str) -> str | None:
         """Why timeline words do not work on a device, None if they do; tested with real calls."""
         self._device(uuid)
-        return self._work.why_not_timeline(uuid)
-
-    def close(self) -> None:
-        """Destroy the spare events. Events in use end with the process, after their importers were told."""
-        for device in self._devices.values():
-            ring, device.spare = device.spare, []
-            self.destroy(ring)
+        return self._driver.why_not_timeline(uuid)

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ipcsync._wire.messages import Attachment, Message, Remains
-from ipcsync_coordinator.mirrors import Grave, Origin
+from ipcsync._wire.messages import Attachment, Message
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import Kept, SessionEntry, SessionTable, Use
+from ipcsync_coordinator.sessions import Kept, SessionTable, Use
 from ipcsync_coordinator.state import Session, Slot, Touched
+from ipcsync_coordinator.tombstones import Origin, Tombstone
 
 
 class Effect(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -21,66 +21,10 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, gc=False):
     values: tuple[int | bool | str, ...] = ()
 
 
-class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A slot as the registry has it, with all its attachments; sessions by serial, CUDA events too."""
-
-    index: int
-    state: str
-    incarnation: int
-    name: str
-    device: str
-    engine: str
-    depth: int
-    base: int
-    is_drained: bool
-    recorder: tuple[int, str, str] | None  # serial, id, name: its session may be gone
-    ring: list[int]
-    active: list[int]
-    draining: list[int]
-    left: list[int]
-    origin: tuple[bytes, int, int] | None = None
-    node: str = ""
-    reason: str = ""
-    good: int = 0
-    is_grave: bool = False
-    remains: Remains | None = None
-    recorder_pid: int = 0
-    freed: int = 0
-
-    @classmethod
-    def of(cls, slot: Slot) -> SlotRecord:
-        """The record of a slot."""
-        recorder = slot.recorder
-        return cls(
-            slot.index,
-            slot.state,
-            slot.incarnation,
-            slot.name,
-            slot.device,
-            slot.engine,
-            slot.depth,
-            slot.base,
-            slot.is_drained,
-            None if recorder is None else (recorder.serial, recorder.id, recorder.name),
-            [shared.serial for shared in slot.ring or ()],
-            sorted(slot.active),
-            sorted(slot.draining),
-            sorted(slot.left),
-            slot.origin,
-            slot.node,
-            slot.reason,
-            slot.good,
-            slot.is_grave,
-            slot.remains,
-            0 if recorder is None else recorder.pid,
-            slot.freed,
-        )
-
-
 class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One session's attachment to a slot: "active", "draining" or "left", "" if there is none any more.
 
-    A slot's own record has as many as hold it, so the record of each that comes or goes would grow with their number.
+    A slot's own row has as many as hold it, so the record of each that comes or goes would grow with their number.
     """
 
     index: int
@@ -95,48 +39,10 @@ class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
                 return cls(slot.index, serial, state)
         return cls(slot.index, serial, "")
 
-
-class SessionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A session as the registry and the session table have it, without what slots and replies contain."""
-
-    serial: int
-    id: str
-    name: str
-    state: str
-    pid: int
-    started: int
-    token: bytes
-    nonce: bytes
-    ttl_ns: int
-    opened_ns: int
-    why_not_event: str | None
-    is_ready: bool
-    is_confirmed: bool
-    forgotten: int
-    streams: list[str]
-    role: str = ""
-
-    @classmethod
-    def of(cls, session: Session, entry: SessionEntry) -> SessionRecord:
-        """The record of a session."""
-        return cls(
-            session.serial,
-            session.id,
-            session.name,
-            session.state,
-            entry.watch.pid,
-            entry.watch.started,
-            entry.token,
-            entry.nonce,
-            entry.ttl_ns,
-            entry.opened_ns,
-            entry.why_not_event,
-            entry.is_ready,
-            entry.watch.is_confirmed or entry.was_confirmed,
-            entry.forgotten,
-            sorted(session.streams),
-            session.role,
-        )
+    def apply(self, slot: Slot) -> None:
+        """Have the slot's row say the same."""
+        for state, serials in (("active", slot.active), ("draining", slot.draining), ("left", slot.left)):
+            (serials.add if state == self.state else serials.discard)(self.serial)
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -147,14 +53,14 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kept: Kept
 
     @classmethod
-    def of(cls, token: bytes, request_id: int, body: Message, frame: bytes) -> Reply:
-        """The reply with that body and frame."""
+    def of(cls, token: bytes, request_id: int, body: Message | None, frame: bytes) -> Reply:
+        """The reply with that body and frame; a refusal has no body."""
         if isinstance(body, Attachment):
             return cls(token, request_id, Use(body.slot, body.incarnation, body.recorder))
         return cls(token, request_id, frame)
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Record(msgspec.Struct, frozen=True, array_like=True):
     """The objects that a transition touched, as they are afterwards, its effects on the board, and the reply.
 
     A slot is in it either as a whole, or with those of its attachments that changed.
@@ -162,13 +68,13 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     count: int = 0  # of sessions there ever were
     high_water: int = 0
-    slots: list[SlotRecord] = []
-    sessions: list[SessionRecord] = []
+    slots: list[Slot] = []
+    sessions: list[Session] = []
     gone: list[int] = []  # serials of sessions whose lines are free
     streams: dict[str, tuple[str, int]] = {}  # those of the sessions in this record
     replies: list[Reply] = []
     effects: list[Effect] = []
-    graves: list[tuple[bytes, int, int, str, int, str]] = []  # new ones: epoch, slot, incarnation, node, good, reason
+    tombstones: list[tuple[Origin, Tombstone]] = []  # new ones
     attachments: list[AttachmentRecord] = []
 
 
@@ -178,30 +84,28 @@ def record_of(
     touched: Touched,
     effects: list[Effect],
     replies: list[Reply],
-    graves: Iterable[tuple[Origin, Grave]] = (),
+    tombstones: list[tuple[Origin, Tombstone]],
 ) -> Record:
     """The record of a transition that touched that."""
     known, gone, streams = [], [], {}
     for session in touched.sessions:
-        entry = table.of_serial(session.serial)
-        if session.serial not in registry.sessions or entry is None:
+        if session.serial not in registry.sessions or table.of_serial(session.serial) is None:
             gone.append(session.serial)
             continue
-        known.append(SessionRecord.of(session, entry))
+        known.append(session)
         for name in session.streams:
             streams[name] = registry.streams[name]
-    slots = [SlotRecord.of(slot) for slot in touched.slots]
     others = [(slot, serial) for slot, serial in touched.attachments if slot not in touched.slots]
     attachments = [AttachmentRecord.of(slot, serial) for slot, serial in others]
-    dug = [(*origin, *grave) for origin, grave in graves]
-    return Record(registry.count, registry.high_water, slots, known, gone, streams, replies, effects, dug, attachments)
+    slots, count, high_water = list(touched.slots), registry.count, registry.high_water
+    return Record(count, high_water, slots, known, gone, streams, replies, effects, tombstones, attachments)
 
 
 def whole(registry: Registry, table: SessionTable) -> Record:
     """The record of everything."""
     everything = Touched(set(registry.slots.values()), set(registry.sessions.values()))
     replies = [Reply(*each) for each in table.replies()]
-    return record_of(registry, table, everything, [], replies, registry.graves.everything())
+    return record_of(registry, table, everything, [], replies, registry.tombstones.everything())
 
 
 def folded(records: Iterable[Record]) -> Record:
@@ -210,38 +114,27 @@ def folded(records: Iterable[Record]) -> Record:
     KeyError if one is of an attachment to a slot, or names a stream, that none has.
     """
     last = Record()
-    slots: dict[int, SlotRecord] = {}
-    attachments: dict[int, dict[int, str]] = {}  # by slot and session
-    sessions: dict[int, SessionRecord] = {}
+    slots: dict[int, Slot] = {}
+    sessions: dict[int, Session] = {}
     streams: dict[str, tuple[str, int]] = {}
     replies: list[Reply] = []
-    graves: list[tuple[bytes, int, int, str, int, str]] = []
+    tombstones: list[tuple[Origin, Tombstone]] = []
     for last in records:
-        for slot in last.slots:
-            slots[slot.index] = slot
-            states = {"active": slot.active, "draining": slot.draining, "left": slot.left}
-            attachments[slot.index] = {serial: state for state, serials in states.items() for serial in serials}
+        slots.update((slot.index, slot) for slot in last.slots)
         for each in last.attachments:
-            attachments[each.index][each.serial] = each.state
+            each.apply(slots[each.index])
         sessions.update((session.serial, session) for session in last.sessions)
         for serial in last.gone:
             sessions.pop(serial, None)
         streams.update(last.streams)
         replies += last.replies
-        graves += last.graves
+        tombstones += last.tombstones
     return Record(
         last.count,
         last.high_water,
-        [_with_attachments(slots[index], attachments[index]) for index in sorted(slots)],
+        [slots[index] for index in sorted(slots)],
         [sessions[serial] for serial in sorted(sessions)],
         streams={name: streams[name] for session in sessions.values() for name in session.streams},
         replies=replies,
-        graves=graves,
+        tombstones=tombstones,
     )
-
-
-def _with_attachments(slot: SlotRecord, states: dict[int, str]) -> SlotRecord:
-    lists: dict[str, list[int]] = {"active": [], "draining": [], "left": [], "": []}
-    for serial in sorted(states):
-        lists[states[serial]].append(serial)
-    return msgspec.structs.replace(slot, active=lists["active"], draining=lists["draining"], left=lists["left"])

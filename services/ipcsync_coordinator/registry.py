@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from ipcsync._wire import names
 from ipcsync._wire.messages import Remains
@@ -27,8 +26,8 @@ from ipcsync.errors import (
     RecorderLost,
     RecorderTaken,
 )
-from ipcsync_coordinator.mirrors import Grave, Graves, Origin
-from ipcsync_coordinator.state import Change, FinishedState, Limits, Session, SessionState, Slot, Touched
+from ipcsync_coordinator.state import Change, FinishedState, Limits, Recorder, Session, SessionState, Slot, Touched
+from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
 
 _MOST_KEPT = 256  # free slots that are not used again yet
 
@@ -41,7 +40,7 @@ class Registry:
         self.sessions: dict[int, Session] = {}
         self.names: dict[str, Slot] = {}
         self.mirrors: dict[Origin, Slot] = {}
-        self.graves = Graves()
+        self.tombstones = Tombstones()
         self.slots: dict[int, Slot] = {}
         self.streams: dict[str, tuple[str, int]] = {}
         self.changes: list[Change] = []
@@ -90,7 +89,8 @@ class Registry:
         As long as it lives, others count what is recorded behind this use, though waits for it were released. It does
         not end if all was complete, nor if it is a bridge: what stands behind a mirror is judged by its word alone.
         """
-        recorder, was_broken = slot.recorder, slot.state == "broken"
+        recorder = None if slot.recorder is None else self.sessions.get(slot.recorder.serial)
+        was_broken = slot.state == "broken"
         if recorder is not None and recorder.state == "live" and not slot.is_drained and slot.origin is None:
             self.expire(recorder)
         if was_broken or slot.state != "broken":
@@ -117,7 +117,7 @@ class Registry:
                 break
             self._free_lines.rotate(-1)
         line = self._free_lines.popleft()
-        session = Session(session_id, (self.count << 16) | line, line, name, role=role)
+        session = Session((self.count << 16) | line, session_id, name, role=role)
         self.sessions[session.serial] = session
         self.has_had_bridge = self.has_had_bridge or role == "bridge"
         self.touched.sessions.add(session)
@@ -148,7 +148,7 @@ class Registry:
                 slot.reason = "expired"
                 self._finish(slot, "broken")
 
-    def bury(self, session: Session, *, works_on: bool = False) -> None:
+    def release_dead(self, session: Session, *, works_on: bool = False) -> None:
         """End a session whose process is proven dead, and so cannot touch any slot.
 
         `works_on`: what it submitted to a GPU may go on. The words that this may write stay its own, until a call
@@ -169,6 +169,9 @@ class Registry:
             self.changes.append(Change("session_closed", session=session))
         for index in sorted(session.attached):
             slot = self.slots[index]
+            if slot.recorder is not None and slot.is_recorded_by(session) and slot.recorder.end != session.end:
+                slot.recorder.end = session.end
+                self.touched.slots.add(slot)
             self._leave(
                 slot, session, breaks=breaks, released=released and not (works_on and _is_written(slot, session))
             )
@@ -199,9 +202,8 @@ class Registry:
             raise DeviceMismatch(f"the event {slot.name!r} is on device {slot.device}, not {device}")
         if engine not in ("auto", slot.engine):
             raise EngineMismatch(f"the event {slot.name!r} uses the engine {slot.engine!r}, not {engine!r}")
-        if recorder and slot.recorder not in (None, session):
-            assert slot.recorder is not None
-            taken = slot.recorder
+        taken = slot.recorder
+        if recorder and taken is not None and taken.serial != session.serial:
             raise RecorderTaken(
                 f"the session {taken.who} records on {slot.name!r}, and an event has one recorder for its whole life: "
                 "give each producer a name of its own, or wait until that one has closed it",
@@ -211,7 +213,7 @@ class Registry:
             )
         self._attach(session, slot)
         if recorder and slot.recorder is None:
-            slot.recorder = session
+            slot.recorder = Recorder(session.serial, session.id, session.name, session.pid)
             self.touched.slots.add(slot)
             self.changes.append(Change("recorder", slot=slot))
 
@@ -224,7 +226,7 @@ class Registry:
         device: str,
         engine: str,
         depth: int,
-        ring: Any,
+        ring: list[int],
         origin: Origin | None = None,
         node: str = "",
     ) -> Slot:
@@ -242,7 +244,7 @@ class Registry:
         slot.state, slot.name, slot.device, slot.engine = "open", name, device, engine
         slot.depth, slot.ring = depth, ring
         slot.recorder, slot.is_drained, slot.left, slot.remains = None, False, set(), None
-        slot.origin, slot.node, slot.reason, slot.good, slot.is_grave = origin, node, "", 0, False
+        slot.origin, slot.node, slot.reason, slot.good, slot.is_tombstone = origin, node, "", 0, False
         self.in_use += 1
         self.high_water = max(self.high_water, self.in_use)
         if origin is not None:
@@ -285,9 +287,7 @@ class Registry:
 
         `drained`: the session recorded here, and all its records are complete, though it has not released the slot.
         """
-        slot = self.slots.get(index)
-        if slot is None or incarnation > slot.incarnation:
-            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        slot = self._used(index, incarnation)
         if incarnation < slot.incarnation or session.serial in slot.left:
             return
         if index not in session.attached:
@@ -298,20 +298,26 @@ class Registry:
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
-    def exhume(self, session: Session, origin: Origin, grave: Grave, device: str) -> Slot:
-        """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the grave says."""
-        slot = self.create(
+    def mirror(
+        self, session: Session, name: str, origin: Origin, node: str, device: str, *, recorder: bool = True
+    ) -> Slot:
+        """A new mirror of a use of another node's slot, for the bridge."""
+        return self.create(
             session,
-            "",
-            recorder=False,
+            name,
+            recorder=recorder,
             device=device,
             engine="timeline",
             depth=1,
             ring=[],
             origin=origin,
-            node=grave.node,
+            node=node,
         )
-        slot.is_grave, slot.good, slot.reason = True, grave.good, grave.reason
+
+    def restore_from_tombstone(self, session: Session, origin: Origin, tombstone: Tombstone, device: str) -> Slot:
+        """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the tombstone says."""
+        slot = self.mirror(session, "", origin, tombstone.node, device, recorder=False)
+        slot.is_tombstone, slot.good, slot.reason = True, tombstone.good, tombstone.reason
         self._finish(slot, "broken")
         return slot
 
@@ -321,12 +327,10 @@ class Registry:
         ProtocolError, `code` "wanted", if it is to end as unwanted and is used again; EventClosed if it is not a mirror
         of this bridge.
         """
-        slot = self.slots.get(index)
-        if slot is None or incarnation > slot.incarnation:
-            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        slot = self._used(index, incarnation)
         if incarnation < slot.incarnation or slot.state in ("broken", "free"):
             return
-        if slot.origin is None or slot.recorder is not session:
+        if slot.origin is None or not slot.is_recorded_by(session):
             raise EventClosed(f"this session is not the bridge that mirrors on slot {index}")
         if state == "unwanted":
             if not slot.is_unwanted:
@@ -343,12 +347,10 @@ class Registry:
 
         EventClosed for a session that does not record there.
         """
-        slot = self.slots.get(index)
-        if slot is None or incarnation > slot.incarnation:
-            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        slot = self._used(index, incarnation)
         if incarnation < slot.incarnation or slot.state in ("broken", "free") or slot.is_drained:
             return
-        if slot.recorder is not session:
+        if not slot.is_recorded_by(session):
             raise EventClosed(f"this session does not record on slot {index}: it cannot break it")
         slot.reason = "behind"
         self._finish(slot, "broken")
@@ -370,6 +372,13 @@ class Registry:
         return known
 
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _used(self, index: int, incarnation: int) -> Slot:
+        """The slot that has, or had, that use; EventClosed if there was none."""
+        slot = self.slots.get(index)
+        if slot is None or incarnation > slot.incarnation:
+            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        return slot
 
     def _check_name(self, name: str, what: str) -> None:
         reason = names.why_not(name, self.limits.name_bytes)
@@ -407,7 +416,7 @@ class Registry:
             session.attached.discard(slot.index)
         else:
             slot.draining.add(session.serial)
-        if slot.recorder is session:
+        if slot.is_recorded_by(session):
             # A recorder that closed, and dies before its last work was known complete, breaks the event.
             if breaks and slot.state in ("open", "closed") and not slot.is_drained:
                 self._finish(slot, "broken")
@@ -421,7 +430,7 @@ class Registry:
                 self._drain(slot)  # there will be no record: waiters ahead are released
         if not slot.active and not slot.draining:
             self._release(slot)
-        elif slot.is_unwanted and slot.recorder is not session:
+        elif slot.is_unwanted and not slot.is_recorded_by(session):
             self.changes.append(Change("unwanted", slot=slot))
 
     def _drain(self, slot: Slot) -> None:
@@ -455,9 +464,9 @@ class Registry:
 
 
 def _is_drained_by(slot: Slot, session: Session) -> bool:
-    return slot.recorder is session and slot.state == "closed" and not slot.is_drained
+    return slot.is_recorded_by(session) and slot.state == "closed" and not slot.is_drained
 
 
 def _is_written(slot: Slot, session: Session) -> bool:
     """Whether GPU work that `session` submitted may write the slot's word; the bridge itself writes a mirror's."""
-    return slot.engine == "timeline" and slot.origin is None and slot.recorder is session and not slot.is_drained
+    return slot.engine == "timeline" and slot.origin is None and slot.is_recorded_by(session) and not slot.is_drained

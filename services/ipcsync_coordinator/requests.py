@@ -18,10 +18,9 @@ from collections.abc import Callable
 
 import zmq
 
-from ipcsync_coordinator.abuse import StrikeCounter, cut
-from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
+from ipcsync_coordinator.limits import Sender, StrikeCounter, cut
 
 _BUDGET = 512
 _LONGEST_NS = 50_000_000  # for the budget: some requests take 10 ms

@@ -17,19 +17,15 @@ from ipcsync._linux.process import Process
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
 from ipcsync._zeromq import new_context
-from ipcsync_coordinator import auth, records
-from ipcsync_coordinator.abuse import StrikeCounter, cut
-from ipcsync_coordinator.auth import Sender
+from ipcsync_coordinator import limits, records
 from ipcsync_coordinator.config import Settings
-from ipcsync_coordinator.descriptors import Descriptors, Gate
 from ipcsync_coordinator.dispatcher import Dispatcher
-from ipcsync_coordinator.driver_work import KeepersDriver
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Feed
 from ipcsync_coordinator.fleet import Fleet
-from ipcsync_coordinator.given import Given
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.limits import Descriptors, Gate, Sender, StrikeCounter, cut
 from ipcsync_coordinator.liveness import PauseCredit, warn_without_pidfds
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
@@ -37,9 +33,10 @@ from ipcsync_coordinator.recovery import recover
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.startup import Startup
 from ipcsync_coordinator.state import Limits, Session
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_holdings.holdings import listen
+from ipcsync_keeper.resources import listen
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -48,36 +45,36 @@ _UNREADY_NS = 30_000_000_000
 
 
 class Server:
-    """One coordinator, with the resources it was given. JournalError if it cannot continue from the journal."""
+    """One coordinator, with the resources it was startup. JournalError if it cannot continue from the journal."""
 
     def __init__(
-        self, settings: Settings, given: Given, done: asyncio.Event, tell_alive: Callable[[], None] = lambda: None
+        self, settings: Settings, startup: Startup, done: asyncio.Event, tell_alive: Callable[[], None] = lambda: None
     ) -> None:
         self._settings = settings
-        self._given = given
+        self._startup = startup
         self._tell_alive = tell_alive  # called after each complete tick
         self._loop = asyncio.get_running_loop()
         self._done = done  # set: the end begins
-        terms = given.terms
-        self.board = given.board
-        self._endpoint = endpoints.endpoint_in(terms.fixed.runtime_dir)
-        self._feed_endpoint = endpoints.endpoint_in(terms.fixed.runtime_dir, endpoints.FEED)
+        config = startup.config
+        self.board = startup.board
+        self._endpoint = endpoints.endpoint_in(config.keeper.runtime_dir)
+        self._feed_endpoint = endpoints.endpoint_in(config.keeper.runtime_dir, endpoints.FEED)
         self._descriptors = Descriptors(settings.max_sessions)
         warn_without_pidfds()
         self._context = new_context(65_535)
-        self._zap = auth.ZapHandler(self._context, self._refuse)
+        self._zap = limits.ZapHandler(self._context, self._refuse)
         self.metrics = Metrics()
         self.feed = Feed(
-            self._take_feed(), (terms.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon, self._cut_subscriber
+            self._take_feed(), (config.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon, self._cut_subscriber
         )
         self.registry = Registry(_limits(settings))
-        pool = Pool(terms.devices, given.work, settings.max_cuda_events, held=terms.events)
-        self.effects = Effects(self.board, pool, self.feed, self._forget, self.registry.graves)
-        journal = Journal(given.journal, lambda: records.whole(self.registry, self.sessions))
+        pool = Pool(config.devices, startup.driver, settings.max_cuda_events, held=config.events)
+        self.effects = Effects(self.board, pool, self.feed, self._forget, self.registry.tombstones)
+        journal = Journal(startup.journal, lambda: records.whole(self.registry, self.sessions))
         self.sessions = SessionTable(journal.most_replies(settings.remembered_requests), settings.max_sessions)
         self._transactions = Transactions(self.registry, self.sessions, self.effects, journal)
         self._differing = recover(journal, self.registry, self.sessions, self.effects, self.board, time.monotonic_ns())
-        first_want = (terms.starts - 1) << codec.FEED_START_BITS
+        first_want = (config.starts - 1) << codec.FEED_START_BITS
         self.fleet = Fleet(self.registry, self.effects, self.sessions, self._transactions, self.board.epoch, first_want)
         self.handlers = Handlers(
             settings,
@@ -86,13 +83,13 @@ class Server:
             self.effects,
             self.sessions,
             self.metrics,
-            terms,
+            config,
             self._transactions,
             self.fleet,
             self._feed_endpoint,
             self._descriptors.sessions,
         )
-        strikes = StrikeCounter(settings.max_strange, settings.max_sessions)
+        strikes = StrikeCounter(settings.max_invalid, settings.max_sessions)
         dispatcher = Dispatcher(
             settings, self.handlers, self.sessions, self.metrics, strikes, self._transactions, self._confirm
         )
@@ -110,7 +107,7 @@ class Server:
         self.status = 0
         self._gate = Gate(
             [self._requests.socket, self.feed.socket],
-            given.place,
+            startup.place,
             self._descriptors.usable,
             Inbox(self._refuse).put,
         )
@@ -120,7 +117,7 @@ class Server:
 
     def _guard(self, socket: zmq.Socket[bytes]) -> None:
         socket.linger = 0
-        socket.setsockopt(zmq.ZAP_DOMAIN, auth.DOMAIN)
+        socket.setsockopt(zmq.ZAP_DOMAIN, limits.DOMAIN)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._settings.handshake_s * 1000))
 
     def _take(self, socket: zmq.Socket[bytes], listening: int, endpoint: str) -> None:
@@ -134,7 +131,7 @@ class Server:
         # ZeroMQ silently closes the connection of a larger frame; up to this size the coordinator refuses and counts.
         router.setsockopt(zmq.MAXMSGSIZE, 4 * self._settings.max_frame)
         router.sndhwm = self._settings.reply_queue
-        self._take(router, self._given.sockets[0], self._endpoint)
+        self._take(router, self._startup.sockets[0], self._endpoint)
         return router
 
     def _take_feed(self) -> zmq.Socket[bytes]:
@@ -144,7 +141,7 @@ class Server:
         feed.setsockopt(zmq.XPUB_VERBOSE, 1)  # tell of each subscriber, not only of the first
         feed.sndhwm = self._settings.feed_queue
         feed.rcvhwm = UNREAD_SUBSCRIPTIONS
-        self._take(feed, self._given.sockets[1], self._feed_endpoint)
+        self._take(feed, self._startup.sockets[1], self._feed_endpoint)
         return feed
 
     def _refuse(self, reason: str, **more: object) -> None:
@@ -162,8 +159,7 @@ class Server:
 
     async def run(self) -> None:
         """Serve until `stop`, or until the keeper is gone."""
-        if self._given.link is not None:
-            self._loop.add_reader(self._given.link.socket, self._drain_link)
+        self._loop.add_reader(self._startup.driver.link.socket, self._drain_link)
         self._resume()
         readers: list[tuple[zmq.Socket[bytes], Callable[[], None]]] = [
             (self._zap.socket, self._drain_zap),
@@ -175,9 +171,9 @@ class Server:
             self._loop.call_soon(drain)  # requests before the reader was added give no edge
         self._loop.call_soon(self._tick)
         self.handlers.serve()
-        self.board.starts = self._given.terms.starts
+        self.board.starts = self._startup.config.starts
         self._idle_since = time.monotonic()
-        self._given.tell_serving()
+        self._startup.driver.report_serving()
         await self._done.wait()
         for socket, _ in readers:
             self._loop.remove_reader(_fd(socket))
@@ -191,11 +187,10 @@ class Server:
         self._parent = parent
 
     def _drain_link(self) -> None:
-        if isinstance(self._given.work, KeepersDriver):
-            try:
-                self._given.work.drain()
-            except EOFError:
-                self.stop()
+        try:
+            self._startup.driver.drain()
+        except EOFError:
+            self.stop()
 
     # The loop may call these after `close`, when there are no sockets any more.
 
@@ -229,13 +224,14 @@ class Server:
         self._transactions.commit()
         for entry in self.sessions:
             on_death = partial(self.handlers.lose, entry, "pidfd")
-            if entry.was_confirmed and not entry.watch.watch_at_once(self._loop, on_death):
+            if entry.session.was_confirmed and not entry.watch.watch_at_once(self._loop, on_death):
                 on_death()
 
     def _confirm(self, entry: SessionEntry, sender: Sender) -> None:
         if entry.watch.confirm(sender, self._loop, partial(self.handlers.lose, entry, "pidfd")):
-            entry.session.pid, entry.session.started = entry.watch.pid, entry.watch.started
-            self.registry.touched.sessions.add(entry.session)
+            session = entry.session
+            session.pid, session.started, session.was_confirmed = entry.watch.pid, entry.watch.started, True
+            self.registry.touched.sessions.add(session)
 
     def _forget(self, session: Session) -> None:
         self.handlers.forget(session)
@@ -284,27 +280,27 @@ class Server:
             self._idle_since = now
         if limit and now - max(self._idle_since, self._credit.since_ns / 1e9) > limit:
             log.info("stopping", extra=fields(reason="idle", idle_s=limit))
-            self._given.tell_ending()
+            self._startup.report_ending()
             self.stop()
 
     def _check_place(self) -> None:
         """Make single files anew that were removed; log once that the directory was, and stop with the last session."""
         if not self._is_lost:
             self._mend_place()
-        if not self._is_lost and not self._given.place.is_own:
+        if not self._is_lost and not self._startup.place.is_own:
             self._is_lost = True
             log.error(
                 "the runtime directory was removed or belongs to another coordinator now: no client can connect here "
                 "any more; this coordinator ends with its last session",
-                extra=fields(path=self._given.place.path, sessions=len(self.sessions)),
+                extra=fields(path=self._startup.place.path, sessions=len(self.sessions)),
             )
         if self._is_lost and not self.sessions.has_living:
             self.status = 1
-            self._given.tell_ending()
+            self._startup.report_ending()
             self.stop()
 
     def _mend_place(self) -> None:
-        place = self._given.place
+        place = self._startup.place
         try:
             if place.mend():
                 log.warning("the runtime directory's lock file was removed: made anew", extra=fields(path=place.path))
@@ -322,7 +318,7 @@ class Server:
         """Bind another socket at `path` for the same peers; those that are connected stay so."""
         with suppress(FileNotFoundError):
             os.unlink(path)  # of a coordinator before this one
-        place = self._given.place
+        place = self._startup.place
         at = place.sockets.index(path)
         socket, endpoint = ((self._requests.socket, self._endpoint), (self.feed.socket, self._feed_endpoint))[at]
         self._take(socket, listen(path).detach(), endpoint)
@@ -335,7 +331,7 @@ class Server:
         elif entry.session.state == "live":
             if self._is_silent(entry, now_ns):
                 self.handlers.lose(entry, "ttl")
-        elif entry.watch.gave_up_lifeline() or not (entry.is_ready or entry.watch.holds_lifeline()):
+        elif entry.watch.gave_up_lifeline() or not (entry.session.is_ready or entry.watch.holds_lifeline()):
             # Its goodbye was lost, it called exec, or it was never ready, and expired with its lifeline held.
             self.handlers.lose(entry, "pidfd")
         elif self.handlers.drains(entry) and self._is_silent(entry, now_ns):
@@ -345,16 +341,16 @@ class Server:
         # It never goes back: the line's last user may have been stopped within its own store.
         entry.beat_ns = max(entry.beat_ns, self.board.session(entry.session.line).heartbeat)
         # One that was never ready may be nobody's: its process gave up before the welcome came.
-        ttl_ns = entry.ttl_ns if entry.is_ready else min(entry.ttl_ns, _UNREADY_NS)
+        ttl_ns = entry.session.ttl_ns if entry.session.is_ready else min(entry.session.ttl_ns, _UNREADY_NS)
         return now_ns - max(entry.beat_ns, self._credit.since_ns) > ttl_ns
 
     def close(self) -> None:
         """Close everything. In one process: store the end on the board first, and remove the files last."""
-        holdings = self._given.holdings
-        if holdings is not None:
+        resources, link = self._startup.resources, self._startup.driver.link
+        if resources is not None:
             self.board.stop()
-        if self._given.link is not None:
-            self._loop.remove_reader(self._given.link.socket)
+        self._loop.remove_reader(link.socket)
+        link.close()
         self._gate.stop()
         self._requests.socket.close()
         self.feed.close()
@@ -362,9 +358,8 @@ class Server:
         self._context.term()
         for entry in self.sessions:
             entry.watch.close()
-        if holdings is not None:
-            self.effects.pool.close()
-            holdings.close()
+        if resources is not None:
+            resources.close()
 
 
 def _limits(settings: Settings) -> Limits:

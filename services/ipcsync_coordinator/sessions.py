@@ -27,21 +27,13 @@ Kept: TypeAlias = bytes | Use
 
 @dataclass(eq=False)
 class SessionEntry:
-    """A session as the coordinator holds it: token, TTL, its process, and the replies that a retry gets again."""
+    """A session with what this coordinator alone has of it: its process, and the replies that a retry gets again."""
 
     session: Session
-    token: bytes
-    nonce: bytes
-    ttl_ns: int
-    opened_ns: int
-    beat_ns: int  # the latest heartbeat seen
     watch: ProcessWatch
-    why_not_event: str | None = None
-    is_ready: bool = False
-    was_confirmed: bool = False  # by a coordinator before this one
+    beat_ns: int  # the latest heartbeat seen
     is_dead: bool = False  # its process is, and what that submitted to a GPU may go on
     replies: OrderedDict[int, Kept] = field(default_factory=OrderedDict)
-    forgotten: int = 0  # the highest request id whose reply is no longer kept
     deadline_ns: int = 0  # of its last request; all requests of one call have the same
 
 
@@ -80,15 +72,14 @@ class SessionTable:
 
     def add(self, entry: SessionEntry) -> None:
         """Take in a new one."""
-        self._by_token[entry.token] = entry
-        self._by_serial[entry.session.serial] = entry
-        self._by_nonce[entry.nonce] = entry
+        session = entry.session
+        self._by_token[session.token] = self._by_serial[session.serial] = self._by_nonce[session.nonce] = entry
 
     def forget(self, serial: int) -> SessionEntry | None:
         """The entry of the session with that number, which has no place here any more."""
         entry = self._by_serial.pop(serial, None)
         if entry is not None:
-            del self._by_token[entry.token], self._by_nonce[entry.nonce]
+            del self._by_token[entry.session.token], self._by_nonce[entry.session.nonce]
         return entry
 
     def keep(self, token: bytes, request_id: int, reply: Kept) -> None:
@@ -104,13 +95,13 @@ class SessionTable:
         entry.replies[request_id] = reply
         if len(entry.replies) > self._most_replies:
             oldest, _ = entry.replies.popitem(last=False)
-            entry.forgotten = max(entry.forgotten, oldest)
+            entry.session.forgotten = max(entry.session.forgotten, oldest)
 
     def replies(self) -> Iterator[tuple[bytes, int, Kept]]:
         """All replies that are kept: token, request id, reply; each session's in the order in which they were kept."""
-        for entry in self._by_token.values():
+        for token, entry in self._by_token.items():
             for request_id, reply in entry.replies.items():
-                yield entry.token, request_id, reply
+                yield token, request_id, reply
         for token, (request_id, reply) in self._final_replies.items():
             yield token, request_id, reply
 

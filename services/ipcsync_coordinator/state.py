@@ -1,13 +1,19 @@
-"""The parts of a registry: sessions, slots, limits, and the changes that follow from a transition."""
+"""The parts of a registry: sessions, slots, limits, and the changes that follow from a transition.
+
+Sessions and slots are the journal's rows too. They refer to each other by serial and index, and what a start derives
+from the rest is in no row.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from msgspec import Struct
 
 from ipcsync._wire import names
 from ipcsync._wire.messages import Remains
-from ipcsync_coordinator.mirrors import Origin
+from ipcsync_coordinator.tombstones import Origin
 
 SlotState = Literal["free", "open", "broken", "closed"]
 SessionState = Literal["live", "expired", "closed"]
@@ -38,22 +44,14 @@ class Limits:
     name_bytes: int = names.MAX_BYTES
 
 
-@dataclass(eq=False)
-class Session:
-    """One client of a process. `attached` are the slots that it may still touch."""
+class Recorder(Struct, eq=False, array_like=True):
+    """A session as the slot that it records on knows it, also once it is gone; `end`: how it ended amid its use."""
 
-    id: str
     serial: int
-    line: int
+    id: str
     name: str
     pid: int = 0  # 0: unknown
-    state: SessionState = "live"
-    started: int = 0
-    attached: set[int] = field(default_factory=set)
-    left: set[int] = field(default_factory=set)  # slots whose `left` has it, or had
-    streams: set[str] = field(default_factory=set)
-    role: str = ""  # "bridge"
-    end: SessionEnd = ""  # how it ended, once it has
+    end: SessionEnd = ""
 
     @property
     def label(self) -> str:
@@ -66,16 +64,47 @@ class Session:
         return f"{self.label!r} (pid {self.pid})" if self.pid else repr(self.label)
 
 
-@dataclass(eq=False)
-class Slot:
+class Session(Recorder, eq=False, array_like=True, dict=True):
+    """One client of a process, as the registry and the session table have it.
+
+    `started` is its process's start time, without which the pid is useless to others. `was_confirmed`: its process has
+    once been watched by a pidfd. Up to `forgotten` the replies to its requests are not kept.
+    """
+
+    state: SessionState = "live"
+    started: int = 0
+    streams: set[str] = set()
+    role: str = ""  # "bridge"
+    token: bytes = b""
+    nonce: bytes = b""
+    ttl_ns: int = 0
+    opened_ns: int = 0
+    why_not_event: str | None = None
+    is_ready: bool = False
+    was_confirmed: bool = False
+    forgotten: int = 0
+
+    def __post_init__(self) -> None:
+        self.attached: set[int] = set()
+        """The slots that it may still touch."""
+        self.left: set[int] = set()
+        """The slots whose `left` has it, or had."""
+
+    @property
+    def line(self) -> int:
+        """Its line on the board."""
+        return self.serial & 0xFFFF
+
+
+class Slot(Struct, eq=False, array_like=True):
     """One place for a shared event.
 
     `active` sessions have it open; `draining` ones closed it but may still touch it; `left` ones have released it.
     `is_drained` once it is closed and all its records are complete: its timeline word is not written any more, and
-    waiters ahead are released.
+    waiters ahead are released. `ring` has the serials of its CUDA events.
 
     A mirror has the use of another node's slot that it stands for as `origin`, and the bridge as its recorder. Once it
-    is broken, `reason` is that of `Finish`; `is_grave`: it was lost before a session opened it here.
+    is broken, `reason` is that of `Finish`; `is_tombstone`: it was lost before a session opened it here.
 
     Once any slot is broken, `good` is the last generation that counts, and `reason` is "expired" if its recorder
     did, "behind" if that lives and what it recorded stood behind a lost wait.
@@ -90,19 +119,23 @@ class Slot:
     engine: str = ""
     depth: int = 0
     base: int = 0
-    ring: Any = None
-    recorder: Session | None = None
-    active: set[int] = field(default_factory=set)
-    draining: set[int] = field(default_factory=set)
-    left: set[int] = field(default_factory=set)
+    ring: list[int] = []
+    recorder: Recorder | None = None
+    active: set[int] = set()
+    draining: set[int] = set()
+    left: set[int] = set()
     is_drained: bool = False
     origin: Origin | None = None
     node: str = ""
     reason: str = ""
     good: int = 0
-    is_grave: bool = False
+    is_tombstone: bool = False
     remains: Remains | None = None
     freed: int = 0
+
+    def is_recorded_by(self, session: Session) -> bool:
+        """Whether that session is its recorder."""
+        return self.recorder is not None and self.recorder.serial == session.serial
 
     @property
     def is_unwanted(self) -> bool:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from ipcsync_coordinator.effects import Effects, Step
 from ipcsync_coordinator.journal import Journal
-from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.records import Record, Reply, record_of
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionTable
+from ipcsync_coordinator.tombstones import Origin, Tombstone
 
 
 class Transactions:
@@ -22,7 +22,7 @@ class Transactions:
         self._effects = effects
         self.journal = journal
         self._steps: list[Step] = []
-        self._graves: list[tuple[Origin, Grave]] = []
+        self._tombstones: list[tuple[Origin, Tombstone]] = []
 
     def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> None:
         """Have everything since the last call take effect, and keep the reply, which may go out afterwards.
@@ -36,7 +36,7 @@ class Transactions:
             self.journal.append(self._record(None if is_refusal else reply))
             steps, self._steps = self._steps, []
             registry.touched.clear()
-            self._graves.clear()
+            self._tombstones.clear()
             self._effects.carry_out(steps)
             self._keep(reply)  # before the log may be compacted: what is not kept is then in no log
             self.journal.carried_out()
@@ -51,5 +51,5 @@ class Transactions:
         registry = self._registry
         effects = [step.effect for step in self._steps if step.effect is not None]
         replies = [] if reply is None else [reply]
-        self._graves += registry.graves.take_new()
-        return record_of(registry, self._sessions, registry.touched, effects, replies, self._graves)
+        self._tombstones += registry.tombstones.take_new()
+        return record_of(registry, self._sessions, registry.touched, effects, replies, self._tombstones)

@@ -15,8 +15,8 @@ from ipcsync._board.runtime_dir import KEEPER, RuntimeDirError
 from ipcsync._linux.process import watched
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import configure, fields
-from ipcsync_holdings.holdings import Holdings
 from ipcsync_keeper.keeper import Keeper, Plan
+from ipcsync_keeper.resources import Resources
 from ipcsync_keeper.wake import Wake
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -27,7 +27,7 @@ _DESCRIPTORS = 65_536  # each coordinator that it starts has the same limit
 def main(plan: Plan) -> int:
     """Hold everything, keep a coordinator serving, and return the exit status."""
     configure(plan.log_level, as_json=plan.log_json)
-    os.environ["IPCSYNC_DRIVER"] = plan.fixed.driver
+    os.environ["IPCSYNC_DRIVER"] = plan.keeper.driver
     room.raise_descriptors(_DESCRIPTORS)
     manager = ServiceManager()
     parent = watched(plan.exit_with) if plan.exit_with else None
@@ -35,16 +35,16 @@ def main(plan: Plan) -> int:
         return 0
     wake = Wake()  # before anything needs to be removed at the end
     try:
-        holdings = Holdings(plan.fixed)
+        resources = Resources(plan.keeper)
     except Exception as caught:
         error = room.shortage(caught, "a keeper") or caught
         why = error if isinstance(error, RuntimeDirError) else f"{type(error).__name__}: {error}"
         log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(error, RuntimeError | RuntimeDirError))
         return 1
-    holdings.directory.sign(KEEPER)
+    resources.directory.sign(KEEPER)
 
     def ready() -> None:
-        endpoint = holdings.directory.endpoint
+        endpoint = resources.directory.endpoint
         log.info(
             "ready",
             extra=fields(
@@ -52,7 +52,7 @@ def main(plan: Plan) -> int:
                 version=ipcsync.__version__,
                 driver=_drivers.name(),
                 keeper=os.getpid(),
-                epoch=holdings.epoch.hex()[:8],
+                epoch=resources.epoch.hex()[:8],
             ),
         )
         if plan.ready_fd is not None:
@@ -60,7 +60,7 @@ def main(plan: Plan) -> int:
             os.close(plan.ready_fd)
         manager.ready(f"serves {endpoint}")
 
-    status = Keeper(plan, holdings, manager, parent, wake, ready).run()
+    status = Keeper(plan, resources, manager, parent, wake, ready).run()
     log.info("stopped")
     return status
 

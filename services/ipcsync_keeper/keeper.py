@@ -15,12 +15,12 @@ from ipcsync._board.runtime_dir import RELOAD
 from ipcsync._linux.process import Process, has_terminal
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
-from ipcsync_holdings.answers import Answers
-from ipcsync_holdings.holdings import Fixed, Holdings
-from ipcsync_holdings.journal_files import IN_HAND, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
-from ipcsync_keeper.child import Child
-from ipcsync_keeper.patience import Restarts
+from ipcsync_keeper.backoff import Restarts
+from ipcsync_keeper.driver_thread import DriverThread
+from ipcsync_keeper.journal_files import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
+from ipcsync_keeper.process import CoordinatorProcess
 from ipcsync_keeper.reload import Reloads, SeenSettings
+from ipcsync_keeper.resources import KeeperConfig, Resources
 from ipcsync_keeper.wake import Wake
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -35,7 +35,7 @@ _PATIENCE_S = 10.0  # with a heartbeat that does not advance
 class Plan(msgspec.Struct, frozen=True):
     """The options of the command line. `command` starts a coordinator; `exit_with` is PID:START or empty."""
 
-    fixed: Fixed
+    keeper: KeeperConfig
     command: list[str]
     spare: bool
     log_level: str
@@ -45,37 +45,37 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Keeper:
-    """Keeps a coordinator serving over `holdings` while `parent` lives. `ready` is called when the first one serves."""
+    """Keeps a coordinator serving over `resources` while `parent` lives. `ready` is called once the first serves."""
 
     def __init__(
         self,
         plan: Plan,
-        holdings: Holdings,
+        resources: Resources,
         manager: ServiceManager,
         parent: Process | None,
         wake: Wake,
         ready: Callable[[], None],
     ) -> None:
         self._plan = plan
-        self._holdings = holdings
+        self._resources = resources
         self._manager = manager
         self._parent = parent
-        self._tell_ready = ready
+        self._on_ready = ready
         self._status: int | None = None  # the exit status, once it ends
-        self._versions: dict[str, str] | None = None  # the versions of all coordinators over these holdings
+        self._versions: dict[str, str] | None = None  # the versions of all coordinators over these resources
         self._is_ready = False
-        self._serving: Child | None = None  # or is about to serve
-        self._spare: Child | None = None  # the next one
-        self._candidate: Child | None = None  # with new code, until its versions are checked
+        self._active: CoordinatorProcess | None = None  # or is about to serve
+        self._spare: CoordinatorProcess | None = None  # the next one
+        self._candidate: CoordinatorProcess | None = None  # with new code, until its versions are checked
         self._unserved_ns = 0  # since when no coordinator serves, 0 while one does
         self._spare_at, self._kill_at = 0.0, math.inf
         self._beat, self._beat_at, self._looked_at = 0, 0.0, 0.0
-        self._reloads = Reloads(holdings.directory.path, manager)
+        self._reloads = Reloads(resources.directory.path, manager)
         self._settings = SeenSettings()
         self._restarts = Restarts()
         self._has_terminal = has_terminal()
         self._wake = wake
-        self._answers = Answers(holdings, wake.wake)
+        self._driver = DriverThread(resources, wake.wake)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Keeper:
         """Run until SIGTERM, SIGINT, or until a coordinator ends by itself; returns the exit status."""
         try:
             while self._status is None:
-                self._see_to_all(self._wait())
+                self._step(self._wait())
         finally:
             self._stop()
         return self._status
@@ -96,14 +96,14 @@ class Keeper:
             if child.is_silent:
                 poll.register(child.link.socket, select.POLLIN)
         now = time.monotonic()
-        due = min(now + _TICK_S, self._kill_at, self._restarts.at if self._serving is None else math.inf)
+        due = min(now + _TICK_S, self._kill_at, self._restarts.at if self._active is None else math.inf)
         poll.poll(math.ceil(max(0.0, due - now) * 1000))
         return self._wake.signals()
 
-    def _children(self) -> list[Child]:
-        return [child for child in (self._serving, self._spare, self._candidate) if child is not None]
+    def _children(self) -> list[CoordinatorProcess]:
+        return [child for child in (self._active, self._spare, self._candidate) if child is not None]
 
-    def _see_to_all(self, signals: list[int]) -> None:
+    def _step(self, signals: list[int]) -> None:
         for number in signals:
             # Without a terminal, SIGHUP asks for a reload.
             if number == RELOAD or (number == signal.SIGHUP and not self._has_terminal):
@@ -114,105 +114,105 @@ class Keeper:
             self._status = 0
         for child in self._children():
             if child.is_silent:
-                child.hear()
+                child.receive_greeting()
         if self._status is None:
-            self._see_to_serving()
-            self._see_to_candidate()
-            self._see_to_spare()
-            self._take_pulse()
+            self._supervise_active()
+            self._supervise_candidate()
+            self._supervise_spare()
+            self._check_heartbeat()
         if self._is_ready:
             self._manager.alive()
 
     # --- the coordinator that serves ----------------------------------------------------------------------------------
 
-    def _see_to_serving(self) -> None:
-        if (ended := self._serving) is not None and ended.is_dead:
-            self._serving, self._kill_at = None, math.inf
+    def _supervise_active(self) -> None:
+        if (ended := self._active) is not None and ended.is_dead:
+            self._active, self._kill_at = None, math.inf
             self._unserved_ns = self._unserved_ns or time.monotonic_ns()
             self._see_end(ended, ended.end() or 0)
         now = time.monotonic()
-        if self._serving is None and self._status is None and now >= self._restarts.at:
+        if self._active is None and self._status is None and now >= self._restarts.at:
             self._drop_bad_spare(now)  # it may have died beside the one that served
-            self._serving, self._spare = self._spare or self._start(), None
-        if (child := self._serving) is None:
+            self._active, self._spare = self._spare or self._start(), None
+        if (child := self._active) is None:
             return
         if now >= self._kill_at or (child.versions is None and now - child.began > _START_S):
             child.kill()
-        elif child.versions is not None and not child.was_told:
+        elif child.versions is not None and not child.was_started:
             self._let_serve(child)
         elif child.is_serving and not child.was_dismissed:
-            self._see_serving(child)
+            self._note_serving(child)
 
-    def _start(self) -> Child | None:
+    def _start(self) -> CoordinatorProcess | None:
         """A coordinator with the code on disk; None if there is no process, memory or descriptor for it."""
         try:
-            return Child(self._holdings, self._plan.command)
+            return CoordinatorProcess(self._resources, self._plan.command)
         except OSError as error:
             log.error("cannot start a coordinator", extra=fields(why=error))
             self._restarts.see_none_started(time.monotonic())
             return None
 
-    def _let_serve(self, child: Child) -> None:
+    def _let_serve(self, child: CoordinatorProcess) -> None:
         """The code on the disk may be another by now: one that speaks otherwise must not go on with what is held."""
         self._versions = self._versions or child.versions
         if differing := self._differing(child):
             log.error("the code on disk has other versions", extra=fields(differs=differing))
             child.kill()
         else:
-            self._holdings.journal.words[REPLIES] = 0
-            child.began, child.was_told = time.monotonic(), True
-            self._answers.serve(child, self._unserved_ns)
+            self._resources.journal.words[REPLIES] = 0
+            child.began, child.was_started = time.monotonic(), True
+            self._driver.serve(child, self._unserved_ns)
 
-    def _differing(self, child: Child) -> str:
+    def _differing(self, child: CoordinatorProcess) -> str:
         """The names of versions that differ; empty if none does, or they are not known yet."""
         theirs, ours = child.versions or self._versions or {}, self._versions or {}
         return ", ".join(sorted(name for name in ours | theirs if theirs.get(name) != ours.get(name)))
 
-    def _see_serving(self, child: Child) -> None:
+    def _note_serving(self, child: CoordinatorProcess) -> None:
         self._unserved_ns = 0
         if self._reloads.is_under_way and self._candidate is None:
             self._reloads.end(note=self._settings.differences(child.settings))
         self._settings.see(child.settings)
         if not self._is_ready:
             self._is_ready = True
-            self._tell_ready()
+            self._on_ready()
 
-    def _see_end(self, child: Child, status: int) -> None:
+    def _see_end(self, child: CoordinatorProcess, status: int) -> None:
         """The coordinator has ended: a death, unless it was told to end or announced it."""
-        words, now, how = self._holdings.journal.words, time.monotonic(), child.how_it_ended()
+        words, now, how = self._resources.journal.words, time.monotonic(), child.how_it_ended()
         if words[IS_ENDING]:
             self._status = max(status, 0)
         elif not self._is_ready and not child.is_serving and not words[REPLIES]:
             self._status = 1  # its log says why
         elif child.was_dismissed:
-            words[IN_HAND] = 0  # it was ended amid that request, and did not die of it
-            self._holdings.restarts["reloaded"] += 1
+            words[CURRENT_REQUEST] = 0  # it was ended amid that request, and did not die of it
+            self._resources.restarts["reloaded"] += 1
             self._restarts.at = now
         else:
-            log.error("the coordinator died", extra=fields(pid=child.pid, how=how, starts=self._holdings.starts))
-            self._holdings.restarts["hung" if child.has_hung else "died"] += 1
+            log.error("the coordinator died", extra=fields(pid=child.pid, how=how, starts=self._resources.starts))
+            self._resources.restarts["hung" if child.has_hung else "died"] += 1
             if self._reloads.is_under_way and self._candidate is None:
                 self._reloads.end(f"the new code ended before it served ({how}); trying again")
             if child.versions is None:  # it has read nothing of what is held: its settings or its code do not load
                 self._restarts.see_none_started(now)
                 return
             words[KILLED_FROM_OUTSIDE] = from_outside = status == -signal.SIGKILL and not child.was_killed
-            has_replied, lived_s = child.was_told and words[REPLIES] > 0, now - child.began
+            has_replied, lived_s = child.was_started and words[REPLIES] > 0, now - child.began
             is_hopeless = self._restarts.see_end(lived_s, now, has_replied=has_replied, is_own_doing=not from_outside)
             if status == UNREADABLE or is_hopeless:
                 self._give_up()
 
     def _give_up(self) -> None:
         """Store the end on the board, and keep the journal for inspection."""
-        self._holdings.board.stop()
-        kept = self._holdings.journal.save(self._holdings.directory.path)
+        self._resources.board.stop()
+        kept = self._resources.journal.save(self._resources.directory.path)
         log.critical("giving up: no coordinator can continue from this journal", extra=fields(journal=kept))
         self._status = 1
 
     # --- new code, and the spare --------------------------------------------------------------------------------------
 
-    def _see_to_candidate(self) -> None:
-        is_served = self._serving is not None and self._serving.is_serving
+    def _supervise_candidate(self) -> None:
+        is_served = self._active is not None and self._active.is_serving
         if self._reloads.are_wanted and not self._reloads.is_under_way and is_served:
             self._reloads.begin()
             self._candidate = self._start()
@@ -231,28 +231,28 @@ class Keeper:
             )
         elif differing := self._differing(child):
             why_not = f"the new code has another version of: {differing}; a full restart is needed"
-        elif child.versions is not None and not (self._serving and self._serving.is_asking):
+        elif child.versions is not None and not (self._active and self._active.is_asking):
             self._replace_by(child)  # the driver's thread is free for it
         if why_not is not None:
             child.end()
             self._candidate = None
             self._reloads.end(f"{why_not}; the old code goes on")
 
-    def _replace_by(self, child: Child) -> None:
+    def _replace_by(self, child: CoordinatorProcess) -> None:
         """End the old coordinator after its current request; the process that was checked takes over."""
         if self._spare is not None:
             self._spare.end()  # it has the old code
         self._spare, self._candidate = child, None
-        if self._serving is not None:
-            self._serving.dismiss()
+        if self._active is not None:
+            self._active.dismiss()
             self._kill_at = time.monotonic() + _STOP_S
             self._unserved_ns = self._unserved_ns or time.monotonic_ns()
 
-    def _see_to_spare(self) -> None:
+    def _supervise_spare(self) -> None:
         """Keep a spare waiting with its modules imported, if that is wanted. Its death has no effect."""
         now = time.monotonic()
         self._drop_bad_spare(now)
-        is_quiet = self._serving is not None and self._serving.is_serving and not self._reloads.is_under_way
+        is_quiet = self._active is not None and self._active.is_serving and not self._reloads.is_under_way
         if self._plan.spare and self._spare is None and is_quiet and now >= self._spare_at:
             self._spare = self._start()
             self._spare_at = now if self._spare else now + _NO_SPARE_S
@@ -265,12 +265,12 @@ class Keeper:
 
     # --- time, and the end --------------------------------------------------------------------------------------------
 
-    def _take_pulse(self) -> None:
+    def _check_heartbeat(self) -> None:
         """Kill a coordinator that hangs. Time in which this process did not run itself does not count."""
-        child, now = self._serving, time.monotonic()
+        child, now = self._active, time.monotonic()
         was_late, self._looked_at = now - self._looked_at > 4 * _TICK_S, now
-        beat = self._holdings.board.heartbeat
-        if beat != self._beat or was_late or child is None or child.is_asking or not child.has_terms:
+        beat = self._resources.board.heartbeat
+        if beat != self._beat or was_late or child is None or child.is_asking or not child.has_config:
             self._beat, self._beat_at = beat, now
         elif now - self._beat_at > _PATIENCE_S:
             child.has_hung, self._beat_at = True, now
@@ -280,7 +280,7 @@ class Keeper:
     def _stop(self) -> None:
         """Store the end on the board, end the coordinator, remove the files."""
         self._manager.stopping()
-        self._holdings.board.stop()
+        self._resources.board.stop()
         for child in self._children():
-            child.end(_STOP_S if child is self._serving else 0.0)
-        self._holdings.close()
+            child.end(_STOP_S if child is self._active else 0.0)
+        self._resources.close()

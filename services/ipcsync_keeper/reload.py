@@ -45,7 +45,7 @@ class Reloads:
 
 
 class SeenSettings:
-    """The settings that coordinators had read when they began to serve, and the first one: the holdings have its."""
+    """The settings that coordinators had read when they began to serve, and the first one: the resources have its."""
 
     def __init__(self) -> None:
         self._first: Mapping[str, object] = {}
@@ -62,7 +62,7 @@ class SeenSettings:
         return "; ".join([*([taken] if taken else []), *([f"not before a restart: {left}"] if left else [])])
 
 
-# Of the holdings, and the keeper's own.
+# Of the resources, and the keeper's own.
 _FIXED = frozenset(("devices", "driver", "keeper", "max_sessions", "pool", "runtime_dir", "spare"))
 
 

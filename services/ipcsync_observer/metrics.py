@@ -37,16 +37,16 @@ GAUGES = {
 
 NODES_LOST = tuple(filter(None, REASONS))
 BRIDGE_COUNTS = {
-    "wants": "Questions of sessions about other nodes.",
-    "tells": "News sent to other nodes.",
-    "rows_told": "States of events in them.",
+    "remote_requests": "Requests of sessions about other nodes.",
+    "news_sent": "News sent to other nodes.",
+    "rows_sent": "States of events in them.",
     "conflated": "States that were replaced by newer ones before they were sent.",
-    "tells_heard": "News of other nodes.",
+    "news_received": "News of other nodes.",
     "acks": "News of other nodes acknowledged.",
     "resyncs": "Times all that is mirrored of a node was asked for, because news were missed.",
     "pings": "Pings sent to other nodes.",
     "pings_lost": "Pings that were not answered.",
-    "strange": "Messages that no bridge sends.",
+    "invalid_messages": "Messages that no bridge sends.",
     "store_failures": "Times the store of names did not answer, or refused.",
     "names_lost": "Names of the fleet that another node has by now, though their events are open here.",
     "handovers": "Upgrades of the bridge since it was started.",

@@ -28,18 +28,18 @@ def follow(path: str) -> None:
             crashes.write("x")
         sys.exit(7)
     if words[0] == "noise":
-        from ipcsync_coordinator import given
+        from ipcsync_coordinator import startup
 
-        given.versions = lambda: {"journal": ["a list"]}  # type: ignore[dict-item] # as no coordinator does
+        startup.versions = lambda: {"journal": ["a list"]}  # type: ignore[dict-item] # as no coordinator does
     if words[0] == "version":
-        from ipcsync_holdings import journal_files
+        from ipcsync_keeper import journal_files
 
         journal_files.VERSION += 1
-    from ipcsync_coordinator.driver_work import KeepersDriver
     from ipcsync_coordinator.effects import Effects
     from ipcsync_coordinator.handlers import Handlers
     from ipcsync_coordinator.journal import Journal
     from ipcsync_coordinator.sessions import SessionTable
+    from ipcsync_keeper.link import DriverClient
 
     if words[0] == "unread":
         Journal.read = lambda _: os._exit(7)  # type: ignore[method-assign,assignment]
@@ -48,17 +48,17 @@ def follow(path: str) -> None:
     Effects._store = steps.before(Effects._store)  # type: ignore[method-assign]
     Journal.carried_out = steps.before(Journal.carried_out)  # type: ignore[method-assign]
     SessionTable.keep = steps.after(steps.before(SessionTable.keep))  # type: ignore[method-assign]
-    make = KeepersDriver.make
+    make = DriverClient.make
 
-    def make_once_dismissed(self: KeepersDriver, device: str, count: int) -> Any:
+    def make_once_dismissed(self: DriverClient, device: str, count: int) -> Any:
         if _words(script)[0] == "dismissed":
             script.write_text("")
             poll = select.poll()
-            poll.register(self._link.socket, select.POLLRDHUP)
+            poll.register(self.link.socket, select.POLLRDHUP)
             poll.poll()
         return make(self, device, count)
 
-    KeepersDriver.make = make_once_dismissed  # type: ignore[method-assign]
+    DriverClient.make = make_once_dismissed  # type: ignore[method-assign]
     decide = Handlers._open
 
     def die_of_poison(self: Handlers, entry: Any, body: Any) -> Any:

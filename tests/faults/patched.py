@@ -36,9 +36,25 @@ def journal_off() -> None:
     """No journal is kept: what one costs is seen beside it."""
     from ipcsync_coordinator.journal import Journal
 
-    for name in ("append", "carried_out", "make_room", "put_down"):
+    for name in ("append", "carried_out", "make_room", "end_request"):
         setattr(Journal, name, lambda *_: None)
-    Journal.take_in_hand = lambda *_: False  # type: ignore[method-assign]
+    Journal.begin_request = lambda *_: False  # type: ignore[method-assign]
+
+
+def hanging_driver() -> None:
+    """The driver makes no event while the file named by IPCSYNC_TEST_SCRIPT exists; half a second is waited for it."""
+    from ipcsync_keeper import link
+    from ipcsync_keeper.events import EventStore
+
+    make = EventStore.make
+
+    def make_later(self: EventStore, device: str, count: int) -> Any:
+        while os.path.exists(os.environ["IPCSYNC_TEST_SCRIPT"]):
+            time.sleep(0.01)
+        return make(self, device, count)
+
+    EventStore.make = make_later  # type: ignore[method-assign]
+    link._PATIENCE_S = 0.5
 
 
 def scripted() -> None:
@@ -51,6 +67,7 @@ def scripted() -> None:
 def main() -> None:
     """Patch, then be a coordinator."""
     patches = {
+        "hanging-driver": hanging_driver,
         "journal-off": journal_off,
         "late-replies": late_replies,
         "jumping-wall-clock": jumping_wall_clock,

@@ -20,7 +20,8 @@ import pytest
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, LIVE, OPEN, Board, layout
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.state import Change, ChangeKind, Session, Slot
+from ipcsync_coordinator.state import Change, ChangeKind, Recorder, Slot
+from ipcsync_coordinator.tombstones import Tombstones
 from tests.faults import board_world
 from tests.faults.board_recorder import Model
 from tests.faults.board_world import MAX, RECORDER, Process, Scenario, World
@@ -378,10 +379,18 @@ class _Pool:
 
     destroy = give_back
 
+    def handles(self, _: list[int]) -> list[bytes]:
+        return []
+
+
+def _effects(rig: Coordinators) -> Effects:
+    pool, feed = _Pool(), _Feed()  # as much of them as is used
+    return Effects(rig.board, pool, feed, lambda _: None, Tombstones())  # type: ignore[arg-type]
+
 
 def _run_effect(rig: Coordinators, kind: ChangeKind) -> list[str]:
-    effects = Effects(rig.board, _Pool(), _Feed(), lambda _: None)  # type: ignore[arg-type] # as much of them as is used
-    slot = Slot(0, incarnation=1, ring=[], engine=rig.case.engine, recorder=Session("s", 1, 0, "recorder"))
+    effects = _effects(rig)
+    slot = Slot(0, incarnation=1, ring=[], engine=rig.case.engine, recorder=Recorder(1, "s", "recorder"))
     effects._lines[0] = rig.line
     rig.log.clear()
     if kind == "opened":
@@ -419,7 +428,7 @@ def test_a_slot_is_opened_and_finished_in_the_models_order(new_rig: Callable[[Ca
 
 def test_a_released_word_is_released_again_once_it_was_pulled_down(new_rig: Callable[[Case], Coordinators]) -> None:
     rig = new_rig(Case("again", engine="timeline", recorded=2, completed=1))
-    effects = Effects(rig.board, _Pool(), _Feed(), lambda _: None)  # type: ignore[arg-type] # as much of them as is used
+    effects = _effects(rig)
     effects.releaser.hold(0, rig.line)
     rig.words.put("completed", 2)
     rig.log.clear()

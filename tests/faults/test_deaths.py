@@ -15,7 +15,7 @@ from ipcsync._linux.process import Process, is_running, pid_namespace, start_tim
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_coordinator import liveness
-from ipcsync_coordinator.auth import Sender
+from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.liveness import ProcessWatch
 from tests.faults import actions, fixtures, pid_reuse
 from tests.faults.fixtures import Blocked, ForeignPeer, until_lost

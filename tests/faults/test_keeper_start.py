@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.keeper, pytest.mark.process]
 
 _EARLY = """
 import os, signal, sys, threading
-from ipcsync_holdings.holdings import Fixed, Holdings
+from ipcsync_keeper.resources import KeeperConfig, Resources
 from ipcsync_keeper import __main__ as program
 from ipcsync_keeper.keeper import Keeper, Plan
 
@@ -28,18 +28,18 @@ what, directory, driver = sys.argv[1:]
 command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", directory, "--driver", driver]
 """
 _SIGNALLED = """
-make = Holdings.__init__
+make = Resources.__init__
 def make_and_be_signalled(self, *args):
     os.kill(os.getpid(), getattr(signal, what))
     make(self, *args)
-Holdings.__init__ = make_and_be_signalled
+Resources.__init__ = make_and_be_signalled
 """
 _KILLED = """
 import time
-see = Keeper._see_to_serving
+see = Keeper._supervise_active
 killed = []
 def see_late(self):
-    child = self._serving
+    child = self._active
     if child is not None and child.is_serving and not killed:
         while not os.path.exists(what):
             time.sleep(0.01)
@@ -47,10 +47,10 @@ def see_late(self):
         child._ends_within(10)
         killed.append(child)
     see(self)
-Keeper._see_to_serving = see_late
+Keeper._supervise_active = see_late
 """
 _BE_KEEPER = """
-sys.exit(program.main(Plan(Fixed(directory, driver, None, 64, 16), command, False, "info", False)))
+sys.exit(program.main(Plan(KeeperConfig(directory, driver, None, 64, 16), command, False, "info", False)))
 """
 
 

@@ -22,8 +22,8 @@ MISTAKES = {
     "not capped": "what a GPU wrote before its record was published is told as complete",
     "assigned": "news replace what is known, and are not merged",
     "listens on": "a mirror that is finished hears further news",
-    "no grave": "a lost mirror that was let go of is linked anew",
-    "empty grave": "what was good of a lost mirror is forgotten with it",
+    "no tombstone": "a lost mirror that was let go of is linked anew",
+    "empty tombstone": "what was good of a lost mirror is forgotten with it",
     "leaves early": "the old code still stores news when it has written down what it leaves",
     "goes on blindly": "the new code stores on mirrors that the coordinator has finished meanwhile",
 }
@@ -58,15 +58,15 @@ class Mirror(NamedTuple):
 class World(NamedTuple):
     """`uses` of the slot one after another, `facts` that were true ever, `truth` of what was complete while it counted.
 
-    On the waiting node: a mirror of each use or None, the graves, and what somebody has seen there, for good. `left` is
-    what its bridge left of the mirrors to the code that is to go on, None but during an upgrade.
+    On the waiting node: a mirror of each use or None, the tombstones, and what somebody has seen there, for good.
+    `left` is what its bridge left of the mirrors to the code that is to go on, None but during an upgrade.
     """
 
     uses: tuple[Use, ...]
     facts: frozenset[Fact]
     truth: frozenset[tuple[int, int]]
     mirrors: tuple[Mirror | None, ...]
-    graves: tuple[int | None, ...]
+    tombstones: tuple[int | None, ...]
     seen_good: frozenset[tuple[int, int]] = frozenset()
     seen_lost: frozenset[tuple[int, int]] = frozenset()
     left: tuple[Mirror | None, ...] | None = None
@@ -134,18 +134,18 @@ def _looked(world: World, mistake: str) -> World:
 
 def _linking(world: World, use: int, mirror: Mirror | None, mistake: str) -> Iterator[tuple[str, World]]:
     if mirror is None:
-        grave = world.graves[use]
-        fresh = Mirror() if grave is None else Mirror(grave, grave, "broken")
+        tombstone = world.tombstones[use]
+        fresh = Mirror() if tombstone is None else Mirror(tombstone, tombstone, "broken")
         yield f"use {use} is asked for", _put(world, use, fresh)
         return
-    graves = list(world.graves)
+    tombstones = list(world.tombstones)
     if mirror.state != "broken":  # nobody holds it any more, and nothing was lost: who comes later sees it anew
         kept = frozenset(each for each in world.seen_good if each[0] != use)
         yield f"mirror {use} is let go of, unbroken", _put(world._replace(seen_good=kept), use, None)
         return
-    if mistake != "no grave":
-        graves[use] = 0 if mistake == "empty grave" else min(mirror.completed, mirror.recorded)
-    yield f"mirror {use} is let go of", _put(world._replace(graves=tuple(graves)), use, None)
+    if mistake != "no tombstone":
+        tombstones[use] = 0 if mistake == "empty tombstone" else min(mirror.completed, mirror.recorded)
+    yield f"mirror {use} is let go of", _put(world._replace(tombstones=tuple(tombstones)), use, None)
 
 
 def _hearing(world: World, use: int, mirror: Mirror, mistake: str) -> Iterator[tuple[str, World]]:

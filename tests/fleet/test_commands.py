@@ -168,9 +168,9 @@ def test_a_bridge_says_what_it_has_counted(pair: tuple[Node, Node]) -> None:
     assert (here.exports, here.mirrors, there.exports, there.mirrors) == (1, 0, 0, 1)
     assert [(peer.name, peer.state, peer.followed) for peer in here.peers] == [("b", "linked", 1)]
     assert [(peer.name, peer.state, peer.mirrored) for peer in there.peers] == [("a", "linked", 1)]
-    assert here.counts["tells"] >= 3
-    assert there.counts["tells_heard"] >= 3
-    assert there.counts["wants"] >= 1
+    assert here.counts["news_sent"] >= 3
+    assert there.counts["news_received"] >= 3
+    assert there.counts["remote_requests"] >= 1
     pair[0].end_bridge()
     until(lambda: b.bridge().nodes_lost == {"stopped": 1}, "the goodbye to be counted")
     (peer,) = b.bridge().peers

@@ -84,12 +84,12 @@ def test_slow_peer_is_conflated(pair: tuple[Node, Node], records: int) -> None:
         point = event.record(stream)
     assert resident_bytes(pair[0].bridge.pid) - before < 5_000_000
     point.synchronize(DEADLINE_S)  # from here on there is nothing new
-    told = a.bridge().counts["tells"]
+    told = a.bridge().counts["news_sent"]
     assert told <= 2 * WINDOW
     pair[1].bridge.send_signal(signal.SIGCONT)
     seen.at(point.generation).synchronize(DEADLINE_S)
     # Behind those that it had not acknowledged, which are as old as they are, the next one tells the newest.
-    assert a.bridge().counts["tells"] <= told + 2
+    assert a.bridge().counts["news_sent"] <= told + 2
 
 
 def test_a_slow_peer_keeps_no_news_from_a_third_node(pair: tuple[Node, Node], new_node: Callable[..., Node]) -> None:
@@ -164,7 +164,7 @@ def test_hostile_peer(pair: tuple[Node, Node], server: Server, messages: int) ->
         await client.flush()
 
     with_client(server, flood)
-    until(lambda: b.bridge().counts["strange"] >= messages / 2, "what is strange to be counted", 120)
+    until(lambda: b.bridge().counts["invalid_messages"] >= messages / 2, "what is invalid to be counted", 120)
     assert "count=1000" in pair[1].text()
     assert resident_bytes(pair[1].bridge.pid) - before < 10_000_000
     assert seen.generation == 1

@@ -49,7 +49,7 @@ def test_metrics_tell_of_links_and_of_nodes_that_are_lost(
     figures = until(lambda: with_links(observer), "a look at the bridge")
     assert figures["ipcsync_bridge_up", ""] == figures["ipcsync_bridge_connected", ""] == 1
     assert figures["ipcsync_bridge_nodes", "linked"] == 1
-    assert figures["ipcsync_bridge_tells_heard_total", ""] >= 1
+    assert figures["ipcsync_bridge_news_received_total", ""] >= 1
     assert figures["ipcsync_bridge_nodes_lost_total", "stopped"] == 0
     if shutil.which("promtool") is not None:
         assert_no_alert(observer, tmp_path)
@@ -66,7 +66,7 @@ def test_metrics_tell_of_links_and_of_nodes_that_are_lost(
 def with_links(observer: Observer) -> dict[tuple[str, str], float]:
     figures = of(observer)
     has_both = figures.get(("ipcsync_bridge_links", "mirrored")) and figures.get(
-        ("ipcsync_bridge_tells_heard_total", "")
+        ("ipcsync_bridge_news_received_total", "")
     )
     return figures if has_both else {}
 

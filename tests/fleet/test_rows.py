@@ -263,7 +263,7 @@ def test_row_16_news_that_come_again_late_and_in_another_order_change_nothing(
 
     waits = Sides(pair[1].client(), seen, 32)
     with_client(server, replay)
-    until(lambda: pair[1].client().bridge().counts["tells_heard"] >= 2 * len(news), "all of it to be heard")
+    until(lambda: pair[1].client().bridge().counts["news_received"] >= 2 * len(news), "all of it to be heard")
     assert (seen.generation, seen.completed, seen.state) == (31, 31, "open")
     event.record(stream)
     learn(waits.ends(), "complete")

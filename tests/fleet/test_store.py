@@ -22,15 +22,14 @@ from nats.aio.client import Client
 
 from ipcsync.errors import NodeNameTaken
 from ipcsync_bridge import nats_transport, wire
-from ipcsync_bridge.asking import ASK_S, Asking
+from ipcsync_bridge.bridge import Bridge
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.names import Names
 from ipcsync_bridge.nats_transport import NatsTransport, flushed
-from ipcsync_bridge.nodes import Nodes
-from ipcsync_bridge.server import Bridge
-from ipcsync_bridge.session import Desk
-from ipcsync_bridge.store import insist
+from ipcsync_bridge.questions import ASK_S, Questions
+from ipcsync_bridge.session import BridgeSession
+from ipcsync_bridge.store import Nodes, insist
 from ipcsync_bridge.transport import Conflict, Unavailable, Unreachable
 from tests.fleet.cluster import Cluster
 from tests.fleet.nodes import Node, Server, with_client
@@ -52,7 +51,7 @@ def _no_socket_is_left_to_a_later_test() -> Iterator[None]:
 class _Deaf:
     """Hears what other nodes say, and does nothing."""
 
-    def told(self, sender: str, data: bytes) -> None: ...
+    def received(self, sender: str, data: bytes) -> None: ...
     def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None: ...
     def connected(self) -> None: ...
     def closed(self, why: str) -> None: ...
@@ -64,11 +63,11 @@ class _Keen(_Deaf):
     def __init__(self) -> None:
         self.heard: list[tuple[str, bytes]] = []
 
-    def told(self, sender: str, data: bytes) -> None:
+    def received(self, sender: str, data: bytes) -> None:
         self.heard.append((sender, data))
 
     def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
-        self.told(sender, data)
+        self.received(sender, data)
 
 
 @contextlib.asynccontextmanager
@@ -152,7 +151,7 @@ def test_nothing_is_said_to_be_flushed_by_a_connection_that_is_lost(server: Serv
 def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server: Server) -> None:
     async def scenario() -> None:
         async with _transport(server.url) as transport:
-            asking = Asking(transport, 5.0)
+            questions = Questions(transport, 5.0)
             holder = await nats.connect(server.url)
 
             async def answer(message: Any) -> None:
@@ -161,12 +160,12 @@ def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server:
 
             await holder.subscribe("ipcsync.main.b.ask.*", cb=answer)
             await flushed(holder, DEADLINE_S)
-            assert await asking.owner_of("b", 5.0) == b"o" * 16
+            assert await questions.owner_of("b", 5.0) == b"o" * 16
             await holder.close()
-            assert await asking.owner_of("b", 0.3) is None
+            assert await questions.owner_of("b", 0.3) is None
             server.kill()
             with pytest.raises(Unavailable, match="cut off"):
-                await asking.owner_of("b", DEADLINE_S)
+                await questions.owner_of("b", DEADLINE_S)
 
     asyncio.run(scenario())
 
@@ -208,12 +207,12 @@ def test_a_bridge_that_gets_no_name_leaves_the_servers(server: Server, new_node:
     other = new_node("a", has_bridge=False)
 
     async def scenario() -> None:
-        desk = Desk.opened(other.coordinator.endpoint, "bridge a", DEADLINE_S)
+        session = BridgeSession.opened(other.coordinator.endpoint, "bridge a", DEADLINE_S)
         settings = Settings("a", (server.url,))
         with pytest.raises(NodeNameTaken):
-            await Bridge(settings, desk, NatsTransport(settings), b"o" * 16).run(lambda: None)
+            await Bridge(settings, session, NatsTransport(settings), b"o" * 16).run(lambda: None)
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        desk.close(says_goodbye=True)
+        session.close(says_goodbye=True)
 
     asyncio.run(scenario())
 
@@ -223,7 +222,7 @@ async def _fill(transport: NatsTransport, server: Server) -> None:
     server.process.send_signal(signal.SIGSTOP)
     with contextlib.suppress(asyncio.TimeoutError):
         for _ in range(400):  # 24 MB, more than the sockets' buffers
-            await asyncio.wait_for(transport.tell("b", bytes(60_000)), 1.0)
+            await asyncio.wait_for(transport.send("b", bytes(60_000)), 1.0)
             await asyncio.sleep(0)
 
 
@@ -289,7 +288,7 @@ def test_a_server_that_takes_nothing_is_left_for_another_one(server: Server, tmp
         await transport.listen(_Deaf(), 10.0)
         first = transport.server
         await _fill(transport, servers[first])
-        while not (await transport.tell("b", b"news") and transport.server != first):
+        while not (await transport.send("b", b"news") and transport.server != first):
             await asyncio.sleep(0.01)
         await transport.close()
 
@@ -305,13 +304,13 @@ def test_what_a_server_may_have_been_made_to_send_in_anothers_name_is_not_taken(
 
     async def scenario() -> None:
         async with _transport(server.url, keen) as transport:
-            asking = asyncio.ensure_future(transport.ask("b", b"?", DEADLINE_S))
+            questions = asyncio.ensure_future(transport.ask("b", b"?", DEADLINE_S))
             member = await nats.connect(server.url)
             asked = await member.subscribe("ipcsync.main.b.ask.a")
             await flushed(member, DEADLINE_S)
             with pytest.raises(Unreachable):  # it was asked before anybody listened
-                await asking
-            asking = asyncio.ensure_future(transport.ask("b", b"?", DEADLINE_S))
+                await questions
+            questions = asyncio.ensure_future(transport.ask("b", b"?", DEADLINE_S))
             question = await asked.next_msg(timeout=DEADLINE_S)
             await member.publish("ipcsync.main.nobody", b"", reply=f"{to}.tell.b")  # the server says: nobody listens
             await member.publish(f"{to}.tell.b", b"a stored message", headers={"Nats-Stream": "KV_ipcsync_main"})
@@ -325,7 +324,7 @@ def test_what_a_server_may_have_been_made_to_send_in_anothers_name_is_not_taken(
             await member.publish(question.reply, b"a second answer")
             await member.publish(f"{to}.tell.b", b"news")
             await member.publish(f"{to}.ask.b", b"a question", reply="ipcsync.main.b.answer.a.0")
-            assert await asking == b"the answer"
+            assert await questions == b"the answer"
             await member.publish(f"{to}.ask.b", b"the last")
             while not keen.heard or keen.heard[-1][1] != b"the last":
                 await asyncio.sleep(0.01)

@@ -32,7 +32,6 @@ _PACKAGES = (
     "ipcsync.client",
     "ipcsync_bridge",
     "ipcsync_coordinator",
-    "ipcsync_holdings",
     "ipcsync_keeper",
     "ipcsync_observer",
 )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "mutation"
-PROGRAMS = ("ipcsync_coordinator", "ipcsync_holdings", "ipcsync_keeper")
+PROGRAMS = ("ipcsync_coordinator", "ipcsync_keeper")
 ENOUGH = 85  # per cent
 
 _PYTEST = ("-p", "no:cacheprovider", "-m", "not thorough", "--hypothesis-profile=mutants")

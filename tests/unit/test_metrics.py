@@ -58,7 +58,7 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     made = Sampler(None)
     bridge = BridgeInfo(
         node="here", fleet="f", pid=9, server="nats://there:4222", mirrors=2, exports=1, peers=[],
-        counts={"wants": 4}, nodes_lost={"silent": 1}, refusals={"NodeLost": 3},
+        counts={"remote_requests": 4}, nodes_lost={"silent": 1}, refusals={"NodeLost": 3},
     )  # fmt: skip
     made.latest = Sample(at=1.0, problem="", stats=stats, events=rows, bridge=bridge)
     monkeypatch.setattr(made, "_answered_at", made._now())
@@ -109,7 +109,7 @@ def test_the_bridge_is_told_of_only_while_it_answers(sampler: Sampler) -> None:
     samples = _samples(sampler)
     assert samples["ipcsync_bridge_up", ()] == 1
     assert samples["ipcsync_bridge_links", ("mirrored",)] == 2
-    assert samples["ipcsync_bridge_wants_total", ()] == 4
+    assert samples["ipcsync_bridge_remote_requests_total", ()] == 4
     assert samples["ipcsync_bridge_nodes_lost_total", ("silent",)] == 1
     assert samples["ipcsync_bridge_refusals_total", ("NodeLost",)] == 3
     sampler.latest = replace(sampler.latest, bridge=None)

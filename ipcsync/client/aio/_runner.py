@@ -147,7 +147,7 @@ class Runner:
         what may wait for more than a reply.
         """
         self.session.check()
-        seconds = bounded(self.session.timeout if timeout is None else timeout)
+        seconds = self.session.timeout if timeout is None else timeout
         deadline = deadline_of(seconds)
 
         def ask() -> T:

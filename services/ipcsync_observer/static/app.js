@@ -141,7 +141,7 @@ function showNodes({ bridge }) {
   const { counts } = bridge;
   setText(byId("bridge"), `This is ${bridge.node} of the fleet ${bridge.fleet}, ${bridge.server ? `by ${bridge.server}` : "cut off from NATS"}: `
     + `${whole.format(bridge.mirrors)} events mirrored, ${whole.format(bridge.exports)} exported, ${whole.format(counts.tells)} news sent, `
-    + `${whole.format(counts.tells_heard)} heard, ${whole.format(counts.resyncs)} asked for again, ${whole.format(counts.pings_lost)} pings lost.`);
+    + `${whole.format(counts.news_received)} received, ${whole.format(counts.resyncs)} asked for again, ${whole.format(counts.pings_lost)} pings lost.`);
   nodes.show(bridge.peers);
 }
 

@@ -13,14 +13,14 @@ import pytest
 
 import ipcsync
 from ipcsync._wire import messages
-from ipcsync_bridge import answering, wire
+from ipcsync_bridge import wire
 from ipcsync_bridge.announcements import Announcements
-from ipcsync_bridge.answering import Answering
+from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.links import Follower
-from ipcsync_bridge.session import Desk
+from ipcsync_bridge.session import BridgeSession
 
 pytestmark = pytest.mark.process
 
@@ -51,15 +51,15 @@ def client() -> Iterator[ipcsync.Client]:
         yield client
 
 
-def on_a_desk(client: ipcsync.Client, work: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
+def on_a_session(client: ipcsync.Client, work: Callable[[BridgeSession], Coroutine[Any, Any, None]]) -> None:
     """Run something with a bridge's session."""
 
     async def run() -> None:
-        desk = Desk.opened(client.endpoint, "bridge a", WAIT_S)
+        session = BridgeSession.opened(client.endpoint, "bridge a", WAIT_S)
         try:
-            await asyncio.wait_for(work(desk), WAIT_S)
+            await asyncio.wait_for(work(session), WAIT_S)
         finally:
-            desk.close(says_goodbye=True)
+            session.close(says_goodbye=True)
 
     asyncio.run(run())
 
@@ -69,33 +69,33 @@ def test_what_nobody_follows_is_closed_though_questions_never_end(
 ) -> None:
     event = client.event("kv", recorder=True, engine="timeline")
 
-    async def scenario(desk: Desk) -> None:
+    async def scenario(session: BridgeSession) -> None:
         host: Any = _Host()
-        exports = Exports(desk.board, lambda _: None, lambda _: None)
-        answers = Answering(Settings("a", ("nats://127.0.0.1:4222",)), desk, exports, host, host)
+        exports = Exports(session.board, lambda _: None, lambda _: None)
+        answers = Answers(Settings("a", ("nats://127.0.0.1:4222",)), session, exports, host, host)
         said: asyncio.Queue[bytes] = asyncio.Queue()
         answers.asked("b", wire.Open(wire.pack_texts(["kv"])), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         (row,) = wire.unpack_rows(state.rows)
-        answers.asked("b", wire.Keep(desk.epoch, b""), None, time.monotonic())
+        answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic())
         answers.close_unused()
         assert len(exports) == 1, "the answer may not have come before it said so"
-        answers.asked("b", wire.Keep(desk.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
-        await desk.pause(0.0)  # so that the next question does not end
+        answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
+        await session.pause(0.0)  # so that the next question does not end
         answers.asked("b", wire.Open(wire.pack_texts(["other"])), said.put, 1.0)
         answers.close_unused()
         assert len(exports) == 1, "the question may be for it"
-        monkeypatch.setattr(answering, "_ANSWERED_NS", 0)
+        monkeypatch.setattr("ipcsync_bridge.answers._ANSWERED_NS", 0)
         answers.close_unused()
         assert len(exports) == 0
         assert answers.leave()[2] == [row.key], "other code is told of a close that is not made yet"
-        desk.go_on()
+        session.go_on()
         while answers.leave()[2]:
             await asyncio.sleep(0.001)
         exports.close()
 
-    on_a_desk(client, scenario)
+    on_a_session(client, scenario)
     event.close()
 
 
@@ -104,24 +104,24 @@ def test_what_was_attached_to_for_nothing_is_released_though_questions_never_end
 ) -> None:
     event = client.event("kv", recorder=True, engine="timeline")
 
-    async def scenario(desk: Desk) -> None:
-        answers, exports = _answers(desk, _Host())
-        attached = await desk.ask(messages.Open("kv", engine="timeline"))
+    async def scenario(session: BridgeSession) -> None:
+        answers, exports = _answers(session, _Host())
+        attached = await session.ask(messages.Open("kv", engine="timeline"))
         assert isinstance(attached, messages.Attachment)
         answers.visit((attached.slot, attached.incarnation))
-        await desk.pause(0.0)  # so that the next question does not end
+        await session.pause(0.0)  # so that the next question does not end
         answers.asked("b", wire.Open(wire.pack_texts(["other"])), asyncio.Queue[bytes]().put, 1.0)
         answers.close_unused()
         assert not answers._closing, "the question may be for it"
-        monkeypatch.setattr(answering, "_ANSWERED_NS", 0)
+        monkeypatch.setattr("ipcsync_bridge.answers._ANSWERED_NS", 0)
         answers.close_unused()
         assert answers._closing
-        desk.go_on()
+        session.go_on()
         while answers._closing:
             await asyncio.sleep(0.001)
         exports.close()
 
-    on_a_desk(client, scenario)
+    on_a_session(client, scenario)
     (row,) = client.list_events()
     assert row.attached == 1
     event.close()
@@ -131,13 +131,13 @@ def test_what_was_attached_to_for_nothing_is_released_though_questions_never_end
 def test_what_came_late_is_released_unless_it_is_a_mirror(client: ipcsync.Client, what: str) -> None:
     event = client.event("kv", recorder=True, engine="timeline")
 
-    async def scenario(desk: Desk) -> None:
-        answers, exports = _answers(desk, host := _Host())
+    async def scenario(session: BridgeSession) -> None:
+        answers, exports = _answers(session, host := _Host())
         if what == "a mirror":
             made: messages.Message = messages.Import(0, b"z" * 16, 7, 1, "b", "kv")
         else:
             made = messages.Open("kv", engine="timeline")
-        attached = await desk.ask(made)
+        attached = await session.ask(made)
         assert isinstance(attached, messages.Attachment)
         answers.came_late(attached)
         answers.close_unused()
@@ -145,10 +145,10 @@ def test_what_came_late_is_released_unless_it_is_a_mirror(client: ipcsync.Client
             await asyncio.sleep(0.001)
         uses = await asyncio.to_thread(client.list_attachments)
         assert any(use.slot == attached.slot and use.session == "bridge a" for use in uses) == (what == "a mirror")
-        assert desk.is_open((attached.slot, attached.incarnation))
+        assert session.is_open((attached.slot, attached.incarnation))
         exports.close()
 
-    on_a_desk(client, scenario)
+    on_a_session(client, scenario)
     event.close()
 
 
@@ -158,9 +158,9 @@ def test_what_was_missed_is_asked_for_until_the_coordinator_answers(
 ) -> None:
     released: list[tuple[int, int]] = []
 
-    async def scenario(desk: Desk) -> None:
+    async def scenario(session: BridgeSession) -> None:
         refused: list[messages.Message] = []
-        ask = desk.ask
+        ask = session.ask
 
         async def ask_later(body: messages.Message) -> messages.Message:
             if isinstance(body, asks) and not refused:
@@ -171,77 +171,77 @@ def test_what_was_missed_is_asked_for_until_the_coordinator_answers(
         async def release(key: tuple[int, int]) -> None:
             released.append(key)
 
-        monkeypatch.setattr(desk, "ask", ask_later)
+        monkeypatch.setattr(session, "ask", ask_later)
         host = _Host()
         nothing = SimpleNamespace(drop_unwanted=lambda: None, kick=lambda: None)
         names = SimpleNamespace(claims={(3, 7): None}, release=release)
-        made: Any = (desk, nothing, names, nothing, nothing, Counters(), host.begin)
+        made: Any = (session, nothing, names, nothing, nothing, Counters(), host.begin)
         announcements = Announcements(*made)
         while not refused or host.tasks:
             await asyncio.sleep(0.001)
         announcements.close()
 
-    on_a_desk(client, scenario)
+    on_a_session(client, scenario)
     assert released == [(3, 7)]
 
 
-def _answers(desk: Desk, host: Any, **settings: Any) -> tuple[Answering, Exports]:
-    exports = Exports(desk.board, lambda _: None, lambda _: None)
-    return Answering(Settings("a", ("nats://127.0.0.1:4222",), **settings), desk, exports, host, host), exports
+def _answers(session: BridgeSession, host: Any, **settings: Any) -> tuple[Answers, Exports]:
+    exports = Exports(session.board, lambda _: None, lambda _: None)
+    return Answers(Settings("a", ("nats://127.0.0.1:4222",), **settings), session, exports, host, host), exports
 
 
 def test_a_node_at_its_limit_still_hears_of_what_it_follows(client: ipcsync.Client) -> None:
     event = client.event("kv", recorder=True, engine="timeline")
 
-    async def scenario(desk: Desk) -> None:
-        answers, exports = _answers(desk, _Host(), max_links=1)
+    async def scenario(session: BridgeSession) -> None:
+        answers, exports = _answers(session, _Host(), max_links=1)
         said: asyncio.Queue[bytes] = asyncio.Queue()
         answers.asked("b", wire.Open(wire.pack_texts(["kv"])), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         (row,) = wire.unpack_rows(state.rows)
-        answers.asked("b", wire.Attach(desk.epoch, wire.pack_keys([row.key])), said.put, 1.0)
+        answers.asked("b", wire.Attach(session.epoch, wire.pack_keys([row.key])), said.put, 1.0)
         assert isinstance(wire.decode(await said.get()), wire.State)
         answers.asked("b", wire.Open(wire.pack_texts(["another"])), said.put, 1.0)
         assert isinstance(wire.decode(await said.get()), wire.Refused)
         exports.close()
 
-    on_a_desk(client, scenario)
+    on_a_session(client, scenario)
     event.close()
 
 
 def test_a_question_for_a_mirror_does_not_end_it(client: ipcsync.Client) -> None:
     """Any member may ask for any slot; the mirror of another node's event is none of its business."""
 
-    async def scenario(desk: Desk) -> None:
+    async def scenario(session: BridgeSession) -> None:
         host = _Host()
-        answers, exports = _answers(desk, host)
-        mirror = await desk.ask(messages.Import(0, b"z" * 16, 7, 1, "b", "kv"))
+        answers, exports = _answers(session, host)
+        mirror = await session.ask(messages.Import(0, b"z" * 16, 7, 1, "b", "kv"))
         assert isinstance(mirror, messages.Attachment)
         said: asyncio.Queue[bytes] = asyncio.Queue()
         key = (mirror.slot, mirror.incarnation)
-        answers.asked("c", wire.Attach(desk.epoch, wire.pack_keys([key])), said.put, 1.0)
+        answers.asked("c", wire.Attach(session.epoch, wire.pack_keys([key])), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         assert [row.state for row in wire.unpack_rows(state.rows)] == ["gone"]
         answers.close_unused()
         while host.tasks:
             await asyncio.sleep(0.001)
-        assert desk.is_open(key)
+        assert session.is_open(key)
         exports.close()
 
-    on_a_desk(client, scenario)
+    on_a_session(client, scenario)
 
 
 def test_a_failure_of_the_bridge_itself_answers_who_waits(client: ipcsync.Client) -> None:
-    async def scenario(desk: Desk) -> None:
-        class Wants:
+    async def scenario(session: BridgeSession) -> None:
+        class RemoteRequests:
             async def serve(self, _want: object, _timeout: float) -> None:
                 raise KeyError("a mistake")
 
-        host, wants = _Host(), Wants()
+        host, wants = _Host(), RemoteRequests()
         nothing = SimpleNamespace(claims={}, drop_unwanted=lambda: None, kick=lambda: None)
-        made: Any = (desk, wants, nothing, nothing, nothing, Counters(), host.begin)
+        made: Any = (session, wants, nothing, nothing, nothing, Counters(), host.begin)
         announcements = Announcements(*made)
         outcome: list[BaseException] = []
 
@@ -261,7 +261,7 @@ def test_a_failure_of_the_bridge_itself_answers_who_waits(client: ipcsync.Client
         announcements.close()
         assert "the bridge failed: KeyError" in str(outcome[0])
 
-    on_a_desk(client, scenario)
+    on_a_session(client, scenario)
 
 
 @pytest.mark.parametrize("refusal", [ipcsync.QuotaExceeded("no memory"), ipcsync.WaitTimeout("no reply")])
@@ -271,13 +271,13 @@ def test_a_close_that_the_coordinator_did_not_take_is_asked_for_again(
     async def refuse(_: object) -> None:
         raise refusal
 
-    async def scenario(desk: Desk) -> None:
-        answers, _ = _answers(desk, _Host())
-        monkeypatch.setattr(desk, "ask", refuse)
+    async def scenario(session: BridgeSession) -> None:
+        answers, _ = _answers(session, _Host())
+        monkeypatch.setattr(session, "ask", refuse)
         await answers._close_now((3, 1))
         assert (3, 1) in answers._visits
 
-    on_a_desk(client, scenario)
+    on_a_session(client, scenario)
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["asked", "sent"])
@@ -287,25 +287,25 @@ def test_what_is_closed_behind_a_question_for_it_is_attached_to_again(
 ) -> None:
     event = client.event("kv", recorder=True, engine="timeline")
 
-    async def scenario(desk: Desk) -> None:
-        answers, exports = _answers(desk, host := _Host())
+    async def scenario(session: BridgeSession) -> None:
+        answers, exports = _answers(session, host := _Host())
         said: asyncio.Queue[bytes] = asyncio.Queue()
         answers.asked("b", wire.Open(wire.pack_texts(["kv"])), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         (row,) = wire.unpack_rows(state.rows)
         (export,) = exports
-        answers.asked("b", wire.Keep(desk.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
+        answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
         if question == "by key":
             exports.drop(export)
             answers.visit(row.key)
             answers._visits[row.key] -= 60 * 10**9
-            body: wire.Message = wire.Attach(desk.epoch, wire.pack_keys([row.key]))
+            body: wire.Message = wire.Attach(session.epoch, wire.pack_keys([row.key]))
         else:
             export.asked_ns -= 60 * 10**9
             body = wire.Open(wire.pack_texts(["kv"]))
         answers.asked("c", body, said.put, 2.0)
-        while is_sent and not desk._requests._sent:
+        while is_sent and not session._requests._sent:
             await asyncio.sleep(0)
         answers.close_unused()
         assert answers._closing == {row.key}
@@ -318,21 +318,21 @@ def test_what_is_closed_behind_a_question_for_it_is_attached_to_again(
         assert not answers._closed_as
         exports.close()
 
-    on_a_desk(client, scenario)
+    on_a_session(client, scenario)
     event.close()
 
 
 def test_an_answer_that_no_message_holds_is_a_refusal(client: ipcsync.Client) -> None:
     events = [client.event(f"{number:0200}", recorder=True) for number in range(250)]
 
-    async def scenario(desk: Desk) -> None:
-        class Wants:
+    async def scenario(session: BridgeSession) -> None:
+        class RemoteRequests:
             async def serve(self, want: messages.Want, _timeout: float) -> messages.Message:
-                return await desk.ask(messages.ListEvents(want.name))
+                return await session.ask(messages.ListEvents(want.name))
 
-        host, wants = _Host(), Wants()
+        host, wants = _Host(), RemoteRequests()
         nothing = SimpleNamespace(claims={}, drop_unwanted=lambda: None, kick=lambda: None)
-        made: Any = (desk, wants, nothing, nothing, nothing, Counters(), host.begin)
+        made: Any = (session, wants, nothing, nothing, nothing, Counters(), host.begin)
         announcements = Announcements(*made)
         while host.tasks:
             await asyncio.sleep(0.001)
@@ -342,6 +342,6 @@ def test_an_answer_that_no_message_holds_is_a_refusal(client: ipcsync.Client) ->
         assert [row.name for row in found] == [f"{7:0200}"]
         announcements.close()
 
-    on_a_desk(client, scenario)
+    on_a_session(client, scenario)
     for event in events:
         event.close()

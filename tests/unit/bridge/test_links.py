@@ -57,7 +57,7 @@ def test_what_is_lost_may_only_grow() -> None:
 
 def test_news_in_order_are_acknowledged_every_fourth_time() -> None:
     one = source()
-    acks = [one.heard_news(CHANNEL, number, 100.0) for number in range(1, 3 * ACK_EVERY + 1)]
+    acks = [one.received_news(CHANNEL, number, 100.0) for number in range(1, 3 * ACK_EVERY + 1)]
     assert [number for number in acks if number] == [ACK_EVERY, 2 * ACK_EVERY, 3 * ACK_EVERY]
     assert not one.wants_sync
 
@@ -65,8 +65,8 @@ def test_news_in_order_are_acknowledged_every_fourth_time() -> None:
 @pytest.mark.parametrize(("channel", "number"), [(CHANNEL, 3), (OTHER, 1)])
 def test_a_gap_or_another_bridge_has_the_state_asked_for(channel: bytes, number: int) -> None:
     one = source()
-    one.heard_news(CHANNEL, 1, 100.0)
-    one.heard_news(channel, number, 100.0)
+    one.received_news(CHANNEL, 1, 100.0)
+    one.received_news(channel, number, 100.0)
     assert one.wants_sync
     one.syncing()
     one.synced(channel, number)
@@ -100,18 +100,18 @@ def steps(now: Told) -> Iterator[Told]:
         number, *rest = now.on_the_way
         yield after._replace(on_the_way=tuple(rest))
         heard = copy.copy(source)
-        heard.heard_news(CHANNEL, number, 100.0)
+        heard.received_news(CHANNEL, number, 100.0)
         yield now._replace(source=heard, on_the_way=tuple(rest), known=now.known | {number})
     if now.asked is None and source.wants_sync:
-        asking = copy.copy(source)
-        asking.syncing()
-        yield now._replace(source=asking, asked="asked")
+        questions = copy.copy(source)
+        questions.syncing()
+        yield now._replace(source=questions, asked="asked")
     if now.asked == "asked":
         yield after._replace(asked=now.sent)
     if isinstance(now.asked, int):
         yield after._replace(asked=None, **_answered(source, now.asked, now.known))
     answered = copy.copy(now.source)
-    answered.heard_answer(CHANNEL, now.sent, 100.0)
+    answered.received_answer(CHANNEL, now.sent, 100.0)
     yield now._replace(source=answered)
     looked = copy.copy(now.source)
     looked.check(101.0)
@@ -132,7 +132,7 @@ def test_whatever_is_lost_while_something_is_asked_for_is_known_in_the_end() -> 
         if not now.on_the_way and now.asked is None:
             last = now._replace(source=copy.copy(now.source))
             for ping_s in (200.0, 300.0):  # the first may only clear what an earlier one had missed
-                last.source.heard_answer(CHANNEL, now.sent, ping_s)
+                last.source.received_answer(CHANNEL, now.sent, ping_s)
                 last.source.check(ping_s + 1)
                 if last.source.wants_sync:
                     last.source.syncing()
@@ -147,14 +147,14 @@ def test_whatever_is_lost_while_something_is_asked_for_is_known_in_the_end() -> 
 
 def test_an_answer_that_is_ahead_of_news_waits_for_them_a_moment() -> None:
     one = source()
-    one.heard_answer(CHANNEL, 2, 100.0)
+    one.received_answer(CHANNEL, 2, 100.0)
     one.check(100.01)
     assert not one.wants_sync
-    one.heard_news(CHANNEL, 1, 100.02)
-    one.heard_news(CHANNEL, 2, 100.02)
+    one.received_news(CHANNEL, 1, 100.02)
+    one.received_news(CHANNEL, 2, 100.02)
     one.check(100.2)
     assert not one.wants_sync
-    one.heard_answer(CHANNEL, 3, 100.3)
+    one.received_answer(CHANNEL, 3, 100.3)
     assert one.next_check == pytest.approx(100.35)
     one.check(100.36)
     assert one.wants_sync
@@ -250,13 +250,13 @@ def test_more_than_a_message_holds_goes_in_several() -> None:
 
 def test_news_that_stay_missing_are_asked_for_once_until_an_answer_says_so_again() -> None:
     one = source()
-    one.heard_answer(CHANNEL, 2, 100.0)
+    one.received_answer(CHANNEL, 2, 100.0)
     one.check(100.1)
     assert one.wants_sync
     assert one.next_check is None
     one.syncing()
     one.check(100.2)
     assert not one.wants_sync
-    one.heard_answer(CHANNEL, 2, 101.0)
+    one.received_answer(CHANNEL, 2, 101.0)
     one.check(101.1)
     assert one.wants_sync

@@ -13,10 +13,10 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 
 from ipcsync._wire.messages import Want
 from ipcsync.errors import FleetUnavailable, NodeNameTaken, RecorderTaken
-from ipcsync_bridge import names, nodes, store
+from ipcsync_bridge import names, store
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.names import Names
-from ipcsync_bridge.nodes import Nodes
+from ipcsync_bridge.store import Nodes
 from ipcsync_bridge.transport import Conflict, Unavailable
 
 _WANT = Want(1, "claim", 0, name="x", slot=3, incarnation=1)
@@ -323,7 +323,7 @@ class _Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for module in (names, nodes, store):
+        for module in (names, store):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     async def silence(self, _node: str, timeout: float) -> bytes | None:
@@ -363,7 +363,7 @@ def test_a_node_that_was_heard_between_two_tries_has_not_been_silent(clock: _Clo
         store: Any = _Store()
         await _of_b(store)
         names = _names(store, "a", 5.0, clock.silence)
-        names._last_heard = lambda _node: clock.now - 1.0
+        names._last_received = lambda _node: clock.now - 1.0
         with pytest.raises(FleetUnavailable):
             await names.claim(_WANT, 3.0)
         clock.now += 1.9

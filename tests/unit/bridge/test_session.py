@@ -17,7 +17,7 @@ from ipcsync._session.connection import Connection
 from ipcsync._session.lease import SessionLease
 from ipcsync._wire import messages
 from ipcsync_bridge import requests
-from ipcsync_bridge.session import Desk
+from ipcsync_bridge.session import BridgeSession
 from tests.kit.descriptors import descriptors
 from tests.kit.until import until
 
@@ -69,16 +69,16 @@ def test_a_session_that_fails_to_begin_leaves_nothing(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     async def scenario() -> None:
-        Desk.opened(client.endpoint, "bridge a", _WAIT_S).close(says_goodbye=True)  # what a process opens once
+        BridgeSession.opened(client.endpoint, "bridge a", _WAIT_S).close(says_goodbye=True)  # what a process opens once
         before, threads = len(descriptors()), set(threading.enumerate())
         with monkeypatch.context() as patch:
             STEPS[step](patch)
             with pytest.raises(_PlannedError):
-                Desk.opened(client.endpoint, "bridge a", _WAIT_S)
+                BridgeSession.opened(client.endpoint, "bridge a", _WAIT_S)
         assert "bridge a" not in [session.name for session in client.list_sessions()]
         with pytest.raises(ipcsync.NoBridge):
             client.event("kv", node="b")
-        Desk.opened(client.endpoint, "bridge a", _WAIT_S).close(says_goodbye=True)
+        BridgeSession.opened(client.endpoint, "bridge a", _WAIT_S).close(says_goodbye=True)
         gc.collect()  # the exception's frames hold the board's mapping, which has a descriptor
         until(lambda: len(descriptors()) <= before, "its descriptors are closed")
         until(lambda: set(threading.enumerate()) <= threads, "its threads have ended")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
+from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator import records
-from ipcsync_coordinator.abuse import StrikeCounter
-from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
-from ipcsync_coordinator.driver_work import OwnDriver
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover
@@ -28,9 +28,10 @@ from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Limits
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_holdings.events import EventStore, SharedCudaEvent, served_devices
-from ipcsync_holdings.holdings import Fixed, Terms
-from ipcsync_holdings.journal_files import JournalFiles
+from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
+from ipcsync_keeper.journal_files import JournalFiles
+from ipcsync_keeper.link import DriverClient
+from ipcsync_keeper.resources import KeeperConfig, StartupConfig
 from tests.kit import boards
 
 SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
@@ -56,6 +57,28 @@ class _NoSocket:
         """Nobody subscribes."""
 
 
+class DirectDriver(DriverClient):
+    """The driver without a link: each request is done at once, so that nothing is under way between two steps."""
+
+    def __init__(self, events: EventStore) -> None:
+        self._events = events
+
+    def make(self, device: str, count: int) -> list[SharedCudaEvent]:
+        return self._events.make(device, count)
+
+    def make_ahead(self, device: str, count: int, then: Callable[[list[SharedCudaEvent] | IpcSyncError], None]) -> None:
+        then(self._events.make(device, count))
+
+    def destroy(self, serials: list[int], then: Callable[[list[int]], None]) -> None:
+        then(self._events.destroy(serials))
+
+    def probe(self, device: str) -> bytes:
+        return self._events.probe(device)
+
+    def why_not_timeline(self, device: str) -> str | None:
+        return self._events.why_not_timeline(device)
+
+
 class World:
     """Handlers with all that stands behind them, the driver included, and nothing before them."""
 
@@ -63,7 +86,7 @@ class World:
         path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
         self.board = Board.create(path, os.urandom(16), SETTINGS.max_sessions, SETTINGS.pool)
         self.events = EventStore(served_devices(None), self.board)
-        self.work = OwnDriver(self.events)
+        self.driver = DirectDriver(self.events)
         self.files = JournalFiles.create()
         self.begin(held=[])
 
@@ -73,17 +96,20 @@ class World:
             Limits(SETTINGS.pool, SETTINGS.max_sessions, SETTINGS.max_attachments, SETTINGS.max_streams)
         )
         devices = list(served_devices(None))
-        self.pool = Pool(devices, self.work, limit=200, step=8, held=held)
-        effects = self.effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget, self.registry.graves)  # type: ignore[arg-type]
+        self.pool = Pool(devices, self.driver, limit=200, step=8, held=held)
+        feed = Feed(_NoSocket())  # type: ignore[arg-type]
+        effects = self.effects = Effects(self.board, self.pool, feed, self._forget, self.registry.tombstones)
         self.metrics = Metrics()
         journal = Journal(self.files, lambda: records.whole(self.registry, self.sessions))
         self.sessions = SessionTable(journal.most_replies(SETTINGS.remembered_requests), SETTINGS.max_sessions)
         self.transactions = Transactions(self.registry, self.sessions, effects, journal)
         self.differing = recover(journal, self.registry, self.sessions, effects, self.board, time.monotonic_ns())
-        fixed = Fixed("/", "host", None, SETTINGS.pool, SETTINGS.max_sessions)
+        keeper = KeeperConfig("/", "host", None, SETTINGS.pool, SETTINGS.max_sessions)
         name = _drivers.name()
         now_ns = time.monotonic_ns()
-        terms = Terms(fixed, self.board.epoch, self.board.path, name, devices, os.getpid(), now_ns, 1, {}, 0, [])
+        config = StartupConfig(
+            keeper, self.board.epoch, self.board.path, name, devices, os.getpid(), now_ns, 1, {}, 0, []
+        )
         self.handlers = Handlers(
             SETTINGS,
             self.registry,
@@ -91,7 +117,7 @@ class World:
             effects,
             self.sessions,
             self.metrics,
-            terms,
+            config,
             self.transactions,
             Fleet(self.registry, effects, self.sessions, self.transactions, self.board.epoch, 0),
             "ipc://feed",
@@ -101,7 +127,7 @@ class World:
             self.handlers,
             self.sessions,
             self.metrics,
-            StrikeCounter(SETTINGS.max_strange, SETTINGS.max_sessions),
+            StrikeCounter(SETTINGS.max_invalid, SETTINGS.max_sessions),
             self.transactions,
             self._confirm,
         )
@@ -133,15 +159,19 @@ class World:
         """How far the journal goes, and in which of its two files."""
         return self.transactions.journal._end, self.transactions.journal._which
 
-    def bury_all(self) -> None:
+    def release_all(self) -> None:
         """All processes are dead, and have closed all files."""
         for entry in self.sessions:
             self.board.session(entry.session.line).shows_end()
             self.handlers.lose(entry, "pidfd")
 
+    def _destroy_events(self) -> None:
+        self.events.destroy([shared.serial for shared in self.events.held()])
+
     def close(self) -> None:
         with ExitStack() as ending:  # each step, though another one meets a planted mistake
             ending.callback(boards.end, self.board)
-            ending.callback(self.files.close)
-            ending.callback(self.pool.close)
-            self.bury_all()
+            for descriptor in self.files.descriptors:
+                ending.callback(os.close, descriptor)
+            ending.callback(self._destroy_events)
+            self.release_all()

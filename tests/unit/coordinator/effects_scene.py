@@ -16,14 +16,6 @@ from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Limits, Session, Slot
 
 
-@dataclass(frozen=True)
-class Shared:
-    """One CUDA event of a ring."""
-
-    serial: int
-    handle: bytes
-
-
 @dataclass
 class Outside:
     """Pool, feed's socket, and who is told that a line is free: what reaches them is written down."""
@@ -32,6 +24,9 @@ class Outside:
     destroyed: list[Any] = field(default_factory=list)
     forgotten: list[Session] = field(default_factory=list)
     sent: list[Announcement] = field(default_factory=list)
+
+    def handles(self, ring: list[int]) -> list[bytes]:
+        return [{5: b"five", 6: b"six"}[serial] for serial in ring]
 
     def give_back(self, ring: list[Any]) -> None:
         self.returned.append(ring)
@@ -54,7 +49,9 @@ class Scene:
         self.board = board
         self.outside = cast(Any, Outside())
         self.registry = Registry(Limits(slots=4, sessions=4, attachments=3, streams=2))
-        self.effects = Effects(board, self.outside, Feed(self.outside), self.outside.forgotten.append)
+        self.effects = Effects(
+            board, self.outside, Feed(self.outside), self.outside.forgotten.append, self.registry.tombstones
+        )
 
     def settle(self) -> list[Effect | None]:
         """Carry out what followed; the stores that the journal would have."""
@@ -69,7 +66,7 @@ class Scene:
         return session
 
     def open(self, session: Session, engine: EngineName = "event") -> Slot:
-        ring = [Shared(5, b"five"), Shared(6, b"six")] if engine == "event" else []
+        ring = [5, 6] if engine == "event" else []
         slot = self.registry.create(session, "e", recorder=True, device="gpu", engine=engine, depth=2, ring=ring)
         slot.base = self.effects.line(slot.index).recorded
         self.settle()

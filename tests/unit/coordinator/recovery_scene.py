@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import asdict
 
 from ipcsync import _drivers
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, LIVE, OPEN
@@ -46,7 +46,7 @@ class Steps:
             (SessionTable, "keep", False),
         ):
             patch.setattr(kind, name, self._counted(getattr(kind, name), is_before))
-        patch.setattr(Journal, "put_down", self._unless_dead(Journal.put_down))
+        patch.setattr(Journal, "end_request", self._unless_dead(Journal.end_request))
 
     def _counted(self, call: Callable[..., Any], is_before: bool) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:
@@ -129,7 +129,7 @@ class Scene:
             entry = self.world.sessions.find(self.tokens[who])
             assert entry is not None
             if entry.session.state == "live":
-                entry.is_ready = True
+                entry.session.is_ready = True
                 self.world.handlers.lose(entry, "ttl")
 
         self._survive(expire)
@@ -168,8 +168,8 @@ class Scene:
             assert slot.state != "broken" or line.watermark == slot.base, "nothing is ever complete here"
         for session in world.registry.sessions.values():
             assert world.board.session(session.line).state == _LINES[session.state]
-        used = {shared.serial for slot in world.registry.slots.values() for shared in slot.ring or ()}
-        spare = {shared.serial for device in world.pool._devices.values() for shared in device.spare}
+        used = {serial for slot in world.registry.slots.values() for serial in slot.ring}
+        spare = {serial for device in world.pool._devices.values() for serial in device.spare}
         assert not used & spare
         assert used | spare == {shared.serial for shared in world.events.held()}
         read, is_carried_out = Journal(world.files, records.Record).read()
@@ -194,12 +194,15 @@ def _folded(read: list[records.Record]) -> object:
     sessions: dict[int, object] = {}
     for record in read:
         for slot in record.slots:
-            slots[slot.index] = msgspec.structs.replace(slot, active=[], draining=[], left=[])
+            row = asdict(slot) | {"recorder": slot.recorder and asdict(slot.recorder)}
+            slots[slot.index] = {
+                name: value for name, value in row.items() if name not in ("active", "draining", "left")
+            }
             holders[slot.index] = dict.fromkeys(slot.active, "active")
             holders[slot.index] |= dict.fromkeys(slot.draining, "draining") | dict.fromkeys(slot.left, "left")
         for each in record.attachments:
             holders[each.index][each.serial] = each.state
-        sessions.update((one.serial, msgspec.structs.replace(one, forgotten=0)) for one in record.sessions)
+        sessions.update((one.serial, asdict(one) | {"forgotten": 0}) for one in record.sessions)
         for serial in record.gone:
             sessions.pop(serial, None)
     there = {

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync_coordinator.auth import Sender
+from ipcsync_coordinator.limits import Sender
 from tests.kit.examples import examples
 from tests.unit.coordinator.coordinator_world import SETTINGS, Frame, World
 from tests.unit.wire import frames
@@ -39,7 +39,7 @@ _TOKENS = [bytes([number]) * 16 for number in range(6)]
 
 def _with_real_tokens(world: World, frame: bytes) -> bytes:
     """The frame with the tokens of sessions that are there: those it was made with stand for their places."""
-    known = [entry.token for entry in world.sessions]
+    known = [entry.session.token for entry in world.sessions]
     for index, place in enumerate(_TOKENS[:-1] if known else []):
         frame = frame.replace(place, known[index % len(known)])
     return frame
@@ -55,7 +55,7 @@ def test_any_frames_in_any_order_get_replies_and_leave_nothing_behind(
     for frame in sent:
         world.handle(_with_real_tokens(world, frame))  # raises for a reply that is none
         _assert_bounded(world)
-    world.bury_all()
+    world.release_all()
     assert world.metrics.refusals["internal"] == 0
     assert set(world.metrics.refusals) - {"internal"} <= _CODES
     assert world.registry.in_use == 0
@@ -82,7 +82,7 @@ def _assert_bounded(world: World) -> None:
 
 def test_who_records_on_a_timeline_leaves_nothing_behind_either(world: World) -> None:
     world.ask(messages.Open("e", True, engine="timeline"), world.hello().token)
-    world.bury_all()
+    world.release_all()
     assert world.registry.in_use == 0
 
 
@@ -112,7 +112,7 @@ def test_only_a_request_that_says_so_leaves_something_in_the_journal(
         world.handle(codec.encode_request(next(world.ids), body, token, 0))  # the reply to remote is owed
         leaves_something = body.effect != "none" and not messages.is_question(body)
         assert leaves_something or world.written == before, body
-    world.bury_all()
+    world.release_all()
 
 
 def test_a_request_past_its_deadline_is_dropped_and_counted(world: World) -> None:
@@ -122,7 +122,7 @@ def test_a_request_past_its_deadline_is_dropped_and_counted(world: World) -> Non
     assert world.handle(late) is None
     assert world.metrics.refusals["late"] == before + 1
     assert world.registry.find("late") is None
-    world.bury_all()
+    world.release_all()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_ttl_is_clamped_and_the_granted_one_is_told(world: World, wanted: floa
     reply = world.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
     assert isinstance(reply, messages.Welcome)
     assert (reply.lease_ttl, reply.heartbeat) == (granted, granted / 3)
-    world.bury_all()
+    world.release_all()
 
 
 @pytest.mark.parametrize("wanted", [0.0, -1.0, -1e300, float("nan"), float("-inf")])
@@ -158,7 +158,7 @@ def test_an_exception_inside_is_a_reply_and_counted_and_nothing_of_it_is_told(
     assert "secret" not in reply.message
     assert world.metrics.refusals.pop("internal") == 1
     assert isinstance(world.ask(messages.ListSessions(), token), messages.SessionList)
-    world.bury_all()
+    world.release_all()
 
 
 def test_a_change_that_fails_in_the_driver_keeps_no_other_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_change_that_fails_in_the_driver_keeps_no_other_back(world: World, mon
 
     monkeypatch.setattr(world.pool, "destroy", fail)
     monkeypatch.setattr(world.pool, "give_back", fail)
-    world.bury_all()
+    world.release_all()
     assert world.registry.in_use == 0
     assert not world.sessions
 
@@ -193,5 +193,5 @@ def test_a_hello_when_descriptors_are_short_leaves_no_session_behind(
     assert isinstance(welcome, messages.Welcome)
     # Nobody can ask the kernel of a pid without its start time: others are pointed to the lifeline.
     assert world.board.session(welcome.line).process[0] == 0
-    world.bury_all()
+    world.release_all()
     assert not world.registry.sessions

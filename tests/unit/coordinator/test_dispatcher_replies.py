@@ -13,7 +13,7 @@ from hypothesis import given
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync_coordinator.auth import Sender
+from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Session
@@ -171,7 +171,7 @@ def test_a_request_whose_reply_is_kept_no_more_is_never_done_again(world: World)
     token = world.hello().token
     for number in range(1, _KEPT + 3):
         _send(world, number, messages.Open(f"e{number}", True), token)
-    assert _entry(world, token).forgotten == 2
+    assert _entry(world, token).session.forgotten == 2
     for number in (1, 2):
         failure = _refused(world, number, messages.Open(f"e{number}", True), token)
         assert (failure.kind, failure.attributes["code"]) == ("ProtocolError", "forgotten")
@@ -205,7 +205,7 @@ def test_a_session_that_fell_silent_may_release_and_nothing_else(world: World) -
     _, opened = _send(world, 1, messages.Open("e", True), token)
     assert isinstance(opened, messages.Attachment)
     entry = _entry(world, token)
-    entry.is_ready = True
+    entry.session.is_ready = True
     world.handlers.lose(entry, "ttl")
     for body in (messages.Stats(), messages.Open("f", True), messages.Attach(opened.slot, opened.incarnation)):
         failure = _refused(world, 2, body, token)
@@ -221,7 +221,7 @@ def test_a_session_that_fell_silent_may_release_and_nothing_else(world: World) -
 def test_a_session_that_fell_silent_may_say_goodbye(world: World) -> None:
     token = world.hello().token
     entry = _entry(world, token)
-    entry.is_ready = True
+    entry.session.is_ready = True
     world.handlers.lose(entry, "ttl")
     assert not isinstance(_send(world, 1, messages.Bye(), token)[1], messages.Failure)
     assert world.sessions.find(token) is None
@@ -231,15 +231,15 @@ def test_a_request_that_coordinators_died_of_is_refused_under_its_id_and_not_rea
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = world.hello().token
-    put_down: list[bytes] = []
-    journal = SimpleNamespace(take_in_hand=lambda _frame: True, put_down=lambda: put_down.append(b""))
+    end_request: list[bytes] = []
+    journal = SimpleNamespace(begin_request=lambda _frame: True, end_request=lambda: end_request.append(b""))
     monkeypatch.setattr(world.dispatcher, "_journal", journal)
     failure = _refused(world, 4711, messages.Open("e", True), token)
     assert (failure.kind, failure.attributes["code"]) == ("ProtocolError", "poison")
     assert failure.message == "coordinators died of this request: it is not tried again"
     assert world.metrics.refusals["poison"] == 1
     assert world.registry.in_use == 0
-    assert put_down == [b""]
+    assert end_request == [b""]
 
 
 def test_each_frame_is_measured_whatever_becomes_of_it(world: World) -> None:
@@ -289,9 +289,8 @@ def test_a_failure_inside_is_counted_under_its_operation(world: World, monkeypat
 
 
 def _made(table: SessionTable, serial: int, role: str = "") -> SessionEntry:
-    session = Session(f"s{serial}", serial, serial, "", role=role)
-    watch = ProcessWatch.__new__(ProcessWatch)
-    entry = SessionEntry(session, bytes([serial]) * 16, bytes([serial + 100]) * 16, 1, 0, 0, watch)
+    session = Session(serial, f"s{serial}", "", role=role, token=bytes([serial]) * 16, nonce=bytes([serial + 100]) * 16)
+    entry = SessionEntry(session, ProcessWatch.__new__(ProcessWatch), 0)
     table.add(entry)
     return entry
 
@@ -322,10 +321,10 @@ def test_an_entry_is_found_by_token_nonce_and_number_until_it_is_forgotten() -> 
     one, two = _made(table, 1), _made(table, 2)
     assert list(table) == [one, two]
     assert len(table) == 2
-    assert table.find(one.token) is table.of_nonce(one.nonce) is table.of_serial(1) is one
+    assert table.find(one.session.token) is table.of_nonce(one.session.nonce) is table.of_serial(1) is one
     assert table.forget(1) is one
     assert table.forget(1) is None
-    assert (table.find(one.token), table.of_nonce(one.nonce), table.of_serial(1)) == (None, None, None)
+    assert (table.find(one.session.token), table.of_nonce(one.session.nonce), table.of_serial(1)) == (None, None, None)
     assert list(table) == [two]
 
 
@@ -333,11 +332,11 @@ def test_replies_are_kept_in_their_order_and_what_falls_out_is_remembered_by_its
     table = SessionTable(2, 2)
     one = _made(table, 1)
     for number in (5, 4, 6):
-        table.keep(one.token, number, b"%d" % number)
-    assert list(table.replies()) == [(one.token, 4, b"4"), (one.token, 6, b"6")]
-    assert one.forgotten == 5
-    table.keep(one.token, 7, b"7")
-    assert one.forgotten == 5, "what falls out later may have the lower number"
+        table.keep(one.session.token, number, b"%d" % number)
+    assert list(table.replies()) == [(one.session.token, 4, b"4"), (one.session.token, 6, b"6")]
+    assert one.session.forgotten == 5
+    table.keep(one.session.token, 7, b"7")
+    assert one.session.forgotten == 5, "what falls out later may have the lower number"
 
 
 def test_the_requests_of_one_call_are_known_by_their_deadline(world: World) -> None:

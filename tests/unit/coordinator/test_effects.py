@@ -14,7 +14,7 @@ from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import _watermark
 from ipcsync_coordinator.records import Effect
 from ipcsync_coordinator.state import Change, Slot
-from tests.unit.coordinator.effects_scene import Scene, Shared
+from tests.unit.coordinator.effects_scene import Scene
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_session_is_put_on_the_board_and_told_and_taken_off_at_its_end(scene: 
     assert scene.settle() == [Effect("expire", session.line)]
     assert line.state == EXPIRED
     assert scene.outside.forgotten == []
-    scene.registry.bury(session)
+    scene.registry.release_dead(session)
     assert scene.settle() == [Effect("forget", session.line)]
     assert line.state == FREE
     assert scene.outside.forgotten == [session]
@@ -60,7 +60,7 @@ def test_the_newest_session_stays_the_newest_when_an_older_one_is_stored_again(s
 def test_an_event_is_put_on_the_board_and_told_with_its_handles(scene: Scene, engine: EngineName) -> None:
     session = scene.session("s")
     scene.outside.heard()
-    ring = [Shared(5, b"five"), Shared(6, b"six")]
+    ring = [5, 6]
     slot = scene.registry.create(session, "e", recorder=True, device="gpu", engine=engine, depth=2, ring=ring)
     assert scene.settle() == [Effect("open", 0, (1,)), Effect("recorder", 0, (session.serial,))]
     line = scene.board.slot(slot.index)
@@ -118,7 +118,7 @@ def test_the_age_of_the_oldest_slot_in_quarantine_is_told(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("end", ["expire", "bury"])
+@pytest.mark.parametrize("end", ["expire", "release_dead"])
 def test_a_break_says_what_stays_good_and_why(
     scene: Scene, engine: EngineName, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,7 +164,7 @@ def test_a_broken_ring_is_destroyed_and_a_whole_one_used_again(scene: Scene) -> 
         line.publish(2)
         line.store_completed(completed)
         if breaks:
-            scene.registry.bury(recorder)
+            scene.registry.release_dead(recorder)
         else:
             scene.registry.end_session(recorder, released=True)
         scene.settle()
@@ -225,14 +225,14 @@ def test_a_later_coordinator_stores_again_what_the_one_before_it_may_have(scene:
 def test_a_step_that_fails_is_logged_and_keeps_no_other_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     session = scene.session("s")
     slots = [
-        scene.registry.create(session, name, recorder=True, device="gpu", engine="event", depth=1, ring=[name])
-        for name in ("a", "b")
+        scene.registry.create(session, name, recorder=True, device="gpu", engine="event", depth=1, ring=[serial])
+        for serial, name in ((5, "a"), (6, "b"))
     ]
     scene.registry.take_changes()
     scene.outside.destroy = scene.outside.give_back = lambda ring: scene.outside.returned.append(ring) or 1 / 0
-    scene.registry.bury(session)
+    scene.registry.release_dead(session)
     scene.settle()
-    assert scene.outside.returned == [["a"], ["b"]]
+    assert scene.outside.returned == [[5], [6]]
     assert [scene.board.slot(slot.index).state for slot in slots] == [FREE, FREE]
     assert scene.outside.forgotten == [session]
     said = [(record.getMessage(), record.fields, record.exc_info is not None) for record in caplog.records]  # type: ignore[attr-defined] # see _logs

@@ -7,36 +7,26 @@ import pytest
 from ipcsync._board import BROKEN, FREE, INT64_MAX, Board
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
-from ipcsync_coordinator.mirrors import Grave, Graves, Origin
 from ipcsync_coordinator.records import Effect
 from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
 from tests.unit.coordinator.effects_scene import Scene
 
 _ORIGIN = Origin(b"e" * 16, 3, 2)
 
 
 class MirrorScene(Scene):
-    """One with a bridge, and with the graves that others share."""
+    """One with a bridge, and with the tombstones that others share."""
 
     def __init__(self, board: Board) -> None:
         super().__init__(board)
-        self.graves = Graves()
-        self.effects = Effects(board, self.outside, Feed(self.outside), self.outside.forgotten.append, self.graves)
+        self.tombstones = Tombstones()
+        self.effects = Effects(board, self.outside, Feed(self.outside), self.outside.forgotten.append, self.tombstones)
         self.bridge = self.registry.open_session("id-bridge", "bridge", "bridge")
         self.settle()
 
     def mirror(self) -> Slot:
-        slot = self.registry.create(
-            self.bridge,
-            "",
-            recorder=True,
-            device="gpu",
-            engine="timeline",
-            depth=1,
-            ring=[],
-            origin=_ORIGIN,
-            node="two",
-        )
+        slot = self.registry.mirror(self.bridge, "", _ORIGIN, "two", "gpu")
         slot.base = self.effects.line(slot.index).recorded
         self.settle()
         self.outside.heard()
@@ -86,7 +76,7 @@ def test_a_mirror_of_which_nothing_was_complete_keeps_nothing_good(scene: Mirror
     assert slot.good == 0
 
 
-def test_a_lost_mirror_that_nobody_uses_any_more_leaves_a_grave(scene: MirrorScene) -> None:
+def test_a_lost_mirror_that_nobody_uses_any_more_leaves_a_tombstone(scene: MirrorScene) -> None:
     slot = scene.mirror()
     waiter = scene.wait_on(slot)
     line = scene.board.slot(slot.index)
@@ -94,12 +84,12 @@ def test_a_lost_mirror_that_nobody_uses_any_more_leaves_a_grave(scene: MirrorSce
     line.store_completed(slot.base + 3)
     scene.registry.finish_mirror(scene.bridge, slot.index, slot.incarnation, "broken", "silent")
     scene.settle()
-    assert scene.graves.find(_ORIGIN) is None
+    assert scene.tombstones.find(_ORIGIN) is None
     for session in (waiter, scene.bridge):
         scene.registry.close(session, slot.index, slot.incarnation, released=True)
     scene.settle()
     assert line.state == FREE
-    assert scene.graves.find(_ORIGIN) == Grave("two", 3, "silent")
+    assert scene.tombstones.find(_ORIGIN) == Tombstone("two", 3, "silent")
     assert scene.effects.quarantine_oldest_s() == 0
 
 
@@ -109,20 +99,20 @@ def test_a_mirror_that_ended_well_leaves_none(scene: MirrorScene) -> None:
     scene.registry.close(scene.bridge, slot.index, slot.incarnation, released=True, drained=True)
     scene.settle()
     assert scene.board.slot(slot.index).state == FREE
-    assert len(scene.graves) == 0
+    assert len(scene.tombstones) == 0
 
 
 @pytest.mark.parametrize(("reason", "told", "has_expired"), [("silent", "silent", False), ("expired", "", True)])
-def test_what_is_exhumed_is_good_as_far_as_its_grave_says(
+def test_what_is_restored_is_good_as_far_as_its_tombstone_says(
     scene: MirrorScene, reason: str, told: str, has_expired: bool
 ) -> None:
     waiter = scene.session("w")
     scene.outside.heard()
-    slot = scene.registry.exhume(waiter, _ORIGIN, Grave("two", 4, reason), "gpu")
+    slot = scene.registry.restore_from_tombstone(waiter, _ORIGIN, Tombstone("two", 4, reason), "gpu")
     line = scene.board.slot(slot.index)
     slot.base = line.recorded
     effects = scene.settle()
-    assert effects[-1] == Effect("entomb", slot.index, (slot.base + 4, has_expired, True, told))
+    assert effects[-1] == Effect("tombstone", slot.index, (slot.base + 4, has_expired, True, told))
     assert (line.state, line.recorded, line.watermark) == (BROKEN, slot.base + 4, slot.base + 4)
     assert (line.has_expired, line.reason, line.completed) == (has_expired, told, INT64_MAX)
     scene.effects.redo([effect for effect in effects if effect is not None][-1:])

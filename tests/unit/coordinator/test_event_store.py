@@ -12,7 +12,7 @@ import pytest
 from ipcsync import _drivers
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync.errors import QuotaExceeded
-from ipcsync_holdings.events import SharedCudaEvent
+from ipcsync_keeper.events import SharedCudaEvent
 from tests.kit.driver_kit import Latch, complete, finish, ok, open_all_latches
 from tests.unit.coordinator.coordinator_world import World
 
@@ -107,21 +107,21 @@ def test_what_is_set_aside_counts_until_it_is_complete(
     pool, (device,) = world.pool, world.pool.devices
     ring = pool.take(device, 4)
     made = pool.made
-    latches = [record_pending(shared) for shared in ring[:2]]
+    latches = [record_pending(world.events._made[serial][0]) for serial in ring[:2]]
     pool.destroy(ring)
     assert pool.made == made - 2
     with pytest.raises(QuotaExceeded, match="already, 2 of them set aside with a pending record"):
         pool.take(device, 200)
     latches[0].open()
-    complete(world.events._made[ring[0].serial][1])
+    complete(world.events._made[ring[0]][1])
     pool.destroy_aside()
     assert pool.made == made - 3
     world.begin(held=world.events.held())  # the next coordinator finds it without a slot
     world.pool.sweep(())
-    assert [shared.serial for shared in world.events.held()] == [ring[1].serial]
+    assert [shared.serial for shared in world.events.held()] == [ring[1]]
     assert world.pool.made == 1
     latches[1].open()
-    complete(world.events._made[ring[1].serial][1])
+    complete(world.events._made[ring[1]][1])
     world.pool.destroy_aside()
     assert world.events.held() == []
     assert world.pool.made == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ipcsync_coordinator import descriptors
+from ipcsync_coordinator import limits
 from tests.kit.until import until
 
 
@@ -37,13 +37,13 @@ def test_a_shut_gate_counts_now_and_then_and_not_for_each_connection(
         events.append(time.monotonic())
         return 10
 
-    monkeypatch.setattr(descriptors, "count", count)
+    monkeypatch.setattr(limits, "count", count)
     path = str(tmp_path / "s")
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
         router = stack.enter_context(context.socket(zmq.ROUTER))
         router.bind(f"ipc://{path}")
-        gate = descriptors.Gate([router], _Place(), usable, lambda _reason: None)  # type: ignore[arg-type]
+        gate = limits.Gate([router], _Place(), usable, lambda _reason: None)  # type: ignore[arg-type]
         stack.callback(gate.stop)
         began = time.monotonic()
         for _ in range(crowd):

@@ -17,19 +17,19 @@ from ipcsync._session.closes import PendingCloses
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync.errors import QuotaExceeded
-from ipcsync_coordinator import given, journal
+from ipcsync_coordinator import journal, startup
 from ipcsync_coordinator.journal import Journal, JournalError
-from ipcsync_holdings import journal_files
-from ipcsync_holdings.link import Link
+from ipcsync_keeper import journal_files
+from ipcsync_keeper.link import Link
 from tests.unit.coordinator import coordinator_world
 from tests.unit.coordinator.coordinator_world import SENDER, World
 
 
 def test_no_two_coordinators_have_one_journal(world: World) -> None:
     words = world.files.descriptors[0]
-    given._be_the_only_one(words)
+    startup._be_the_only_one(words)
     with pytest.raises(RuntimeError, match="another coordinator still has the journal"):
-        given._be_the_only_one(words)
+        startup._be_the_only_one(words)
 
 
 def test_what_was_written_and_not_made_valid_did_not_happen(world: World) -> None:
@@ -61,7 +61,7 @@ def test_a_request_that_coordinators_died_of_is_refused_and_no_other_is(
     token = world.hello().token
     poison = codec.encode_request(7, messages.Open("poison"), token, 0)
     other = codec.encode_request(8, messages.Open("other"), token, 0)
-    monkeypatch.setattr(Journal, "put_down", lambda _: None)
+    monkeypatch.setattr(Journal, "end_request", lambda _: None)
     for _ in range(deaths):
         reply = world.dispatcher.handle(poison, SENDER, time.monotonic_ns())
         assert reply is not None
@@ -225,11 +225,11 @@ def test_a_shorter_journal_is_gone_on_with_though_there_is_no_memory_for_deaths(
 def test_a_keeper_of_another_version_is_told_the_versions() -> None:
     """Such a one passes other descriptors."""
     ours, theirs = socket.socketpair()
-    script = f"from ipcsync_coordinator import given; given.receive('{os.getpid()},{theirs.fileno()},1,2')"
+    script = f"from ipcsync_coordinator import startup; startup.inherit('{os.getpid()},{theirs.fileno()},1,2')"
     with ours, theirs, subprocess.Popen([sys.executable, "-c", script], pass_fds=[theirs.fileno()]) as process:
         message = Link(ours).receive(30)
         assert message is not None
-        assert message[2] == [given.versions(), {}]
+        assert message[2] == [startup.versions(), {}]
         ours.shutdown(socket.SHUT_RDWR)
         assert process.wait(30) == 0
 
@@ -261,7 +261,7 @@ def test_whose_process_was_confirmed_is_known_after_any_number_of_starts(
     token = world.hello().token
     entry = world.sessions.find(token)
     assert entry is not None
-    entry.watch.is_confirmed = True
+    entry.session.was_confirmed = True
     world.registry.touched.sessions.add(entry.session)
     world.transactions.commit()
     words = world.files.words
@@ -271,4 +271,4 @@ def test_whose_process_was_confirmed_is_known_after_any_number_of_starts(
         world.begin(world.events.held())
         again = world.sessions.find(token)
         assert again is not None
-        assert again.was_confirmed
+        assert again.session.was_confirmed

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from msgspec.structs import asdict
 
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
@@ -39,13 +40,18 @@ def _plain(record: Record) -> object:
 
     A session that is gone has left nothing, whatever a slot's record says; `forgotten` follows from the replies.
     """
-    serials = {session.serial for session in record.sessions}
+    sessions = {each.serial: asdict(each) | {"streams": set(each.streams), "forgotten": 0} for each in record.sessions}
     slots = {
-        slot.index: msgspec.structs.replace(slot, left=[serial for serial in slot.left if serial in serials])
+        slot.index: asdict(slot)
+        | {
+            "recorder": slot.recorder and asdict(slot.recorder),
+            "active": set(slot.active),
+            "draining": set(slot.draining),
+            "left": slot.left & sessions.keys(),
+        }
         for slot in record.slots
     }
-    sessions = {each.serial: msgspec.structs.replace(each, forgotten=0) for each in record.sessions}
-    return slots, sessions, record.streams, sorted(record.graves), record.count, record.high_water
+    return slots, sessions, dict(record.streams), sorted(record.tombstones), record.count, record.high_water
 
 
 class Checked(Journal):
@@ -101,16 +107,16 @@ class Machine(RuleBasedStateMachine):
         """Who may touch what, or records there: token, slot and incarnation."""
         slots = self.world.registry.slots
         return [
-            (entry.token, index, slots[index].incarnation)
+            (entry.session.token, index, slots[index].incarnation)
             for entry in self.world.sessions
             for index in sorted(entry.session.attached)
-            if not recorders or slots[index].recorder is entry.session
+            if not recorders or slots[index].is_recorded_by(entry.session)
         ]
 
     def _lose(self, at: int, how: str, is_wanted: Callable[[SessionEntry], bool]) -> None:
         entry = self.world.sessions.find(self._pick(at))
         if entry is not None and is_wanted(entry):
-            self.answered.pop(entry.token, None)
+            self.answered.pop(entry.session.token, None)
             self.world.handlers.lose(entry, how)
 
     # --- rules --------------------------------------------------------------------------------------------------------
@@ -145,10 +151,14 @@ class Machine(RuleBasedStateMachine):
         token, slot, incarnation = uses[at % len(uses)]
         self._ask(token, messages.Close(slot, incarnation, released=released, drained=drained))
 
-    @precondition(lambda self: self._uses(recorders=True))
+    @precondition(lambda self: self.tokens)
     @rule(at=st.integers(0, 30), released=st.booleans())
     def close_and_be_drained_later(self, at: int, released: bool) -> None:
+        if not self._uses(recorders=True):
+            self._ask(self._pick(at), messages.Open("", recorder=True, engine="timeline"))
         uses = self._uses(recorders=True)
+        if not uses:
+            return
         token, slot, incarnation = uses[at % len(uses)]
         self._ask(token, messages.Close(slot, incarnation, released=False))
         self._ask(token, messages.Close(slot, incarnation, released=released, drained=True))
@@ -197,7 +207,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(at=st.integers(0, 7))
     def fall_silent(self, at: int) -> None:
-        self._lose(at, "ttl", lambda entry: entry.is_ready and entry.session.state == "live")
+        self._lose(at, "ttl", lambda entry: entry.session.is_ready and entry.session.state == "live")
 
     @precondition(lambda self: self.tokens)
     @rule(at=st.integers(0, 7), name=st.sampled_from(_NAMES), failures=st.integers(1, 2), ends=st.booleans())

@@ -16,10 +16,10 @@ from ipcsync._wire import codec, messages
 from ipcsync.errors import EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded, StalePoint
 from ipcsync_bridge import mirrors as mirrors_of_bridges
 from ipcsync_bridge.links import Link
-from ipcsync_bridge.session import Desk as BridgesDesk
+from ipcsync_bridge.session import BridgeSession as BridgesDesk
 from ipcsync_coordinator import fleet
-from ipcsync_coordinator.mirrors import Grave, Graves, Origin
-from ipcsync_holdings.events import SharedCudaEvent
+from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
+from ipcsync_keeper.events import SharedCudaEvent
 from tests.unit.coordinator.coordinator_world import World
 
 _EPOCH = b"far away epoch.."
@@ -262,12 +262,12 @@ def test_only_a_bridge_says_what_a_bridge_says(desk: Desk) -> None:
         assert error.code == "role"
 
 
-def test_no_use_of_another_node_has_the_number_by_which_graves_are_of_whole_epochs(desk: Desk) -> None:
+def test_no_use_of_another_node_has_the_number_by_which_tombstones_are_of_whole_epochs(desk: Desk) -> None:
     bridge, asker = desk.session("bridge"), desk.session()
     error = desk.failure(messages.Import(0, _EPOCH, 9, 0, "a"), bridge)
     assert isinstance(error, ProtocolError)
     assert error.code == "invalid"
-    assert desk.registry.graves.everything() == []
+    assert desk.registry.tombstones.everything() == []
     desk.linked(asker, bridge)
 
 
@@ -289,7 +289,7 @@ def test_a_question_that_comes_again_is_asked_once(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("reason", ["silent", "restarted", "replaced", "stopped", "died", "expired"])
-def test_a_lost_mirror_is_good_as_far_as_it_was_complete_and_so_is_its_grave(desk: Desk, reason: str) -> None:
+def test_a_lost_mirror_is_good_as_far_as_it_was_complete_and_so_is_its_tombstone(desk: Desk, reason: str) -> None:
     bridge, asker = desk.session("bridge"), desk.session()
     mirror = desk.linked(asker, bridge)
     line = desk.board.slot(mirror.slot)
@@ -302,10 +302,10 @@ def test_a_lost_mirror_is_good_as_far_as_it_was_complete_and_so_is_its_grave(des
         desk.put(messages.Close(mirror.slot, mirror.incarnation), who)
     assert not desk.registry.mirrors
     later = desk.session()
-    grave = desk.put(_ATTACH, later)
-    assert isinstance(grave, messages.Attachment), "nobody is asked: lost once, lost for good"
-    line = desk.board.slot(grave.slot)
-    found = (line.state, line.watermark - grave.base, line.recorded - grave.base, line.reason, line.has_expired)
+    tombstone = desk.put(_ATTACH, later)
+    assert isinstance(tombstone, messages.Attachment), "nobody is asked: lost once, lost for good"
+    line = desk.board.slot(tombstone.slot)
+    found = (line.state, line.watermark - tombstone.base, line.recorded - tombstone.base, line.reason, line.has_expired)
     assert found == (BROKEN, 3, 3, as_lost[2], as_lost[3])
     refused = desk.failure(messages.Import(0, _EPOCH, 3, 7, "a"), bridge)
     assert isinstance(refused, NodeLost)
@@ -327,7 +327,7 @@ def test_a_bridge_that_ends_in_whatever_way_breaks_what_it_mirrors(desk: Desk, h
     assert (line.state, line.watermark, line.reason) == (BROKEN, mirror.base + 1, "bridge")
 
 
-def test_a_mirror_that_nobody_uses_leaves_no_grave_and_one_that_is_used_again_stays(desk: Desk) -> None:
+def test_a_mirror_that_nobody_uses_leaves_no_tombstone_and_one_that_is_used_again_stays(desk: Desk) -> None:
     bridge, asker = desk.session("bridge"), desk.session()
     mirror = desk.linked(asker, bridge)
     finish = messages.Finish(mirror.slot, mirror.incarnation, "unwanted")
@@ -337,7 +337,7 @@ def test_a_mirror_that_nobody_uses_leaves_no_grave_and_one_that_is_used_again_st
     assert desk.board.slot(mirror.slot).state == OPEN
     desk.put(messages.Close(mirror.slot, mirror.incarnation), asker)
     assert isinstance(desk.put(finish, bridge), messages.Done)
-    assert (desk.registry.in_use, len(desk.registry.graves)) == (0, 0)
+    assert (desk.registry.in_use, len(desk.registry.tombstones)) == (0, 0)
     desk.linked(asker, bridge)
 
 
@@ -365,7 +365,7 @@ def test_an_answer_goes_on_to_who_asked_and_only_answers_do(desk: Desk) -> None:
     assert desk.late == [nodes]
 
 
-def test_mirrors_and_graves_outlive_a_coordinator(desk: Desk) -> None:
+def test_mirrors_and_tombstones_outlive_a_coordinator(desk: Desk) -> None:
     bridge, asker = desk.session("bridge"), desk.session()
     mirror = desk.linked(asker, bridge)
     lost = messages.Import(0, _EPOCH, 9, 1, "a")
@@ -376,25 +376,25 @@ def test_mirrors_and_graves_outlive_a_coordinator(desk: Desk) -> None:
     desk.begin(held=[])
     assert desk.registry.mirrors[Origin(_EPOCH, 3, 7)].index == mirror.slot
     assert desk.registry.names == {}
-    assert desk.registry.graves.find(Origin(_EPOCH, 9, 1)) == Grave("a", 0, "silent")
+    assert desk.registry.tombstones.find(Origin(_EPOCH, 9, 1)) == Tombstone("a", 0, "silent")
     assert isinstance(desk.failure(lost, bridge), NodeLost)
     again = desk.put(_ATTACH, asker)
     assert isinstance(again, messages.Attachment)
     assert again.slot == mirror.slot
 
 
-def test_beyond_their_bound_graves_are_of_whole_epochs() -> None:
-    graves = Graves(most=2)
+def test_beyond_their_bound_tombstones_are_of_whole_epochs() -> None:
+    tombstones = Tombstones(most=2)
     other = Origin(b"o" * 16, 1, 1)
-    graves.dig(other, Grave("o", 4, "silent"))
-    graves.dig(Origin(_EPOCH, 1, 1), Grave("a", 7, "silent"))
-    graves.dig(Origin(_EPOCH, 2, 1), Grave("a", 8, "silent"))
-    assert graves.find(Origin(_EPOCH, 5, 5)) == Grave("a", 0, "silent")
-    assert graves.find(other) == Grave("o", 4, "silent")
-    again = Graves(most=2)
-    for origin, grave in graves.everything():
-        again.restore(origin, grave)
-    assert again.everything() == graves.everything()
+    tombstones.add(other, Tombstone("o", 4, "silent"))
+    tombstones.add(Origin(_EPOCH, 1, 1), Tombstone("a", 7, "silent"))
+    tombstones.add(Origin(_EPOCH, 2, 1), Tombstone("a", 8, "silent"))
+    assert tombstones.find(Origin(_EPOCH, 5, 5)) == Tombstone("a", 0, "silent")
+    assert tombstones.find(other) == Tombstone("o", 4, "silent")
+    again = Tombstones(most=2)
+    for origin, tombstone in tombstones.everything():
+        again.restore(origin, tombstone)
+    assert again.everything() == tombstones.everything()
 
 
 def test_a_claim_is_of_what_the_session_itself_records_on_the_timeline_engine(desk: Desk) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from ipcsync._board import Board, SlotLine
 from ipcsync_coordinator import journal, records, recovery
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.pool import Pool
+from ipcsync_coordinator.state import Slot
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_holdings import journal_files
+from ipcsync_keeper import journal_files
 from tests.faults.restart_world import MISTAKES
 from tests.kit.examples import LONG
 from tests.unit.coordinator.recovery_scene import STATES, Steps, count_and_state, die_at_each
@@ -65,41 +67,30 @@ def _redo_what_was_carried_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def _take_the_base_from_the_board(patch: pytest.MonkeyPatch) -> None:
-    make = recovery._slot
+    def take(slot: Slot, line: SlotLine) -> None:
+        slot.base = line.recorded
 
-    def made(record: records.SlotRecord, known: Any, pool: Pool) -> Any:
-        slot = make(record, known, pool)
-        slot.base = _boards[-1].slot(slot.index).recorded
-        return slot
-
-    patch.setattr(recovery, "_slot", made)
-    _note_boards(patch)
+    _change_each_slot(patch, take)
 
 
 def _believe_the_board(patch: pytest.MonkeyPatch) -> None:
-    make = recovery._slot
     names = {number: name for name, number in STATES.items()}
 
-    def made(record: records.SlotRecord, known: Any, pool: Pool) -> Any:
-        slot = make(record, known, pool)
-        slot.state = names[_boards[-1].slot(slot.index).state]  # type: ignore[assignment] # one of its values
-        return slot
+    def believe(slot: Slot, line: SlotLine) -> None:
+        slot.state = names[line.state]  # type: ignore[assignment] # one of its values
 
-    patch.setattr(recovery, "_slot", made)
-    _note_boards(patch)
+    _change_each_slot(patch, believe)
 
 
-_boards: list[Any] = []
-
-
-def _note_boards(patch: pytest.MonkeyPatch) -> None:
+def _change_each_slot(patch: pytest.MonkeyPatch, change: Callable[[Slot, SlotLine], None]) -> None:
     restore = recovery._restore
 
-    def noted(registry: Any, pool: Any, board: Any, *rest: Any) -> None:
-        _boards.append(board)
-        restore(registry, pool, board, *rest)
+    def changed(registry: Any, board: Board, left: records.Record) -> None:
+        for slot in left.slots:
+            change(slot, board.slot(slot.index))
+        restore(registry, board, left)
 
-    patch.setattr(recovery, "_restore", noted)
+    patch.setattr(recovery, "_restore", changed)
 
 
 def _forget_what_is_held(patch: pytest.MonkeyPatch) -> None:

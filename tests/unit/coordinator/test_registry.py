@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import asdict
 
 from ipcsync.errors import (
     DeviceMismatch,
@@ -68,7 +69,7 @@ def test_a_recorder_that_lingers_and_dies_breaks_what_it_left(scene: Scene) -> N
     scene.open(waiter, "e")
     scene.close(recorder, slot, released=False)
     assert scene.happened()[-1] == "closed"
-    scene.registry.bury(recorder)
+    scene.registry.release_dead(recorder)
     assert slot.state == "broken"
 
 
@@ -79,7 +80,7 @@ def test_a_recorder_that_lingers_attaches_anew_and_dies_breaks_what_it_left(scen
     scene.close(recorder, slot, released=False)
     scene.registry.attach(recorder, slot.index, slot.incarnation)
     scene.registry.take_changes()
-    scene.registry.bury(recorder)
+    scene.registry.release_dead(recorder)
     assert slot.state == "broken"
     assert scene.happened() == ["session_closed", "broken", "line_freed"]
 
@@ -91,7 +92,7 @@ def test_a_recorder_that_released_its_slot_breaks_nothing_any_more(scene: Scene)
     scene.close(recorder, slot)
     scene.registry.attach(recorder, slot.index, slot.incarnation)
     scene.registry.take_changes()
-    scene.registry.bury(recorder)
+    scene.registry.release_dead(recorder)
     assert slot.state == "closed"
     assert scene.happened() == ["session_closed", "line_freed"]
 
@@ -136,7 +137,7 @@ def test_who_closed_a_use_is_forgotten_with_its_session_and_not_kept_by_the_slot
         scene.registry.end_session(guest, released=True)
     assert not slot.draining
     assert len(slot.active) == 1
-    assert sum(len(value) for value in vars(slot).values() if isinstance(value, (set, dict, list))) == 1
+    assert sum(len(value) for value in asdict(slot).values() if isinstance(value, (set, dict, list))) == 1
 
 
 def test_a_slot_index_is_used_again_with_the_next_incarnation(scene: Scene) -> None:
@@ -166,9 +167,9 @@ def test_an_eighth_of_the_slots_rest_and_the_longest_free_is_used_first() -> Non
 
 def test_refusals_say_why_and_change_nothing(scene: Scene) -> None:
     recorder, other = scene.session("r"), scene.session("o")
+    recorder.pid = 17
     slot = scene.open(recorder, "e", recorder=True)
     scene.registry.take_changes()
-    recorder.pid = 17
     with pytest.raises(
         RecorderTaken, match=r"^the session 'r' \(pid 17\) records on 'e', .* give each .* closed it$"
     ) as taken:
@@ -235,7 +236,7 @@ def test_a_named_stream_is_as_the_first_said_until_the_last_is_gone(scene: Scene
         scene.registry.stream(second, "s", "other", "other", 0)
     scene.registry.end_session(first, released=True)
     assert scene.registry.stream(second, "s", "", "x", 0) == ("gpu", -3)
-    scene.registry.bury(second)
+    scene.registry.release_dead(second)
     assert not scene.registry.streams
 
 
@@ -250,7 +251,7 @@ def test_an_event_without_a_recorder_ends_with_the_last_who_has_it_open(scene: S
     assert scene.registry.find("e") is None
     scene.close(second, slot)
     assert scene.registry.in_use == 1
-    scene.registry.bury(first)
+    scene.registry.release_dead(first)
     assert scene.registry.in_use == 0
 
 
@@ -292,18 +293,22 @@ def test_a_slot_that_is_freed_says_whether_it_was_broken(scene: Scene, released:
     slot = scene.open(recorder, "e", recorder=True)
     if released:
         scene.close(recorder, slot)
-    scene.registry.bury(recorder)
+    scene.registry.release_dead(recorder)
     (freed,) = [change for change in scene.registry.take_changes() if change.kind == "freed"]
     assert (freed.slot, freed.was_broken) == (slot, was_broken)
 
 
 def test_how_a_session_ended_is_told_and_the_first_end_counts(scene: Scene) -> None:
     states = []
-    for end in (scene.registry.expire, scene.registry.bury, lambda it: scene.registry.end_session(it, released=True)):
+    for end in (
+        scene.registry.expire,
+        scene.registry.release_dead,
+        lambda it: scene.registry.end_session(it, released=True),
+    ):
         session = scene.session("s")
         end(session)
         states.append(session.state)
-        scene.registry.bury(session)
+        scene.registry.release_dead(session)
         states.append(session.state)
     assert states == ["expired", "expired", "closed", "closed", "closed", "closed"]
 

@@ -10,9 +10,9 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -33,6 +33,8 @@ from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Limits, Session, Slot
 from tests.kit.examples import examples
 from tests.unit.coordinator.registry_model import Key, Model, Use
+
+_Row = TypeVar("_Row", Session, Slot)
 
 _LIMITS = Limits(slots=3, sessions=3, attachments=2, streams=2)
 _NOBODY = 1 << 40  # the serial of no session
@@ -64,7 +66,9 @@ class Machine(RuleBasedStateMachine):
         self.forgotten: set[int] = set()
         feed: Any = Feed(self.wire)  # type: ignore[arg-type] # all that it does is send
         pool = Pool(["gpu"], None, 10)  # type: ignore[arg-type] # a timeline needs no events
-        self.effects = Effects(self.board, pool, feed, lambda session: self.forgotten.add(session.serial))
+        self.effects = Effects(
+            self.board, pool, feed, lambda session: self.forgotten.add(session.serial), self.registry.tombstones
+        )
         self.feed = feed
         self.model = Model()
         self.sessions: dict[int, Session] = {}
@@ -247,7 +251,7 @@ class Machine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 5))
     def die(self, at: int) -> None:
         session = self._pick(self.model.there, at)
-        self.registry.bury(session)
+        self.registry.release_dead(session)
         self.model.end(session.serial, broke=True, released=True)
         self._settle()
 
@@ -256,7 +260,7 @@ class Machine(RuleBasedStateMachine):
     def be_told_twice_of_a_death(self, at: int) -> None:
         gone = set(self.sessions) - self.model.there
         if gone:
-            self.registry.bury(self._pick(gone, at))
+            self.registry.release_dead(self._pick(gone, at))
             self.registry.expire(self._pick(gone, at))
             assert not self.registry.changes
 
@@ -277,21 +281,11 @@ class Machine(RuleBasedStateMachine):
     def be_replaced(self) -> None:
         """By another registry, which goes on with what this one had."""
         old, new = self.registry, self.registry_type(_LIMITS)
-        known = {
-            serial: replace(session, attached=set(), left=set(), streams=set(session.streams))
-            for serial, session in old.sessions.items()
-        }
+        known = {serial: _as_read(session) for serial, session in old.sessions.items()}
         self.sessions.update(known)
-        slots = [
-            replace(
-                slot,
-                recorder=known.get(slot.recorder.serial, slot.recorder) if slot.recorder is not None else None,
-                active=set(slot.active),
-                draining=set(slot.draining),
-                left=slot.left | {_NOBODY},  # what is gone is not asked for
-            )
-            for slot in old.slots.values()
-        ]
+        slots = [_as_read(slot) for slot in old.slots.values()]
+        for slot in slots:
+            slot.left.add(_NOBODY)  # what is gone is not asked for
         new.restore(list(known.values()), slots, list(old._free_lines))
         new.count, new.high_water, new.streams = old.count, old.high_water, dict(old.streams)
         new.touched.slots.update(slots)
@@ -416,6 +410,11 @@ class Machine(RuleBasedStateMachine):
         assert len(self.registry.sessions) <= _LIMITS.sessions
         for session in self.registry.sessions.values():
             assert len(session.left) <= _LIMITS.slots
+
+
+def _as_read(row: _Row) -> _Row:
+    """A row of the journal as another coordinator reads it."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=type(row))
 
 
 def _slot_as_it_is(slot: Slot) -> Any:

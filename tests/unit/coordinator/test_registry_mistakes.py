@@ -65,20 +65,26 @@ class _ReusesTheLineOfAnExpiredSession(Registry):
 
 
 class _LeavesTheStreamsOfTheDead(Registry):
-    def bury(self, session: Session, *, works_on: bool = False) -> None:
+    def release_dead(self, session: Session, *, works_on: bool = False) -> None:
         session.streams.clear()
-        super().bury(session, works_on=works_on)
+        super().release_dead(session, works_on=works_on)
 
 
 class _LetsAnybodyBreak(Registry):
     def break_event(self, session: Session, index: int, incarnation: int) -> None:
-        super().break_event(self.slots[index].recorder or session, index, incarnation)
+        recorder = self.slots[index].recorder
+        super().break_event(self.sessions[recorder.serial] if recorder else session, index, incarnation)
 
 
 class _BreaksWhatIsWell(Registry):
     def break_event(self, session: Session, index: int, incarnation: int) -> None:
         slot = self.slots[index]
-        if slot.incarnation == incarnation and slot.recorder is session and slot.is_drained and slot.state == "closed":
+        if (
+            slot.incarnation == incarnation
+            and slot.is_recorded_by(session)
+            and slot.is_drained
+            and slot.state == "closed"
+        ):
             self.break_slot(slot)
         else:
             super().break_event(session, index, incarnation)

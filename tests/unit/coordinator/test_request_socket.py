@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import zmq
 
-from ipcsync_coordinator.abuse import StrikeCounter
-from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.server import Server
 

@@ -23,6 +23,7 @@ def test_a_session_that_was_never_ready_is_not_kept_for_a_long_ttl(
     server: Any = object.__new__(Server)
     server.board = SimpleNamespace(session=lambda _line: SimpleNamespace(heartbeat=0))
     server._credit = SimpleNamespace(since_ns=0)
-    entry: Any = SimpleNamespace(beat_ns=7 * _S, ttl_ns=ttl_s * _S, is_ready=is_ready, session=SimpleNamespace(line=0))
+    session = SimpleNamespace(line=0, ttl_ns=ttl_s * _S, is_ready=is_ready)
+    entry: Any = SimpleNamespace(beat_ns=7 * _S, session=session)
     assert not server._is_silent(entry, (7 + silent_after_s) * _S)
     assert server._is_silent(entry, (7 + silent_after_s) * _S + 1)

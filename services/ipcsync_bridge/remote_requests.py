@@ -8,41 +8,40 @@ from collections.abc import Callable
 from ipcsync._wire import codec, messages
 from ipcsync.errors import EngineMismatch, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded, RecorderLost
 from ipcsync_bridge import wire
-from ipcsync_bridge.asking import Asking
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.following import Following
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.names import Names
-from ipcsync_bridge.nodes import Nodes
-from ipcsync_bridge.opening import Opened, Opening
-from ipcsync_bridge.session import Desk
+from ipcsync_bridge.questions import Opened, Openings, Questions
+from ipcsync_bridge.session import BridgeSession
+from ipcsync_bridge.store import Nodes
+from ipcsync_bridge.subscriber import Subscriber
 
 
-class Wants:
+class RemoteRequests:
     """Serves wants. `visit` is called with a use that is attached to for a moment; `describe` describes the bridge."""
 
     def __init__(
         self,
         settings: Settings,
-        desk: Desk,
+        session: BridgeSession,
         nodes: Nodes,
         names: Names,
-        asking: Asking,
-        opening: Opening,
+        questions: Questions,
+        opening: Openings,
         mirrors: Mirrors,
-        following: Following,
+        subscriber: Subscriber,
         *,
         visit: Callable[[wire.Key], None],
         describe: Callable[[], messages.BridgeInfo],
     ) -> None:
         self._settings = settings
-        self._desk = desk
+        self._session = session
         self._nodes = nodes
         self._names = names
-        self._asking = asking
+        self._questions = questions
         self._opening = opening
         self._mirrors = mirrors
-        self._following = following
+        self._subscriber = subscriber
         self._visit = visit
         self._describe = describe
 
@@ -51,7 +50,7 @@ class Wants:
         if want.what == "claim":
             await self._names.claim(want, timeout)
             use = (want.slot, want.incarnation)
-            if not self._desk.is_open(use):  # it ended before its end could be heard to free the name
+            if not self._session.is_open(use):  # it ended before its end could be heard to free the name
                 await self._names.release(use)
             return messages.Done()
         if want.what == "events":
@@ -60,7 +59,7 @@ class Wants:
             return await self._list_nodes(timeout)
         if want.what == "bridge":
             return self._describe()
-        with self._following.linking():
+        with self._subscriber.linking():
             await (self._attach if want.what == "attach" else self._open)(want, timeout)
         return None
 
@@ -68,8 +67,8 @@ class Wants:
 
     async def _list_events(self, want: messages.Want, timeout: float) -> messages.Message:
         if want.node == self._settings.node:
-            return await self._desk.ask(messages.ListEvents(want.name))
-        listed = await self._asking.ask(want.node, wire.Events(want.name), wire.Listed, timeout)
+            return await self._session.ask(messages.ListEvents(want.name))
+        listed = await self._questions.ask(want.node, wire.Events(want.name), wire.Listed, timeout)
         _, reply = codec.decode_reply(listed.reply)
         if not isinstance(reply, messages.EventList):
             raise ProtocolError(f"node {want.node!r} answered with no list of events", code="reply")
@@ -78,18 +77,18 @@ class Wants:
     async def _list_nodes(self, timeout: float) -> messages.NodeList:
         owners = await self._nodes.everybody(timeout)
         now = time.monotonic()
-        own = messages.NodeInfo(self._settings.node, self._desk.epoch, "known", 0, 0.0)
+        own = messages.NodeInfo(self._settings.node, self._session.epoch, "known", 0, 0.0)
         others = {node: self._info(node, bytes.fromhex(owner.epoch), now) for node, owner in owners.items()}
-        for node, source in self._following.sources.items():
+        for node, source in self._subscriber.sources.items():
             others[node] = self._info(node, source.epoch, now)
         others.pop(self._settings.node, None)
         return messages.NodeList([own, *(others[node] for node in sorted(others))])
 
     def _info(self, node: str, epoch: bytes, now: float) -> messages.NodeInfo:
-        source = self._following.sources.get(node)
+        source = self._subscriber.sources.get(node)
         if source is not None:
-            return messages.NodeInfo(node, source.epoch, "linked", len(source.links), now - source.last_heard)
-        lost_epoch, reason = self._following.lost.get(node, (b"", ""))
+            return messages.NodeInfo(node, source.epoch, "linked", len(source.links), now - source.last_received)
+        lost_epoch, reason = self._subscriber.lost.get(node, (b"", ""))
         if reason and lost_epoch == epoch:
             return messages.NodeInfo(node, epoch, "lost", 0, None, reason)
         return messages.NodeInfo(node, epoch, "known", 0)
@@ -101,7 +100,7 @@ class Wants:
             claim = await self._names.find(want.name, timeout)
             key, epoch = (claim.slot, claim.incarnation), bytes.fromhex(claim.epoch)
             if claim.node == self._settings.node:
-                await self._desk.ask(_import(want, Origin(epoch, *key), claim.node))
+                await self._session.ask(_import(want, Origin(epoch, *key), claim.node))
             else:
                 await self._link_by_key(want, claim.node, epoch, key, timeout)
         elif want.node == self._settings.node:
@@ -112,18 +111,18 @@ class Wants:
     async def _open_here(self, want: messages.Want) -> None:
         """Open an event of this very node: attach to it for a moment, to learn its use."""
         try:
-            opened = await self._desk.ask(messages.Open(want.name, engine="timeline"))
+            opened = await self._session.ask(messages.Open(want.name, engine="timeline"))
         except EngineMismatch:  # it exists, and only who waits on another node needs this engine
-            opened = await self._desk.ask(messages.Open(want.name))
+            opened = await self._session.ask(messages.Open(want.name))
         assert isinstance(opened, messages.Attachment)
         key = (opened.slot, opened.incarnation)
         try:
-            await self._desk.ask(_import(want, Origin(self._desk.epoch, *key), want.node))
+            await self._session.ask(_import(want, Origin(self._session.epoch, *key), want.node))
         finally:
             self._visit(key)
 
     async def _attach(self, want: messages.Want, timeout: float) -> None:
-        sources = self._following.sources
+        sources = self._subscriber.sources
         known = next((node for node, source in sources.items() if source.epoch == want.epoch), None)
         node = known or await self._nodes.node_of(want.epoch, timeout)
         if node is None:
@@ -136,7 +135,7 @@ class Wants:
 
     async def _link_by_key(self, want: messages.Want, node: str, epoch: bytes, key: wire.Key, timeout: float) -> None:
         sent = time.monotonic()
-        state = await self._asking.ask(node, wire.Attach(epoch, wire.pack_keys([key])), wire.State, timeout)
+        state = await self._questions.ask(node, wire.Attach(epoch, wire.pack_keys([key])), wire.State, timeout)
         rows = wire.unpack_rows(state.rows)
         if len(rows) != 1:
             raise ProtocolError(f"node {node!r} answered with {len(rows)} events", code="reply")
@@ -147,16 +146,16 @@ class Wants:
         state, row, sent = opened
         if row.state == "gone":
             raise RecorderLost(f"the event of this point (slot {row.slot} of node {node!r}) is gone", cause="gone")
-        source = self._following.source_of(node, state, sent)
+        source = self._subscriber.source_of(node, state, sent)
         if row.key not in source.links and len(self._mirrors) >= self._settings.max_links:
             raise QuotaExceeded(
                 f"{self._settings.max_links} events are mirrored already", limit=self._settings.max_links
             )
-        link = self._following.link(source, row)  # before the request: news may come meanwhile
+        link = self._subscriber.link(source, row)  # before the request: news may come meanwhile
         origin = Origin(state.epoch, *row.key)
         try:
             # Insisted on: a mirror that was made without an answer to this bridge would get no news.
-            attached = await self._desk.insist(_import(want, origin, node))
+            attached = await self._session.insist(_import(want, origin, node))
         except IpcSyncError as error:
             if origin not in self._mirrors:
                 source.links.pop(row.key, None)
@@ -165,11 +164,11 @@ class Wants:
             raise
         assert isinstance(attached, messages.Attachment)
         self._mirrors.put(origin, attached, link)
-        self._following.keep(source, link)
-        if self._following.sources.get(node) is source:
+        self._subscriber.keep(source, link)
+        if self._subscriber.sources.get(node) is source:
             self._mirrors.store(origin)
         else:  # it was lost meanwhile
-            self._mirrors.end(origin, "broken", self._following.lost.get(node, (b"", "silent"))[1])
+            self._mirrors.end(origin, "broken", self._subscriber.lost.get(node, (b"", "silent"))[1])
 
 
 def _import(want: messages.Want, origin: Origin, node: str) -> messages.Import:

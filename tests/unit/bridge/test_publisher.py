@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ipcsync_bridge import exports, telling, wire
+from ipcsync_bridge import exports, publisher, wire
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Budget, Watcher
 from ipcsync_bridge.links import Follower
-from ipcsync_bridge.telling import Telling
+from ipcsync_bridge.publisher import Publisher
 
 
 def test_looks_that_take_more_than_their_share_rest_in_proportion() -> None:
@@ -43,7 +43,7 @@ class _Wire:
     def __init__(self) -> None:
         self.told: list[tuple[float, wire.News]] = []
 
-    async def tell(self, _to: str, data: bytes) -> bool:
+    async def send(self, _to: str, data: bytes) -> bool:
         body = wire.decode(data)
         assert isinstance(body, wire.News)
         self.told.append((asyncio.get_running_loop().time(), body))
@@ -54,13 +54,13 @@ class _Sender:
     channel, epoch, term = b"c" * 16, b"e" * 16, 1
 
 
-def _tell(rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Follower, list[tuple[float, wire.News]]]:
+def _publish(rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Follower, list[tuple[float, wire.News]]]:
     """Two changes of each of so many uses, the second when the first are told."""
-    monkeypatch.setattr(telling, "_ROW_S", 0.001)
+    monkeypatch.setattr(publisher, "_ROW_S", 0.001)
     transport: Any = _Wire()
 
     async def run() -> Follower:
-        one = Telling(transport, _Sender(), Counters())
+        one = Publisher(transport, _Sender(), Counters())
         follower = one.followers["b"] = Follower("b", 0.0, {(slot, 1) for slot in range(rows)})
         task = asyncio.ensure_future(one.run())
         for generation in (1, 2):
@@ -76,21 +76,21 @@ def _tell(rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Follower, list[tu
 
 
 def test_after_many_rows_a_node_is_told_nothing_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower, told = _tell(100, monkeypatch)
+    follower, told = _publish(100, monkeypatch)
     assert told[1][0] - told[0][0] >= 0.099
     assert {row.recorded for row in wire.unpack_rows(told[1][1].rows)} == {2}
     assert follower.pending == 0
 
 
 def test_a_few_rows_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower, told = _tell(3, monkeypatch)
-    assert follower.next_tell == 0
+    follower, told = _publish(3, monkeypatch)
+    assert follower.next_send == 0
     assert len(told) == 2
 
 
 def test_what_ends_a_thread_that_looks_is_raised_to_who_tells() -> None:
     async def run() -> None:
-        one = Telling(_Wire(), _Sender(), Counters())  # type: ignore[arg-type] # as much of a transport as is used
+        one = Publisher(_Wire(), _Sender(), Counters())  # type: ignore[arg-type] # as much of a transport as is used
         watcher = Watcher(one.changed_on_thread, one.failed_on_thread, Budget())
         watcher.add(None)  # type: ignore[arg-type] # no export
         with pytest.raises(AttributeError):

@@ -1,6 +1,6 @@
 """News to the nodes that mirror events of this one: the newest row of each use, never more.
 
-Many rows are work for their receiver too. After a message with many, that node is told nothing for a while, in which
+Many rows are work for their receiver too. After a message with many, that node is sent nothing for a while, in which
 rows that change again are replaced. So events that change all the time keep neither node busy.
 """
 
@@ -31,8 +31,8 @@ class Sender(Protocol):
         """Of its name."""
 
 
-class Telling:
-    """The followers by node, and the task that tells them."""
+class Publisher:
+    """The followers by node, and the task that sends them news."""
 
     def __init__(self, transport: Transport, sender: Sender, counters: Counters) -> None:
         self._transport = transport
@@ -62,28 +62,28 @@ class Telling:
         self._is_due.set()
 
     def flush(self) -> None:
-        """Have `run` look for something to tell."""
+        """Have `run` look for something to send."""
         self._is_due.set()
 
     async def run(self) -> None:
-        """Tell what is due, until cancelled. Raises what has ended a thread that looks at exports."""
+        """Send what is due, until cancelled. Raises what has ended a thread that looks at exports."""
         while True:
             await self._is_due.wait()
             self._is_due.clear()
             if self._failure is not None:
                 raise self._failure
             for follower in list(self.followers.values()):
-                await self._tell(follower)
+                await self._send(follower)
 
-    async def _tell(self, follower: Follower) -> None:
+    async def _send(self, follower: Follower) -> None:
         sender = self._sender
-        while self._loop.time() >= follower.next_tell and (rows := follower.take(wire.MAX_ROWS)):
+        while self._loop.time() >= follower.next_send and (rows := follower.take(wire.MAX_ROWS)):
             body = wire.News(sender.term, sender.epoch, sender.channel, follower.number, wire.pack_rows(rows))
-            if not await self._transport.tell(follower.node, wire.encode(body)):
+            if not await self._transport.send(follower.node, wire.encode(body)):
                 follower.give_back(rows)
                 return
-            self._counters.tells += 1
-            self._counters.rows_told += len(rows)
+            self._counters.news_sent += 1
+            self._counters.rows_sent += len(rows)
             if len(rows) > _MANY:
-                follower.next_tell = self._loop.time() + _ROW_S * len(rows)
-                self._loop.call_at(follower.next_tell, self.flush)
+                follower.next_send = self._loop.time() + _ROW_S * len(rows)
+                self._loop.call_at(follower.next_send, self.flush)

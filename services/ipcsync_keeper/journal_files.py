@@ -12,7 +12,7 @@ import time
 
 from ipcsync._linux.memory_file import memory_file
 
-VERSION = 2
+VERSION = 3
 UNREADABLE = 3
 """The exit status of a coordinator that cannot read the journal."""
 
@@ -20,11 +20,11 @@ UNREADABLE = 3
 # the effects of its records have been carried out.
 CURRENT, VALID, CARRIED_OUT = 0, 1, 3
 # The fingerprint of the current request, 0: none; how many replies this start has sent; whether it is about to end.
-IN_HAND, REPLIES, IS_ENDING = 5, 6, 7
+CURRENT_REQUEST, REPLIES, IS_ENDING = 5, 6, 7
 # Requests during which coordinators died: pairs of fingerprint and suspicion.
-SUSPECTS, SUSPECT_COUNT = 8, 8
+CRASHES, CRASH_COUNTERS = 8, 8
 # Whether the last coordinator was killed by another process than the keeper.
-KILLED_FROM_OUTSIDE = SUSPECTS + 2 * SUSPECT_COUNT
+KILLED_FROM_OUTSIDE = CRASHES + 2 * CRASH_COUNTERS
 # How many replies of a session are kept: the most that any coordinator was set to.
 MOST_REPLIES = KILLED_FROM_OUTSIDE + 1
 
@@ -43,11 +43,6 @@ class JournalFiles:
         words, *logs = (memory_file(f"ipcsync-journal-{part}") for part in ("words", "0", "1"))
         os.posix_fallocate(words, 0, mmap.PAGESIZE)
         return cls(words, (logs[0], logs[1]))
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for descriptor in self.descriptors:
-            os.close(descriptor)
 
     def save(self, directory: str) -> str:
         """Write the valid records to a file for inspection, for this user only; its path, or why there is none."""

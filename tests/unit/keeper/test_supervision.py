@@ -12,7 +12,7 @@ from ipcsync_keeper.keeper import _PATIENCE_S, _START_S, Keeper
 
 
 def _child(**state: Any) -> Any:
-    known = {"is_asking": False, "has_terms": True, "pid": 1, "versions": {"wire": "1"}, "began": time.monotonic()}
+    known = {"is_asking": False, "has_config": True, "pid": 1, "versions": {"wire": "1"}, "began": time.monotonic()}
     calls: list[str] = []
     child = SimpleNamespace(calls=calls, is_serving=True, is_dead=False, **{**known, **state})
     for name in ("kill", "dismiss", "end"):
@@ -22,10 +22,10 @@ def _child(**state: Any) -> Any:
 
 def _keeper(serving: Any) -> Any:
     keeper: Any = object.__new__(Keeper)
-    keeper._serving, keeper._spare, keeper._candidate = serving, None, None
+    keeper._active, keeper._spare, keeper._candidate = serving, None, None
     keeper._versions = {"wire": "1"}
     keeper._unserved_ns, keeper._kill_at = 0, 0.0
-    keeper._holdings = SimpleNamespace(board=SimpleNamespace(heartbeat=7))
+    keeper._resources = SimpleNamespace(board=SimpleNamespace(heartbeat=7))
     ends: list[str] = []
     keeper.ends = ends
     keeper._reloads = SimpleNamespace(are_wanted=False, is_under_way=True, end=lambda why="": ends.append(why))
@@ -33,7 +33,7 @@ def _keeper(serving: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("state", "is_killed"), [({}, True), ({"is_asking": True}, False), ({"has_terms": False}, False)]
+    ("state", "is_killed"), [({}, True), ({"is_asking": True}, False), ({"has_config": False}, False)]
 )
 def test_a_coordinator_hangs_if_its_heart_stands_still_though_nothing_keeps_it(
     state: dict[str, bool], is_killed: bool
@@ -42,7 +42,7 @@ def test_a_coordinator_hangs_if_its_heart_stands_still_though_nothing_keeps_it(
     keeper = _keeper(child)
     now = time.monotonic()
     keeper._beat, keeper._beat_at, keeper._looked_at = 7, now - 2 * _PATIENCE_S, now
-    keeper._take_pulse()
+    keeper._check_heartbeat()
     assert ("kill" in child.calls) == is_killed
 
 
@@ -50,10 +50,10 @@ def test_new_code_waits_for_the_drivers_call_of_the_old_one() -> None:
     old, new = _child(is_asking=True), _child()
     keeper = _keeper(old)
     keeper._candidate = new
-    keeper._see_to_candidate()
+    keeper._supervise_candidate()
     assert (old.calls, keeper._candidate) == ([], new), "nobody could tell the new one to serve"
     old.is_asking = False
-    keeper._see_to_candidate()
+    keeper._supervise_candidate()
     assert (old.calls, keeper._spare) == (["dismiss"], new)
 
 
@@ -61,6 +61,6 @@ def test_and_is_given_up_if_that_call_does_not_end() -> None:
     old, new = _child(is_asking=True), _child(began=time.monotonic() - 2 * _START_S)
     keeper = _keeper(old)
     keeper._candidate = new
-    keeper._see_to_candidate()
+    keeper._supervise_candidate()
     assert (old.calls, new.calls, keeper._candidate) == ([], ["end"], None)
     assert "a driver call did not end within" in keeper.ends[0]

@@ -17,20 +17,19 @@ from ipcsync._wire import messages
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionLost
 from ipcsync_bridge import handover, wire
 from ipcsync_bridge.announcements import Announcements
-from ipcsync_bridge.answering import Answering
-from ipcsync_bridge.asking import Asking
+from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
-from ipcsync_bridge.following import Following
 from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.names import Names
-from ipcsync_bridge.nodes import Nodes
-from ipcsync_bridge.opening import Opening
-from ipcsync_bridge.session import Desk
-from ipcsync_bridge.telling import Telling
+from ipcsync_bridge.publisher import Publisher
+from ipcsync_bridge.questions import Openings, Questions
+from ipcsync_bridge.remote_requests import RemoteRequests
+from ipcsync_bridge.session import BridgeSession
+from ipcsync_bridge.store import Nodes
+from ipcsync_bridge.subscriber import Subscriber
 from ipcsync_bridge.transport import Transport, Unavailable, Unreachable
-from ipcsync_bridge.wants import Wants
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -52,16 +51,21 @@ class Bridge:
     """
 
     def __init__(
-        self, settings: Settings, desk: Desk, transport: Transport, owner: bytes, left: handover.State | None = None
+        self,
+        settings: Settings,
+        session: BridgeSession,
+        transport: Transport,
+        owner: bytes,
+        left: handover.State | None = None,
     ) -> None:
         self._settings = settings
-        self._desk = desk
+        self._session = session
         self._transport = transport
         self.counters = Counters()
         self._left = left
         self.channel = os.urandom(16) if left is None else left.channel
         self.counters.handovers = 0 if left is None else left.handovers
-        self.epoch = desk.epoch
+        self.epoch = session.epoch
         self.owner = owner
         """What distinguishes this machine's bridge from another one under the same name."""
         self._loop = asyncio.get_running_loop()
@@ -71,25 +75,26 @@ class Bridge:
         self._has_name = left is not None
         self._wake = asyncio.Event()
         self.why = "stopped"
-        asking = Asking(transport, settings.link_ttl)
-        self.nodes = Nodes(transport, settings.node, owner, desk.epoch, settings.link_ttl, asking.owner_of)
-        self.names = Names(transport, self.nodes, self.counters, self._last_heard)
-        self.telling = Telling(transport, self, self.counters)
-        self.exports = Exports(desk.board, self.telling.changed_on_thread, self.telling.failed_on_thread)
-        self.answering = Answering(settings, desk, self.exports, self.telling, self)
-        desk.on_late = self.answering.came_late
-        self.mirrors = Mirrors(desk, self.begin)
-        self.following = Following(settings, transport, asking, self.mirrors, self.counters, self.begin, self._wake.set)
-        self.wants = Wants(
+        questions = Questions(transport, settings.link_ttl)
+        self.nodes = Nodes(transport, settings.node, owner, session.epoch, settings.link_ttl, questions.owner_of)
+        self.names = Names(transport, self.nodes, self.counters, self._last_received)
+        self.publisher = Publisher(transport, self, self.counters)
+        self.exports = Exports(session.board, self.publisher.changed_on_thread, self.publisher.failed_on_thread)
+        self.answers = Answers(settings, session, self.exports, self.publisher, self)
+        session.on_late = self.answers.came_late
+        self.mirrors = Mirrors(session, self.begin)
+        wake = self._wake.set
+        self.subscriber = Subscriber(settings, transport, questions, self.mirrors, self.counters, self.begin, wake)
+        self.remote_requests = RemoteRequests(
             settings,
-            desk,
+            session,
             self.nodes,
             self.names,
-            asking,
-            Opening(asking, self.begin),
+            questions,
+            Openings(questions, self.begin),
             self.mirrors,
-            self.following,
-            visit=self.answering.visit,
+            self.subscriber,
+            visit=self.answers.visit,
             describe=self._describe,
         )
         self._announcements: Announcements | None = None
@@ -97,7 +102,7 @@ class Bridge:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    async def run(self, tell_serving: Callable[[], None]) -> str:
+    async def run(self, report_serving: Callable[[], None]) -> str:
         """Serve; why it ended: "stopped", "restarted" (the coordinator is gone), "expired", "replaced", "reloaded"."""
         try:
             if self._left is None:
@@ -108,11 +113,11 @@ class Bridge:
             else:
                 self._resume(self._left)
             self._announcements = Announcements(
-                self._desk, self.wants, self.names, self.mirrors, self.exports, self.counters, self.begin
+                self._session, self.remote_requests, self.names, self.mirrors, self.exports, self.counters, self.begin
             )
-            self.begin(self._tell())
+            self.begin(self._publish())
             log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.term))
-            tell_serving()
+            report_serving()
             await self._tick_until_done()
         finally:
             await self._end()
@@ -127,9 +132,9 @@ class Bridge:
 
     async def _end(self) -> None:
         is_final = self.why not in ("expired", "reloaded")
-        for node in {*self.telling.followers, *self.following.sources} if is_final else ():
+        for node in {*self.publisher.followers, *self.subscriber.sources} if is_final else ():
             body = wire.Over(self.term, self.epoch, self.why)
-            await self._transport.tell(node, wire.encode(body))
+            await self._transport.send(node, wire.encode(body))
         if self._announcements is not None:
             self._announcements.close()
         while self._tasks:  # more than once: before Python 3.12 `asyncio.wait_for` loses some cancellations
@@ -146,8 +151,8 @@ class Bridge:
         """Stop asking the coordinator, to end as "reloaded". Returns False, and goes on, if it does not answer."""
         if self._done.is_set():
             return False
-        if not await self._desk.pause(_PAUSE_S):
-            self._desk.go_on()
+        if not await self._session.pause(_PAUSE_S):
+            self._session.go_on()
             return False
         return True
 
@@ -155,14 +160,14 @@ class Bridge:
         """What other code needs to go on, once `run` has ended and nothing changes it any more."""
         if not self._has_ended:
             raise RuntimeError("news that come now would be stored, and the new code would not know of them")
-        followers, exports, visits = self.answering.leave()
+        followers, exports, visits = self.answers.leave()
         return handover.State(
-            session=self._desk.hand_over(),
+            session=self._session.hand_over(),
             began=began,
             channel=self.channel,
             term=self.term,
-            sources=self.following.leave(),
-            lost=self.following.lost,
+            sources=self.subscriber.leave(),
+            lost=self.subscriber.lost,
             mirrors=self.mirrors.leave(),
             followers=followers,
             exports=exports,
@@ -175,8 +180,8 @@ class Bridge:
         now = time.monotonic()
         self.nodes.term = left.term
         self.names.go_on(left)
-        self.following.resume(left, now - left.began)
-        self.answering.resume(left, now)
+        self.subscriber.resume(left, now - left.began)
+        self.answers.resume(left, now)
         self.begin(self._connect(left.began))
 
     async def _connect(self, began: float) -> None:
@@ -191,16 +196,16 @@ class Bridge:
         self.connected()
         log.info("took over", extra=fields(mirrors=len(self.mirrors), pause_s=time.monotonic() - began))
 
-    async def _tell(self) -> None:
-        """Tell what changes. If that fails, the bridge ends: peers would go on trusting its pings."""
+    async def _publish(self) -> None:
+        """Publish what changes. If that fails, the bridge ends: peers would go on trusting its pings."""
         try:
-            await self.telling.run()
+            await self.publisher.run()
         except Exception:
-            log.exception("failed: other nodes are told nothing any more")
+            log.exception("failed: other nodes are sent no news any more")
             self.stop("expired")
 
-    def _last_heard(self, node: str) -> float:
-        return self.following.last_heard(node)
+    def _last_received(self, node: str) -> float:
+        return self.subscriber.last_received(node)
 
     @property
     def term(self) -> int:
@@ -238,16 +243,16 @@ class Bridge:
         while not self._done.is_set():
             now = time.monotonic()
             if now - last > _TICK_S + late_s:
-                self.following.paused(now)
-                for follower in self.telling.followers.values():
+                self.subscriber.paused(now)
+                for follower in self.publisher.followers.values():
                     follower.last_asked = now
             last = now
             try:
-                self._desk.check()
+                self._session.check()
             except IpcSyncError as error:
                 self._session_is_lost(error)
                 return
-            due = self.following.do_due(now)
+            due = self.subscriber.do_due(now)
             if now >= house:
                 house = now + _TICK_S
                 self._keep_house(now)
@@ -262,12 +267,13 @@ class Bridge:
         if now >= self._next_keys:
             self._next_keys = now + _KEYS_S
             self.begin(self._keep_keys())
-        left = [f for f in self.telling.followers.values() if now - f.last_asked > _LEFT_TTLS * self._settings.link_ttl]
+        before = now - _LEFT_TTLS * self._settings.link_ttl
+        left = [each for each in self.publisher.followers.values() if each.last_asked < before]
         for follower in left:
             log.info("left out", extra=fields(node=follower.node))
             self.counters.conflated += follower.conflated
-            self.answering.forget(follower)
-        self.answering.close_unused()
+            self.answers.forget(follower)
+        self.answers.close_unused()
 
     async def _keep_keys(self) -> None:
         try:
@@ -285,29 +291,29 @@ class Bridge:
     def connected(self) -> None:
         """The connection is back: ask for what was missed, and look at the keys."""
         self._next_keys = 0.0
-        self.following.reconnected(time.monotonic())
-        self.telling.flush()
+        self.subscriber.reconnected(time.monotonic())
+        self.publisher.flush()
 
     def closed(self, why: str) -> None:
         """The connection will not come back: end, to be started again."""
         log.error("nats: the connection has ended for good", extra=fields(why=why))
         self.stop("expired")
 
-    def told(self, sender: str, data: bytes) -> None:
+    def received(self, sender: str, data: bytes) -> None:
         """Take in news of another node."""
         if not self._has_name:
-            return  # it may be another machine's, whose bridge hears it too
+            return  # it may be another machine's, whose bridge receives it too
         try:
             body = wire.decode(data)
             if not isinstance(body, wire.News | wire.Over):
-                raise ProtocolError("told, and no news", code="invalid")
-            self.counters.tells_heard += 1
+                raise ProtocolError("no news, and not an answer", code="invalid")
+            self.counters.news_received += 1
             if isinstance(body, wire.News):
-                self.following.heard(sender, body)
+                self.subscriber.receive(sender, body)
             else:
-                self.following.over(sender, body)
+                self.subscriber.over(sender, body)
         except ProtocolError as error:
-            self.strange(sender, error)
+            self._count_invalid(sender, error)
 
     def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
         """Answer a question of another node."""
@@ -315,27 +321,27 @@ class Bridge:
             return
         try:
             body = wire.decode(data)
-            self.answering.asked(sender, body, answer, time.monotonic())
+            self.answers.asked(sender, body, answer, time.monotonic())
         except ProtocolError as error:
-            self.strange(sender, error)
+            self._count_invalid(sender, error)
 
-    def strange(self, sender: str, error: IpcSyncError) -> None:
+    def _count_invalid(self, sender: str, error: IpcSyncError) -> None:
         """Count a message that no bridge sends."""
-        self.counters.strange += 1
-        if is_round(self.counters.strange):
-            log.warning("strange message", extra=fields(node=sender[:80], why=error, count=self.counters.strange))
+        count = self.counters.invalid_messages = self.counters.invalid_messages + 1
+        if is_round(count):
+            log.warning("invalid message", extra=fields(node=sender[:80], why=error, count=count))
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
 
     def _describe(self) -> messages.BridgeInfo:
         now = time.monotonic()
-        sources, followers, lost = self.following.sources, self.telling.followers, self.following.lost
+        sources, followers, lost = self.subscriber.sources, self.publisher.followers, self.subscriber.lost
         peers = []
         linked = {*sources, *followers}
         shown = [*sorted(linked), *(node for node in reversed(lost) if node not in linked)][:PEERS_SHOWN]
         for node in sorted(shown):
             source, follower, (_, reason) = sources.get(node), followers.get(node), lost.get(node, (b"", ""))
-            heard = [source.last_heard] if source is not None else []
+            heard = [source.last_received] if source is not None else []
             heard += [follower.last_asked] if follower is not None else []
             peers.append(
                 messages.PeerInfo(

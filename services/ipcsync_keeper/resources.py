@@ -1,4 +1,4 @@
-"""The holdings: runtime directory, listening sockets, board, CUDA events, journal."""
+"""The resources: runtime directory, listening sockets, board, CUDA events, journal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import msgspec
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._board.runtime_dir import RuntimeDir
-from ipcsync_holdings.events import EventStore, SharedCudaEvent, served_devices
-from ipcsync_holdings.journal_files import JournalFiles
+from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
+from ipcsync_keeper.journal_files import JournalFiles
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -25,8 +25,8 @@ Reason = Literal["died", "hung", "reloaded"]
 """Why a coordinator followed another one: that one hung and was killed, new code took over, or any other end."""
 
 
-class Fixed(msgspec.Struct, frozen=True):
-    """The settings of the holdings, which no later coordinator can change."""
+class KeeperConfig(msgspec.Struct, frozen=True):
+    """The settings of the resources, which no later coordinator can change."""
 
     runtime_dir: str
     driver: str
@@ -35,14 +35,14 @@ class Fixed(msgspec.Struct, frozen=True):
     max_sessions: int
 
 
-class Terms(msgspec.Struct, frozen=True):
+class StartupConfig(msgspec.Struct, frozen=True):
     """What a coordinator is told at its start. Times are of CLOCK_MONOTONIC, in ns.
 
-    `started_ns` is when the holdings were made, `unserved_ns` since when no coordinator serves, 0 at the first start.
+    `started_ns` is when the resources were made, `unserved_ns` since when no coordinator serves, 0 at the first start.
     `restarts` counts the ends of earlier coordinators, by reason.
     """
 
-    fixed: Fixed
+    keeper: KeeperConfig
     epoch: bytes
     board: str
     driver: str
@@ -55,20 +55,20 @@ class Terms(msgspec.Struct, frozen=True):
     events: list[SharedCudaEvent]
 
 
-class Holdings:
-    """All holdings; a failure while they are made leaves nothing behind."""
+class Resources:
+    """All resources; a failure while they are made leaves nothing behind."""
 
-    def __init__(self, fixed: Fixed) -> None:
-        self.fixed = fixed
+    def __init__(self, keeper: KeeperConfig) -> None:
+        self.keeper = keeper
         self.started_ns = time.monotonic_ns()
         self.starts = 0
         self.restarts: Counter[Reason] = Counter({"died": 0, "hung": 0, "reloaded": 0})
-        self.directory = RuntimeDir(fixed.runtime_dir)
+        self.directory = RuntimeDir(keeper.runtime_dir)
         try:
-            devices = served_devices(fixed.devices)
+            devices = served_devices(keeper.devices)
             self.epoch = os.urandom(16)
             path = self.directory.board_path(self.epoch)
-            self.board = Board.create(path, self.epoch, fixed.max_sessions, fixed.pool)
+            self.board = Board.create(path, self.epoch, keeper.max_sessions, keeper.pool)
             try:
                 if not self.board.show_life():
                     log.warning("no robust futex: clients check /proc or a file lock to see whether this process lives")
@@ -89,11 +89,11 @@ class Holdings:
         """The descriptors for a coordinator in a process of its own: journal, sockets, the directory's lock."""
         return [*self.journal.descriptors, *(listening.fileno() for listening in self.sockets), self.directory.lock]
 
-    def next_terms(self, unserved_ns: int = 0) -> Terms:
-        """The terms of the next start."""
+    def next_config(self, unserved_ns: int = 0) -> StartupConfig:
+        """The config of the next start."""
         self.starts += 1
-        return Terms(
-            self.fixed,
+        return StartupConfig(
+            self.keeper,
             self.epoch,
             self.board.path,
             _drivers.name(),
@@ -121,6 +121,6 @@ def listen(path: str) -> socket.socket:
 
 
 def _backlog() -> int:
-    """How many connections may wait; they are accepted even when descriptors are short (`descriptors.Gate`)."""
+    """How many connections may wait; they are accepted even when descriptors are short (`limits.Gate`)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(128, soft // 16)) if soft != resource.RLIM_INFINITY else 128

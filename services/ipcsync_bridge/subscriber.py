@@ -11,25 +11,25 @@ from typing import Any
 from ipcsync._board.layout import REASONS
 from ipcsync.errors import IpcSyncError, NodeLost, QuotaExceeded, SessionLost
 from ipcsync_bridge import handover, wire
-from ipcsync_bridge.asking import ASK_S, RETRY_S, Asking
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.links import Link, Source
 from ipcsync_bridge.mirrors import Mirrors, Origin
+from ipcsync_bridge.questions import ASK_S, RETRY_S, Questions
 from ipcsync_bridge.transport import Transport, Unreachable
 
 _KEEP_S = 0.1  # between two messages to a node that say what is still wanted
 _MOST_LOST = 1024  # nodes whose reason is remembered
 
 
-class Following:
+class Subscriber:
     """The sources of this node's mirrors. `begin` does something beside all else, `wake` has `do_due` called soon."""
 
     def __init__(
         self,
         settings: Settings,
         transport: Transport,
-        asking: Asking,
+        questions: Questions,
         mirrors: Mirrors,
         counters: Counters,
         begin: Callable[[Coroutine[Any, Any, object]], None],
@@ -37,7 +37,7 @@ class Following:
     ) -> None:
         self._settings = settings
         self._transport = transport
-        self._asking = asking
+        self._questions = questions
         self._mirrors = mirrors
         self._counters = counters
         self._begin = begin
@@ -45,14 +45,14 @@ class Following:
         self.sources: dict[str, Source] = {}  # by node
         self.lost: dict[str, tuple[bytes, str]] = {}  # by node: epoch, reason
         self._syncing: set[str] = set()
-        self._kept_less: set[str] = set()  # sources to be told what is still wanted
+        self._kept_less: set[str] = set()  # sources to be sent what is still wanted
         self._linking = 0
         mirrors.on_gone = self._release
 
-    def last_heard(self, node: str) -> float:
-        """When a node was heard last, on CLOCK_MONOTONIC; 0 if none of its events is mirrored here."""
+    def last_received(self, node: str) -> float:
+        """When something was received from a node, on CLOCK_MONOTONIC; 0 if none of its events is mirrored here."""
         source = self.sources.get(node)
-        return 0.0 if source is None else source.last_heard
+        return 0.0 if source is None else source.last_received
 
     # --- links --------------------------------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class Following:
         if not source.is_of(state.term, state.epoch):
             raise NodeLost(f"another machine has the name of node {node!r}", node=node, reason="replaced")
         source.touch(sent)
-        source.heard_answer(state.channel, state.number, time.monotonic())
+        source.received_answer(state.channel, state.number, time.monotonic())
         if source.wants_sync or source.next_check is not None:
             self._wake()
         return source
@@ -100,7 +100,7 @@ class Following:
         """Keep the link of a mirror that was just made, also if an earlier mirror of the use has ended meanwhile."""
         if self.sources.get(source.node) is source and link.key not in source.links:
             source.links[link.key] = link
-            source.wants_sync = True  # the node may have been told that it is not wanted
+            source.wants_sync = True  # the node may know that it is not wanted
             self._wake()
 
     def _release(self, origin: Origin) -> None:
@@ -116,11 +116,11 @@ class Following:
         """Tell a node which of its uses are still wanted; not while they are more than one message holds."""
         if len(source.links) <= wire.MAX_KEYS:
             keys = wire.pack_keys(source.links)
-            self._begin(self._asking.say(source.node, wire.Keep(source.epoch, keys)))
+            self._begin(self._questions.say(source.node, wire.Keep(source.epoch, keys)))
 
     # --- news ---------------------------------------------------------------------------------------------------------
 
-    def heard(self, sender: str, body: wire.News) -> None:
+    def receive(self, sender: str, body: wire.News) -> None:
         """Take in a node's news."""
         source = self.sources.get(sender)
         if source is None or not source.is_of(body.term, body.epoch):
@@ -129,10 +129,10 @@ class Following:
             return
         for row in wire.unpack_rows(body.rows):
             self._merge(source, row)
-        number = source.heard_news(body.channel, body.number, time.monotonic())
+        number = source.received_news(body.channel, body.number, time.monotonic())
         if number:
             self._counters.acks += 1
-            self._begin(self._asking.say(sender, wire.Ack(body.channel, number)))
+            self._begin(self._questions.say(sender, wire.Ack(body.channel, number)))
         if source.wants_sync:
             self._wake()
 
@@ -158,7 +158,7 @@ class Following:
         self.lost[source.node] = (source.epoch, reason)
         for key in source.links:
             self._mirrors.end(Origin(source.epoch, *key), "broken", reason)
-        self._begin(self._asking.say(source.node, wire.Keep(source.epoch, b"")))
+        self._begin(self._questions.say(source.node, wire.Keep(source.epoch, b"")))
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Following:
         if not source.is_of(body.term, body.epoch):
             return
         source.touch(sent)
-        source.heard_answer(body.channel, body.number, time.monotonic())
+        source.received_answer(body.channel, body.number, time.monotonic())
         is_unequal = body.links != len(source.links)
         if is_unequal and (source.was_unequal or not self._linking):  # else by what is being opened just now
             source.wants_sync = True
@@ -243,7 +243,7 @@ class Following:
             for begin in range(0, len(keys), wire.MAX_ROWS):
                 chunk = wire.pack_keys(keys[begin : begin + wire.MAX_ROWS])
                 sent = time.monotonic()
-                state = await self._asking.ask(source.node, wire.Attach(source.epoch, chunk), wire.State, ASK_S)
+                state = await self._questions.ask(source.node, wire.Attach(source.epoch, chunk), wire.State, ASK_S)
                 if not source.is_of(state.term, state.epoch):
                     await asyncio.sleep(RETRY_S)
                     return
@@ -289,7 +289,7 @@ class Following:
         links = self._mirrors.resume(left.mirrors)
         for each in left.sources:
             source = self.sources[each.node] = Source(
-                each.node, each.epoch, ttl, each.alive_until + pause_s, term=each.term, last_heard=left.began
+                each.node, each.epoch, ttl, each.alive_until + pause_s, term=each.term, last_received=left.began
             )
             source.synced(each.channel, each.number)
             source.links = {origin.key: link for origin, link in links.items() if origin.epoch == each.epoch}

@@ -1,10 +1,9 @@
-"""The resources of a coordinator: given by its keeper over a socketpair, or created by itself in one process."""
+"""What a coordinator works with: inherited from its keeper over a socketpair, or created by itself in one process."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import itertools
 import os
 import signal
 import socket
@@ -20,80 +19,82 @@ from ipcsync._board.runtime_dir import RELOAD, Place
 from ipcsync._linux import locks
 from ipcsync._linux.child import die_with
 from ipcsync._wire import messages
-from ipcsync_coordinator.driver_work import DriverWork, KeepersDriver, OwnDriver
-from ipcsync_holdings import journal_files, link
-from ipcsync_holdings.holdings import Fixed, Holdings, Terms
-from ipcsync_holdings.journal_files import JournalFiles
-from ipcsync_holdings.link import Link
+from ipcsync_keeper import journal_files, link
+from ipcsync_keeper.driver_thread import DriverThread, Peer
+from ipcsync_keeper.journal_files import JournalFiles
+from ipcsync_keeper.link import DriverClient, Link
+from ipcsync_keeper.resources import KeeperConfig, Resources, StartupConfig
 
 _OOM_SCORE = 200  # above the keeper's, since a coordinator can be replaced
 
 
-@dataclass
-class Given:
-    """Terms, board, place, listening sockets (of requests, of the feed), journal, and the driver work.
+@dataclass(frozen=True)
+class Startup:
+    """Configuration, board, place, listening sockets (of requests, of the feed), journal, and the driver.
 
-    `link` leads to the keeper; None in one process, which then has the `holdings` itself.
+    `resources` are this process's own if it has no keeper.
     """
 
-    terms: Terms
+    config: StartupConfig
     board: Board
     place: Place
     sockets: tuple[int, int]
     journal: JournalFiles
-    work: DriverWork
-    link: Link | None = None
-    holdings: Holdings | None = None
+    driver: DriverClient
+    resources: Resources | None = None
 
-    def tell_serving(self) -> None:
-        """Tell a keeper that requests are served."""
-        if isinstance(self.work, KeepersDriver):
-            self.work.tell_serving()
-
-    def tell_ending(self) -> None:
-        """Tell a keeper that the end that follows is intended."""
+    def report_ending(self) -> None:
+        """Report to a keeper that the end that follows is intended."""
         self.journal.words[journal_files.IS_ENDING] = 1
 
 
-def make(fixed: Fixed) -> Given:
-    """Create everything in this process."""
-    holdings = Holdings(fixed)
-    requests, feed = (listening.detach() for listening in holdings.sockets)
-    work = OwnDriver(holdings.events)
-    place = holdings.directory.place
-    terms = holdings.next_terms()
-    return Given(terms, holdings.board, place, (requests, feed), holdings.journal, work, holdings=holdings)
+def create(config: KeeperConfig) -> Startup:
+    """Create everything in this process, with a thread for the driver."""
+    resources = Resources(config)
+    try:
+        ours, theirs = map(Link, socket.socketpair())
+        DriverThread(resources).serve(Peer(theirs, os.getpid()))
+        startup = _config(ours)
+    except BaseException:  # there may be no descriptor or thread for it
+        resources.close()
+        raise
+    requests, feed = (listening.detach() for listening in resources.sockets)
+    place, journal = resources.directory.place, resources.journal
+    return Startup(startup, resources.board, place, (requests, feed), journal, DriverClient(ours), resources)
 
 
-def receive(kept: str, settings: Mapping[str, object] | None = None) -> Given:
-    """Take over what a keeper holds, once it says that this process is to serve; until then nothing is touched.
+def inherit(kept: str, settings: Mapping[str, object] | None = None) -> Startup:
+    """Take over what a keeper has, once it says that this process is to serve; until then nothing is touched.
 
-    `kept` are the keeper's pid and the descriptors that it passed on; it is told the `settings` that were read here.
+    `kept` are the keeper's pid and the descriptors that it passed on; it is sent the `settings` that were read here.
     SystemExit if the keeper is gone by then.
     """
     keeper, pair, *rest = map(int, kept.split(","))
     _end_with_keeper(keeper)
     end = Link(socket.socket(fileno=pair))
-    numbers = itertools.count(1)
     try:
-        end.send(next(numbers), "serve", [versions(), settings or {}])
-        answer = end.receive(None)
-        assert answer is not None
+        end.send(0, "serve", [versions(), settings or {}])
+        config = _config(end)
     except EOFError:
         sys.exit(0)  # the keeper does not need this process any more
     words, first, second, requests, feed, lock, board_file = rest  # as a keeper of this version passes them
-    terms = msgspec.convert(answer[2], Terms)
-    for descriptor in (words, first, second, requests, feed, lock, board_file):
+    for descriptor in rest:
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     _be_the_only_one(words)
     journal = JournalFiles(words, (first, second))
-    board = Board(board_file, terms.board)  # its name may be gone by now, which ends no session
-    place = Place(terms.fixed.runtime_dir, lock)
-    return Given(terms, board, place, (requests, feed), journal, KeepersDriver(end, numbers), end)
+    board = Board(board_file, config.board)  # its name may be gone by now, which ends no session
+    place = Place(config.keeper.runtime_dir, lock)
+    return Startup(config, board, place, (requests, feed), journal, DriverClient(end))
+
+
+def _config(end: Link) -> StartupConfig:
+    answer = end.receive(None)
+    assert answer is not None
+    return msgspec.convert(answer[2], StartupConfig)
 
 
 def refuse(kept: str, why: str) -> None:
-    """Tell the keeper why no coordinator can be started with these settings: it logs that, and answers a reload."""
+    """Report to the keeper why no coordinator can start with these settings: it logs that, and answers a reload."""
     pair = int(kept.split(",")[1])
     with suppress(EOFError):
         Link(socket.socket(fileno=pair)).send(0, "refuse", [why])

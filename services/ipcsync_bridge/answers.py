@@ -27,9 +27,9 @@ from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports
 from ipcsync_bridge.links import Follower
+from ipcsync_bridge.publisher import Publisher, Sender
 from ipcsync_bridge.requests import REQUEST_S
-from ipcsync_bridge.session import Desk
-from ipcsync_bridge.telling import Telling
+from ipcsync_bridge.session import BridgeSession
 
 Answer: TypeAlias = Callable[[bytes], Awaitable[None]]
 
@@ -45,34 +45,30 @@ _MOST_CLOSED = 10_000  # within the time of one question
 _ANSWERED_NS = 3 * int(REQUEST_S * 1e9)  # from an attachment for a question to its answer, at most
 
 
-class Host(Protocol):
+class Host(Sender, Protocol):
     """The bridge, as far as answers need it."""
 
-    channel: bytes
-    epoch: bytes
     owner: bytes
-
-    @property
-    def term(self) -> int:
-        """Of its name."""
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Start a task."""
 
 
-class Answering:
+class Answers:
     """The questions of other nodes, and the exports that follow from them."""
 
-    def __init__(self, settings: Settings, desk: Desk, exports: Exports, telling: Telling, host: Host) -> None:
+    def __init__(
+        self, settings: Settings, session: BridgeSession, exports: Exports, publisher: Publisher, host: Host
+    ) -> None:
         self._settings = settings
-        self._desk = desk
+        self._session = session
         self._exports = exports
-        self._telling = telling
-        self._followers = telling.followers
+        self._publisher = publisher
+        self._followers = publisher.followers
         self._host = host
         self._opening = 0  # questions that may attach to something
         self._visits: dict[wire.Key, int] = {}  # attached to, but not exported; since when
-        self._closing: set[wire.Key] = set()  # the same, and the coordinator is being told
+        self._closing: set[wire.Key] = set()  # the same, and the close is being sent
         self._closes = 0
         self._closed_as: dict[wire.Key, int] = {}  # uses closed while questions are under way; which close it was
 
@@ -86,9 +82,9 @@ class Answering:
         elif isinstance(body, wire.Ack):
             if follower is not None and body.channel == self._host.channel:
                 follower.acked(body.number)
-                self._telling.flush()
+                self._publisher.flush()
         elif isinstance(body, wire.Keep):
-            if follower is not None and body.epoch == self._desk.epoch:
+            if follower is not None and body.epoch == self._session.epoch:
                 self._keep(follower, set(wire.unpack_keys(body.keys)), now)
         elif isinstance(body, wire.Open | wire.Attach | wire.Events) and answer is not None:
             if self._opening >= _MOST_OPENING:
@@ -107,12 +103,12 @@ class Answering:
         if follower is not None:
             number, links = follower.number, len(follower.keys) - len(follower.doubtful)
             if body.channel == self._host.channel:
-                follower.acked(body.heard)
+                follower.acked(body.received)
             else:
                 follower.reset()
-            self._telling.flush()
+            self._publisher.flush()
         if answer is not None:
-            pong = wire.Pong(self._host.term, self._desk.epoch, self._host.owner, self._host.channel, number, links)
+            pong = wire.Pong(self._host.term, self._session.epoch, self._host.owner, self._host.channel, number, links)
             self._host.begin(answer(wire.encode(pong)))  # type: ignore[arg-type] # a coroutine
 
     async def _answer(
@@ -151,7 +147,7 @@ class Answering:
             else:
                 rows.append(export)
         number = follower.number
-        return wire.State(self._host.term, self._desk.epoch, self._host.channel, number, wire.pack_rows(rows))
+        return wire.State(self._host.term, self._session.epoch, self._host.channel, number, wire.pack_rows(rows))
 
     def _follower(self, sender: str, now: float) -> Follower:
         follower = self._followers.get(sender)
@@ -188,7 +184,7 @@ class Answering:
         missing = [name for name in found if self._settings.exports_name(name)]
         while missing:
             before = self._closes
-            replies = await self._desk.ask_all([messages.Open(name, engine="timeline") for name in missing])
+            replies = await self._session.ask_all([messages.Open(name, engine="timeline") for name in missing])
             answered = dict(zip(missing, replies, strict=True))
             missing = [name for name, reply in answered.items() if self._is_closed(reply, before)]
             found.update({name: self._export(name, reply) for name, reply in answered.items() if name not in missing})
@@ -213,7 +209,7 @@ class Answering:
         return self._exports.put(reply)
 
     async def _attach(self, sender: str, body: wire.Attach, now: float) -> wire.State:
-        if body.epoch != self._desk.epoch:
+        if body.epoch != self._session.epoch:
             raise NodeLost(
                 f"node {self._settings.node!r} has another coordinator now",
                 node=self._settings.node,
@@ -231,7 +227,7 @@ class Answering:
             return known
         try:
             before = self._closes
-            while self._is_closed(reply := await self._desk.ask(messages.Attach(*key)), before):
+            while self._is_closed(reply := await self._session.ask(messages.Attach(*key)), before):
                 before = self._closes
         except RecorderLost:
             return wire.Row(*key, state="gone")
@@ -243,7 +239,7 @@ class Answering:
         is_exported = self._settings.exports_name(reply.name)
         if reply.engine == "timeline" and reply.origin is None and is_exported:
             return self._exports.put(reply)
-        if reply.origin is not None:  # a mirror, which is not this node's to tell of; its recorder may not close it
+        if reply.origin is not None:  # a mirror, which is another node's; its recorder may not close it
             return wire.Row(*key, state="gone")
         self.visit(key)
         if not is_exported:
@@ -260,7 +256,7 @@ class Answering:
         return wire.Row(left.slot, left.incarnation, left.recorded, left.good, lost, state, cause)
 
     async def _list(self, prefix: str) -> wire.Listed:
-        reply = await self._desk.ask(messages.ListEvents(prefix))
+        reply = await self._session.ask(messages.ListEvents(prefix))
         assert isinstance(reply, messages.EventList)
         rows = [
             replace(row, node=self._settings.node)
@@ -356,9 +352,9 @@ class Answering:
 
     async def _close_now(self, key: wire.Key) -> None:
         try:
-            await self._desk.ask(messages.Close(*key))
+            await self._session.ask(messages.Close(*key))
         except (WaitTimeout, ConnectError, QuotaExceeded):
-            self.visit(key)  # told again unless it is exported by then
+            self.visit(key)  # sent again unless it is exported by then
         except EventClosed:
             pass
         self._closing.discard(key)

@@ -1,17 +1,15 @@
-"""The keeper's driver as its coordinator asks it: what happens while the keeper does not answer."""
+"""The driver as a coordinator asks it over the link: what happens while it does not answer."""
 
 from __future__ import annotations
 
-import itertools
 import socket
 import threading
 
 import pytest
 
 from ipcsync.errors import WaitTimeout
-from ipcsync_coordinator import driver_work
-from ipcsync_coordinator.driver_work import KeepersDriver
-from ipcsync_holdings.link import Link
+from ipcsync_keeper import link
+from ipcsync_keeper.link import DriverClient, Link
 
 _PATIENCE_S = 0.2
 
@@ -19,13 +17,13 @@ _PATIENCE_S = 0.2
 def test_behind_a_question_that_is_not_answered_the_next_ones_are_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(driver_work, "_PATIENCE_S", _PATIENCE_S)
+    monkeypatch.setattr(link, "_PATIENCE_S", _PATIENCE_S)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        driver, keeper = KeepersDriver(Link(ours), itertools.count()), Link(theirs)
+        driver, keeper = DriverClient(Link(ours)), Link(theirs)
         with pytest.raises(WaitTimeout, match="did not answer within"):
             driver.probe("gpu")
-        monkeypatch.setattr(driver_work, "_PATIENCE_S", 1000.0)  # who waits once more does so for ever
+        monkeypatch.setattr(link, "_PATIENCE_S", 1000.0)  # who waits once more does so for ever
         for _ in range(3):
             with pytest.raises(WaitTimeout, match="has not answered an earlier request yet"):
                 driver.make("gpu", 1)
@@ -38,11 +36,11 @@ def test_behind_a_question_that_is_not_answered_the_next_ones_are_refused_at_onc
         answering.join()
 
 
-@pytest.mark.parametrize(("answer", "kept"), [([7], [7]), ([], []), (None, [])])
-def test_what_the_keeper_has_kept_is_told_with_a_later_answer(answer: list[int] | None, kept: list[int]) -> None:
+@pytest.mark.parametrize(("answer", "kept"), [([7], [7]), ([], [])])
+def test_what_the_keeper_has_kept_is_told_with_a_later_answer(answer: list[int], kept: list[int]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        driver, keeper = KeepersDriver(Link(ours), itertools.count()), Link(theirs)
+        driver, keeper = DriverClient(Link(ours)), Link(theirs)
         heard: list[list[int]] = []
         driver.destroy([6, 7], heard.append)
         number, op, arguments = keeper.receive(5.0) or [None] * 3

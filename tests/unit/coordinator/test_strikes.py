@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipcsync_coordinator.abuse import StrikeCounter, disconnect
+from ipcsync_coordinator.limits import StrikeCounter, disconnect
 
 
 @pytest.fixture

@@ -13,52 +13,51 @@ import msgspec
 
 from ipcsync._linux.child import in_words, spawn
 from ipcsync._logs import fields
-from ipcsync_holdings.holdings import Holdings, Terms
-from ipcsync_holdings.link import Link
+from ipcsync_keeper.driver_thread import Peer
+from ipcsync_keeper.link import Link
+from ipcsync_keeper.resources import Resources
 
 log = logging.getLogger("ipcsync.coordinator")
 
 _KILLED_S = 5.0  # a killed process that takes longer is stuck in the kernel, and is left alone
 
 
-class Child:
+class CoordinatorProcess(Peer):
     """A coordinator process, which imports its modules and waits until it is told to serve.
 
     The keeper's main thread starts it, and it ends with that thread (PR_SET_PDEATHSIG). OSError if no process can be
     started.
     """
 
-    def __init__(self, holdings: Holdings, command: list[str]) -> None:
+    def __init__(self, resources: Resources, command: list[str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs, ExitStack() as undo:
             undo.callback(ours.close)
-            with open(holdings.board.file, "r+b") as board:  # opened anew, so without the keeper's lifeline
-                descriptors = [theirs.fileno(), *holdings.descriptors, board.fileno()]
+            with open(resources.board.file, "r+b") as board:  # opened anew, so without the keeper's lifeline
+                descriptors = [theirs.fileno(), *resources.descriptors, board.fileno()]
                 kept = ",".join(map(str, [os.getpid(), *descriptors]))
                 self._process = spawn([*command, "--kept", kept], fds=descriptors)
             undo.pop_all()
-        self.pid = self._process.pid
-        self.link = Link(ours)
+        super().__init__(Link(ours), self._process.pid)
         self.began = time.monotonic()  # the start of waiting, later of serving
         self.versions: dict[str, str] | None = None  # its versions, from its greeting
         self.settings: dict[str, object] = {}  # and what it has read of them
         self.refusal = ""  # or why it cannot start
-        self.was_told = self.was_dismissed = False  # to serve, once the driver is free for it; to end
-        self.has_terms = False  # and serves over them, or is about to
-        self.is_serving = self.is_asking = self.has_hung = self.was_killed = False
-        self.is_silent, self._greeting = True, 0  # until its greeting comes
+        self.was_started = self.was_dismissed = False  # to serve, once the driver is free for it; to end
+        self.has_hung = self.was_killed = False
+        self.is_silent = True  # until its greeting comes
 
     @property
     def is_dead(self) -> bool:
         """Whether it has ended. The keeper's signals say when to ask (SIGCHLD)."""
         return self._process.poll() is not None
 
-    def hear(self) -> None:
+    def receive_greeting(self) -> None:
         """Read its greeting, if it has come. A process with another greeting is killed."""
         try:
             message = self.link.receive()
             if message is not None:
-                self._greeting, what, arguments = message
+                self.greeting, what, arguments = message
                 self.is_silent = False
                 if what == "refuse":
                     self.refusal = str(arguments[0])
@@ -81,11 +80,6 @@ class Child:
         how = self.how_it_ended()
         return self.refusal or f"the new code did not start ({how})"
 
-    def begin(self, terms: Terms) -> None:
-        """Tell it to serve. EOFError if it is gone."""
-        self.link.send(self._greeting, False, terms)
-        self.has_terms = True
-
     def dismiss(self) -> None:
         """Have it end after its current request."""
         self.was_dismissed = True
@@ -99,7 +93,7 @@ class Child:
     def end(self, seconds: float = 0.0) -> int | None:
         """Have it end, killed after `seconds`; returns its exit status (negative: the signal), also if called again."""
         if self.is_silent:
-            self.hear()
+            self.receive_greeting()
         self.link.close()
         if not self._ends_within(seconds):
             self.kill()

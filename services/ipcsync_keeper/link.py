@@ -1,0 +1,215 @@
+"""The socketpair between keeper and coordinator: MessagePack frames, each behind its length.
+
+A request is [number, operation, arguments], its answer [number, is an error, value]. The keeper only answers; without
+a keeper a thread of the coordinator's process does (`driver_thread`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from ipcsync._logs import fields
+from ipcsync._wire import codec
+from ipcsync._wire.messages import Failure
+from ipcsync.errors import IpcSyncError, WaitTimeout
+from ipcsync_keeper.events import SharedCudaEvent
+
+log = logging.getLogger("ipcsync.coordinator")
+
+VERSION = 5  # of the requests, and of what a coordinator inherits
+_PATIENCE_S = 10.0
+_LENGTH = 4
+_CHUNK = 1 << 18
+
+
+class Link:
+    """One end. Data for which the other end has no room is sent by a later call; EOFError once it is gone."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self.socket = end
+        self._out = bytearray()
+        self._in = bytearray()
+
+    def send(self, *message: Any) -> None:
+        """Send a message, or as much of it as there is room for."""
+        frame = msgspec.msgpack.encode(message)
+        self._out += len(frame).to_bytes(_LENGTH, "little") + frame
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send the kept data; returns whether all of it went out."""
+        try:
+            while self._out:
+                del self._out[: self.socket.send(memoryview(self._out)[:_CHUNK].tobytes())]
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise EOFError(f"the other end is gone: {error}") from None
+        return True
+
+    def receive(self, timeout: float | None = 0.0) -> list[Any] | None:
+        """The next message; None if none came within `timeout` seconds. Kept data goes out meanwhile."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            frame = self._take()
+            if frame is not None:
+                message: list[Any] = msgspec.msgpack.decode(frame)
+                return message
+            poll = select.poll()
+            poll.register(self.socket, select.POLLIN if self.flush() else select.POLLIN | select.POLLOUT)
+            left_ms = None if deadline is None else max(0, math.ceil((deadline - time.monotonic()) * 1000))
+            if not poll.poll(left_ms):
+                return None
+            self._read()
+
+    def _take(self) -> bytes | None:
+        if len(self._in) < _LENGTH:
+            return None
+        end = _LENGTH + int.from_bytes(self._in[:_LENGTH], "little")
+        if len(self._in) < end:
+            return None
+        frame = bytes(self._in[_LENGTH:end])
+        del self._in[:end]
+        return frame
+
+    def _read(self) -> None:
+        try:
+            data = self.socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            raise EOFError("the other end is gone")
+        self._in += data
+
+    def close(self) -> None:
+        """Close it for both sides: a thread that waits in `receive` raises EOFError."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the other end was closed first
+
+
+Made = list[SharedCudaEvent]
+
+
+class DriverClient:
+    """The driver, asked over a link by numbered requests, which are answered in order.
+
+    The driver's errors are raised here, and WaitTimeout if there is no answer within 10 s. Once the other end is gone,
+    this process ends.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._numbers = itertools.count(1)
+        self._then: dict[int, Callable[[Any], None]] = {}
+        self._timelines: dict[str, str | None] = {}
+        self._late = -1  # the last question that was not answered in time
+
+    def make(self, device: str, count: int) -> Made:
+        """New interprocess events, numbered and exported. Events that come too late are destroyed."""
+        return msgspec.convert(self._ask("make", device, count, if_late=self._destroy_late), Made)
+
+    def _destroy_late(self, answer: Any) -> None:
+        if not isinstance(answer, IpcSyncError):
+            self.destroy([made.serial for made in msgspec.convert(answer, Made)], lambda _: None)  # never recorded
+
+    def make_ahead(self, device: str, count: int, then: Callable[[Made | IpcSyncError], None]) -> None:
+        """As `make`, without waiting: `then` is called with the result from a later `drain`."""
+
+        def convert(answer: Any) -> None:
+            then(answer if isinstance(answer, IpcSyncError) else msgspec.convert(answer, Made))
+
+        self._post("make", [device, count], convert)
+
+    def destroy(self, serials: list[int], then: Callable[[list[int]], None]) -> None:
+        """Destroy these events without waiting; `then` gets those that are kept, since a record of them is pending."""
+
+        def convert(answer: Any) -> None:
+            _log_failure(answer)
+            then([] if isinstance(answer, IpcSyncError) else msgspec.convert(answer, list[int]))
+
+        self._post("destroy", [serials], convert)
+
+    def probe(self, device: str) -> bytes:
+        """The handle of an event that is kept for tests whether handles open."""
+        return bytes(self._ask("probe", device))
+
+    def why_not_timeline(self, device: str) -> str | None:
+        """Why timeline words do not work on the device, None if they do; tested once, with real calls."""
+        if device not in self._timelines:
+            self._timelines[device] = msgspec.convert(self._ask("why_not_timeline", device), str | None)
+        return self._timelines[device]
+
+    def report_serving(self) -> None:
+        """Report that requests are served."""
+        self._post("serving", [], _log_failure)
+
+    def drain(self) -> None:
+        """From the loop: read answers, and send what had no room. EOFError if the other end is gone."""
+        while self._take_one(0.0):
+            continue
+
+    def _post(self, op: str, arguments: list[Any], then: Callable[[Any], None]) -> int:
+        number = next(self._numbers)
+        self._then[number] = then
+        try:
+            self.link.send(number, op, arguments)
+        except EOFError:
+            _end_at_once()
+        return number
+
+    def _ask(self, op: str, *arguments: Any, if_late: Callable[[Any], None] = lambda _: None) -> Any:
+        answers: list[Any] = []
+        try:
+            if self._late in self._then:
+                self.drain()
+            if self._late in self._then:  # the answers come in order, and the loop must not wait for each once more
+                raise WaitTimeout("the driver has not answered an earlier request yet", timeout=_PATIENCE_S)
+            number = self._post(op, list(arguments), answers.append)
+            deadline = time.monotonic() + _PATIENCE_S
+            while not answers:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._take_one(left):
+                    self._then[number], self._late = if_late, number
+                    raise WaitTimeout(f"the driver did not answer within {_PATIENCE_S:g} s", timeout=_PATIENCE_S)
+        except EOFError:
+            _end_at_once()
+        if isinstance(answers[0], IpcSyncError):
+            raise answers[0]
+        return answers[0]
+
+    def _take_one(self, timeout: float) -> bool:
+        message = self.link.receive(timeout)
+        if message is None:
+            return False
+        number, is_error, value = message
+        self._then.pop(number)(codec.error_of(msgspec.convert(value, Failure)) if is_error else value)
+        return True
+
+
+def _log_failure(answer: Any) -> None:
+    if isinstance(answer, IpcSyncError):
+        log.error("the driver could not do a request", extra=fields(why=answer))
+
+
+def _end_at_once() -> NoReturn:
+    """End as if killed: the keeper has released this process, perhaps in the middle of a request.
+
+    What is not committed did not happen, and has no answer: the client asks the next coordinator. Any other end would
+    commit a part of it, or answer it.
+    """
+    os._exit(1)

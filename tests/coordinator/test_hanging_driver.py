@@ -1,0 +1,37 @@
+"""A driver's call that hangs in a coordinator without a keeper: the rest goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ipcsync
+from tests.faults import fixtures
+from tests.kit.until import DEADLINE_S, until
+
+pytestmark = pytest.mark.process
+
+
+def test_a_drivers_call_that_hangs_stops_only_what_needs_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    monkeypatch.setenv("IPCSYNC_TEST_SCRIPT", str(hold))
+    with fixtures.launch_patched("hanging-driver", fixtures.private_dir()) as one:
+        with ipcsync.connect(one.endpoint, timeout=DEADLINE_S) as client:
+            with pytest.raises(ipcsync.EngineMismatch, match=r"driver (did not answer within|has not answered)"):
+                client.event("held", recorder=True, engine="event", timeout=DEADLINE_S)
+            assert client.stats(timeout=DEADLINE_S)["sessions"] == 1
+            hold.unlink()
+
+        def works() -> bool:
+            with ipcsync.connect(one.endpoint, timeout=DEADLINE_S) as client:
+                try:
+                    client.event("held", recorder=True, engine="event", timeout=DEADLINE_S).record().synchronize()
+                except ipcsync.EngineMismatch:
+                    return False
+                return True
+
+        until(works, "the driver works again")
