@@ -10,14 +10,9 @@ from ipcsync.typing import EngineName
 from tests.faults import actions, fixtures
 from tests.faults.fixtures import Blocked, until_lost
 from tests.kit.peer import Peer
-from tests.kit.shortcuts import NONE_HERE, has_shortcuts
 from tests.kit.until import until
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.driver,
-    pytest.mark.skipif(not has_shortcuts(), reason=NONE_HERE),
-]
+pytestmark = [pytest.mark.core, pytest.mark.driver]
 
 _STEPS = {"event": 15, "timeline": 16}  # of a record; a wait that is queued takes no more than these
 _WAIT_STEPS = {"event": 31, "timeline": 24}
