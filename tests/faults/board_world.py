@@ -247,7 +247,6 @@ def event_query(world: World, number: int, generation: int) -> Moves:
     return ((says_complete(world, world.ring[(generation - 1) % len(world.ring)]), world),)
 
 
-
 def record(world: World, generation: int, stream: int, follows: int) -> Moves:
     world = _touch(world, RECORDER)
     ring = list(world.ring)

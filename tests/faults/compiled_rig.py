@@ -133,12 +133,17 @@ def engine_of(module: ModuleType) -> Any:
             raise kind("whose text is Python's")
 
         raise_closed = raise_gone = lambda self: self._raise(errors.EventClosed)
-        raise_lost = lambda self, _: self._raise(errors.RecorderLost)
-        raise_timeout = lambda self, *_: self._raise(errors.WaitTimeout)
+        def raise_lost(self, _):
+            return self._raise(errors.RecorderLost)
+        def raise_timeout(self, *_):
+            return self._raise(errors.WaitTimeout)
         raise_full = raise_visited = raise_no_turn = raise_timeout
-        raise_reentered = lambda self: self._raise(errors.Reentered)
-        raise_under_way = lambda self: self._raise(errors.IpcSyncError)
-        refuse_capturing = lambda self, *_: self._raise(errors.StreamCapturing)
+        def raise_reentered(self):
+            return self._raise(errors.Reentered)
+        def raise_under_way(self):
+            return self._raise(errors.IpcSyncError)
+        def refuse_capturing(self, *_):
+            return self._raise(errors.StreamCapturing)
 
         def raise_driver(self, code: int, call: str) -> NoReturn:
             raise errors.DriverError(f"{call}: {code}", code=code, call=call)
@@ -153,7 +158,8 @@ def engine_of(module: ModuleType) -> Any:
         def log_nobody(self) -> None:
             """Nobody reads it."""
 
-        note_full = lambda self, _: None
+        def note_full(self, _):
+            return None
 
         def peer_is_alive(self, serial: int) -> bool:  # asks the kernel what the line does not say
             if self.rig.log[-1:] != ["recorder alive?"]:
@@ -164,10 +170,13 @@ def engine_of(module: ModuleType) -> Any:
             self.rig.log.append("visitor alive?")
             return self.rig.lives(line)
 
-        open_event = lambda self, index, _: self.rig.handle or index + 1
-        open_word = lambda self: 1
+        def open_event(self, index, _):
+            return self.rig.handle or index + 1
+        def open_word(self):
+            return 1
         close_event = close_events = lambda self, *_: True
-        create_event = lambda self, _: 77
+        def create_event(self, _):
+            return 77
 
     return Engine
 
@@ -205,7 +214,7 @@ class Rig:
         self.functions = {
             name: ctypes.CFUNCTYPE(_INT, *kinds)(partial(self._called, name)) for name, kinds in SIGNATURES.items()
         }
-        self._hook = ctypes.CFUNCTYPE(None, _INT)(lambda number: self.step(number))
+        self._hook = ctypes.CFUNCTYPE(None, _INT)(self.step)
         self.bind()
         self.engine = self._engine()
         self._find()
@@ -325,7 +334,9 @@ class Rig:
             "synchronize": lambda: (point.synchronize() if point else engine.synchronize(generation)) or "ok",
             "wait": lambda: (point.wait(self.stream_handle) if point else self._wait(ahead=False)) or "ok",
             "ahead": lambda: self._wait(ahead=True) or "ok",
-            "record": (lambda: self.event.record(self.stream_handle) and "") if self.is_users else lambda: self._record() or "",
+            "record": (lambda: self.event.record(self.stream_handle) and "")
+            if self.is_users
+            else lambda: self._record() or "",
             "harvest": lambda: engine.publish_completed() or "",
             "let go": engine.try_release,
         }

@@ -30,7 +30,9 @@ _ROOT = Path(__file__).parents[2]
 
 
 IN_CORE = "the compiled core"
-_FUTEX, _SLEEPS = {"x86_64": ("202", ("35", "230")), "aarch64": ("98", ("101", "115"))}.get(os.uname().machine, ("", ()))
+_FUTEX, _SLEEPS = {"x86_64": ("202", ("35", "230")), "aarch64": ("98", ("101", "115"))}.get(
+    os.uname().machine, ("", ())
+)
 
 
 def sleeps_in_core(thread: threading.Thread) -> bool:
