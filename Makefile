@@ -10,7 +10,7 @@
 # make test-keeper   the faults that a coordinator is in, over coordinators that have a keeper
 # make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks; how long each pass took
 # make test-flakes   make test FLAKES=20 times beside a busy core
-# make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains and two of interrupts
+# make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two each of chains and of graphs
 # make soak-restarts   ten minutes of the same over a coordinator with a keeper that is killed every five seconds
 # make soak-fleet   ten minutes over four hosts of eight processes that share nothing but a network (as root)
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
@@ -77,8 +77,8 @@ endif
 all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and $(USUAL)))
 driver_tests = $(if $(WITH_THOROUGH),$(call tests,tests,not benchmark and not model and not planted),$(call tests,$(call marked,driver),driver and $(USUAL)))
 
-# What a change of the product can break and is not long: each test once with every call made by the Python engine, and what depends on the
-# driver as users have it, in another mode of the software driver, and on a GPU if there is one. `test-modes` has the others.
+# What a change of the product can break and is not long: each test once, and what depends on the driver in another mode of
+# the software driver too, and on a GPU if there is one. `test-modes` has the others.
 # The two passes run side by side, since each mostly waits; what one of them says is shown once it has ended.
 test: install
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-host test-cuda
@@ -86,18 +86,14 @@ test: install
 test-cuda:
 	@$(MAKE) --no-print-directory test-on-gpu test-async WORKERS=$(WORKERS_BESIDE)
 
-test-modes: test-slow-async test-complete test-softcuda
+test-modes: test-complete test-softcuda
 
-# The compiled core takes no call, unless IPCSYNC_TEST_SHORTCUTS=1; below it does. Else the Python engine would get the rare ones only.
 test-host: install
-	@export IPCSYNC_TEST_SHORTCUTS=$${IPCSYNC_TEST_SHORTCUTS:-0} IPCSYNC_DRIVER=host; $(all_tests)
+	@export IPCSYNC_DRIVER=host; $(all_tests)
 
 # With every operation sent through the stream's thread.
 test-async: install
 	@export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
-
-test-slow-async: install
-	@export IPCSYNC_TEST_SHORTCUTS=0 IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
 
 # With a dead process's work complete, and work done within the call where nothing is to be waited for.
 test-complete: install
@@ -153,13 +149,11 @@ AT_LENGTH := WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=$(SOAK_SECONDS)
 test-all: install
 	$(BIN)/python -m tests.kit.passes "$(MAKE) --no-print-directory" lint benchmarks test-oldest test-newest soak \
 	  "test-host $(AT_LENGTH)" "test-cuda WORKERS_BESIDE=$(WORKERS) $(AT_LENGTH)" \
-	  "test-slow-async $(AT_LENGTH)" "test-complete $(AT_LENGTH)" test-softcuda \
-	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-async test-complete IPCSYNC_TEST_SHORTCUTS=0" \
-	  dist
+	  "test-complete $(AT_LENGTH)" test-softcuda "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper dist
 
 # Then what `make test` tries a part of, in full: properties, short programs, steps to die at.
 test-models: install
-	@export IPCSYNC_TEST_SHORTCUTS=$${IPCSYNC_TEST_SHORTCUTS:-0} IPCSYNC_DRIVER=host IPCSYNC_TEST_LONG=1; \
+	@export IPCSYNC_DRIVER=host IPCSYNC_TEST_LONG=1; \
 	{ $(call tests,$(call marked,model) $(call marked,planted),(model or planted) and not thorough); } && \
 	$(PYTEST) $(shell grep -rlE --include='test_*.py' 'kit\.examples|frames.*MANY' tests/unit tests/faults) -m "$(USUAL)" $(ARGS)
 
@@ -194,7 +188,7 @@ test-flakes: install
 soak: install
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
 	$(BIN)/python -m tests.soak.chains --seconds 120 --lanes 4
-	$(BIN)/python -m tests.soak.interrupts --seconds 120 --lanes 2
+	$(BIN)/python -m tests.soak.graphs --seconds 120 --lanes 2
 
 # The rows of the fault table that a coordinator is in, over coordinators that have a keeper.
 test-keeper: install
@@ -267,7 +261,8 @@ $(RAY)/.installed: pyproject.toml
 VLLM := build/vllm-test
 VLLM_VERSION := 0.33.0
 test-vllm: $(VLLM)/.installed
-	IPCSYNC_DRIVER=host PYTHONPATH=$(CURDIR)/$(VLLM)/source $(VLLM)/bin/python -m pytest -n 0 -W ignore tests/integrations/test_vllm.py $(ARGS)
+	IPCSYNC_DRIVER=host PYTHONPATH=$(CURDIR)/$(VLLM)/source $(VLLM)/bin/python -m pytest -n 0 -W ignore tests/integrations/test_buckets.py \
+	  tests/integrations/test_vllm.py $(ARGS)
 
 $(VLLM)/.installed: pyproject.toml tests/integrations/vllm.txt
 	$(PYTHON) -m venv $(VLLM)

@@ -38,9 +38,10 @@ _HOME = {
             "current_stream default_stream ExternalStream is_current_stream_capturing set_stream Stream stream"
         ),
         "ipcsync.client": (
-            "aconnect AsyncClient AsyncPoint AsyncReservation AsyncSharedEvent AttachmentInfo BridgeInfo Client "
-            "connect Connecting DEFAULT_DEPTH default_client EventInfo NodeInfo Notice PeerInfo Point Reservation "
-            "SessionInfo SharedEvent synchronize_all wait_all"
+            "aconnect AsyncClient AsyncPoint AsyncReplay AsyncReplaying AsyncReservation AsyncSharedEvent "
+            "AsyncUpcoming AttachmentInfo BridgeInfo Client "
+            "connect Connecting DEFAULT_DEPTH default_client EventInfo GraphRecord GraphWait NodeInfo Notice PeerInfo "
+            "Point Replay Replaying Reservation SessionInfo SharedEvent synchronize_all Upcoming wait_all"
         ),
     }.items()
     for name in names.split()

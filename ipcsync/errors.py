@@ -7,6 +7,7 @@ IpcSyncError(RuntimeError)
 ├── InvalidDevice(ValueError)   no such device
 ├── ForkedProcessError          used in a child forked after first use
 ├── StreamCapturing             a record or wait on a stream being captured into a CUDA graph
+├── CaptureError                a GraphWait, GraphRecord or replay that is used where it cannot be
 ├── ConnectError                no coordinator, or one that does not fit: .endpoint
 │   └── NoBridge                no bridge to other nodes runs beside the coordinator
 ├── SessionLost                 the session is over, connect again: .endpoint
@@ -37,6 +38,7 @@ from __future__ import annotations
 from typing import Literal
 
 __all__ = [
+    "CaptureError",
     "ClientClosed",
     "ConnectError",
     "CoordinatorLost",
@@ -114,6 +116,13 @@ class ForkedProcessError(IpcSyncError):
 
 class StreamCapturing(IpcSyncError):
     """The stream is being captured into a CUDA graph: a replayed record would count once and happen many times."""
+
+
+class CaptureError(IpcSyncError):
+    """A GraphWait or GraphRecord is captured where nothing is, or twice; or a replay is used where another one is open.
+
+    Nothing was queued.
+    """
 
 
 class ConnectError(IpcSyncError):

@@ -188,9 +188,9 @@ class ClientStats(TypedDict):
     messages_sent: int
     full_ring_waits: int
     shortcuts: int
-    """Calls that the compiled core made; 0 without it."""
+    """Calls on streams that the compiled core knew."""
     slow_calls: int
-    """Calls that the compiled core left to the Python engine."""
+    """Calls whose arguments Python looked at first."""
 
 
 class CoordinatorStats(TypedDict):

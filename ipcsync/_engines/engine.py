@@ -265,8 +265,12 @@ class Engine(Core):
         return bool(serial) and peer_of(self.board, serial).is_alive()
 
     def refuse_capturing(self, handle: int, what: str) -> None:
-        """Raise StreamCapturing if that stream is captured, or the driver's error."""
-        capture.refuse_capturing(self._driver.CUstream(handle), what, self._driver)
+        """Raise StreamCapturing if that stream is captured, or the driver's error, or what explains that."""
+        try:
+            capture.refuse_capturing(self._driver.CUstream(handle), what, self._driver)
+        except DriverError:
+            self.guard.check_liveness()  # this process may have been forked amid the call
+            raise
 
     def _known(self, serial: int) -> Peer:
         peer = self._peer

@@ -25,6 +25,10 @@ __all__ = ["is_capturing", "refuse_capturing", "relaxed_call"]
 T = TypeVar("T")
 
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+_INSTEAD = {
+    "record": ": capture an ipcsync.GraphRecord, and name the event at Client.replay",
+    "wait": ": capture an ipcsync.GraphWait, and name the point at Client.replay",
+}
 _NONE = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
 
@@ -95,4 +99,5 @@ def refuse_capturing(handle: DriverObject, what: str, driver: ModuleType | None 
         raise StreamCapturing(f"cannot {what} on the legacy stream while a stream that waits for it is being captured")
     status = unwrap(result, "cuStreamIsCapturing")
     if status is not _NONE and status != _NONE:
-        raise StreamCapturing(f"cannot {what} on a stream that is being captured into a CUDA graph")
+        how = _INSTEAD.get(what, "")
+        raise StreamCapturing(f"cannot {what} on a stream that is being captured into a CUDA graph{how}")

@@ -4,7 +4,7 @@
  * One control file per segment, <dir>/softcuda<layout>-<uid>-<segment>, holds flat tables.
  * Nothing in them is a pointer or a process-shared mutex: slots are claimed with
  * compare-and-swap, hot words are single 64-bit atomics, waiting is futex on the
- * low half of sh_stream.done, and on a word and its bell (parts/words.c).  So a process that is killed at any instruction
+ * sh_stream.woken, and on a word and its bell (parts/words.c).  So a process that is killed at any instruction
  * leaves nothing locked; whoever finds it dead ("reaps" it) repairs its slots.
  */
 #pragma once
@@ -15,7 +15,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 
 #define SH_MAGIC   0x534f465443554441ull /* "SOFTCUDA" */
-#define SH_LAYOUT  20u /* bump with every change of the structures below */
+#define SH_LAYOUT  21u /* bump with every change of the structures below */
 #define MAXPROC    512
 #define MAXSTREAM  32768
 #define MAXEVENT   131072
@@ -31,6 +31,10 @@ typedef uint64_t u64;
 #define REC(slot, pos) (((u64)(slot) << POS_BITS) | (pos))
 #define REC_SLOT(r) ((u32)((r) >> POS_BITS))
 #define REC_POS(r)  ((r) & POS_MASK)
+#define TURN_BITS  54            /* nanoseconds since the start of the machine: 208 days */
+#define TURN(slot, at) (((u64)(slot) << TURN_BITS) | (at))
+#define TURN_SLOT(t) ((u32)((t) >> TURN_BITS))
+#define TURN_AT(t) ((t) & ((1ull << TURN_BITS) - 1))
 #define DONE_DEAD   (1ull << 63) /* in sh_stream.done: the owner is dead or leaving, nothing is done any more */
 
 struct sh_proc {                 /* 256 bytes */
@@ -38,18 +42,19 @@ struct sh_proc {                 /* 256 bytes */
   _Atomic u32 mark;              /* robust futex, see liveness.c: FUTEX_OWNER_DIED once the process is dead or leaving */
   u64 inc;                       /* unique per registration */
   u32 pid;                       /* in its own pid namespace, so for itself and for messages only */
-  u32 unused;
+  _Atomic u32 left;              /* 1: it exits, and has abandoned its records itself */
   _Atomic u64 used[MAXDEV];      /* bytes of device memory, by physical device */
   char pad[256 - 24 - 8 * MAXDEV];
 };
 
 struct sh_stream {               /* 64 bytes: one cache line */
-  _Atomic u64 done;              /* position of the last completed operation; futex on its low half */
+  _Atomic u64 done;              /* position of the last completed operation */
   _Atomic u64 tail;              /* position of the last operation queued */
-  _Atomic u32 waiters;
+  _Atomic u64 wanted;            /* nobody waits for an earlier position */
+  _Atomic u32 woken;             /* moves when those who wait are to look again; futex */
   _Atomic u32 owner;             /* process slot + 1, 0 free */
   _Atomic u64 lost_from, lost_to; /* lost_from < position <= lost_to: left pending by an owner that died; 0, 0 none */
-  char pad[24];
+  char pad[16];
 };
 
 struct sh_event {                /* 128 bytes; a slot for interprocess events, of one process */
@@ -67,6 +72,8 @@ struct sh_event {                /* 128 bytes; a slot for interprocess events, o
 
 /* Rung by each store of the library to a word at this place of a page, of whichever page, if a stream waits for one. */
 struct sh_bell { _Atomic u32 rung, waiters; };
+/* With a profile: the latest write of a stream to a word at that place, how many there were, whose it was (process slot), when. */
+struct sh_written { _Atomic u32 count, by; _Atomic u64 at; };
 
 struct sh {
   u64 magic;
@@ -81,7 +88,8 @@ struct sh {
   struct sh_stream stream[MAXSTREAM];
   struct sh_event event[MAXEVENT];
   _Atomic u64 times[MAXSTREAM][TIMES]; /* by position: when it is complete; only with a profile (parts/profile.c) */
-  _Atomic u64 turn[MAXDEV];      /* REC(process slot + 1, when it begins): the latest turn of a process that records imported events */
+  struct sh_written written[MAXBELL];
+  _Atomic u64 turn[MAXDEV];      /* TURN(process slot + 1, when it begins): the latest turn of a process that records imported events */
   _Atomic u64 turns;             /* how often it went from one process to another */
 };
 _Static_assert(sizeof(struct sh_bell) * MAXBELL == 4096, "layout");

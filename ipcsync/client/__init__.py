@@ -12,6 +12,9 @@ from ipcsync.client._opening import DEFAULT_DEPTH
 from ipcsync.client.client import Client
 from ipcsync.client.default import default_client
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.graphs.captured import GraphRecord, GraphWait
+from ipcsync.client.graphs.replay import Replay, Replaying
+from ipcsync.client.graphs.upcoming import Upcoming
 from ipcsync.client.point import Point
 from ipcsync.client.reservation import Reservation
 
@@ -19,8 +22,11 @@ if TYPE_CHECKING:
     from ipcsync.client.aio.client import (
         AsyncClient,
         AsyncPoint,
+        AsyncReplay,
+        AsyncReplaying,
         AsyncReservation,
         AsyncSharedEvent,
+        AsyncUpcoming,
         Connecting,
         aconnect,
     )
@@ -29,20 +35,28 @@ __all__ = [
     "DEFAULT_DEPTH",
     "AsyncClient",
     "AsyncPoint",
+    "AsyncReplay",
+    "AsyncReplaying",
     "AsyncReservation",
     "AsyncSharedEvent",
+    "AsyncUpcoming",
     "AttachmentInfo",
     "BridgeInfo",
     "Client",
     "Connecting",
     "EventInfo",
+    "GraphRecord",
+    "GraphWait",
     "NodeInfo",
     "Notice",
     "PeerInfo",
     "Point",
+    "Replay",
+    "Replaying",
     "Reservation",
     "SessionInfo",
     "SharedEvent",
+    "Upcoming",
     "aconnect",
     "connect",
     "default_client",
@@ -50,7 +64,7 @@ __all__ = [
     "wait_all",
 ]
 
-_ASYNC = {"AsyncClient", "AsyncPoint", "AsyncReservation", "AsyncSharedEvent", "Connecting", "aconnect"}
+_ASYNC = {*(name for name in __all__ if name.startswith("Async")), "Connecting", "aconnect"}
 
 
 def __getattr__(name: str) -> object:

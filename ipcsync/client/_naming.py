@@ -10,6 +10,8 @@ from ipcsync.errors import IpcSyncError, ProtocolError
 
 T = TypeVar("T")
 
+_SHOWN = 80  # characters of a name that is refused
+
 
 class Naming:
     """The names of one client. The coordinator, and so every other client, has them with `prefix` before them."""
@@ -17,14 +19,14 @@ class Naming:
     def __init__(self, prefix: str) -> None:
         self.prefix: str = plain(prefix, "prefix")
         if self.prefix:
-            _check(f"{self.prefix}x", f"the prefix {prefix!r:.80}")
+            _check(f"{self.prefix}x", f"the prefix {_short(prefix)}")
 
     def full(self, name: str) -> str:
         """The coordinator's name. ProtocolError if it is invalid."""
         name = plain(name)
-        _check(name, f"the name {name!r:.80}")
+        _check(name, f"the name {_short(name)}")
         if self.prefix:
-            _check(self.prefix + name, f"the name {name!r:.80}, behind the prefix {self.prefix!r:.80},")
+            _check(self.prefix + name, f"the name {_short(name)}, behind the prefix {_short(self.prefix)},")
         return self.prefix + name
 
     def begin(self, prefix: str) -> str:
@@ -51,6 +53,10 @@ def plain(text: str, what: str = "name") -> str:
     if not isinstance(text, str):
         raise TypeError(f"a {what} is a str, but got {type(text).__name__}")
     return str.__str__(text)
+
+
+def _short(name: str) -> str:
+    return repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}…"
 
 
 def _check(name: str, what: str) -> None:

@@ -6,9 +6,9 @@ import dataclasses
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import get_ident
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec.structs import replace
@@ -32,6 +32,10 @@ from ipcsync.client._record_all import Everything, chosen
 from ipcsync.client._streams import open_stream
 from ipcsync.client._unnamed import UnnamedEvents
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.graphs.captured import GraphRecord, GraphWait
+from ipcsync.client.graphs.lane import beside
+from ipcsync.client.graphs.replay import Replaying, end_all
+from ipcsync.client.graphs.upcoming import Upcoming
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import RING, Reservation
 from ipcsync.errors import ConnectError, WaitTimeout
@@ -313,6 +317,55 @@ class Client:
             self._session.abandon(openings)
             raise
 
+    def replay(
+        self,
+        waits: Mapping[GraphWait, Point],
+        records: Mapping[GraphRecord, SharedEvent] = MappingProxyType({}),
+        *,
+        stream: StreamLike | None = None,
+        timeout: float | None = None,
+        ahead: bool = False,
+    ) -> Replaying:
+        """A block for the launch of CUDA graphs in which these waits and records were captured.
+
+            with client.replay({kv: point}, {done: event}, stream=stream, timeout=5) as replay:
+                graph.replay()
+            connection.send(bytes(replay[done]))
+
+        In it, graphs are launched on `stream` (the current one by default): each wait lets its graph go on once its
+        point is complete, and each record is made when the graph has come there. Several records may be of one event:
+        its generations are in the order of the captures. A block that raises makes no record.
+
+        Entering it blocks until each point is recorded, there is room for the records, and few enough replays are in
+        flight, at most `timeout` seconds in all. `ahead=True` does not wait for the points' records: for points that
+        are made behind this replay's own records. What nobody ever records then holds the stream, and the graph, until
+        its recorder closes or dies.
+
+        Entering raises what the waits and the records would, with nothing queued: RecorderLost, EventClosed,
+        NotRecorder, DeviceMismatch, WaitTimeout, StreamCapturing; EngineMismatch for a pending point of another
+        process on the `event` engine, and for more records of an event than its depth; CaptureError while another
+        replay on the stream or with one of these waits and records is open, and if torch's current stream is another.
+        Leaving raises what a record raised, once all is queued.
+        """
+        return Replaying(self._session, waits, records, stream, timeout, ahead=ahead)
+
+    def next(
+        self,
+        waits: Mapping[GraphWait, Point],
+        records: Mapping[GraphRecord, SharedEvent] = MappingProxyType({}),
+        *,
+        timeout: float | None = None,
+        ahead: bool = False,
+    ) -> Upcoming:
+        """A block as of `replay`, for graphs that torch replays within it, on whichever stream is current then.
+
+        For launches deep within an engine. The first of them enters the replay, and raises what that would; the end of
+        the block ends it. A block in which this thread replays nothing queues nothing: `replay.is_used` is False.
+
+        Entering raises IpcSyncError unless `ipcsync.integrations.torch.install` was called.
+        """
+        return Upcoming(Replaying(self._session, waits, records, None, timeout, ahead=ahead))
+
     def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Block until `stream` is past the waits that were lost, at most `timeout` seconds, and forget them.
 
@@ -324,15 +377,16 @@ class Client:
         """
         self._session.check()
         deadline = deadline_of(timeout)
-        handle, ordinal = stream_handle(stream)
-        while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
-            queued.set_aside(lost)
-            if not queued.await_passed(lost, handle, ordinal, deadline, self._session.check_liveness):
-                raise WaitTimeout(
-                    f"the stream was not past its lost waits within {timeout} s: go on with a new stream",
-                    timeout=timeout,
-                )
-            queued.drop(lost)
+        first, ordinal = stream_handle(stream)
+        for handle in (first, *(each._handle for each in beside(first, ordinal))):
+            while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
+                queued.set_aside(lost)
+                if not queued.await_passed(lost, handle, ordinal, deadline, self._session.check_liveness):
+                    raise WaitTimeout(
+                        f"the stream was not past its lost waits within {timeout} s: go on with a new stream",
+                        timeout=timeout,
+                    )
+                queued.drop(lost)
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the event's first point.
@@ -482,6 +536,7 @@ class Client:
         It waits up to a second for work in flight. Waiters for work that is not complete by then still get it if this
         process lives until it is complete.
         """
+        end_all(self._session)
         self._session.close()
 
     def __enter__(self) -> Self:

@@ -26,6 +26,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "hand_over": ("ipcsync_bench.handover", "a record until the peer's synchronize returns, both engines"),
     "wake_up": ("ipcsync_bench.wake_up", "a wait on the host for work that lasts milliseconds"),
     "round_trip": ("ipcsync_bench.round_trip", "one request in flight, p50 and p99"),
+    "graphs": ("ipcsync_bench.graphs", "a replay of a graph that waits for points and records"),
     "deaths": ("ipcsync_bench.deaths", "a recorder is killed, until a wait on the host raises"),
 }
 

@@ -73,7 +73,7 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
     count = max(5 * BURST, int(20_000 * scale))
     driver = _drivers.load()
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         stream = ipcsync.Stream()
         native = ipcsync.Event(interprocess=True)
@@ -143,7 +143,7 @@ def completed(rounds: int, scale: float) -> Iterator[Row]:
     count = max(5 * BURST, int(20_000 * scale))
     driver = _drivers.load()
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         other = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         stream = ipcsync.Stream()
@@ -190,7 +190,7 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a hel
     """wait on a pending point of another process: each queues real work behind a closed gate there."""
     driver = _drivers.load()
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         recorder = stack.enter_context(closing(Worker()))
         held, waiting = ipcsync.Stream(), ipcsync.Stream()
@@ -256,7 +256,7 @@ def chained(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a rin
     """wait on another process's pending point and record on the same stream, as a worker of a pipeline does."""
     driver = _drivers.load()
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         above = stack.enter_context(closing(Worker()))
         first, second, held = (ipcsync.Stream() for _ in range(3))

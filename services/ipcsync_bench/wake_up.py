@@ -86,7 +86,7 @@ def wake_up(rounds: int, scale: float) -> Iterator[Row]:
     count = max(20, int(100 * scale))
     chance = random.Random(1)  # noqa: S311 - how long work lasts
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         recorder, waiter = (stack.enter_context(closing(Worker())) for _ in range(2))
         handle = recorder.call(_connect, coordinator.endpoint)
         waiter.call(_import, coordinator.endpoint, handle)

@@ -128,9 +128,10 @@ class EventStore:
                 driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64"
             )
             deadline = time.monotonic() + _PROBE_S
-            while board.probe != value:
+            # Until the wait is over too: it reads the board, which may be gone after this call.
+            while board.probe != value or int(driver.cuStreamQuery(stream)[0]) == ERROR_NOT_READY:
                 if time.monotonic() > deadline:
-                    return f"a stream's write to the board was not visible within {_PROBE_S:g} s"
+                    return f"a stream's write to the board, and its wait for that, were not over within {_PROBE_S:g} s"
                 time.sleep(_PAUSE_S)  # the driver may need the core for it
         finally:
             _drivers.unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")

@@ -28,7 +28,7 @@ _LIMITS = frozenset((
     "bare ROUTER/DEALER", "bare PUB/SUB", "bare futex", "bare cuEventRecord", "bare cuStreamWriteValue64",
     "bare cuEventQuery", "bare cuStreamWaitEvent", "bare cuStreamWaitValue64", "bare wait and record",
     "bare cuEventSynchronize", "torch.cuda.Event", "import zmq", "a bare pyzmq process",
-    "the same to 500, doubled", "the pidfd",
+    "the same to 500, doubled", "the pidfd", "bare cuGraphLaunch without them",
 ))  # fmt: skip
 
 
@@ -92,6 +92,9 @@ _USUAL = {
     "a recorder's death to RecorderLost (event), longest": 10.0,
     "a recorder's death to RecorderLost (timeline), p50": 10.0,
     "a recorder's death to RecorderLost (timeline), longest": 10.0,
+    "a replay with 1 wait and 1 record, host": 35.0,
+    "a replay with 8 waits and 8 records, host": 50.0,
+    "a replay with 80 waits and 80 records, host": 130.0,
     "requests, 8 clients, 64 in flight": 4.0,
     "requests, 32 clients, 64 in flight": 3.0,
 }

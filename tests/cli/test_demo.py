@@ -141,7 +141,7 @@ def position(pid: int, path: Path) -> int:
 
 
 @pytest.mark.parametrize("engine", ["event", "timeline"])
-@pytest.mark.parametrize("asynchronous", ["0", "1"])
+@pytest.mark.parametrize("asynchronous", [pytest.param("0", marks=pytest.mark.thorough), "1"])
 def test_the_file_comes_out_and_no_message_was_sent(demo: Demo, engine: EngineName, asynchronous: str) -> None:
     found = demo.run_json("--engine", engine, IPCSYNC_HOST_ASYNC=asynchronous)
     assert found["ok"]
@@ -155,7 +155,7 @@ def test_the_file_comes_out_and_no_message_was_sent(demo: Demo, engine: EngineNa
 
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.thorough), "4"])
 @pytest.mark.parametrize("engine", ["event", "timeline"])
-@pytest.mark.parametrize("asynchronous", ["0", "1"])
+@pytest.mark.parametrize("asynchronous", [pytest.param("0", marks=pytest.mark.thorough), "1"])
 def test_without_the_waits_the_result_is_corrupt(
     demo: Demo, engine: EngineName, asynchronous: str, workers: str
 ) -> None:

@@ -16,6 +16,7 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, turns_until, two_clients
+from tests.kit import driver_functions
 from tests.kit.scripts import run
 from tests.kit.until import until
 
@@ -82,27 +83,20 @@ def test_an_interpreter_ends_with_calls_pending_that_last_as_long_as_the_session
 def test_a_task_records_once_another_threads_record_is_made_whatever_is_complete(
     coordinator: ipcsync.Coordinator, engine: EngineName
 ) -> None:
-    is_held, let_go = threading.Event(), threading.Event()
-
-    def hold(lock: Any) -> None:
-        with lock:
-            is_held.set()
-            let_go.wait(LONG_S)
-
     async def scenario() -> None:
         async with await ipcsync.aconnect(coordinator.endpoint) as client:
             stream = ipcsync.Stream()
             with StreamGate(stream):
                 async with await client.event("e", recorder=True, engine=engine) as event:
-                    holding = threading.Thread(target=hold, args=(event._event._engine._record_lock,))
-                    holding.start()
-                    is_held.wait(LONG_S)
-                    recording = asyncio.create_task(event.record(stream))
-                    with pytest.raises(ipcsync.WaitTimeout, match=r"another thread's record .* within 0\.01 s"):
-                        await event.record(stream, timeout=0.01)
-                    let_go.set()
+                    with driver_functions.held_up(*driver_functions.RECORD.values()) as held:
+                        holding = threading.Thread(target=lambda: event._event.record(stream))
+                        holding.start()
+                        held.wait()
+                        recording = asyncio.create_task(event.record(stream))
+                        with pytest.raises(ipcsync.WaitTimeout, match=r"another thread's record .* within 0\.01 s"):
+                            await event.record(stream, timeout=0.01)
                     point = await asyncio.wait_for(recording, LONG_S)
-                    assert point.generation == 1
+                    assert point.generation == 2
                     assert not await point.query()
                     holding.join()
 

@@ -22,6 +22,7 @@ from ipcsync._session.connection import Connection
 from ipcsync._session.draining import Draining
 from ipcsync._session.session import Session
 from ipcsync._wire import codec
+from tests.kit import driver_functions
 from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
@@ -204,22 +205,12 @@ def test_a_close_waits_for_another_threads_call_with_the_heartbeat_going_on(
 ) -> None:
     client = new_client("slow", lease_ttl=1.0)
     events = [client.event(f"e{number}", recorder=True, engine="event") for number in range(4)]
-    inside, may_go_on = threading.Semaphore(0), threading.Event()
-
-    def be_slow(*_: object) -> None:
-        inside.release()
-        assert may_go_on.wait(30)
 
     def record(event: ipcsync.SharedEvent) -> None:
         with suppress(ipcsync.EventClosed):  # by the time it goes on
             event.record(ipcsync.Stream())
 
-    threads = []
-    for event in events:
-        monkeypatch.setattr(event._engine, "_driver_record", be_slow)
-        threads.append(threading.Thread(target=record, args=(event,)))
-        threads[-1].start()
-        assert inside.acquire(timeout=30)
+    threads = [threading.Thread(target=record, args=(event,)) for event in events]
     lease = client._session.lease
     last, longest_ns = [lease._last_ns], [0]
     beat = lease.beat
@@ -230,13 +221,14 @@ def test_a_close_waits_for_another_threads_call_with_the_heartbeat_going_on(
         last[0] = lease._last_ns
 
     monkeypatch.setattr(lease, "beat", beat_and_measure)
-    try:
+    with driver_functions.held_up("cuEventRecord", threads=len(threads)) as held:
+        for thread in threads:
+            thread.start()
+            held.wait()
         events.pop().close()
         assert client.is_connected
         client.close()
         assert lease._problem is None, "it was not silent for its TTL"
         assert longest_ns[0] < 1e9
-    finally:
-        may_go_on.set()
-        for thread in threads:
-            thread.join()
+    for thread in threads:
+        thread.join()

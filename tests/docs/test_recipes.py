@@ -18,7 +18,7 @@ _RECIPES = Path(__file__).parents[2] / "services" / "recipes"
 _PARTS = {"processes"}
 _NAMES = sorted(path.stem for path in _RECIPES.glob("*.py") if path.stem not in _PARTS)
 _DEADLINE_S = 90.0
-_ON_EACH_DRIVER = {"kv_handover", "lmcache_backend", "two_nodes"}
+_ON_EACH_DRIVER = {"graph_layers", "kv_handover", "lmcache_backend", "two_nodes"}
 assert set(_NAMES) >= _ON_EACH_DRIVER
 _ORDERED_BY_WAITS = ["cache_daemon", "encoder_fanout", "kv_handover", "lmcache_backend", "weight_refresh"]
 
@@ -65,6 +65,12 @@ def test_two_nodes_shows_what_happens_if_it_records_before_the_transfer_is_over(
     done = _run("two_nodes", "--break")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "was read before it was there" in done.stderr
+
+
+def test_graph_layers_shows_what_happens_if_its_graph_does_not_wait() -> None:
+    done = _run("graph_layers", "--break")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "was read before it was written" in done.stderr
 
 
 def test_a_recipe_uses_the_coordinator_that_is_there(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:

@@ -15,7 +15,7 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.fixtures import Blocked
-from tests.kit import remote
+from tests.kit import driver_functions, remote
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -235,29 +235,20 @@ def test_a_record_that_was_refused_can_be_tried_again(client: ipcsync.Client, en
         reservation.record().synchronize(DEADLINE_S)
 
 
-@pytest.mark.parametrize("when", ["before the driver's call", "behind it"])
-def test_after_an_interrupt_the_point_covers_what_is_recorded_then(
-    client: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch, when: str
+@pytest.mark.parametrize("is_made", [False, True])
+def test_after_a_refusal_the_point_covers_what_is_recorded_then(
+    client: ipcsync.Client, engine: EngineName, is_made: bool
 ) -> None:
     """Or the record is refused: a timeline's first record writes the word, whatever the second one stands behind.
 
     The retry does not wait for the host: the first record may have been made behind work that never ends.
     """
     with client.reserve(engine=engine) as reservation:
-        own: Any = reservation._event._engine
-        record = own._driver_record
-
-        def interrupted(handle: Any, generation: int) -> None:
-            if when == "behind it":
-                record(handle, generation)
-            raise KeyboardInterrupt
-
         one, other = ipcsync.Stream(), ipcsync.Stream()
+        refused = driver_functions.refused_once(driver_functions.RECORD[engine], is_made=is_made)
         with StreamGate(one) as first, StreamGate(other) as second:
-            with monkeypatch.context() as patch:
-                patch.setattr(own, "_driver_record", interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    reservation.record(one)
+            with driver_functions.replaced(refused), pytest.raises(ipcsync.DriverError):
+                reservation.record(one)
             if engine == "timeline":
                 with pytest.raises(ipcsync.EventClosed, match="the GPU may have it"):
                     reservation.record(other)
@@ -269,25 +260,6 @@ def test_after_an_interrupt_the_point_covers_what_is_recorded_then(
             assert not reservation.point.query()
             second.open()
             reservation.point.synchronize(DEADLINE_S)
-
-
-def test_an_interrupt_behind_the_record_is_no_second_one(
-    client: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The number was given to the first stream's work: a record elsewhere must not be told that it stands for that."""
-    with client.reserve(engine=engine) as reservation:
-        own: Any = reservation._event._engine
-
-        def interrupted(_line: object, _count: int) -> None:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(type(own.line), "publish", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                reservation.record(ipcsync.Stream())
-        with pytest.raises(ipcsync.EventClosed, match="for one record"):
-            reservation.record(ipcsync.Stream())
-        reservation.point.synchronize(DEADLINE_S)
 
 
 def test_of_two_threads_one_records(client: ipcsync.Client, engine: EngineName) -> None:

@@ -24,11 +24,11 @@ from typing import Any
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.faults.interrupt_stage import LONG_TTL_S
 from tests.faults.interrupting import is_refusal
 from tests.kit.until import until
 
 _STUCK_S = 60.0
+LONG_TTL_S = 600.0  # a session that is left open does not expire within a test
 
 
 class Alarm(Exception):  # noqa: N818 - not an error: a handler's exception, as Ctrl-C's

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import ipcsync
 from ipcsync._board import Board
 from ipcsync._engines import queued
-from ipcsync._engines.engine import Engine
 from tests.faults.chain_model import Model
 from tests.faults.chain_world import Op, Scenario, World
 from tests.kit import boards
@@ -54,32 +52,12 @@ def new_board(tmp_path: Path) -> Iterator[Any]:
     queued.drop(queued.everything())
 
 
-class _Failing:
-    """An engine whose next record an exception ends before the driver is asked."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine: Any = engine
-
-    def record(self, handle: Any) -> None:
-        stand_behind = self._engine._stand_behind
-
-        def fail(*args: Any) -> None:
-            stand_behind(*args)
-            raise KeyboardInterrupt
-
-        self._engine._stand_behind = fail
-        with suppress(KeyboardInterrupt):
-            self._engine.record(handle, 0, 1)
-        del self._engine._stand_behind
-
-
 def _by_code(program: tuple[Op, ...], board: Board, streams: tuple[ipcsync.Stream, ...], behind_all: bool) -> Outcome:
     """Another session's record is made and not complete on the board; all that is recorded here completes at once."""
     queued.drop(queued.everything())
-    row = Row(board)
-    row.guard.stands_behind_all = behind_all
+    row = Row(board, behind_all=behind_all)
     row.record(0, 1)
-    keys = [row.mine._id_of(stream._handle) for stream in streams]
+    keys = [queued.list_of(stream._handle, 0) for stream in streams]
     now = 0
     for what, *_ in program:
         if what in ("wait", "interrupt"):
@@ -88,7 +66,9 @@ def _by_code(program: tuple[Op, ...], board: Board, streams: tuple[ipcsync.Strea
         elif what == "rec":
             row.mine.record(streams[now]._handle, 0, 1)
         elif what == "fail":
-            _Failing(row.mine).record(streams[now]._handle)
+            number = row.mine._recorded + 1
+            row.chain.extend(number, keys[now], queued.of(None if behind_all else keys[now]))
+            row.chain.unprove(number, 0)
         elif what == "other":
             now = 1 - now
         else:

@@ -19,16 +19,15 @@ import pytest
 import ipcsync
 from ipcsync._board import Board
 from ipcsync._drivers import software
-from ipcsync._engines.compiled import Wait
 from ipcsync._linux import locks
 from ipcsync._session import handshake
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.forking import FORKS as FORK_BY
 from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
-from tests.faults.interrupt_locks import locks_of, module_locks, reservation_locks
+from tests.kit import driver_functions
+from tests.kit.package_locks import locks_of, module_locks, reservation_locks
 from tests.kit.peer import Peer
-from tests.kit.shortcuts import has_shortcuts
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper]
@@ -374,22 +373,17 @@ def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tup
             first.wait(other)  # what is asked at the first wait is known at the next
             waited.wait(third)  # on which the compiled core expects the next one to be too
             used: Any = event._engine if call == "record" else waited._bound().engine
-            stream_id = used._id_of(other._handle)
-            owner = {"__init__": Wait, "add": used._markers}.get(step, used)
-            do_step = getattr(owner, step)
 
             def visit() -> int:
                 return int(used.line._visits[used.guard.line_index])
 
-            def fork_first(*args: Any) -> Any:
-                if not pids and (step != "__init__" or args[-1] == stream_id):
-                    pids.append(FORK_BY["os.fork"]())
-                    if pids == [0]:
-                        os.close(say_done)
-                        os.read(is_done, 1)
-                return do_step(*args)
+            def fork() -> None:
+                pids.append(FORK_BY["os.fork"]())
+                if pids == [0]:
+                    os.close(say_done)
+                    os.read(is_done, 1)
 
-            setattr(owner, step, fork_first)
+            driver_functions.replace(driver_functions.amid(step, fork))
             try:
                 event.record(stream) if call == "record" else waited.wait(other)
                 said = "nothing"
@@ -398,6 +392,7 @@ def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tup
             if pids == [0]:
                 os.write(writing, said.encode())
                 os._exit(0)
+            driver_functions.restore()
             before = visit()
             for fd in (writing, say_done):
                 os.close(fd)
@@ -411,24 +406,21 @@ def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tup
         return answer, has_visited
 
 
+_STEPS = {
+    "wait": ["cuStreamIsCapturing", "cuStreamGetId", "the wait", "cuEventRecord"],  # the last one is its marker's
+    "record": ["cuStreamIsCapturing", "cuStreamGetId", "the record"],
+}
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("call", "step"),
-    [
-        ("wait", "__init__"),  # of what is listed
-        ("wait", "_key_of"),
-        ("wait", "_driver_stream_wait"),
-        ("wait", "add"),  # of a marker
-        ("record", "_id_of"),
-        ("record", "_driver_record"),
-    ],
-)
+@pytest.mark.parametrize(("call", "step"), [(call, step) for call, steps in _STEPS.items() for step in steps])
 def test_row_31_a_fork_in_the_middle_of_a_call_is_told_in_the_child_and_leaves_no_visit(
     endpoint: str, peer: Peer, engine: EngineName, call: str, step: str
 ) -> None:
-    if has_shortcuts() and step != "__init__":
-        pytest.skip("the compiled core runs no Python there")
-    assert peer.call(_fork_within, endpoint, engine, call, step) == ("ForkedProcessError", False)
+    function = {"the wait": driver_functions.WAIT[engine], "the record": driver_functions.RECORD[engine]}.get(
+        step, step
+    )
+    assert peer.call(_fork_within, endpoint, engine, call, function) == ("ForkedProcessError", False)
 
 
 # --- before first use -------------------------------------------------------------------------------------------------

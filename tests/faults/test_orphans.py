@@ -25,7 +25,7 @@ _QUERY, _WAIT = "cuEventQuery", "cuStreamWaitEvent"
 @pytest.fixture(params=[signal.SIGKILL, signal.SIGTERM])
 def dying(request: pytest.FixtureRequest, coordinator: ipcsync.Coordinator) -> Iterator[_Dying]:
     """Have this thread's call on a point's event find the coordinator dying, and the driver say that all is well."""
-    told = []
+    told: list[str] = []
 
     def begin(point: ipcsync.Point, call: str) -> Engine:
         engine, caller = point._bound().engine, threading.current_thread()

@@ -14,11 +14,9 @@ import pytest
 
 import ipcsync
 from ipcsync._engines import imports
-from ipcsync._locks import CallLock, under_within
-from ipcsync._native import context
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.kit.shortcuts import IN_PYTHON, has_shortcuts
+from tests.kit import driver_functions
 from tests.kit.until import until
 
 pytestmark = pytest.mark.keeper
@@ -39,34 +37,22 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 
 @pytest.mark.parametrize("what", ["record", "wait"])
 def test_row_47_a_drivers_call_that_blocks_for_longer_than_the_ttl_costs_no_session(
-    new_client: NewClient, engine: EngineName, what: str, monkeypatch: pytest.MonkeyPatch
+    new_client: NewClient, engine: EngineName, what: str
 ) -> None:
-    if has_shortcuts() and (what, engine) == ("record", "timeline"):
-        pytest.skip(IN_PYTHON)  # test_compiled_blocking asks the same of the compiled core
     client, peer = new_client("slow", lease_ttl=_TTL_S), new_client("peer")
     stream, other = ipcsync.Stream(), ipcsync.Stream()
     event, source = client.event("e", recorder=True, engine=engine), peer.event("s", recorder=True, engine=engine)
     event.record(stream).synchronize(10)
-    driver: Any = context.driver()
-    name = {
-        ("record", "event"): "cuEventRecord",
-        ("record", "timeline"): "cuStreamWriteValue64",
-        ("wait", "event"): "cuStreamWaitEvent",
-        ("wait", "timeline"): "cuStreamWaitValue64",
-    }[what, engine]
-    real = getattr(driver, name)
     blocked: list[str] = []
 
-    def slow(*args: Any) -> Any:
-        if threading.current_thread() is threading.main_thread() and not blocked:
-            blocked.append(name)
-            time.sleep(1.5 * client.lease_ttl)  # as behind a full queue: the GIL is released, other threads run
-        return real(*args)
+    def block() -> None:
+        blocked.append(what)
+        time.sleep(1.5 * client.lease_ttl)  # as behind a full queue: the GIL is released, other threads run
 
     with StreamGate(other) as gate:
         point = client.point(bytes(source.record(other)))
-        with monkeypatch.context() as patch:
-            patch.setattr(driver, name, slow)
+        name = (driver_functions.RECORD if what == "record" else driver_functions.WAIT)[engine]
+        with driver_functions.replaced(driver_functions.amid(name, block)):
             if what == "record":
                 event.record(stream)
             else:
@@ -79,12 +65,30 @@ def test_row_47_a_drivers_call_that_blocks_for_longer_than_the_ttl_costs_no_sess
 
 
 @contextlib.contextmanager
-def _amid_a_drivers_call(lock: CallLock) -> Iterator[threading.Event]:
-    """As while another thread's record of an event blocks in the driver: that thread has the engine's lock."""
+def _amid_a_drivers_call(call: Callable[[], object], *names: str) -> Iterator[None]:
+    """While another thread's call blocks in the driver."""
+    with driver_functions.held_up(*names) as held:
+        thread = threading.Thread(target=call)
+        thread.start()
+        held.wait()
+        yield
+        assert thread.is_alive(), "else the call that blocked was waited for"
+    thread.join()
+
+
+@contextlib.contextmanager
+def _amid_a_record(event: ipcsync.SharedEvent, stream: ipcsync.Stream) -> Iterator[None]:
+    with _amid_a_drivers_call(lambda: event.record(stream), *driver_functions.RECORD.values()):
+        yield
+
+
+@contextlib.contextmanager
+def _amid_an_opening() -> Iterator[None]:
+    """As while another thread's opening of any import blocks in the driver."""
     is_inside, is_over = threading.Event(), threading.Event()
 
     def block() -> None:
-        with lock:
+        with imports._imports._lock:
             is_inside.set()
             is_over.wait(100)
 
@@ -92,26 +96,30 @@ def _amid_a_drivers_call(lock: CallLock) -> Iterator[threading.Event]:
     thread.start()
     assert is_inside.wait(10)
     try:
-        yield is_over
-        assert thread.is_alive() or is_over.is_set(), "else the call that blocked was waited for"
+        yield
     finally:
         is_over.set()
         thread.join()
 
 
-@pytest.mark.parametrize("call", ["a record", "an opening"])
+@pytest.mark.parametrize("call", ["a record", "a wait", "an opening"])
 @pytest.mark.parametrize("role", ["recorder", "waiter"])
 def test_row_47_a_drivers_call_that_blocks_keeps_no_wait_on_the_host_past_its_timeout(
     new_client: NewClient, engine: EngineName, role: str, call: str
 ) -> None:
     recorder = new_client("recorder")
-    stream = ipcsync.Stream()
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
     event = recorder.event("e", recorder=True, engine=engine)
     # The waiter's first call: what it asks the driver about is not open yet.
     used = event if role == "recorder" else new_client("waiter").event("e")
     with StreamGate(stream) as gate:
         event.record(stream)
-        with _amid_a_drivers_call(used._engine._lock if call == "a record" else imports._imports._lock):
+        amid = {
+            "a record": lambda: _amid_a_record(event, stream),
+            "a wait": lambda: _amid_a_drivers_call(lambda: used.at(1).wait(other), *driver_functions.WAIT.values()),
+            "an opening": _amid_an_opening,
+        }[call]
+        with amid():
             assert not used.at(1).query()
             with pytest.raises(ipcsync.WaitTimeout):
                 used.at(1).synchronize(0.1)
@@ -126,33 +134,11 @@ def test_row_47_what_is_complete_is_seen_amid_a_drivers_call_that_blocks(
     stream = ipcsync.Stream()
     event = client.event("e", recorder=True, engine=engine)
     point = event.record(stream)
-    with _amid_a_drivers_call(event._engine._lock):
+    with _amid_a_record(event, stream):
         point.synchronize(10)
         assert point.query()
-    assert event.record(stream).generation == 2
-    until(lambda: event.completed == 2, "complete")
-
-
-@pytest.mark.parametrize("role", ["recorder", "waiter"])
-def test_row_47_a_lock_that_another_thread_has_for_a_moment_changes_no_answer(
-    new_client: NewClient, monkeypatch: pytest.MonkeyPatch, role: str
-) -> None:
-    stream = ipcsync.Stream()
-    event = new_client("recorder").event("e", recorder=True, engine="event")
-    used = event if role == "recorder" else new_client("waiter").event("e")
-    event.record(stream)
-    stream.synchronize()
-    with _amid_a_drivers_call(used._engine._lock) as is_over:
-
-        def take(lock: CallLock, _seconds: float, *args: Any) -> Any:
-            is_over.set()  # now that this one waits for it
-            return under_within(lock, 30.0, *args)
-
-        monkeypatch.setattr("ipcsync._engines.event.under_within", take)
-        assert used.at(1).query()
-    if role == "recorder":
-        engine: Any = event._engine
-        assert engine._completed == 1, "and the board says so"
+    assert event.record(stream).generation == 3
+    until(lambda: event.completed == 3, "complete")
 
 
 def test_row_47_a_drivers_call_that_blocks_keeps_no_other_event_from_its_callbacks(
@@ -164,7 +150,7 @@ def test_row_47_a_drivers_call_that_blocks_keeps_no_other_event_from_its_callbac
     called: queue.SimpleQueue[str] = queue.SimpleQueue()
     with StreamGate(stream) as gate, StreamGate(other) as other_gate:
         points = blocked.record(stream), free.record(other)
-        with _amid_a_drivers_call(blocked._engine._lock):
+        with _amid_a_record(blocked, stream):
             for point in points:
                 point.add_done_callback(lambda point: called.put(point.event_name))
             other_gate.open()

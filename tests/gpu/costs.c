@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include <limits.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -50,6 +51,33 @@ static void say(const char *name, double *us, int n) {
   qsort(us, (size_t)n, sizeof *us, by_size);
   printf("%-72s p50 %9.3f  p99 %9.3f  min %9.3f\n", name, us[n / 2], us[n * 99 / 100], us[0]);
   fflush(stdout);
+}
+
+/* What the operating system needs for a thread that slept; of a GPU this says nothing. */
+static _Atomic unsigned woken;
+static _Atomic int64_t awake;
+static void *sleeper(void *last) {
+  for (unsigned k = 1; k <= (unsigned)(uintptr_t)last; k++) {
+    while (atomic_load(&woken) < k) syscall(SYS_futex, &woken, FUTEX_WAIT, k - 1, 0, 0, 0);
+    atomic_store(&awake, ns());
+  }
+  return NULL;
+}
+static void wakes(void) {
+  enum { WAKES = 200 };
+  double t[WAKES];
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, sleeper, (void *)(uintptr_t)WAKES)) return;
+  for (unsigned k = 0; k < WAKES; k++) {
+    usleep(200);
+    int64_t b = ns();
+    atomic_store(&woken, k + 1);
+    syscall(SYS_futex, &woken, FUTEX_WAKE, 1, 0, 0, 0);
+    while (atomic_load(&awake) < b) { }
+    t[k] = (double)(atomic_load(&awake) - b) / 1e3;
+  }
+  pthread_join(thread, NULL);
+  say("this machine: a thread that slept runs", t, WAKES);
 }
 
 struct shared { CUipcEventHandle event; CUipcMemHandle memory; _Atomic int step; _Atomic uint64_t go, told; _Atomic int64_t began; };
@@ -265,5 +293,6 @@ int main(void) {
   TIMED("cuEventDestroy, imported", BURST, for (int i = 0; i < BURST; i++) OK(cuIpcOpenEventHandle(&again[i], S->event)), OK(cuEventDestroy_v2(again[i])), );
   next(104);
   waitpid(pid, &status, 0);
+  wakes();
   return !WIFEXITED(status) || WEXITSTATUS(status);
 }

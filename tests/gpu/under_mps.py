@@ -21,6 +21,7 @@ _RUNS: tuple[Sequence[str], ...] = (
     [*_CLI, "doctor"],
     [*_CLI, "bench", "--quick", "--only", "hand_over"],
     [sys.executable, "-m", "tests.gpu.questions", "--only", "turns"],
+    [sys.executable, "-m", "tests.gpu.questions", "--only", "feeder_and_drainer", "--only", "death_amid_a_graph"],
 )
 
 

@@ -1,4 +1,4 @@
-"""The driver's calls that a test makes on its own thread, the compiled core's too: what they were, and any of them refused."""
+"""The driver's calls that a test makes on its own thread, the core's too: what they were, and any of them refused."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cuda.bindings import cydriver
 
-from ipcsync._engines import compiled, core
+from ipcsync._engines import compiled, core, engine
 
 REFUSED = 999
 """CUDA_ERROR_UNKNOWN."""
@@ -50,6 +50,7 @@ def _addresses() -> dict[str, int]:
 
 def replace(calls: dict[str, Call]) -> None:
     """From now on the core's calls of these functions are made by `calls`, with the GIL; of the others, as ever."""
+    engine._bind()  # which the first engine of a process would do
     addresses = _addresses()
     for name, call in calls.items():
         kind: Any = ctypes.CFUNCTYPE(ctypes.c_int, *_types(core.FUNCTIONS[name]))
@@ -108,7 +109,7 @@ def refused_once(name: str, *, is_made: bool = False) -> dict[str, Call]:
 
 @contextmanager
 def held_up(*names: str, threads: int = 1) -> Iterator[HeldUp]:
-    """The next call of one of these functions on each of so many other threads than this blocks until the block ends."""
+    """The next calls of these functions on other threads than this, so many, block until the block ends."""
     held, this = HeldUp(), threading.get_ident()
 
     def call(real: Call, *args: Any) -> int:

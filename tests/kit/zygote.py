@@ -39,7 +39,6 @@ PROGRAMS = [
     ["-m", "tests.faults.signalled"],
     ["-m", "tests.soak"],
     ["-m", "tests.soak.chains"],
-    ["-m", "tests.soak.interrupts"],
     ["-c", child.COMMAND],
     IPCSYNC[1:],
 ]

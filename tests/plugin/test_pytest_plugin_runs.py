@@ -151,6 +151,7 @@ def test_the_plugin_is_found_where_it_is_installed(
     assert_one_and_gone(seen(pytester))
 
 
+@pytest.mark.thorough
 def test_workers_whose_controller_told_them_nothing_share_one_too(
     pytester: pytest.Pytester, suite: Callable[[str], Path]
 ) -> None:

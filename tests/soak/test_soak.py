@@ -43,8 +43,8 @@ def test_row_44_chains_of_three_whose_processes_are_killed_break_no_promise() ->
 
 
 @pytest.mark.timeout(300)
-def test_row_41_calls_that_are_interrupted_again_and_again_break_no_promise() -> None:
-    _lanes("tests.soak.interrupts", 2)
+def test_row_65_replays_whose_processes_are_killed_break_no_promise() -> None:
+    _lanes("tests.soak.graphs", 1)
 
 
 def _lanes(module: str, lanes: int) -> None:

@@ -95,20 +95,23 @@ libc.fputs(b"more", ctypes.c_void_p(libc.fdopen(w, b"w")))
 """
 
 
-def test_who_has_left_does_not_mark_the_next_owner_of_its_slot(servers: MakeServers) -> None:
-    """Not even one of another pid namespace whose mark is held by a thread of the same number."""
+def test_who_leaves_looks_dead_and_keeps_its_slot_until_it_is_over(servers: MakeServers) -> None:
+    """Threads of its own may be within calls. Nor does it mark one of another pid namespace."""
     watcher = servers()
     assert watcher("stat", "processes") == 2
     first = servers(kind=ServerElsewhere)
     first("create", "e")
     first("python", LINGER)
     first.send(("python", "libc.exit(0)"))
-    until(lambda: watcher("stat", "processes") == 2, "it has left")
+    until(lambda: watcher("stat", "dead") == 1, "it has left")
     second = servers(kind=ServerElsewhere)
     assert_alive(second, watcher)
     assert first.p.is_alive()
+    assert watcher("stat", "reap") == 0
+    assert watcher("stat", "processes") == 4
     first.kill()
     first.p.join()
+    assert watcher("stat", "reap") == 1
     assert_alive(second, watcher)
 
 
@@ -226,6 +229,7 @@ def test_what_one_left_that_was_killed_within_cuinit_goes(servers: MakeServers) 
     one("stat", "processes")
     (mark,) = set(files("~p.*")) - before
     one.end()
+    assert stat("reap") == 1
     assert set(files("~p.*")) == before
     left = Path(SIM.softcudaPath().decode()).with_name(mark)
     left.touch()  # it had made its file, and was not entered yet

@@ -117,6 +117,7 @@ def test_shared_memory_of_the_dead_goes(servers: MakeServers) -> None:
     assert stat("memory") == mem - (1 << 20)
     assert len(files("~m.*")) == n - 1
     b.end()
+    assert stat("reap") == 1
     assert stat("processes") == procs - 2
     assert stat("memory") == mem - (2 << 20)
     assert len(files("~m.*")) == n - 2

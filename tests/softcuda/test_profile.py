@@ -24,6 +24,7 @@ from tests.softcuda.processes import Child, py
 
 # Of profiles/h100.h, in nanoseconds: from the call until others see it.
 _RECORD_NS, _WRITE_NS, _TURN_NS, _LATE_NS = 5_000, 3_800, 134_000, 77_000
+_THERE_AND_BACK_NS, _CROSS_NS = 2_400 + 2 * (1_000 + 1_350), 2_290  # by words of device memory, of two streams
 _GEQ, _BLOCKING, _TIMING = 0, 3, 0
 
 
@@ -181,6 +182,48 @@ def test_processes_that_record_imported_events_in_turn_pay_for_each_turn(
     assert turns - before == (0 if mps else 6)
     for child in children:
         child.send("end")
+        child.end()
+
+
+def _ask(connection: Any) -> None:
+    start()
+    memory, event, (stream,) = ok(drv.cuMemAlloc(mmap.PAGESIZE)), ok(drv.cuEventCreate(2)), _streams(1)
+    ok(drv.cuMemsetD8(memory, 0, mmap.PAGESIZE))
+    ok(drv.cuCtxSynchronize())
+    connection.send(raw(ok(drv.cuIpcGetMemHandle(memory))))
+    for number in range(1, 21):
+        connection.recv()
+        began = time.monotonic_ns()
+        ok(drv.cuStreamWriteValue64(stream, memory, number, 0))
+        ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(int(memory) + 64), number, _GEQ))
+        ok(drv.cuEventRecord(event, stream))
+        while code(drv.cuEventQuery(event)):
+            pass
+        connection.send(time.monotonic_ns() - began)
+
+
+def _answer(connection: Any) -> None:
+    start()
+    memory, (stream,) = int(ok(open_memory(connection.recv()))), _streams(1)
+    for number in range(1, 21):
+        ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(memory), number, _GEQ))
+        ok(drv.cuStreamWriteValue64(stream, drv.CUdeviceptr(memory + 64), number, 0))
+        connection.send("queued")
+        connection.recv()
+    ok(drv.cuStreamSynchronize(stream))
+
+
+@pytest.mark.parametrize("mps", [False, True], ids=["alone", "MPS"])
+def test_a_wait_for_another_process_s_word_costs_more(ctx: Any, monkeypatch: pytest.MonkeyPatch, mps: bool) -> None:
+    monkeypatch.setenv("IPCSYNC_HOST_MPS", str(int(mps)))
+    asker, answerer = Child(_ask), Child(_answer)
+    answerer.send(asker.get())
+    for _ in range(20):
+        assert answerer.get() == "queued"
+        asker.send("ask")
+        assert asker.get() >= _THERE_AND_BACK_NS + (0 if mps else 2 * _CROSS_NS)
+        answerer.send("answered")
+    for child in (asker, answerer):
         child.end()
 
 

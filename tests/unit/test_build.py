@@ -34,7 +34,7 @@ sysconfig.get_paths = lambda: {**found, "include": "/nowhere", "platinclude": "/
     [
         ("", {"PATH": "/nowhere", "CC": "cc"}, "there is no C compiler. Install gcc or clang"),
         ("sys.modules['Cython'] = None", {}, "Cython is missing. Install it"),
-        ("", {"CC": "false"}, "the C compiler false failed: it said nothing"),
+        pytest.param("", {"CC": "false"}, "the C compiler false failed: it said nothing", marks=pytest.mark.thorough),
         (
             _NO_HEADERS,
             {"CC": "cc"},

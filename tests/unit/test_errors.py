@@ -20,6 +20,7 @@ _TREE = {
     "InvalidDevice": ("IpcSyncError", "ValueError"),
     "ForkedProcessError": ("IpcSyncError",),
     "StreamCapturing": ("IpcSyncError",),
+    "CaptureError": ("IpcSyncError",),
     "ConnectError": ("IpcSyncError",),
     "NoBridge": ("ConnectError",),
     "SessionLost": ("IpcSyncError",),

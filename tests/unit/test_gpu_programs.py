@@ -155,9 +155,15 @@ def test_a_profiles_figure_is_out_where_it_is_far_from_the_gpus() -> None:
     assert profile_check.judge_call("a call", 1.0, 1.2, cores=2).holds
     assert profile_check.judge_call("a call", 1.0, 1.3, cores=2).holds is False
     assert profile_check.judge_call("a call", 0.01, 5.0, cores=2).holds is None
-    assert profile_check.judge_row("record", 0.1, 0.5, cores=2).holds
-    assert profile_check.judge_row("record", 0.1, 0.7, cores=2).holds is False
-    assert profile_check.judge_row("hand-over (event), p50", 150.0, 1.0, cores=2).holds is None
+    assert profile_check.judge_row("record", (1.1, 1.0), (2.5, 2.0), cores=2).holds
+    assert profile_check.judge_row("record", (1.1, 1.0), (2.7, 2.0), cores=2).holds is False
+    assert profile_check.judge_row("hand-over (event), p50", (156.0, 6.0), (7.0, 6.0), cores=2).holds is None
+    assert profile_check.judge_row("hand-over (event), p50", (156.0, 6.0), (7.0, 6.0), cores=4).holds is False
+    assert profile_check.judge_row("host wake-up (event), p50", (83.0, 82.0), (120.0, 100.0), cores=2).holds
+    assert profile_check.judge_row("host wake-up (event), p50", (83.0, 82.0), (130.0, 100.0), cores=2).holds is False
+    slept = "idle stream: write value -> CPU sees the word"
+    assert profile_check.judge_call(slept, 5.5, 9.0, cores=2, wake_us=8.0).holds is None
+    assert profile_check.judge_call(slept, 5.5, 9.0, cores=2, wake_us=4.0).holds is False
     near, far = (profile_check.judge_call("a call", 1.0, here, cores=2) for here in (1.1, 1.2))
     assert profile_check.nearer(near, far) == profile_check.nearer(far, near) == near
 

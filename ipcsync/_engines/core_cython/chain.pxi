@@ -199,8 +199,8 @@ cdef class Chain:
                 bits[word] |= (<Entry>entry).of[word]
         behind.store_bits(bits)
 
-    cdef void unprove(self, int64_t generation, uint64_t stream):
-        """A record of `generation` was refused, and is repeated on `stream`.
+    cpdef unprove(self, int64_t generation, uint64_t stream):
+        """A record of `generation` was refused, and is repeated on `stream`, 0 if that is not known yet.
 
         If that is another one than before, its end does not prove that the waits there are over.
         """

@@ -175,6 +175,7 @@ cdef class Core(Records):
         cdef Marker *marker
         cdef Handle event
         cdef bint has = True
+        cdef bint is_doubtful = False
         if self.is_unused:
             return True
         if self.state.mine():
@@ -183,10 +184,14 @@ cdef class Core(Records):
             return False
         marker = self.marker(stream)
         if marker != NULL:
-            event = marker.event if marker.handle == NULL else NULL
+            is_doubtful = marker.handle != NULL
+            event = marker.event
             with nogil:
-                has = event != NULL and query_relaxed(event) == 0
+                has = not is_doubtful and query_relaxed(event) == 0
         self.state.give()
+        if is_doubtful and self.calls.take():  # else nobody would learn of it before the next record
+            self.has_settled()
+            self.calls.give()
         return has
 
     def ordinal_of(self, uint64_t stream):

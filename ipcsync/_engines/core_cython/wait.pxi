@@ -50,10 +50,9 @@ cdef class Waits(Queries):
         return 2
 
     cdef uint64_t queue_wait(
-        self, Handle handle, int ordinal, int64_t generation, int64_t deadline, timeout, bint ahead
+        self, Handle handle, uint64_t stream, int ordinal, int64_t generation, int64_t deadline, timeout, bint ahead
     ) except? 0:
-        """The id of the stream on which the wait was queued; 0 if there was nothing to wait for."""
-        cdef uint64_t stream
+        """The id of the stream on which the wait was queued; 0 if there was nothing to wait for. `stream`: its id, if known."""
         cdef int64_t key
         cdef int found
         cdef Wait listed
@@ -64,7 +63,7 @@ cdef class Waits(Queries):
             self.raise_timeout(generation, timeout, "recorded")
         if found == 1:
             return 0
-        stream = self.id_of(handle)
+        stream = stream or self.id_of(handle)
         key = self.key_of(handle, stream, ordinal)
         listed = add_wait(key, self, generation, stream)
         while True:
@@ -182,7 +181,7 @@ cdef class Waits(Queries):
             result = cuStreamGetId(<Handle>address, &stream)
         if result != 0 or not self.find_list(stream, &key):
             return False
-        self.queue_wait(<Handle>address, self.ordinal if key >= 0 else <int>(-1 - key), generation, FOREVER, None, False)
+        self.queue_wait(<Handle>address, stream, self.ordinal if key >= 0 else <int>(-1 - key), generation, FOREVER, None, False)
         return True
 
     def queue(self, handle, int ordinal, int64_t generation, timeout, bint ahead, int64_t began, str what="wait"):
@@ -194,4 +193,36 @@ cdef class Waits(Queries):
         self.check_usable(stream, what)
         if generation <= self.known() and not ahead:
             return 0
-        return self.queue_wait(stream, ordinal, generation, deadline_of(timeout, began), timeout, ahead)
+        return self.queue_wait(stream, 0, ordinal, generation, deadline_of(timeout, began), timeout, ahead)
+
+    # --- waits that somebody else queues by one driver's call for many words -------------------------------------------
+
+    def enter(self):
+        """Have this use not be released until `leave`. Raises if it is over."""
+        self.check_use()
+        self.enter_state()
+        ipcsync_add(&self.sleepers, 1)  # in this order: a release looks at `sleepers` after the close
+        self.state.give()
+        if self.is_closed:
+            ipcsync_add(&self.sleepers, -1)
+            self.raise_closed()
+
+    def leave(self):
+        """The call that `enter` began is over."""
+        ipcsync_add(&self.sleepers, -1)
+
+    def mark_work(self, handle, uint64_t stream, int ordinal):
+        """Record the stream's marker behind waits for this use that were queued there, or may have been."""
+        cdef int result
+        self.enter_calls(INT64_MAX)
+        try:
+            self.make_marker(stream, ordinal)
+            result = self.mark(<Handle><uintptr_t>int(handle), stream)
+        finally:
+            self.calls.give()
+        if result != 0:
+            self.raise_driver(result, "cuEventRecord")
+
+    def check_wait(self, int64_t generation):
+        """Raise if a wait that was queued for `generation` may end wrongly."""
+        self.check_queued(generation)

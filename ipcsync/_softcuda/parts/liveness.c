@@ -130,11 +130,18 @@ static bool table_reach(_Atomic u32 *hi, void *table, size_t each, u32 to) {
   return true;
 }
 
+static void wake_waiters(struct sh_stream *s) {
+  atomic_fetch_add(&s->woken, 1);
+  futex_wake(&s->woken);
+}
+/* Wakes nobody who waits for a later position. */
 static void complete(u32 slot, u64 pos) {
   struct sh_stream *s = &S->stream[slot];
   u64 d = atomic_load(&s->done);
   while (d < pos && !atomic_compare_exchange_weak(&s->done, &d, pos)) { }
-  if (atomic_load(&s->waiters)) futex_wake(&s->done);
+  if (likely(atomic_load(&s->wanted) > pos)) return;
+  atomic_store(&s->wanted, UINT64_MAX); /* who goes on waiting has to look at `woken` again, and then wants it again */
+  wake_waiters(s);
 }
 
 /* The owner of the slot is dead or leaving: what is not done by now never will be.  Each process that
@@ -151,13 +158,22 @@ static void abandon(u32 slot) {
     atomic_store(&s->tail, d);
   }
   atomic_store(&s->done, d);
-  futex_wake(&s->done);
+  wake_waiters(s);
 }
 
-/* Give back everything that process slot pi holds.  Caller has the file lock and knows that the
- * process is dead or leaving (or is me).  Its pending records are abandoned. */
+/* Abandon the pending records of process slot pi, and remove its memory's files.  Caller has the file lock and knows that the
+ * process is dead, or is me and leaves. */
+static void abandon_proc(u32 pi) {
+  for (u32 i = 0, hi = atomic_load(&S->stream_hi); i < hi; i++)
+    if (atomic_load_explicit(&S->stream[i].owner, memory_order_relaxed) == pi + 1) abandon(i);
+  char pre[300];
+  snprintf(pre, sizeof pre, "%s~m.%u.%llu.", g_base, pi, (unsigned long long)S->proc[pi].inc);
+  unlink_prefix(g_dir, pre);
+  for (int d = 0; d < MAXDEV; d++) atomic_store(&S->proc[pi].used[d], 0);
+}
+/* The same, and give back its slots: it is over, so that none of its threads is within a call any more. */
 static void release_proc(u32 pi) {
-  struct sh_proc *p = &S->proc[pi];
+  abandon_proc(pi);
   u32 hi = atomic_load(&S->event_hi);
   u64 bit = 1ull << (pi % 64);
   for (u32 i = 0; i < hi; i++) {
@@ -167,29 +183,24 @@ static void release_proc(u32 pi) {
   hi = atomic_load(&S->stream_hi);
   for (u32 i = 0; i < hi; i++) {
     struct sh_stream *s = &S->stream[i];
-    if (atomic_load_explicit(&s->owner, memory_order_relaxed) != pi + 1) continue;
-    abandon(i);
-    atomic_store(&s->owner, 0);
+    if (atomic_load_explicit(&s->owner, memory_order_relaxed) == pi + 1) atomic_store(&s->owner, 0);
   }
-  char pre[300], life[PATH_MAX + 64];
-  snprintf(pre, sizeof pre, "%s~m.%u.%llu.", g_base, pi, (unsigned long long)p->inc);
-  unlink_prefix(g_dir, pre);
+  char life[PATH_MAX + 64];
   life_name(life, pi);
   unlink(life);
-  for (int d = 0; d < MAXDEV; d++) atomic_store(&p->used[d], 0);
-  p->pid = 0;
-  atomic_store(&p->state, 0);
+  S->proc[pi].pid = 0;
+  atomic_store(&S->proc[pi].state, 0);
 }
 
-/* Clean up after process slot pi if that is dead and over.  With 0 it is cleaned up on return; otherwise not if that was
- * tried less than `every_ms` ago, or if another process has the lock, even one that only looks for segments that nobody
- * uses.  While the process lives this costs a load. */
+/* Clean up after process slot pi if that is dead and over.  With 0 it is cleaned up on return, but for one that exits
+ * and is not over yet; otherwise not if that was tried less than `every_ms` ago, or if another process has the lock, even
+ * one that only looks for segments that nobody uses.  While the process lives this costs a load. */
 static void check_proc(u32 pi, u64 every_ms) {
   if (pi >= MAXPROC || pi == g_me || likely(!proc_dead(pi))) return;
   u64 t = now_ns(), seen = atomic_load_explicit(&g_seen[pi], memory_order_relaxed);
   if (t - seen < every_ms * 1000000ull) return;
   atomic_store_explicit(&g_seen[pi], t, memory_order_relaxed);
-  if (!proc_over(pi, every_ms == 0)) return;
+  if (!proc_over(pi, every_ms == 0 && !atomic_load(&S->proc[pi].left))) return;
   int fd = ctl_lock(every_ms > 0);
   if (fd < 0) return; /* somebody is at it */
   if (proc_dead(pi) && proc_over(pi, false)) release_proc(pi);
@@ -222,19 +233,19 @@ static void rec_reach(u64 rec) {
   u64 began = spin_begin();
   while (spin_on(began)) if (rec_reached(rec)) { spin_end(began, true); return; }
   spin_end(began, false);
-  atomic_fetch_add(&s->waiters, 1);
   for (;;) {
-    u64 d = atomic_load(&s->done);
+    u32 woken = atomic_load(&s->woken);
+    u64 wanted = atomic_load(&s->wanted), pos = REC_POS(rec);
+    while (wanted > pos && !atomic_compare_exchange_weak(&s->wanted, &wanted, pos)) { }
     if (rec_reached(rec)) break;
     u32 o = atomic_load(&s->owner);
     bool mine = o == g_me + 1;
-    int r = futex_wait(&s->done, d, mine || rec_lost(rec) ? -1 : 50);
+    int r = futex_wait(&s->woken, woken, mine || rec_lost(rec) ? -1 : 50);
     if (!mine && r < 0 && errno == ETIMEDOUT) {
       if (o) check_proc(o - 1, 20);
       else if (!g_death_pending) break; /* nobody is left who could complete it */
     }
   }
-  atomic_fetch_sub(&s->waiters, 1);
 }
 /* A host's wait until it is complete. */
 static void rec_wait(u64 rec, bool blocking) {

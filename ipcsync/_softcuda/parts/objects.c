@@ -64,6 +64,7 @@ struct stream {
   pthread_mutex_t mu;
   pthread_cond_t cv, room;       /* room: fewer than g_capacity operations are queued */
   struct op *head, *tail;        /* the operation being executed stays at the head */
+  struct op *spare;              /* done ones, for the next */
   u64 ahead;                     /* up to here the queue was done by a process that outlives this one */
   _Atomic long queued;                  /* operations from head on */
   int starved;                   /* callers that wait for room */

@@ -91,7 +91,7 @@ static void env_profile(void) {
   g_profile = NULL;
   if (!v || !*v) return;
   for (size_t i = 0; i < sizeof PROFILES / sizeof *PROFILES; i++) if (!strcmp(PROFILES[i]->name, v)) g_profile = PROFILES[i];
-  if (g_profile) return;
+  if (g_profile) { pace_measure(); return; }
   say("IPCSYNC_HOST_PROFILE must be the name of a GPU in profiles/ (h100), but is '%s'", v);
   g_bad_setting = true;
 }
@@ -152,7 +152,15 @@ static CUresult attach(void) {
     return E_VALUE;
   }
   snprintf(name, sizeof name, "%s", seg);
-  snprintf(g_dir, sizeof g_dir, "%s", dir && *dir ? dir : "/dev/shm");
+  if (!dir || !*dir) dir = "/dev/shm";
+  char *whole = realpath(dir, NULL); /* files are opened there whenever, and the program may change its directory */
+  if (!whole || strlen(whole) >= sizeof g_dir) {
+    say("cannot use %s, the directory of the shared memory: %s", dir, strerror(whole ? ENAMETOOLONG : errno));
+    free(whole);
+    return E_OS;
+  }
+  snprintf(g_dir, sizeof g_dir, "%s", whole);
+  free(whole);
   snprintf(g_base, sizeof g_base, "softcuda%u-%u-%s", SH_LAYOUT, (unsigned)getuid(), name); /* versions never meet */
   snprintf(g_path, sizeof g_path, "%s/%s", g_dir, g_base);
   int fd;
@@ -209,6 +217,7 @@ static CUresult attach(void) {
   p->pid = (u32)getpid();
   g_inc = p->inc = S->next_inc++;
   atomic_store(&p->mark, 0);
+  atomic_store(&p->left, 0);
   for (int d = 0; d < MAXDEV; d++) atomic_store(&p->used[d], 0);
   int life = open_life(g_me, O_CREAT); /* never closed */
   if (life < 0 || lock_file(life, F_SETLK, F_RDLCK) < 0 || !take_mark()) {
@@ -302,8 +311,9 @@ __attribute__((destructor)) static void leave(void) {
   if (!atomic_compare_exchange_strong(&g_ready, &one, 3)) return;
   int fd = ctl_lock(false);
   if (fd < 0) return;
+  atomic_store(&S->proc[g_me].left, 1);
   give_up_mark();
-  release_proc(g_me);
+  abandon_proc(g_me); /* other threads may be within calls: whoever finds the process over gives its slots away */
   bool live = false;
   for (u32 i = 0; i < MAXPROC && !live; i++)
     live = atomic_load(&S->proc[i].state) == 1 && !proc_dead(i);

@@ -58,10 +58,10 @@ static void *must(void *p) {
   return p;
 }
 
-static int futex_wait(_Atomic u64 *w, u64 seen, long timeout_ms) {
+static int futex_wait(_Atomic u32 *w, u32 seen, long timeout_ms) {
   struct timespec t = { timeout_ms / 1000, (timeout_ms % 1000) * 1000000 };
-  return (int)syscall(SYS_futex, (u32 *)w, FUTEX_WAIT, (u32)seen, timeout_ms < 0 ? NULL : &t, NULL, 0);
+  return (int)syscall(SYS_futex, w, FUTEX_WAIT, seen, timeout_ms < 0 ? NULL : &t, NULL, 0);
 }
-static void futex_wake(_Atomic u64 *w) {
-  syscall(SYS_futex, (u32 *)w, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+static void futex_wake(_Atomic u32 *w) {
+  syscall(SYS_futex, w, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }

@@ -19,6 +19,15 @@ static void words_stored(const void *p, size_t n) {
   }
 }
 
+static struct sh_written *written_of(const void *p) { return &S->written[bell_of(p) - S->bell]; }
+/* With a profile: a stream of this process is about to write the word, which is there at `at`. */
+static void word_written(const void *p, u64 at) {
+  struct sh_written *w = written_of(p);
+  atomic_store_explicit(&w->by, g_me, memory_order_relaxed);
+  atomic_store_explicit(&w->at, at, memory_order_relaxed);
+  atomic_fetch_add(&w->count, 1);
+}
+
 static bool word_fits(const struct op *o, u32 *low) {
   u64 v, y = o->val;
   if (o->width == 4) { /* GEQ is cyclic: the signed difference */

@@ -50,15 +50,24 @@ static bool stream_is_after(struct stream *s, struct seen n) {
 }
 /* When it begins, and when it is over, by the stream's clock; without a profile only that it waits. */
 static void begin(struct op *o, struct stream *s) {
-  bool waited = o->type == OP_WAITVAL && !word_fits_now(o);
+  struct sh_written *waits = o->type == OP_WAITVAL ? written_of(o->dst) : NULL;
+  u32 count = waits ? atomic_load(&waits->count) : 0;
+  bool waited = waits && !word_fits_now(o);
   if (waited) word_wait(o);
   if (o->type == OP_WAIT) stream_after(s, (struct seen){ o->rec, o->late });
   if (!g_profile) return;
   int cost = cost_of(o);
   u32 gap = g_profile->gpu[cost].gap, latency = g_profile->gpu[cost].latency;
   u64 at = s->clock > o->from ? s->clock : o->from;
-  if (o->type == OP_WAITVAL) {
-    if (waited && t_clock > at) at = t_clock, gap = latency;
+  if (waits) {
+    u64 met = atomic_load(&waits->at); /* by the writing stream's clock: this thread may look late */
+    bool written = waited ? atomic_load(&waits->count) != count : met > at;
+    if (waited && !written) met = t_clock; /* a CPU's store, just now */
+    if (met > at && (waited || written)) {
+      at = met, gap = latency;
+      if (written && !g_mps && atomic_load(&waits->by) != g_me)
+        gap += cost == GPU_WORD_HOST ? g_profile->cross_host : g_profile->cross_device;
+    }
     latency = gap;
   }
   if (cost == GPU_RECORD_IMPORTED) {
@@ -87,6 +96,7 @@ static void perform(struct op *o, struct stream *s) {
     words_stored(o->dst, o->n * (size_t)o->width);
     break;
   case OP_WRITE:
+    if (g_profile) word_written(o->dst, s->seen);
     if (o->width == 4) atomic_store((_Atomic u32 *)o->dst, (u32)o->val);
     else atomic_store((_Atomic u64 *)o->dst, o->val);
     words_stored(o->dst, (size_t)o->width);
@@ -190,12 +200,14 @@ static void *worker(void *arg) {
     s->queued--;
     if (unlikely(s->starved)) room_made(s);
     op_complete(s, o->pos);
-    free(o);
+    o->next = s->spare;
+    s->spare = o;
   }
 }
 
 static void stream_push(struct stream *s, const struct op *t, u64 pos) {
-  struct op *o = must(malloc(sizeof *o));
+  struct op *o = s->spare;
+  if (o) s->spare = o->next; else o = must(malloc(sizeof *o));
   *o = *t;
   o->pos = pos;
   o->next = NULL;

@@ -23,9 +23,10 @@ static const struct profile H100 = {
     [GPU_WAIT_IPC] = { 250, 250 },
     [GPU_WRITE_HOST] = { 1600, 1500 },     /* idle stream -> the CPU sees it: 5564, another process's: 4303 */
     [GPU_WRITE_DEVICE] = { 1200, 1000 },
-    [GPU_WORD_HOST] = { 2000, 1450 },      /* a wait that need not wait: write and wait on one stream 3612; */
-    [GPU_WORD_DEVICE] = { 1800, 1100 },    /* on device memory 3007. One that waited: hops 3112 and 2270 */
+    [GPU_WORD_HOST] = { 2000, 1800 },      /* a wait that need not wait: write and wait on one stream 3612; */
+    [GPU_WORD_DEVICE] = { 1800, 1350 },    /* on device memory 3007. One that waited: hops 3145 and 2270 */
   },
+  .cross_host = 2750, .cross_device = 2290, /* hops of two processes' streams: 5892 and 4559 */
   .turn = 134000,                /* hand-over by events that two processes import in turn: 143000 to 160000; under MPS 9000 */
   .late_blocking = 77000,        /* blocking cuEventSynchronize for work of milliseconds: 81848 to 88000 */
   .late_spinning = 17000,        /* spinning: 17000 to 34000 */

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from threading import get_ident
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ipcsync._native import fork
@@ -31,9 +31,11 @@ from ipcsync.client._record_all import chosen
 from ipcsync.client.aio import _fan_in
 from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
+from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying, AsyncUpcoming
 from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.client import Client, warn_if_dropped
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import Reservation
 from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
@@ -41,7 +43,17 @@ from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AsyncClient", "AsyncPoint", "AsyncReservation", "AsyncSharedEvent", "Connecting", "aconnect"]
+__all__ = [
+    "AsyncClient",
+    "AsyncPoint",
+    "AsyncReplay",
+    "AsyncReplaying",
+    "AsyncReservation",
+    "AsyncSharedEvent",
+    "AsyncUpcoming",
+    "Connecting",
+    "aconnect",
+]
 
 T = TypeVar("T")
 
@@ -277,6 +289,38 @@ class AsyncClient:
         """A point that this session will record later; as `Client.reserve`. If it is cancelled, it is closed again."""
         reserve = partial(self._client.reserve, device=device, engine=engine)
         return AsyncReservation(await self._runner.request(reserve, timeout, Reservation.close), self._runner)
+
+    def replay(
+        self,
+        waits: Mapping[GraphWait, AsyncPoint],
+        records: Mapping[GraphRecord, AsyncSharedEvent] = MappingProxyType({}),
+        *,
+        stream: StreamLike | None = None,
+        timeout: float | None = None,
+        ahead: bool = False,
+    ) -> AsyncReplaying:
+        """A block for the launch of CUDA graphs, entered by `async with`; as `Client.replay`.
+
+        Entering and leaving it run on a thread: only the launch is the loop's. If entering is cancelled, the replay is
+        ended again; if leaving is, it goes on by itself.
+        """
+        self._client._session.check()
+        return AsyncReplaying(self._runner, waits, records, stream, timeout, ahead=ahead)
+
+    def next(
+        self,
+        waits: Mapping[GraphWait, AsyncPoint],
+        records: Mapping[GraphRecord, AsyncSharedEvent] = MappingProxyType({}),
+        *,
+        timeout: float | None = None,
+        ahead: bool = False,
+    ) -> AsyncUpcoming:
+        """A block for what torch replays on this thread, entered by `async with`; as `Client.next`.
+
+        Entering it waits for the points' records. Within the block no other task may replay: do not await there.
+        """
+        self._client._session.check()
+        return AsyncUpcoming(self._runner, waits, records, timeout, ahead=ahead)
 
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""

@@ -38,6 +38,7 @@ QUESTIONS: dict[str, tuple[str, float]] = {
     "beside_a_gate": ("graphs", 14),
     "death_amid_a_graph": ("graphs", 8),
     "many_gates": ("graphs", 10),
+    "dependent_launches": ("dependent", 8),
 }
 """Each is a generator of rows and answers in that module; so many seconds are its limit."""
 

@@ -289,7 +289,10 @@ def test_an_output_that_is_full_is_one_line_and_status_1(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("arguments", [("status",), ("doctor", "--json"), ("demo", "--workers", "1")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("status",), pytest.param(("doctor", "--json"), marks=pytest.mark.thorough), ("demo", "--workers", "1")],
+)
 def test_an_output_that_is_closed_is_one_to_nowhere(
     coordinator: ipcsync.Coordinator, arguments: tuple[str, ...]
 ) -> None:

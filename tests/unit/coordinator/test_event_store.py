@@ -36,6 +36,36 @@ def test_a_late_first_write_makes_no_device_unusable(world: World, monkeypatch: 
         timer.join()
 
 
+def test_nothing_is_queued_that_reads_the_board_once_the_engines_are_tested(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = _drivers.load()
+    wait, query, destroy = driver.cuStreamWaitValue64, driver.cuStreamQuery, driver.cuStreamDestroy
+    latches: list[Latch] = []
+    at_destroy: list[int] = []
+
+    def wait_held_back(stream: Any, *rest: Any) -> Any:
+        latches.append(Latch(stream))
+        return wait(stream, *rest)
+
+    def query_once_and_go_on(stream: Any) -> Any:
+        result = query(stream)
+        open_all_latches()
+        return result
+
+    def destroy_and_tell(stream: Any) -> Any:
+        at_destroy.append(int(query(stream)[0]))
+        return destroy(stream)
+
+    monkeypatch.setattr(driver, "cuStreamWaitValue64", wait_held_back)
+    monkeypatch.setattr(driver, "cuStreamQuery", query_once_and_go_on)
+    monkeypatch.setattr(driver, "cuStreamDestroy", destroy_and_tell)
+    (device,) = world.pool.devices
+    why_not = world.events.why_not_timeline(device)
+    open_all_latches()
+    assert (why_not, len(latches), at_destroy) == (None, 1, [0])
+
+
 @pytest.fixture
 def record_pending(world: World) -> Iterator[Callable[[SharedCudaEvent], Latch]]:
     """Records events on streams that are held back; opening the latch completes the record."""

@@ -31,7 +31,7 @@ def test_a_death_at_any_step_is_not_noticed(steps: Steps, monkeypatch: pytest.Mo
     monkeypatch.setattr(journal, "_GROWTH", 0)  # compacted at each step, or never
     total, undisturbed = count_and_state(steps)
     assert total > 100
-    every = 3 if is_compacted and not LONG else 1
+    every = 1 if LONG else 3
     die_at_each(steps, range(random.randint(1, every), total + 1, every), undisturbed)
 
 

@@ -9,7 +9,6 @@ import pytest
 from ipcsync._board import EXPIRED, Board
 from ipcsync._engines import queued
 from ipcsync._engines.compiled import Wait
-from ipcsync._engines.loss import Loss
 from ipcsync.errors import RecorderLost
 from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
 

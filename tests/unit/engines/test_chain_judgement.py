@@ -175,8 +175,14 @@ def test_each_of_those_that_are_named_must_live(row: Row) -> None:
 
 
 def test_a_recorder_is_asked_more_and_more_seldom_and_often_again_later(row: Row) -> None:
-    behind, slices, longest = row.theirs[0].behind, [], 50_000_000
-    until(lambda: behind.nudge(serial_of(0)) or slices.append(behind.slice_ns) or slices[-1] == longest, "seldom")
+    behind, slices, longest = row.theirs[0].behind, list[int](), 50_000_000
+
+    def has_slept_longest() -> bool:
+        behind.nudge(serial_of(0))
+        slices.append(behind.slice_ns)
+        return slices[-1] == longest
+
+    until(has_slept_longest, "seldom")
     assert slices[0] == 1_000_000, "never shorter, though the first look is due sooner"
     allowed = [1_000_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000, 25_600_000, longest]
     assert set(slices) <= set(allowed)

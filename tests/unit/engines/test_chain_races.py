@@ -22,6 +22,7 @@ from tests.unit.engines.test_engine_chains import Chain, _serial, chain
 
 __all__ = ["chain"]
 
+
 def _in_a_thread(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=function)
     thread.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import threading
 import time
 from typing import Any
@@ -304,7 +306,11 @@ def test_an_import_that_is_destroyed_is_not_asked_about_whoever_has_to_wait_for_
     asked: list[str] = []
 
     def note(name: str) -> driver_functions.Call:
-        return lambda real, *args: asked.append(name) or int(real(*args))
+        def call(real: Callable[..., int], *args: object) -> int:
+            asked.append(name)
+            return int(real(*args))
+
+        return call
 
     monkeypatch.setattr(imports, "acquire", lambda *_: asked.append("an import"))
     with driver_functions.replaced({name: note(name) for name in ("cuEventQuery", "cuEventRecord")}):

@@ -1,8 +1,7 @@
-"""The compiled core's shortcuts: which calls they make, that they are counted, and that threads may share them."""
+"""Which calls go straight to the core, that they are counted, and what comes of one that the driver refuses."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -10,26 +9,15 @@ from functools import partial
 from typing import Any
 
 import pytest
-from cuda.bindings import cydriver
 
 import ipcsync
-from ipcsync._engines import compiled, core, queued
+from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.kit.shortcuts import NONE_HERE, has_shortcuts
+from tests.kit import driver_functions
 from tests.kit.until import until
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.driver,
-    pytest.mark.skipif(not has_shortcuts(), reason=NONE_HERE),
-]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_queued() -> None:
-    """Waits that other tests left on streams of theirs: while there are any, only the last stream has shortcuts."""
-    queued.lists.clear()
+pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.usefixtures("nothing_queued")]
 
 
 class Foreign:
@@ -42,38 +30,19 @@ class Foreign:
         return 0, self._stream.cuda_stream
 
 
-_UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
-_pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_in.restype, _pointer_in.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-
-
 @pytest.fixture
 def refuse() -> Iterator[Callable[..., None]]:
-    """Has the driver say of the shortcuts' next call of a function that it was refused, which it made or did not."""
-    addresses = {name: _pointer_in(cydriver.__pyx_capi__[name], kind) for name, kind in core.FUNCTIONS.items()}
-    arguments = {"cuEventRecord": (ctypes.c_void_p,) * 2}
-    kept: list[Any] = []
+    """Has the driver say of the core's next call of a function that it was refused, which it made or did not."""
 
     def refuse(name: str, *, is_made: bool) -> None:
-        kinds = arguments.get(name, (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int))
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)
-        real = kind(addresses[name])
-        asked: list[None] = []
-
-        def call(*args: Any) -> int:
-            asked.append(None)
-            result = int(real(*args)) if is_made or len(asked) > 1 else _UNKNOWN
-            return _UNKNOWN if len(asked) == 1 else result
-
-        kept.append(kind(call))
-        core.bind_functions({**addresses, name: ctypes.cast(kept[-1], ctypes.c_void_p).value})
+        driver_functions.replace(driver_functions.refused_once(name, is_made=is_made))
 
     yield refuse
-    compiled.bind_driver()
+    driver_functions.restore()
 
 
 def taken(client: ipcsync.Client, call: Callable[[], object], times: int = 1) -> tuple[int, int]:
-    """How many shortcuts were taken, and how many calls were left to the Python engine."""
+    """How many calls went straight to the core, and of how many Python looked at the arguments first."""
     before: Any = client.stats()["client"]
     for _ in range(times):
         call()
@@ -206,7 +175,7 @@ def test_two_streams_in_turn_that_wait_and_record_take_shortcuts_only(
         assert (event._engine.chain.entries, event._engine.line.bits) == ([], 0)
 
 
-def test_what_is_rare_is_left_to_the_python_engine(client: ipcsync.Client, engine: EngineName) -> None:
+def test_of_what_is_rare_python_looks_at_the_arguments_first(client: ipcsync.Client, engine: EngineName) -> None:
     event = client.event("e", recorder=True, engine=engine)
     assert taken(client, event.record) == (0, 1)  # the default stream
     with pytest.raises(TypeError, match="a stream is"):
@@ -317,9 +286,8 @@ def test_a_record_that_the_driver_refuses_once_is_an_error_and_takes_one_number(
             with StreamGate(stream) as held:
                 refuse(function, is_made=True)
                 is_said = made.is_said(lambda event=event, stream=stream: event.record(stream), function)  # type: ignore[misc]
-                compiled.bind_driver()
+                driver_functions.restore()
                 assert event.generation == (9 if is_said else 10)
-                assert not event._engine._markers.doubtful
                 point = event.record(stream if goes_on else made.third)  # behind one more of the number in doubt
                 assert point.generation == 11
                 gate.open()
@@ -357,14 +325,13 @@ def test_a_wait_whose_marker_the_driver_refuses_once_is_an_error_and_has_its_mar
             between.record(made.third)
             refuse("cuEventRecord", is_made=False)
             is_said = made.is_said(lambda seen=seen, made=made: seen[1].wait(made.third), "cuEventRecord")  # type: ignore[misc]
-            compiled.bind_driver()
-            assert not waiting._engine._markers.doubtful
+            driver_functions.restore()
             first.open()
             between.synchronize()  # so is the marker of the first wait
-            assert not waiting._engine.has_passed(waiting._engine._id_of(made.third._handle))
+            assert not waiting._engine.has_passed(queued.list_of(made.third._handle, 0))
             gate.open()
         made.third.synchronize()
-        assert waiting._engine.has_passed(waiting._engine._id_of(made.third._handle))
+        until(lambda: waiting._engine.has_passed(queued.list_of(made.third._handle, 0)), "it is past its waits")  # noqa: B023
         waiting.close()
         made.close()
         if is_said:

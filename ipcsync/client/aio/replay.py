@@ -1,0 +1,114 @@
+"""Replays for asyncio. They wrap the ones without `Async` in their names: see `aio.client`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+from ipcsync._native import fork
+from ipcsync.client.aio._runner import Runner, run_alone, with_owner
+from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
+from ipcsync.client.graphs.captured import GraphRecord, GraphWait
+from ipcsync.client.graphs.replay import Replay, Replaying
+from ipcsync.client.graphs.upcoming import Upcoming
+from ipcsync.errors import CaptureError
+from ipcsync.typing import StreamLike
+
+T = TypeVar("T")
+
+
+class AsyncReplay:
+    """What a block of `AsyncClient.replay` gives: behind it, `replay[record]` is the point of each GraphRecord."""
+
+    def __init__(self, replay: Replay, runner: Runner) -> None:
+        self._replay = replay
+        self._runner = runner
+
+    def __getitem__(self, record: GraphRecord) -> AsyncPoint:
+        return AsyncPoint(self._replay[record], self._runner)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether something was queued for it; as `Replay.is_used`."""
+        return self._replay.is_used
+
+
+class AsyncReplaying:
+    """A block within which graphs are launched, for asyncio; see `Replaying`. Made by `AsyncClient.replay`."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        waits: Mapping[GraphWait, AsyncPoint],
+        records: Mapping[GraphRecord, AsyncSharedEvent],
+        stream: StreamLike | None,
+        timeout: float | None,
+        *,
+        ahead: bool,
+    ) -> None:
+        self._runner = runner
+        self._waits = dict(waits)
+        self._records = dict(records)
+        self._stream = stream
+        self._timeout = timeout
+        self._ahead = ahead
+        self._replaying: Replaying | None = None
+
+    async def made(self) -> Replaying:
+        """The one without `Async` in its name, once its points are recorded."""
+        points = await attached(self._waits.values())
+        if not self._ahead:
+            await self._runner.all_recorded(points, self._timeout)
+        events = {record: event._event for record, event in self._records.items()}
+        waits = dict(zip(self._waits, points, strict=True))
+        if self._replaying is not None:
+            raise CaptureError("a replay is used once: ask the client for another one")
+        self._replaying = Replaying(self._runner.session, waits, events, self._stream, self._timeout, ahead=self._ahead)
+        return self._replaying
+
+    async def __aenter__(self) -> AsyncReplay:
+        replaying = await self.made()
+        enter = partial(replaying._enter, *replaying._where())
+        await self._run(enter, lambda _: replaying.end_from_outside())
+        return AsyncReplay(replaying._replay, self._runner)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        fork.check()
+        assert self._replaying is not None
+        elsewhere = self._replaying._elsewhere()  # by this thread's current stream
+        await self._run(partial(self._replaying._exit, error, elsewhere))
+
+    async def _run(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """On a thread of its own, since it may wait; if it is cancelled at the end of the block, it goes on."""
+        return await run_alone(partial(with_owner, self._stream, fn), undo, surely=undo is None)
+
+
+class AsyncUpcoming:
+    """A block for what torch replays within it, for asyncio; see `Upcoming`. Made by `AsyncClient.next`."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        waits: Mapping[GraphWait, AsyncPoint],
+        records: Mapping[GraphRecord, AsyncSharedEvent],
+        timeout: float | None,
+        *,
+        ahead: bool,
+    ) -> None:
+        self._runner = runner
+        self._replaying = AsyncReplaying(runner, waits, records, None, timeout, ahead=ahead)
+        self._upcoming: Upcoming | None = None
+
+    async def __aenter__(self) -> AsyncReplay:
+        self._upcoming = Upcoming(await self._replaying.made())
+        return AsyncReplay(self._upcoming.__enter__(), self._runner)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._upcoming is not None
+        self._upcoming.__exit__(kind, error, traceback)

@@ -1,0 +1,85 @@
+"""Words beside kernels with programmatic dependent launch: is a write behind the last kernel behind the others too?"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ipcsync._drivers import load
+from tests.contract.probes import say
+from tests.gpu.questions import peers as asked
+from tests.gpu.questions.graphs import captured
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import SUCCESS, code, ok
+
+_SLOW_NS, _QUICK_NS = 2_000_000, 0
+_PTX = b"""
+.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry work(.param .u64 word, .param .u64 nanoseconds)
+{
+    .reg .u64 %word, %start, %now, %wanted;
+    .reg .pred %goes;
+    ld.param.u64 %word, [word];
+    ld.param.u64 %wanted, [nanoseconds];
+    griddepcontrol.launch_dependents;
+    mov.u64 %start, %globaltimer;
+again:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %now, %now, %start;
+    setp.lt.u64 %goes, %now, %wanted;
+    @%goes bra again;
+    st.volatile.global.u64 [%word], 1;
+    ret;
+}
+"""
+"""A kernel that lets its dependents begin at once, works for so long and then writes its word."""
+
+
+def _launch(function: Any, stream: Any, word: int, nanoseconds: int, *, early: bool) -> None:
+    drv = load()
+    config = drv.CUlaunchConfig()
+    config.gridDimX = config.gridDimY = config.gridDimZ = 1
+    config.blockDimX = config.blockDimY = config.blockDimZ = 1
+    config.hStream = stream
+    if early:
+        attribute = drv.CUlaunchAttribute()
+        attribute.id = drv.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [attribute], 1
+    arguments = ((word, nanoseconds), (ctypes.c_uint64, ctypes.c_uint64))
+    ok(drv.cuLaunchKernelEx(config, function, arguments, 0))
+
+
+def dependent_launches() -> Iterator[tuple[str, str]]:
+    """A slow kernel, a quick one that may begin before that ends, and a write of a word: which is seen first?"""
+    drv = load()
+    loaded = drv.cuModuleLoadData(_PTX + b"\0")
+    if code(loaded) != SUCCESS:
+        yield "words beside programmatic dependent launches", f"not asked: cuModuleLoadData says {say(code(loaded))}"
+        return
+    function, stream = ok(drv.cuModuleGetFunction(loaded[1], b"work")), asked.new_stream()
+    page = int(ok(drv.cuMemAllocHost(4096)))
+    seen = (ctypes.c_uint64 * 3).from_address(page)
+
+    def queue() -> None:
+        _launch(function, stream, page, _SLOW_NS, early=False)
+        _launch(function, stream, page + 8, _QUICK_NS, early=True)
+        ok(drv.cuStreamWriteValue64(stream, page + 16, 1, 0))
+
+    graph = captured(stream, queue)
+    for how in ("on a stream", "in a graph"):
+        ctypes.memset(page, 0, 24)
+        if how == "in a graph":
+            ok(drv.cuGraphLaunch(graph, stream))
+        else:
+            queue()
+        until = time.perf_counter() + 1.0
+        while not seen[2] and time.perf_counter() < until:
+            pass
+        first = "after both kernels" if seen[0] else "while the first kernel works" if seen[2] else "not within 1 s"
+        kit.finish(stream)
+        yield f"a word behind a programmatic dependent launch, {how}, is written", first

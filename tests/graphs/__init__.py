@@ -1,0 +1,1 @@
+"""Replays of graphs that wait for points and record on events."""

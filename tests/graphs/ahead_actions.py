@@ -1,0 +1,42 @@
+"""What the peer of a replay that goes to and fro does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipcsync
+from ipcsync.testing import Memory
+from tests.graphs.layers import captured
+
+_kept: dict[str, Any] = {}
+
+
+def connect(endpoint: str, there: bytes, back: bytes) -> None:
+    """Connect, and open both cells."""
+    client = _kept["client"] = ipcsync.connect(endpoint, name="peer")
+    _kept["event"] = client.event("made", recorder=True, engine="timeline")
+    _kept["there"], _kept["back"] = Memory(8, handle=there), Memory(8, handle=back)
+    _kept["stream"] = ipcsync.Stream()
+
+
+def answer(data: bytes) -> None:
+    """Behind the point, which the host waits for too, write a cell that is 100 more than the other."""
+    point, stream = _kept["client"].point(data), _kept["stream"]
+    point.wait(stream, timeout=20)
+    point.synchronize(20)
+    _kept["back"].fill(_kept["there"].read()[0] + 100, stream)
+    _kept["event"].record(stream)
+
+
+def try_ahead(endpoint: str) -> str:
+    """Enter a replay ahead of a record: the error's name."""
+    with ipcsync.connect(endpoint) as client:
+        stream, wait = ipcsync.Stream(), ipcsync.GraphWait()
+        captured(stream, lambda: wait.capture(stream))
+        reservation = client.reserve(engine="timeline")
+        try:
+            with client.replay({wait: reservation.point}, stream=stream, ahead=True):
+                reservation.record(ipcsync.Stream())
+        except ipcsync.EngineMismatch as error:
+            return type(error).__name__
+    return ""

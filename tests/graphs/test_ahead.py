@@ -1,0 +1,84 @@
+"""To and fro within a replay: it waits for what a peer makes of its own records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import Memory
+from tests.graphs import ahead_actions as do
+from tests.graphs.layers import call, captured, finish
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S
+
+pytestmark = pytest.mark.driver
+
+
+def test_a_replay_waits_in_its_second_layer_for_what_a_peer_makes_of_the_first(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    stream, there, back = ipcsync.Stream(), Memory(8), Memory(8)
+    first, second = ipcsync.GraphWait(), ipcsync.GraphWait()
+    half, whole = ipcsync.GraphRecord(), ipcsync.GraphRecord()
+    value, target = Memory(8, pinned=True), Memory(8)
+
+    def put() -> None:
+        first.capture(stream)
+        there.copy_from(value, stream)
+        half.capture(stream)
+        second.capture(stream)
+        target.copy_from(back, stream)
+        whole.capture(stream)
+
+    graph = captured(stream, put)
+    peer.call(do.connect, coordinator.endpoint, there.handle(), back.handle())
+    sent = client.event("sent", recorder=True, engine="timeline")
+    done = client.event("done", recorder=True, engine="timeline")
+    made = client.event("made", engine="timeline")
+    for number in range(1, 6):
+        value.write(bytes([number]) * 8)
+        point = sent.record(ipcsync.Stream())
+        waits = {first: point, second: made.at(number)}
+        with client.replay(waits, {half: done, whole: done}, stream=stream, timeout=20, ahead=True) as replay:
+            call("cuGraphLaunch", graph, stream._handle)
+        assert not replay[whole].query()
+        peer.call(do.answer, bytes(replay[half]))
+        ipcsync.synchronize_all([replay[half], replay[whole]], timeout=DEADLINE_S)
+        finish(stream)
+        assert target.holds(number + 100)
+
+
+def test_what_is_never_recorded_holds_the_stream_until_its_recorder_closes(
+    client: ipcsync.Client, new_client: Callable[..., ipcsync.Client]
+) -> None:
+    stream, wait, record = ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
+    graph = captured(stream, lambda: wait.capture(stream), lambda: record.capture(stream))
+    theirs = new_client().event("theirs", recorder=True, engine="timeline")
+    done = client.event("done", recorder=True, engine="timeline")
+    point = client.event("theirs").at(1)
+    with client.replay({wait: point}, {record: done}, stream=stream, ahead=True) as replay:
+        call("cuGraphLaunch", graph, stream._handle)
+    assert not stream.query()
+    theirs.close()
+    finish(stream)
+    with pytest.raises(ipcsync.RecorderLost) as lost:
+        replay[record].synchronize(DEADLINE_S)
+    assert lost.value.cause == "behind"
+
+
+def test_it_needs_the_timeline_engine(client: ipcsync.Client) -> None:
+    stream, wait = ipcsync.Stream(), ipcsync.GraphWait()
+    captured(stream, lambda: wait.capture(stream))
+    event = client.event("e", recorder=True, engine="event")
+    with pytest.raises(ipcsync.EngineMismatch, match="ahead of records only"):
+        client.replay({wait: event.at(1)}, stream=stream, ahead=True).__enter__()
+
+
+@pytest.mark.parametrize(("queues", "passes"), [("0", True), ("8", True), ("1", False)])
+def test_it_needs_streams_that_pass_each_other(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], queues: str, passes: bool
+) -> None:
+    peer = new_peer(IPCSYNC_HOST_QUEUES=queues, CUDA_DEVICE_MAX_CONNECTIONS=queues if queues != "0" else "8")
+    assert peer.call(do.try_ahead, coordinator.endpoint) == ("" if passes else "EngineMismatch")

@@ -1,0 +1,111 @@
+"""Replays for asyncio: the loop goes on while one is entered or left, and a cancelled one leaves nothing open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.graphs.layers import Layers, Sender, finish
+from tests.kit.until import DEADLINE_S
+
+pytestmark = pytest.mark.driver
+
+NewClient = Callable[..., ipcsync.Client]
+
+
+def _with_client(coordinator: ipcsync.Coordinator, run: Callable[[ipcsync.AsyncClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint, name="loop") as client:
+            await run(client)
+
+    asyncio.run(main())
+
+
+def test_a_replay_waits_for_the_record_of_its_point_while_the_loop_goes_on(
+    coordinator: ipcsync.Coordinator, new_client: NewClient
+) -> None:
+    layers = Layers(1)
+    sender = Sender(new_client(), layers)
+
+    async def run(client: ipcsync.AsyncClient) -> None:
+        done = await client.event("done", recorder=True, engine="timeline")
+        seen = await client.event("layers")
+        for value in (1, 2, 3):
+            is_entered = asyncio.Event()
+
+            async def replay(value: int = value, is_entered: asyncio.Event = is_entered) -> ipcsync.AsyncPoint:
+                waits = {layers.waits[0]: seen.at(value)}
+                records = {layers.records[0]: done}
+                async with client.replay(waits, records, stream=layers.stream, timeout=20) as made:
+                    is_entered.set()
+                    layers.launch()
+                return made[layers.records[0]]
+
+            task = asyncio.ensure_future(replay())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not is_entered.is_set()
+            sender.send(value)
+            await (await task).synchronize(DEADLINE_S)
+            assert layers.found() == [value]
+
+    _with_client(coordinator, run)
+
+
+def test_a_cancelled_replay_leaves_nothing_open(coordinator: ipcsync.Coordinator, new_client: NewClient) -> None:
+    layers = Layers(1)
+    sender = Sender(new_client(), layers)
+
+    async def run(client: ipcsync.AsyncClient) -> None:
+        done = await client.event("done", recorder=True, engine="timeline")
+        seen = await client.event("layers")
+        records = {layers.records[0]: done}
+
+        async def never(is_entered: asyncio.Event) -> None:
+            async with client.replay({layers.waits[0]: seen.at(1)}, records, stream=layers.stream, timeout=20):
+                layers.launch()
+                is_entered.set()
+                await asyncio.sleep(DEADLINE_S)
+
+        for is_sent in (False, True):
+            if is_sent:
+                sender.send(1)
+            is_entered = asyncio.Event()
+            task = asyncio.ensure_future(never(is_entered))
+            await (is_entered.wait() if is_sent else asyncio.sleep(0))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        with StreamGate(sender.stream):
+            (point,) = sender.send(2)
+            mine = await client.point(bytes(point))
+            async with client.replay({layers.waits[0]: mine}, records, stream=layers.stream, timeout=20) as made:
+                layers.launch()
+            assert not await made[layers.records[0]].query()
+        await made[layers.records[0]].synchronize(DEADLINE_S)
+        assert layers.found() == [2]
+
+    _with_client(coordinator, run)
+
+
+def test_a_block_that_raises_records_nothing(coordinator: ipcsync.Coordinator) -> None:
+    layers = Layers(1)
+
+    async def run(client: ipcsync.AsyncClient) -> None:
+        done = await client.event("done", recorder=True)
+        replaying = client.replay({}, {layers.records[0]: done}, stream=layers.stream)
+
+        async def fail() -> None:
+            async with replaying:
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        assert done.generation == 0
+        finish(layers.stream)
+
+    _with_client(coordinator, run)

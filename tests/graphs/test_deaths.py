@@ -1,0 +1,165 @@
+"""Rows 64, 65 and 73: who dies, closes, forks or is refused amid a replay, and what the others see."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+import ipcsync
+from ipcsync.typing import EngineName
+from tests.graphs import actions as do
+from tests.kit.peer import Peer
+from tests.kit.until import until
+
+pytestmark = [pytest.mark.driver, pytest.mark.keeper]
+
+NewPeer = Callable[..., Peer]
+LAYERS = 2
+CALLS = 6
+"""How many calls of the driver's batches a replay of two layers has."""
+
+
+class Pair:
+    """A process that sends, one that replays, and one that is told."""
+
+    def __init__(self, endpoint: str, new_peer: NewPeer, engine: EngineName, **env: str) -> None:
+        self._endpoint, self._new_peer, self._engine, self._env = endpoint, new_peer, engine, env
+        self._uses = 0
+        self.third = new_peer()
+        self.third.call(do.connect, endpoint, "third")
+        self.renew_replaying()
+
+    def renew_replaying(self) -> None:
+        self._uses += 1
+        self.replaying = self._new_peer(**self._env)
+        self.replaying.call(do.connect, self._endpoint, "replaying")
+        self._handles = self.replaying.call(do.build, LAYERS, f"done/{self._uses}", self._engine)
+        self.renew_sending()
+
+    def renew_sending(self) -> None:
+        self._uses += 1
+        self.sending = self._new_peer()
+        self.sending.call(do.connect, self._endpoint, "sending")
+        self.sending.call(do.open_sources, self._handles, f"layers/{self._uses}")
+
+    def open_anew(self) -> None:
+        self._uses += 1
+        self.replaying.call(do.open_anew, f"done/{self._uses}", self._engine)
+
+    def expect(self, value: int) -> None:
+        """A replay is right from end to end."""
+        points = self.replaying.call(do.replay, self.sending.call(do.send, value))
+        assert [self.third.call(do.outcome, point)[0] for point in points] == ["complete"] * LAYERS
+        assert self.replaying.call(do.found) == [value] * LAYERS
+
+
+@pytest.fixture
+def pair(coordinator: ipcsync.Coordinator, new_peer: NewPeer, engine: EngineName) -> Pair:
+    return Pair(coordinator.endpoint, new_peer, engine)
+
+
+def test_row_65_the_recorder_is_killed_and_the_graph_goes_on_with_all_behind_it_lost(pair: Pair) -> None:
+    pair.expect(1)
+    pair.sending.call(do.hold)
+    points = pair.replaying.call(do.replay, pair.sending.call(do.send, 2))
+    pid = pair.sending.pid
+    pair.sending.kill()
+    for peer in (pair.replaying, pair.third):
+        assert {peer.call(do.outcome, point) for point in points} == {("RecorderLost", "behind", pid)}
+    pair.replaying.call(do.found)  # the graph runs through
+    assert pair.replaying.call(do.record_behind, "ordinary") == "behind"
+    pair.renew_sending()
+    pair.replaying.call(do.resume)
+    assert pair.replaying.call(do.record_behind, "again") == "again"
+    pair.open_anew()
+    pair.expect(3)
+    pair.expect(4)
+
+
+@pytest.mark.parametrize("number", range(CALLS))
+def test_row_65_the_replaying_process_is_killed_at_each_step_and_no_word_of_it_counts(pair: Pair, number: int) -> None:
+    pair.expect(1)
+    pair.third.call(do.open_seen, "done/1")
+    pair.sending.call(do.hold)
+    points = pair.sending.call(do.send, 2)
+    pair.replaying.begin(do.replay, points, number)
+    until(lambda: pair.replaying.wait(0), "it dies")
+    pair.sending.call(do.let_go)
+    assert pair.third.call(do.outcome, points[1])[0] == "complete"
+    assert pair.third.call(do.outcome_of, 2)[0] == "complete"
+    for generation in (3, 4):
+        assert pair.third.call(do.outcome_of, generation) == ("RecorderLost", "died", pair.replaying.pid)
+    pair.renew_replaying()
+    pair.expect(3)
+
+
+@pytest.mark.parametrize("queues", ["1", "8", "32"])
+def test_replays_are_right_over_few_hardware_queues(
+    coordinator: ipcsync.Coordinator, new_peer: NewPeer, engine: EngineName, queues: str
+) -> None:
+    env = {"IPCSYNC_HOST_QUEUES": queues, "CUDA_DEVICE_MAX_CONNECTIONS": queues}
+    pair = Pair(coordinator.endpoint, new_peer, engine, **env)
+    pair.expect(1)
+    for value in (2, 3):
+        pair.sending.call(do.hold)
+        points = [pair.replaying.call(do.replay, pair.sending.call(do.send, value)) for _ in range(3)][-1]
+        pair.sending.call(do.let_go)
+        assert [pair.third.call(do.outcome, point)[0] for point in points] == ["complete"] * LAYERS
+        assert pair.replaying.call(do.found) == [value] * LAYERS
+
+
+def test_row_64_a_replay_whose_records_are_refused_and_the_next_is_right(pair: Pair) -> None:
+    pair.expect(1)
+    points = pair.sending.call(do.send, 2)
+    assert pair.replaying.call(do.replay_and_close, points) == "ClientClosed"
+    assert pair.replaying.call(do.found) == [2, 2]
+    pair.replaying.call(do.connect, pair._endpoint, "again")
+    pair.open_anew()
+    pair.expect(3)
+
+
+def test_a_child_that_is_forked_within_the_block_is_refused_and_the_parents_replay_is_right(pair: Pair) -> None:
+    pair.expect(1)
+    points = pair.sending.call(do.send, 2)
+    assert pair.replaying.call(do.replay_and_fork, points) == "ForkedProcessError"
+    assert pair.replaying.call(do.found) == [2, 2]
+    pair.expect(3)
+
+
+def test_row_73_a_lost_coordinator_frees_the_graph(
+    new_coordinator: Callable[..., ipcsync.Coordinator], new_peer: NewPeer, engine: EngineName
+) -> None:
+    first, second = new_coordinator(keeper=False), new_coordinator()
+    pair = Pair(first.endpoint, new_peer, engine)
+    pair.expect(1)
+    pair.sending.call(do.hold)
+    pair.replaying.call(do.replay, pair.sending.call(do.send, 2))
+    os.kill(first.pid, signal.SIGKILL)
+    pair.replaying.call(do.found)
+    pair._endpoint = second.endpoint
+    pair.third.call(do.connect, second.endpoint, "third")
+    pair.replaying.call(do.connect, second.endpoint, "again")
+    pair.renew_sending()
+    pair.replaying.call(do.resume)
+    pair.open_anew()
+    pair.expect(3)
+
+
+def test_a_coordinator_that_its_keeper_replaces_amid_a_replay_is_not_seen(
+    new_coordinator: Callable[..., ipcsync.Coordinator], new_peer: NewPeer, engine: EngineName
+) -> None:
+    coordinator = new_coordinator(keeper=True)
+    pair = Pair(coordinator.endpoint, new_peer, engine)
+    pair.expect(1)
+    pair.sending.call(do.hold)
+    points = pair.replaying.call(do.replay, pair.sending.call(do.send, 2))
+    with ipcsync.connect(coordinator.endpoint) as client:
+        starts, pid = client.stats()["starts"], client.stats()["pid"]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: client.stats()["starts"] > starts, "another one serves")
+    pair.sending.call(do.let_go)
+    assert [pair.third.call(do.outcome, point)[0] for point in points] == ["complete"] * LAYERS
+    pair.expect(3)

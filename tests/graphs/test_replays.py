@@ -1,0 +1,426 @@
+"""A replay waits for its own points and records its own work, whatever the host does around it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.client.graphs.lane import lanes
+from ipcsync.client.graphs.words import Batch
+from ipcsync.testing import Memory, StreamGate
+from ipcsync.typing import EngineName
+from tests.graphs.layers import Layers, Sender, captured, finish
+from tests.kit.until import DEADLINE_S, until
+
+pytestmark = pytest.mark.driver
+
+NewClient = Callable[..., ipcsync.Client]
+
+
+class Stage:
+    """A sender of layers, a graph that replays them, and an event that it records."""
+
+    def __init__(self, new_client: NewClient, engine: EngineName, count: int = 1) -> None:
+        self.client, other = new_client("replays"), new_client("sends")
+        self.layers = Layers(count)
+        self.sender = Sender(other, self.layers)
+        self.done = self.client.event("done", recorder=True, engine=engine)
+
+    def replay(self, points: list[ipcsync.Point], **options: Any) -> ipcsync.client.Replaying:
+        """A replay of all layers, each recorded on the one event."""
+        waits = dict(zip(self.layers.waits, points, strict=False))
+        return self.client.replay(
+            waits, dict.fromkeys(self.layers.records, self.done), stream=self.layers.stream, timeout=20, **options
+        )
+
+    def run(self, value: int) -> list[ipcsync.Point]:
+        """Send a value to all layers and replay; the points of its records."""
+        with self.replay(self.sender.send(value)) as replay:
+            self.layers.launch()
+        return [replay[record] for record in self.layers.records]
+
+    def expect(self, value: int) -> None:
+        """A replay finds this value in each layer, and its records are complete behind that."""
+        points = self.run(value)
+        ipcsync.synchronize_all(points, timeout=DEADLINE_S)
+        assert self.layers.found() == [value] * len(points)
+
+
+@pytest.fixture
+def one(new_client: NewClient, engine: EngineName) -> Stage:
+    return Stage(new_client, engine)
+
+
+@pytest.fixture
+def two(new_client: NewClient, engine: EngineName) -> Stage:
+    return Stage(new_client, engine, 2)
+
+
+def test_a_replay_waits_for_its_point_and_its_record_for_the_graph(one: Stage) -> None:
+    for value in range(1, 6):
+        with StreamGate(one.sender.stream) as gate:
+            (done,) = one.run(value)
+            assert not done.query()
+            gate.open()
+            done.synchronize(DEADLINE_S)
+        assert one.layers.found() == [value]
+    assert one.done.generation == 5
+
+
+def test_replays_in_flight_each_have_their_own_point(one: Stage) -> None:
+    seen = [Memory(8) for _ in range(6)]
+    with StreamGate(one.sender.stream):
+        for value, memory in enumerate(seen, 1):
+            (done,) = one.run(value)
+            memory.copy_from(one.layers.target[0], one.layers.stream)
+            done.wait(one.sender.stream)  # the source is overwritten only then
+    finish(one.layers.stream)
+    assert [memory.read()[0] for memory in seen] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_layer_goes_on_while_the_next_one_waits_and_the_records_are_in_order_of_capture(two: Stage) -> None:
+    for value in (1, 2, 3):
+        (first,) = two.sender.send(value, [0])
+        with StreamGate(two.sender.stream):
+            (second,) = two.sender.send(value, [1])
+            with two.replay([first, second]) as replay:
+                two.layers.launch()
+            points = [replay[record] for record in two.layers.records]
+            assert [point.generation for point in points] == [2 * value - 1, 2 * value]
+            points[0].synchronize(DEADLINE_S)
+            assert two.layers.target[0].read()[0] == value
+            assert not points[1].query()
+        points[1].synchronize(DEADLINE_S)
+        assert two.layers.found() == [value, value]
+
+
+def test_row_64_a_block_that_raises_records_nothing_and_the_next_replay_is_right(two: Stage) -> None:
+    two.expect(1)
+    replaying = two.replay(two.sender.send(2))
+    replay = replaying.__enter__()
+    two.layers.launch()
+    replaying.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    with pytest.raises(ipcsync.CaptureError, match="no such record"):
+        replay[two.layers.records[0]]
+    assert two.done.generation == 2
+    two.expect(3)
+
+
+def test_row_64_a_block_that_launches_nothing_leaves_nothing_open_for_the_next(two: Stage) -> None:
+    with pytest.raises(ZeroDivisionError), two.replay(two.sender.send(1)):
+        raise ZeroDivisionError
+    finish(two.layers.stream)
+    with two.replay(two.sender.send(2)):
+        pass
+    with StreamGate(two.sender.stream):
+        points = two.run(3)
+        assert not points[0].query()
+    points[1].synchronize(DEADLINE_S)
+    assert two.layers.found() == [3, 3]
+
+
+def test_row_64_a_graph_that_is_launched_twice_in_a_block_passes_twice(one: Stage) -> None:
+    with one.replay(one.sender.send(1)) as replay:
+        one.layers.launch()
+        one.layers.launch()
+    replay[one.layers.records[0]].synchronize(DEADLINE_S)
+    one.expect(2)
+
+
+def test_a_launch_outside_of_blocks_waits_for_the_next_block(one: Stage) -> None:
+    one.expect(1)
+    one.layers.launch()
+    assert not one.layers.stream.query()
+    one.expect(2)
+
+
+def test_smaller_graphs_than_were_fed_and_graphs_without_waits_or_records(two: Stage) -> None:
+    first, blind = two.layers.capture(0), two.layers.capture(0, 1, waits=False)
+    late = two.layers.capture(0, 1, records=False)
+    for value, graph in enumerate((first, None, blind, first, late, None), 1):
+        with two.replay(two.sender.send(value)) as replay:
+            two.layers.launch(graph)
+        replay[two.layers.records[1]].synchronize(DEADLINE_S)
+    assert two.layers.found() == [6, 6]
+
+
+def test_a_second_launch_stream_waits_until_the_words_are_free(one: Stage) -> None:
+    other = ipcsync.Stream()
+    for value in range(1, 7):
+        stream = other if value % 2 else one.layers.stream
+        with StreamGate(one.sender.stream):
+            (point,) = one.sender.send(value)
+            waits, records = {one.layers.waits[0]: point}, {one.layers.records[0]: one.done}
+            with one.client.replay(waits, records, stream=stream, timeout=20) as replay:
+                one.layers.launch(on=stream)
+            done = replay[one.layers.records[0]]
+            done.wait(one.sender.stream)
+        if value % 3 == 0:
+            done.synchronize(DEADLINE_S)
+            assert one.layers.found() == [value]
+
+
+def test_a_point_of_a_second_launch_stream_does_not_open_the_gate_for_the_first(
+    one: Stage, new_client: NewClient
+) -> None:
+    other, free, seen = ipcsync.Stream(), ipcsync.Stream(), Memory(8)
+    theirs = new_client().event("theirs", recorder=True, engine="timeline")
+    wait, record = one.layers.waits[0], one.layers.records[0]
+    with StreamGate(one.sender.stream):
+        with one.replay(one.sender.send(1)) as first:
+            one.layers.launch()
+        seen.copy_from(one.layers.target[0], one.layers.stream)
+        points = {wait: theirs.record(free)}
+        with one.client.replay(points, {record: one.done}, stream=other, timeout=20) as second:
+            one.layers.launch(on=other)
+        for _ in range(300):  # if it does, then soon
+            assert not first[record].query()
+            assert not second[record].query()
+    ipcsync.synchronize_all([first[record], second[record]], timeout=DEADLINE_S)
+    finish(one.layers.stream)
+    assert seen.holds(1)
+
+
+def test_a_wait_in_two_branches_of_one_capture_and_a_record_behind_both(new_client: NewClient) -> None:
+    client, side = new_client(), ipcsync.Stream()
+    stream, events = ipcsync.Stream(), [ipcsync.Event() for _ in range(2)]
+    waits, record = [ipcsync.GraphWait() for _ in range(2)], ipcsync.GraphRecord()
+    source, target = Memory(8), [Memory(8) for _ in range(2)]
+
+    def put() -> None:
+        events[0].record(stream)
+        side.wait_event(events[0])
+        for each, on, memory in zip(waits, (stream, side), target, strict=True):
+            each.capture(on)
+            memory.copy_from(source, on)
+        events[1].record(side)
+        stream.wait_event(events[1])
+        record.capture(stream)
+
+    graph = captured(stream, put)
+    sent = new_client().event("sent", recorder=True, engine="timeline")
+    done = client.event("done", recorder=True, engine="timeline")
+    for value in (1, 2, 3):
+        with StreamGate(side):
+            source.fill(value, side)
+            points = [sent.record(side) for _ in waits]
+            with client.replay(dict(zip(waits, points, strict=True)), {record: done}, stream=stream) as replay:
+                Layers.launch(object.__new__(Layers), graph, stream)
+        replay[record].synchronize(DEADLINE_S)
+        assert [memory.read()[0] for memory in target] == [value, value]
+
+
+def test_a_stream_for_each_launch_takes_a_bounded_number_of_streams(one: Stage) -> None:
+    seen = set()
+    for value in range(1, 101):
+        stream = ipcsync.Stream()
+        (point,) = one.sender.send(value)
+        waits, records = {one.layers.waits[0]: point}, {one.layers.records[0]: one.done}
+        with one.client.replay(waits, records, stream=stream, timeout=20) as replay:
+            one.layers.launch(on=stream)
+        replay[one.layers.records[0]].synchronize(DEADLINE_S)
+        assert one.layers.found() == [value]
+        finish(stream)
+        seen |= {lane.feeder_id for lane in lanes()}
+        until(lambda: lanes()[-1].is_free, "its brackets are over")
+    assert len(seen) < 60
+
+
+def test_the_legacy_stream_launches_graphs_and_the_per_thread_one_does_not(one: Stage) -> None:
+    legacy, per_thread = ipcsync.ExternalStream(1, device=0), ipcsync.ExternalStream(2, device=0)
+    for value in (1, 2, 3):
+        waits = dict(zip(one.layers.waits, one.sender.send(value), strict=True))
+        with one.client.replay(waits, {one.layers.records[0]: one.done}, stream=legacy, timeout=20) as replay:
+            one.layers.launch(on=legacy)
+        replay[one.layers.records[0]].synchronize(DEADLINE_S)
+        assert one.layers.found() == [value]
+    with pytest.raises(ipcsync.CaptureError, match="per-thread"):
+        one.client.replay({}, stream=per_thread).__enter__()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_captured_nowhere_twice_or_never_is_an_error_and_spoils_no_capture(one: Stage) -> None:
+    wait, record = ipcsync.GraphWait(), ipcsync.GraphRecord()
+    for each in (wait, record):
+        assert not each.is_capturing(one.layers.stream)
+        with pytest.raises(ipcsync.CaptureError, match="not being captured"):
+            each.capture(one.layers.stream)
+
+    def put() -> None:
+        for each in (wait, record):
+            assert each.is_capturing(one.layers.stream)
+            each.capture(one.layers.stream)
+            with pytest.raises(ipcsync.CaptureError, match="in this capture already"):
+                each.capture(one.layers.stream)
+
+    with pytest.raises(ipcsync.CaptureError, match="never captured"):
+        one.client.replay({wait: one.sender.send(1)[0]}, stream=one.layers.stream).__enter__()
+    captured(one.layers.stream, put)
+    captured(one.layers.stream, put)  # in another one, again
+
+
+def test_a_record_and_a_wait_on_a_capturing_stream_name_what_there_is_instead(one: Stage) -> None:
+    (point,) = one.sender.send(1)
+
+    def put() -> None:
+        with pytest.raises(ipcsync.StreamCapturing, match="GraphRecord"):
+            one.done.record(one.layers.stream)
+        with pytest.raises(ipcsync.StreamCapturing, match="GraphWait"):
+            point.wait(one.layers.stream)
+        with pytest.raises(ipcsync.StreamCapturing), one.replay([point]):
+            pass
+
+    captured(one.layers.stream, put)
+
+
+def test_row_64_a_second_block_on_the_stream_or_with_these_words_is_refused_and_the_first_is_right(one: Stage) -> None:
+    other = ipcsync.Stream()
+    more = Layers(1)
+    with StreamGate(one.sender.stream):
+        points = one.sender.send(7)
+        errors: list[str] = []
+
+        def enter(stream: ipcsync.Stream, waits: dict[ipcsync.GraphWait, ipcsync.Point]) -> None:
+            try:
+                one.client.replay(waits, stream=stream).__enter__()
+            except ipcsync.CaptureError as error:
+                errors.append(str(error))
+
+        with one.replay(points) as replay:
+            enter(one.layers.stream, {more.waits[0]: points[0]})
+            thread = threading.Thread(target=enter, args=(other, {one.layers.waits[0]: points[0]}))
+            thread.start()
+            thread.join()
+            one.layers.launch()
+        assert ["one at a time" in errors[0], "is in use" in errors[1]] == [True, True]
+    replay[one.layers.records[0]].synchronize(DEADLINE_S)
+    assert one.layers.found() == [7]
+
+
+def test_a_block_that_nobody_ended_is_ended_by_the_next(one: Stage) -> None:
+    one.replay(one.sender.send(1)).__enter__()
+    one.layers.launch()
+    gc.collect()
+    one.expect(2)
+
+
+def test_a_block_that_nobody_ended_is_ended_by_one_on_another_stream(one: Stage) -> None:
+    other = ipcsync.Stream()
+    one.replay(one.sender.send(1)).__enter__()
+    one.layers.launch()
+    gc.collect()
+    (point,) = one.sender.send(2)
+    records = {one.layers.records[0]: one.done}
+    with one.client.replay({one.layers.waits[0]: point}, records, stream=other, timeout=20) as replay:
+        one.layers.launch(on=other)
+    replay[one.layers.records[0]].synchronize(DEADLINE_S)
+    assert one.layers.found() == [2]
+
+
+def test_the_points_are_there_behind_the_block(one: Stage) -> None:
+    with one.replay(one.sender.send(1)) as replay:
+        with pytest.raises(ipcsync.CaptureError, match="after its block"):
+            replay[one.layers.records[0]]
+        one.layers.launch()
+    with pytest.raises(KeyError):
+        replay[ipcsync.GraphRecord()]
+    assert replay[one.layers.records[0]].generation == 1
+
+
+def test_a_pending_point_of_another_session_on_the_event_engine_is_refused(one: Stage, new_client: NewClient) -> None:
+    theirs = new_client().event("theirs", recorder=True, engine="event")
+    mine = one.client.event("mine", recorder=True, engine="event")
+    with StreamGate(one.sender.stream) as gate:
+        point, own = theirs.record(one.sender.stream), mine.record(one.sender.stream)
+        seen = one.client.point(bytes(point))
+        with pytest.raises(ipcsync.EngineMismatch, match="depends on another process"):
+            one.replay([seen]).__enter__()
+        with one.replay([own]) as replay:
+            one.layers.launch()
+        gate.open()
+    replay[one.layers.records[0]].synchronize(DEADLINE_S)
+    with one.replay([seen]):  # complete by now
+        one.layers.launch()
+
+
+def test_more_records_of_an_event_than_its_depth_are_refused_and_as_many_wait_for_room(new_client: NewClient) -> None:
+    client = new_client()
+    layers = Layers(2)
+    shallow = client.event("shallow", recorder=True, engine="event", depth=1)
+    fit = client.event("fit", recorder=True, engine="event", depth=2)
+    with pytest.raises(ipcsync.EngineMismatch, match="depth=1"):
+        client.replay({}, dict.fromkeys(layers.records, shallow), stream=layers.stream).__enter__()
+    graph = layers.capture(0, 1, waits=False)
+    for _ in range(4):
+        with client.replay({}, dict.fromkeys(layers.records, fit), stream=layers.stream, timeout=20):
+            layers.launch(graph)
+    with StreamGate(layers.stream):
+        with client.replay({}, dict.fromkeys(layers.records, fit), stream=layers.stream, timeout=20):
+            layers.launch(graph)
+        with pytest.raises(ipcsync.WaitTimeout):
+            client.replay({}, dict.fromkeys(layers.records, fit), stream=layers.stream, timeout=0).__enter__()
+    fit.at(10).synchronize(DEADLINE_S)
+
+
+def test_only_so_many_replays_are_in_flight(one: Stage) -> None:
+    with StreamGate(one.sender.stream):
+        points = one.sender.send(1)
+
+        def replay_all() -> None:
+            for _ in range(100):
+                with one.client.replay({one.layers.waits[0]: points[0]}, stream=one.layers.stream, timeout=0):
+                    one.layers.launch()
+
+        with pytest.raises(ipcsync.WaitTimeout, match="in flight"):
+            replay_all()
+    one.expect(2)
+
+
+def test_a_point_that_this_very_replay_is_to_record_is_refused(one: Stage) -> None:
+    with pytest.raises(ValueError, match="ahead=True"):
+        one.client.replay(
+            {one.layers.waits[0]: one.done.at(1)}, {one.layers.records[0]: one.done}, stream=one.layers.stream
+        ).__enter__()
+
+
+def test_arguments_of_other_types_are_refused(one: Stage) -> None:
+    with pytest.raises(TypeError, match="GraphWait to Point"):
+        one.client.replay({one.layers.waits[0]: one.done})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="timeout"):
+        one.client.replay({}, timeout=-1)
+
+
+# --- exceptions at every step -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize("number", range(6))
+def test_row_64_an_exception_at_any_call_of_the_driver_leaves_the_next_replay_right(
+    two: Stage, monkeypatch: pytest.MonkeyPatch, number: int, when: str
+) -> None:
+    two.expect(1)
+    made, put = iter(range(100)), Batch.put
+
+    def interrupted(batch: Batch, *arguments: Any) -> None:
+        if (at := next(made)) != number or when == "behind":
+            put(batch, *arguments)
+        if at == number:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            two.run(2)
+    with StreamGate(two.sender.stream):
+        points = two.run(3)
+        assert not any(point.query() for point in points)
+    points[1].synchronize(DEADLINE_S)
+    assert two.layers.found() == [3, 3]
+    two.expect(4)

@@ -1,0 +1,185 @@
+"""`Client.next`: what torch replays within a block, over a stand-in that has torch's hooks and calls the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import ipcsync
+from ipcsync.client.graphs import upcoming
+from ipcsync.integrations import torch as integration
+from ipcsync.testing import Memory, StreamGate
+from tests.graphs.layers import captured, finish
+from tests.graphs.torch_stand_in import Stream, Torch
+from tests.kit.until import DEADLINE_S
+
+NewClient = Callable[..., ipcsync.Client]
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
+    stand_in = Torch()
+    monkeypatch.setitem(sys.modules, "torch", stand_in)
+    monkeypatch.setattr(upcoming, "has_hooks", False)
+    integration.install()
+    return stand_in
+
+
+class Engine:
+    """A model of one layer, whose graph is captured and replayed on torch's current stream."""
+
+    def __init__(self, torch: Torch, new_client: NewClient) -> None:
+        self._torch = torch
+        self.client, other = new_client(), new_client()
+        self.kv, self.done_at = ipcsync.GraphWait(), ipcsync.GraphRecord()
+        self.source, self.target = Memory(8), Memory(8)
+        stream = torch.stream._own
+        self.graph = captured(
+            stream,
+            lambda: self.kv.capture(),  # noqa: PLW0108 - the stream is torch's current one when it is called
+            lambda: self.target.copy_from(self.source, stream),
+            lambda: self.done_at.capture(),  # noqa: PLW0108
+        )
+        self.done = self.client.event("done", recorder=True, engine="timeline")
+        self.sending = ipcsync.Stream()
+        self.sent = other.event("sent", recorder=True, engine="timeline")
+
+    def send(self, value: int) -> ipcsync.Point:
+        self.source.fill(value, self.sending)
+        return self.sent.record(self.sending)
+
+    def next(self, point: ipcsync.Point) -> ipcsync.Upcoming:
+        return self.client.next({self.kv: point}, {self.done_at: self.done}, timeout=20)
+
+    def step(self) -> None:
+        self._torch.replay(self.graph)
+
+
+@pytest.fixture
+def engine(torch: Torch, new_client: NewClient) -> Engine:
+    return Engine(torch, new_client)
+
+
+def test_a_replay_deep_within_waits_and_records(engine: Engine) -> None:
+    for value in (1, 2, 3):
+        with StreamGate(engine.sending), engine.next(engine.send(value)) as replay:
+            engine.step()
+        assert replay.is_used
+        replay[engine.done_at].synchronize(DEADLINE_S)
+        assert engine.target.holds(value)
+
+
+def test_a_block_without_a_replay_queues_and_records_nothing(engine: Engine) -> None:
+    with engine.next(engine.send(1)) as replay:
+        pass
+    assert not replay.is_used
+    with pytest.raises(ipcsync.CaptureError, match="nothing was replayed"):
+        replay[engine.done_at]
+    assert engine.done.generation == 0
+    with engine.next(engine.send(2)) as replay:
+        engine.step()
+    replay[engine.done_at].synchronize(DEADLINE_S)
+    assert engine.target.holds(2)
+
+
+def test_several_replays_in_a_block_are_one_and_on_one_stream(engine: Engine, torch: Torch) -> None:
+    with engine.next(engine.send(1)) as replay:
+        engine.step()
+        engine.step()
+        first, torch.stream = torch.stream, Stream()
+        with pytest.raises(ipcsync.CaptureError, match="another stream"):
+            engine.step()
+        torch.stream = first
+    replay[engine.done_at].synchronize(DEADLINE_S)
+
+
+def test_a_launch_that_fails_makes_no_record(engine: Engine) -> None:
+    graph, engine.graph = engine.graph, 0
+    with pytest.raises(ipcsync.DriverError), engine.next(engine.send(1)):
+        engine.step()
+    try:
+        with engine.next(engine.send(1)):
+            engine.step()
+    except ipcsync.DriverError:
+        engine.graph = graph
+        with engine.next(engine.send(2)) as replay:
+            engine.step()  # while another exception is handled
+    replay[engine.done_at].synchronize(DEADLINE_S)
+    assert engine.done.generation == 1
+    assert engine.target.holds(2)
+
+
+def test_a_launch_whose_failure_is_caught_within_makes_no_record(engine: Engine) -> None:
+    graph, engine.graph = engine.graph, 0
+    with engine.next(engine.send(1)) as replay, pytest.raises(ipcsync.DriverError):
+        engine.step()
+    with pytest.raises(ipcsync.CaptureError, match="its block raised"):
+        replay[engine.done_at]
+    engine.graph = graph
+    finish(engine._torch.stream._own)
+    assert engine.done.generation == 0
+
+
+def test_a_point_that_is_not_recorded_in_time_prevents_the_launch(engine: Engine) -> None:
+    late = engine.client.next({engine.kv: engine.sent.at(9)}, timeout=0)
+    with pytest.raises(ipcsync.WaitTimeout), late:
+        engine.step()
+    finish(engine._torch.stream._own)  # nothing waits
+    assert engine.target.holds(0)
+
+
+def test_a_replay_on_another_stream_than_torchs_is_refused(engine: Engine, torch: Torch) -> None:
+    with pytest.raises(ipcsync.CaptureError, match="torch's current one"):
+        engine.client.replay({engine.kv: engine.send(1)}, stream=ipcsync.Stream()).__enter__()
+    mine = torch.stream
+    replaying = engine.client.replay({engine.kv: engine.send(1)}, {engine.done_at: engine.done}, stream=mine._own)
+    replaying.__enter__()
+    torch.stream = Stream()
+    with pytest.raises(ipcsync.CaptureError, match="torch's current one"):
+        replaying.__exit__(None, None, None)
+    torch.stream = mine
+    replaying = engine.client.replay({engine.kv: engine.send(1)}, {engine.done_at: engine.done})  # the current one
+    replaying.__enter__()
+    torch.stream = Stream()
+    with pytest.raises(ipcsync.CaptureError, match="torch's current one"):
+        replaying.__exit__(None, None, None)
+    torch.stream = mine
+    assert engine.done.generation == 0
+    finish(mine._own)
+
+
+def test_torchs_streams_wait_for_points(engine: Engine, torch: Torch) -> None:
+    with StreamGate(engine.sending):
+        torch.stream.wait_event(engine.send(1))
+        assert not torch.stream._own.query()
+    finish(torch.stream._own)
+
+
+def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, client: ipcsync.Client) -> None:
+    monkeypatch.setattr(upcoming, "has_hooks", False)
+    with pytest.raises(ipcsync.IpcSyncError, match=r"integrations\.torch\.install"):
+        client.next({}).__enter__()
+    monkeypatch.setitem(sys.modules, "torch", Torch(has_hooks=False))
+    with pytest.raises(ipcsync.IpcSyncError, match=r"after 2\.13"):
+        integration.install()
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(ipcsync.IpcSyncError, match="import it first"):
+        integration.install()
+
+
+def test_the_same_for_asyncio(engine: Engine, coordinator: ipcsync.Coordinator) -> None:
+    async def main() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            done = await client.event("async", recorder=True, engine="timeline")
+            seen = await client.event("sent")
+            engine.send(7)
+            async with client.next({engine.kv: seen.at(1)}, {engine.done_at: done}, timeout=20) as replay:
+                engine.step()
+            assert replay.is_used
+            await replay[engine.done_at].synchronize(DEADLINE_S)
+            assert engine.target.holds(7)
+
+    asyncio.run(main())

@@ -1,0 +1,44 @@
+"""The locks of ipcsync's that another thread may have while a process forks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import ipcsync
+from ipcsync import _drivers
+from ipcsync._board import over
+from ipcsync._engines import imports, traced
+from ipcsync._locks import Unwinding
+from ipcsync._native import event as native_event
+from ipcsync._native import living, pinned
+from ipcsync._trace import writer
+from ipcsync.client import default
+
+
+def module_locks() -> Iterator[tuple[str, Unwinding]]:
+    """Those that a process has one of."""
+    parts: list[Any] = [_drivers, default, native_event, over, pinned, writer]
+    parts += [imports._imports, living._living, traced._releases, *over._held.values()]
+    for part in parts:
+        yield from _locks_in(part)
+
+
+def locks_of(client: ipcsync.Client) -> Iterator[tuple[str, Unwinding]]:
+    """Those of a client, its session and its attachments; the compiled core's are taken by calls only."""
+    session = client._session
+    parts: list[Any] = [client, client._unnamed, session, session.connection, session.attachments, session.lease]
+    for part in (*parts, session.attachments.closes):
+        yield from _locks_in(part)
+
+
+def reservation_locks(reservations: Iterable[ipcsync.Reservation]) -> Iterator[tuple[str, Unwinding]]:
+    """Those of reservations, which no session lists."""
+    for reservation in reservations:
+        yield from _locks_in(reservation)
+
+
+def _locks_in(part: Any) -> Iterator[tuple[str, Unwinding]]:
+    for name, value in list(vars(part).items()):
+        if isinstance(value, Unwinding):
+            yield f"{getattr(part, '__name__', type(part).__name__)}.{name}", value
