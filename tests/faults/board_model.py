@@ -1,8 +1,8 @@
 """The board protocol as a model for `explorer` to walk: one slot, its recorder, waiters, the coordinator, the driver.
 
-Each generator here stands for the compiled core's function of the same name, with its steps in the same order; one step is
-one load, one store or one call of the driver or the kernel. `test_board_order` has the core itself called over a board and
-a driver that write down what is done to them, and compares that with the order here: a step moved in the code fails there.
+Each generator here stands for the compiled core's function of the same name, with its steps in the same order; one step
+is one load, one store or one call of the driver or the kernel. `test_board_order` has the core called over a board
+and a driver that write down what is done, and compares that with the order here: a step moved in the code fails there.
 
     ipcsync/_engines/core_cython/   slot.pxi, query.pxi, wait.pxi, record.pxi, release.pxi
     ipcsync_coordinator/effects.py  broken, drained, freed, opened; release.py: hold, reassert, reset

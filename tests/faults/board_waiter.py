@@ -1,4 +1,4 @@
-"""The board model's waiters: query, synchronize and wait, as in slot.pxi, query.pxi and wait.pxi of the compiled core."""
+"""The board model's waiters: query, synchronize and wait, as in the compiled core's slot, query and wait."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ MISTAKES = {
     "no following": "a stream is recorded on that does not wait for the record on another one before",
     "no last look": "nothing looks whether this use was closed once the words were read",
     "let go while inside": "an import is destroyed while a thread waits in the driver for it",
-    "inside after the look": "a thread looks whether this use was closed, and says later that it is in the driver for it",
-    "let go without the lock": "who lets go looks who is in the driver while a thread may be between that look and word",
+    "inside after the look": "a thread looks whether this use was closed, then says that it is in the driver, unlocked",
+    "let go without the lock": "who lets go looks who is in the driver, and a thread may be between that look and word",
     "release before state": "a timeline's word is released before the state says that it was",
     "release once": "a released word is not released again when a queued write pulled it down",
     "no look at the coordinator": "what the driver says of the coordinator's events counts whether or not it lives",
@@ -245,7 +245,6 @@ def event_query(world: World, number: int, generation: int) -> Moves:
     if world.coordinator == "gone":
         return ((True, world), (False, world))
     return ((says_complete(world, world.ring[(generation - 1) % len(world.ring)]), world),)
-
 
 
 def record(world: World, generation: int, stream: int, follows: int) -> Moves:

@@ -122,6 +122,13 @@ class Guard:
         """Not a step of the protocol."""
 
 
+def _raiser(kind: type[Exception]) -> Callable[..., NoReturn]:
+    def raise_it(*_: object) -> NoReturn:
+        raise kind("whose text is Python's")
+
+    return raise_it
+
+
 def engine_of(module: ModuleType) -> Any:
     """What is made over a build of the core: errors without texts, and handles that nobody exported."""
 
@@ -129,31 +136,27 @@ def engine_of(module: ModuleType) -> Any:
         label = "e"
         rig: Rig
 
-        def _raise(self, kind: type[Exception], *_: object) -> NoReturn:
-            raise kind("whose text is Python's")
-
-        raise_closed = raise_gone = lambda self: self._raise(errors.EventClosed)
-        raise_lost = lambda self, _: self._raise(errors.RecorderLost)
-        raise_timeout = lambda self, *_: self._raise(errors.WaitTimeout)
-        raise_full = raise_visited = raise_no_turn = raise_timeout
-        raise_reentered = lambda self: self._raise(errors.Reentered)
-        raise_under_way = lambda self: self._raise(errors.IpcSyncError)
-        refuse_capturing = lambda self, *_: self._raise(errors.StreamCapturing)
+        raise_closed = raise_gone = _raiser(errors.EventClosed)
+        raise_lost = _raiser(errors.RecorderLost)
+        raise_timeout = raise_full = raise_visited = raise_no_turn = _raiser(errors.WaitTimeout)
+        raise_reentered = _raiser(errors.Reentered)
+        raise_under_way = _raiser(errors.IpcSyncError)
+        refuse_capturing = _raiser(errors.StreamCapturing)
 
         def raise_driver(self, code: int, call: str) -> NoReturn:
             raise errors.DriverError(f"{call}: {code}", code=code, call=call)
 
         def raise_no_record(self) -> NoReturn:
             self.check()
-            self._raise(errors.EventClosed if self.chain.loss is None else errors.RecorderLost)
+            raise errors.RecorderLost if self.chain.loss is not None else errors.EventClosed
 
         def loss_of(self, _generation: int) -> Loss:
             return Loss("died", self.recorder, "r", 7)
 
-        def log_nobody(self) -> None:
+        def note_full(self, *_: object) -> None:
             """Nobody reads it."""
 
-        note_full = lambda self, _: None
+        log_nobody = note_full
 
         def peer_is_alive(self, serial: int) -> bool:  # asks the kernel what the line does not say
             if self.rig.log[-1:] != ["recorder alive?"]:
@@ -164,10 +167,16 @@ def engine_of(module: ModuleType) -> Any:
             self.rig.log.append("visitor alive?")
             return self.rig.lives(line)
 
-        open_event = lambda self, index, _: self.rig.handle or index + 1
-        open_word = lambda self: 1
-        close_event = close_events = lambda self, *_: True
-        create_event = lambda self, _: 77
+        def open_event(self, index: int, _patience_s: float | None) -> int:
+            return self.rig.handle or index + 1
+
+        def close_event(self, *_: object) -> bool:
+            return True
+
+        close_events = open_word = close_event
+
+        def create_event(self, _ordinal: int) -> int:
+            return 77
 
     return Engine
 
@@ -205,7 +214,7 @@ class Rig:
         self.functions = {
             name: ctypes.CFUNCTYPE(_INT, *kinds)(partial(self._called, name)) for name, kinds in SIGNATURES.items()
         }
-        self._hook = ctypes.CFUNCTYPE(None, _INT)(lambda number: self.step(number))
+        self._hook = ctypes.CFUNCTYPE(None, _INT)(self.step)
         self.bind()
         self.engine = self._engine()
         self._find()
@@ -219,7 +228,7 @@ class Rig:
         """An engine for a slot."""
         case = self.case
         names = {"device": "", "handles": [b""] * case.depth, "serials": [*range(case.depth)]}
-        attachment = Attachment("e", slot, 1, 0, engine=case.engine, depth=case.depth, recorder=recorder, **names)  # type: ignore[arg-type,call-arg,misc]
+        attachment = Attachment("e", slot, 1, 0, engine=case.engine, depth=case.depth, recorder=recorder, **names)  # type: ignore[arg-type]
         engine = engine_of(self.core)(self.board, self.guard, attachment, 0, self._mark)
         engine.rig = self
         return engine
@@ -325,7 +334,9 @@ class Rig:
             "synchronize": lambda: (point.synchronize() if point else engine.synchronize(generation)) or "ok",
             "wait": lambda: (point.wait(self.stream_handle) if point else self._wait(ahead=False)) or "ok",
             "ahead": lambda: self._wait(ahead=True) or "ok",
-            "record": (lambda: self.event.record(self.stream_handle) and "") if self.is_users else lambda: self._record() or "",
+            "record": (lambda: self.event.record(self.stream_handle) and "")
+            if self.is_users
+            else lambda: self._record() or "",
             "harvest": lambda: engine.publish_completed() or "",
             "let go": engine.try_release,
         }
@@ -336,13 +347,15 @@ class Rig:
                 outcome = f"{type(error).__name__} {getattr(error, 'call', '')}".strip()
         return self.log, outcome
 
-    def _wait(self, *, ahead: bool) -> None:
+    def _wait(self, *, ahead: bool) -> str:
         self.engine.check()
         self.engine.queue(self.stream_handle, 0, self.case.generation, None, ahead, 0)
+        return ""
 
-    def _record(self) -> None:
+    def _record(self) -> str:
         self.engine.check()
         self.engine.record_next(self.stream_handle, INT64_MAX, None, None)
+        return ""
 
     def point(self) -> Any:
         """A point over the engine, of which only what is the core's is there."""

@@ -73,9 +73,7 @@ SCENARIOS |= {
         calls=((("wait", 1), ("wait", 2)),), streams=(1, 1, 1), recorded=1, heartbeat=True
     ),
 }
-SCENARIOS["two sleep"] = Scenario(
-    calls=((("synchronize", 1),), (("synchronize", 2),)), depth=2, streams=(1, 1)
-)
+SCENARIOS["two sleep"] = Scenario(calls=((("synchronize", 1),), (("synchronize", 2),)), depth=2, streams=(1, 1))
 
 TIMELINES: dict[str, Scenario] = {
     "ahead, the recorder expires": Scenario(

@@ -10,14 +10,9 @@ from ipcsync.typing import EngineName
 from tests.faults import actions, fixtures
 from tests.faults.fixtures import Blocked, until_lost
 from tests.kit.peer import Peer
-from tests.kit.shortcuts import NONE_HERE, has_shortcuts
 from tests.kit.until import until
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.driver,
-    pytest.mark.skipif(not has_shortcuts(), reason=NONE_HERE),
-]
+pytestmark = [pytest.mark.core, pytest.mark.driver]
 
 _STEPS = {"event": 15, "timeline": 16}  # of a record; a wait that is queued takes no more than these
 _WAIT_STEPS = {"event": 31, "timeline": 24}
@@ -49,7 +44,7 @@ def test_row_03_a_recorder_killed_before_any_compiled_step_leaves_nothing_half_p
     event = client.event("e", engine=engine)
     stream = ipcsync.Stream()
     sixth = event.at(6)
-    waiting = [Blocked(sixth.synchronize, "await_recorded"), Blocked(lambda: sixth.wait(stream), "await_recorded")]
+    waiting = [Blocked(sixth.synchronize), Blocked(lambda: sixth.wait(stream))]
 
     peer.begin(actions.die_at_step, "record", "e", at)
 
@@ -90,7 +85,7 @@ def test_row_03_a_waiter_killed_before_any_compiled_step_harms_nobody(
     until(lambda: client.stats()["pool_in_use"] == 0, "the slot free again")
 
 
-_CHAINED_STEPS = {"event": 34, "timeline": 36}  # of a record behind a wait
+_CHAINED_STEPS = {"event": 40, "timeline": 42}  # of a record behind a wait
 
 
 def _warm_chain(
@@ -115,7 +110,7 @@ def test_a_record_behind_a_wait_has_the_steps_that_are_killed_below(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("at", range(40))
+@pytest.mark.parametrize("at", range(max(_CHAINED_STEPS.values())))
 def test_row_03_a_recorder_killed_at_any_step_of_a_record_behind_others_leaves_a_loss(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName, at: int
 ) -> None:
@@ -127,7 +122,7 @@ def test_row_03_a_recorder_killed_at_any_step_of_a_record_behind_others_leaves_a
         point = above.record(stream)
         _warm_chain(coordinator, client, peer, engine, point)
         event = client.event("e", engine=engine)
-        waiting = [Blocked(event.at(8).synchronize, "await_recorded"), Blocked(event.at(7).synchronize, "synchronize")]
+        waiting = [Blocked(event.at(8).synchronize), Blocked(event.at(7).synchronize)]
 
         peer.begin(actions.die_at_step, "record", "e", at)
 

@@ -130,21 +130,27 @@ def test_what_the_driver_refuses_is_raised_and_not_said_to_be_done(
             made.results[refusal.function] = _UNKNOWN
 
     take = Rig.step
+    monkeypatch.setattr(Rig, "step", step)
     made = rig(refusal.name)
-    with monkeypatch.context() as patch:
-        if refusal.since:
-            patch.setattr(Rig, "step", step)
-        else:
-            made.results[refusal.function] = _UNKNOWN
-        steps, outcome = made.call()
+    if not refusal.since:
+        made.results[refusal.function] = _UNKNOWN
+    steps, outcome = made.call()
+    monkeypatch.undo()
     case, engine = made.case, made.engine
     assert outcome == ("StreamCapturing" if refusal.function == _CAPTURING else f"DriverError {refusal.function}")
     assert tuple(step for step in steps if step.startswith(_CHANGES)) == refusal.changes
     assert (made.word("recorded"), made.word("completed")) == (case.meanwhile.get("recorded", case.recorded), 0)
-    assert (engine._recorded, engine._begun) == (case.made * case.is_recorder, (case.made + refusal.is_doubtful) * case.is_recorder)
-    assert (engine._completed, engine.known_complete, engine.may_be_recorded) == (0, 0, refusal.is_doubtful and engine.is_timeline)
+    assert (engine._recorded, engine._begun) == (
+        case.made * case.is_recorder,
+        (case.made + refusal.is_doubtful) * case.is_recorder,
+    )
+    assert (engine._completed, engine.known_complete, engine.may_be_recorded) == (
+        0,
+        0,
+        refusal.is_doubtful and engine.is_timeline,
+    )
     _expect_free(made)
-    made.results.clear()
+    made.results, refusal = {}, refusal._replace(since="")
     made.case = replace(case, says_complete=True, meanwhile={})
     if case.engine == "timeline":
         made.put("completed", case.recorded)

@@ -154,6 +154,7 @@ cdef class Chain:
         if not pending:
             return None
         if MISTAKE == 10:
+            step(LOAD_NEWEST)
             newest = ipcsync_load(view.sessions.header + NEWEST)
         # A wait that another thread is about to queue, or that the driver refused, is not before it.
         is_in_order = all([wait.is_queued for wait in pending if wait.stream == stream])

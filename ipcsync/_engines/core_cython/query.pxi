@@ -126,9 +126,13 @@ cdef class Queries(Slot):
             if not self.state.take():
                 return False
             try:
-                is_accepted = not self.is_unused and (
-                    self.is_on_board(generation) if self.is_timeline else query_relaxed(self.event(generation)) == 0
-                )
+                if not self.is_unused:
+                    with nogil:
+                        is_accepted = (
+                            self.is_on_board(generation)
+                            if self.is_timeline
+                            else query_relaxed(self.event(generation)) == 0
+                        )
                 if is_accepted and (
                     not self.is_clear(generation)
                     or not self.recorder_lives()
@@ -323,7 +327,8 @@ cdef class Queries(Slot):
                 self.chain.judge(min(<int64_t>(count - self.base), self._recorded))
                 self.chain.store()
             return True
-        done = self.harvest()
+        with nogil:
+            done = self.harvest()
         if not self.chain.is_open:
             self.store(done)
         elif not self.is_orphaned() and not self.is_broken():  # a broken one's watermark says what counts

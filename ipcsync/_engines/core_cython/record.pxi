@@ -186,19 +186,23 @@ cdef class Records(Waits):
         """
         cdef Marker *last
         cdef bint is_under_way
+        cdef int result = 0
         with nogil:
             self.settle_doubts()
         if stream != self.stream:
             last = self.marker(self.stream)
             if self.is_timeline:  # without a marker all work on that stream was found complete
-                is_under_way = last != NULL and (last.handle != NULL or query_relaxed(last.event) != 0)
+                with nogil:
+                    is_under_way = last != NULL and (last.handle != NULL or query_relaxed(last.event) != 0)
             else:  # if it was not made, its CUDA event is an older one's, which is complete
-                is_under_way = not self.says_complete(self._begun)
+                with nogil:
+                    is_under_way = not self.says_complete(self._begun)
             if is_under_way:
                 self.raise_under_way()
         if self._begun > 1 and self.has_import(self._begun - 1):
-            return self.wait_in_stream(handle, self._begun - 1)
-        return 0
+            with nogil:
+                result = self.wait_in_stream(handle, self._begun - 1)
+        return result
 
     cdef int make_record(self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
         """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_OVER: made, and the event is not open any more."""

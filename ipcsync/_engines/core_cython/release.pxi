@@ -59,7 +59,7 @@ cdef class Core(Records):
             return False
         try:
             if self.guard.coordinator_is_alive():
-                if not (self.settle_doubts() and self.is_drained_now() and self.drop_all_markers(False)):
+                if not (self.has_settled() and self.is_drained_now() and self.drop_all_markers(False)):
                     return False
             if self.guard.coordinator_is_alive():
                 if not self.decide_waits():
@@ -82,9 +82,23 @@ cdef class Core(Records):
     cdef bint drop_all_markers(self, bint all) except -1:
         cdef bint are_gone
         self.enter_state()
-        are_gone = self.drop_markers(all)
+        with nogil:
+            are_gone = self.drop_markers(all)
         self.state.give()
         return are_gone
+
+    cdef bint has_settled(self):
+        """As `settle_doubts`, and `says`: the driver is asked without the GIL, of which it may need another's call."""
+        cdef bint has
+        with nogil:
+            has = self.settle_doubts()
+        return has
+
+    cdef bint says(self, int64_t generation):
+        cdef bint says
+        with nogil:
+            says = self.says_complete(generation)
+        return says
 
     cdef bint has_any_parked(self) noexcept nogil:
         """Whether a thread is in the driver's wait for a marker or an import, which may not be destroyed then."""
@@ -114,7 +128,7 @@ cdef class Core(Records):
         if not self.guard.coordinator_is_alive() or not self.calls.take():  # then the driver must not be asked
             return False
         try:
-            return self.settle_doubts() and self.is_drained_now()
+            return self.has_settled() and self.is_drained_now()
         finally:
             self.calls.give()
 
@@ -125,10 +139,10 @@ cdef class Core(Records):
         if self.is_timeline:
             if not self.is_recorder or state not in (OPEN, CLOSED):
                 return True  # apart from what the markers show
-        elif self._begun != self._recorded and not self.says_complete(self._begun):
+        elif self._begun != self._recorded and not self.says(self._begun):
             return False
         if not self.is_recorder or state not in (OPEN, CLOSED):
-            return self.is_timeline or self._completed == self._recorded or self.says_complete(self._recorded)
+            return self.is_timeline or self._completed == self._recorded or self.says(self._recorded)
         if not self.publish():
             return False
         # What is left of a record that was refused is never settled.
@@ -159,6 +173,7 @@ cdef class Core(Records):
         False also while another thread has the lock. Raises Reentered within a call of this thread that has it.
         """
         cdef Marker *marker
+        cdef Handle event
         cdef bint has = True
         cdef bint is_doubtful = False
         if self.is_unused:
@@ -170,10 +185,12 @@ cdef class Core(Records):
         marker = self.marker(stream)
         if marker != NULL:
             is_doubtful = marker.handle != NULL
-            has = not is_doubtful and query_relaxed(marker.event) == 0
+            event = marker.event
+            with nogil:
+                has = not is_doubtful and query_relaxed(event) == 0
         self.state.give()
         if is_doubtful and self.calls.take():  # else nobody would learn of it before the next record
-            self.settle_doubts()
+            self.has_settled()
             self.calls.give()
         return has
 

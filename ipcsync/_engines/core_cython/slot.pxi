@@ -409,7 +409,8 @@ cdef class Slot:
         event = <Handle><uintptr_t>int(self.create_event(ordinal))
         self.enter_state()
         if self.marker_count >= MANY_MARKERS:
-            self.drop_markers(False)  # a program may make a stream for each piece of work
+            with nogil:
+                self.drop_markers(False)  # a program may make a stream for each piece of work
         if self.marker_count == self.marker_room:
             grown = <Marker *>realloc(self.markers, (self.marker_room + MANY_MARKERS) * sizeof(Marker))
             if grown == NULL:
@@ -482,8 +483,9 @@ cdef class Slot:
         cdef int result
         if self.find_list(stream, &key):
             return key
-        step(GET_FLAGS)
-        result = cuStreamGetFlags(handle, &flags)
+        with nogil:
+            step(GET_FLAGS)
+            result = cuStreamGetFlags(handle, &flags)
         if result != 0:
             self.raise_driver(result, "cuStreamGetFlags")
         key = <int64_t>stream if flags & NON_BLOCKING else -1 - ordinal
@@ -507,8 +509,9 @@ cdef class Slot:
     cdef uint64_t id_of(self, Handle handle) except 0:
         cdef unsigned long long stream = 0
         cdef int result
-        step(GET_ID)
-        result = cuStreamGetId(handle, &stream)
+        with nogil:
+            step(GET_ID)
+            result = cuStreamGetId(handle, &stream)
         if result != 0:
             self.raise_driver(result, "cuStreamGetId")
         return stream

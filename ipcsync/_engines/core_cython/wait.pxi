@@ -170,13 +170,16 @@ cdef class Waits(Queries):
         """Wait on a stream that this use knows; False, and nothing is changed, if it does not."""
         cdef int64_t key = 0
         cdef unsigned long long stream = 0
+        cdef int result
         self.check_use()
         if not self.is_usable(<Handle>address):
             return False
         if generation <= self.known():
             return True
-        step(GET_ID)
-        if cuStreamGetId(<Handle>address, &stream) != 0 or not self.find_list(stream, &key):
+        with nogil:
+            step(GET_ID)
+            result = cuStreamGetId(<Handle>address, &stream)
+        if result != 0 or not self.find_list(stream, &key):
             return False
         self.queue_wait(<Handle>address, stream, self.ordinal if key >= 0 else <int>(-1 - key), generation, FOREVER, None, False)
         return True
