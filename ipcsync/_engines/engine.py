@@ -347,12 +347,11 @@ class Engine(Core):
         """Raise Reentered."""
         raise Reentered(f"a call for {self.label} is under way on this thread, which this one interrupts")
 
-    def raise_under_way(self) -> NoReturn:
-        """Raise IpcSyncError: the driver refused a record, and another stream may have it all the same."""
+    def raise_unknown_place(self) -> NoReturn:
+        """Raise IpcSyncError: the driver refused a record and the marker behind it, and the next one is elsewhere."""
         raise IpcSyncError(
-            f"the driver refused generation {self._begun} of {self.label}, and the stream that it was for may have it "
-            "all the same: record on that stream once more, or here once its work is done; or close the event and open "
-            "it again"
+            f"the driver refused a record of {self.label} and what would show its place on its stream: record on that "
+            "stream once more, or close the event and open it again"
         )
 
     def raise_not_recorder(self, who: str = "this session") -> NoReturn:

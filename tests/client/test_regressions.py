@@ -77,26 +77,6 @@ def test_a_record_between_two_on_the_same_stream_is_not_overtaken_if_it_was_on_t
     assert event.completed == event.generation
 
 
-def test_a_record_that_was_interrupted_is_not_overtaken(client: ipcsync.Client, engine: EngineName) -> None:
-    event = client.event("e", recorder=True, engine=engine)
-    stream, other = ipcsync.Stream(), ipcsync.Stream()
-    event.record(stream).synchronize(10)
-    futex = event._attached.engine.line.futex
-    wake = futex.wake
-
-    def interrupt() -> None:
-        wake()
-        raise KeyboardInterrupt
-
-    with StreamGate(other):
-        futex.wake = interrupt
-        with pytest.raises(KeyboardInterrupt):
-            event.record(other)
-        futex.wake = wake
-        _assert_follows(event, event.at(2), stream)
-    event.record(stream).synchronize(10)
-
-
 def test_a_close_that_leaves_work_in_flight_gives_back_the_rest_before_that_ends(
     new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:

@@ -17,6 +17,7 @@ from cuda.bindings.driver import CUresult
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit import driver_functions
 from tests.kit.until import until
 
 pytestmark = [pytest.mark.core, pytest.mark.driver]
@@ -324,17 +325,12 @@ def test_of_many_events_none_stays_open_when_one_cannot_be_taken_in(
     until(lambda: observer.stats()["events"] == 0, "all three were given back")
 
 
-class _Broken:
-    """The driver of a context in which something faulted."""
-
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._driver, name)
-
-    def cuEventQuery(self, _event: Any) -> Any:  # noqa: N802 - the driver's name
-        return (CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
+_BROKEN: dict[str, driver_functions.Call] = {"cuEventQuery": lambda *_: int(CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)}
+"""The driver of a context in which something faulted."""
+_BROKEN_WHERE_PENDING: dict[str, driver_functions.Call] = {
+    "cuEventQuery": lambda real, event: int(CUresult.CUDA_ERROR_ILLEGAL_ADDRESS) if real(event) else 0
+}
+"""The same, for what was not complete by then."""
 
 
 def test_a_driver_that_fails_keeps_no_client_from_its_goodbye(
@@ -342,17 +338,14 @@ def test_a_driver_that_fails_keeps_no_client_from_its_goodbye(
 ) -> None:
     client = new_client("client", lease_ttl=1.0)
     faulted, sound = (client.event(name, recorder=True, engine=engine) for name in ("faulted", "sound"))
-    used = faulted._attached.engine
-    driver = used._driver
     stream = ipcsync.Stream()
     gate = StreamGate(stream)  # so that no beat finds it complete before the driver fails
     faulted.record(stream)
     sound.record(ipcsync.Stream()).synchronize(10)
-    used._driver = _Broken(driver)  # type: ignore[assignment]
-    client.close()
-    until(lambda: observer.stats()["pool_in_use"] == 1, "the sound one is free")
-    assert [row.state for row in observer.list_events()] == ["closed"]
-    used._driver = driver
+    with driver_functions.replaced(_BROKEN_WHERE_PENDING):
+        client.close()
+        until(lambda: observer.stats()["pool_in_use"] == 1, "the sound one is free")
+        assert [row.state for row in observer.list_events()] == ["closed"]
     gate.open()
     _assert_all_free(observer)
 
@@ -362,15 +355,12 @@ def test_a_driver_that_fails_costs_no_lease_and_no_other_event_anything(
 ) -> None:
     client = new_client("client")
     faulted, sound = (client.event(name, recorder=True, engine="event") for name in ("faulted", "sound"))
-    used = faulted._attached.engine
-    driver = used._driver
     faulted.record(ipcsync.Stream())
-    used._driver = _Broken(driver)  # type: ignore[assignment]
-    client._session.lease.wake()
-    until(lambda: "cannot publish what is complete of the event 'faulted'" in caplog.text, "a beat met the failure")
+    with driver_functions.replaced(_BROKEN):
+        client._session.lease.wake()
+        until(lambda: "cannot publish what is complete of the event 'faulted'" in caplog.text, "a beat met the failure")
     assert client.is_connected
     sound.record(ipcsync.Stream()).synchronize(10)
-    used._driver = driver
 
 
 def test_nor_does_it_keep_a_client_that_has_expired_from_its_close(
@@ -378,11 +368,8 @@ def test_nor_does_it_keep_a_client_that_has_expired_from_its_close(
 ) -> None:
     client = new_client("client", lease_ttl=1.0)
     event = client.event("e", recorder=True, engine=engine)
-    used = event._attached.engine
-    driver = used._driver
     event.record(ipcsync.Stream())
-    used._driver = _Broken(driver)  # type: ignore[assignment]
-    client._session.lease._lose(ipcsync.SessionExpired("it was silent for too long"))
-    client.close()
-    used._driver = driver
+    with driver_functions.replaced(_BROKEN):
+        client._session.lease._lose(ipcsync.SessionExpired("it was silent for too long"))
+        client.close()
     _assert_all_free(observer)

@@ -140,7 +140,7 @@ def engine_of(module: ModuleType) -> Any:
         raise_lost = _raiser(errors.RecorderLost)
         raise_timeout = raise_full = raise_visited = raise_no_turn = _raiser(errors.WaitTimeout)
         raise_reentered = _raiser(errors.Reentered)
-        raise_under_way = _raiser(errors.IpcSyncError)
+        raise_unknown_place = _raiser(errors.IpcSyncError)
         refuse_capturing = _raiser(errors.StreamCapturing)
 
         def raise_driver(self, code: int, call: str) -> NoReturn:

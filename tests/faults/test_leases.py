@@ -115,7 +115,7 @@ def test_row_04_a_process_that_is_stopped_while_its_last_records_drain_loses_the
     point = client.point(owner.call(actions.record, "e"))
     session = client._session.lease.board.session(event._engine.line.recorder & 0xFFFF)
     owner.call(actions.close_client)
-    waiting = Blocked(point.synchronize, "synchronize")
+    waiting = Blocked(point.synchronize)
     closed_ns = time.monotonic_ns()
     until(lambda: session.heartbeat > closed_ns + 2e9 * TTL_S, "it drains for longer than its lease")
     assert event.state == "closed", "a recorder that runs may take its time"

@@ -269,7 +269,7 @@ cdef class Queries(Slot):
 
     # --- what the recorder publishes ----------------------------------------------------------------------------------
 
-    cdef int64_t harvest(self) noexcept nogil:
+    cdef int64_t harvest(self) except -1 nogil:
         """Up to where the driver calls this session's records complete. With `state`."""
         cdef int64_t done = self._completed
         cdef int64_t newest = self._recorded
@@ -280,10 +280,18 @@ cdef class Queries(Slot):
                 done += 1
         return done
 
-    cdef inline bint says_complete(self, int64_t generation) noexcept nogil:
+    cdef bint says_complete(self, int64_t generation) except -1 nogil:
         """Whether the driver calls a record of this session complete."""
+        cdef Handle event = self.event(generation)
+        cdef int result
         step(EVENT_QUERY)
-        return self.event(generation) != NULL and query_relaxed(self.event(generation)) == 0
+        if event == NULL:
+            return False
+        result = query_relaxed(event)
+        if result != 0 and result != NOT_READY:
+            with gil:
+                self.raise_driver(result, "cuEventQuery")
+        return result == 0
 
     cdef bint open_pending(self) except -1:
         """Open the imports of this session's records that are not complete: an earlier use may have made them."""
@@ -403,7 +411,8 @@ cdef class Queries(Slot):
         self.publish()
         if self.chain.loss is not None:
             self.raise_no_record()
-        if self.try_state():
+        if not self.state.mine():
+            self.enter_state()
             self.raise_room()
             self.state.give()
         return True

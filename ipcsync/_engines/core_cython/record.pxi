@@ -179,28 +179,21 @@ cdef class Records(Waits):
         return self.chain.entry_of(generation, stream, waits)
 
     cdef int follow_refused(self, Handle handle, uint64_t stream) except -1:
-        """Have the stream wait for all records before the refused one; the driver's error.
-
-        The refused one, if it was made, is before this try on its own stream. On another one that is so only once it is
-        complete: while it is not, this record is refused, since a stream that stands still would keep it for ever.
-        """
+        """Have the stream wait for all records before the refused one, and for that one if it was made; the error."""
         cdef Marker *last
-        cdef bint is_under_way
         cdef int result = 0
         with nogil:
             self.settle_doubts()
-        if stream != self.stream:
             last = self.marker(self.stream)
-            if self.is_timeline:  # without a marker all work on that stream was found complete
-                with nogil:
-                    is_under_way = last != NULL and (last.handle != NULL or query_relaxed(last.event) != 0)
-            else:  # if it was not made, its CUDA event is an older one's, which is complete
-                with nogil:
-                    is_under_way = not self.says_complete(self._begun)
-            if is_under_way:
-                self.raise_under_way()
-        if self._begun > 1 and self.has_import(self._begun - 1):
-            with nogil:
+        if stream != self.stream and self.is_timeline and last != NULL and last.handle != NULL:
+            self.raise_unknown_place()
+        with nogil:
+            if stream != self.stream:
+                if not self.is_timeline:  # if it was not made, its CUDA event is an older one's
+                    result = self.wait_in_stream(handle, self._begun)
+                elif last != NULL:  # else all work on that stream was found complete
+                    result = cuStreamWaitEvent(handle, last.event, 0)
+            if result == 0 and self._begun > 1 and self.has_import(self._begun - 1):
                 result = self.wait_in_stream(handle, self._begun - 1)
         return result
 

@@ -51,8 +51,9 @@ cdef class Core(Records):
         """Forget what was queued for this slot and destroy the markers; False while any of it is pending."""
         cdef bint are_decided = False
         cdef int sleepers
-        if not self.try_state():
+        if self.state.mine():
             return False
+        self.enter_state()
         sleepers = self.sleepers  # with `state`: who found this use open with that held is counted by now
         self.state.give()
         if sleepers:
@@ -87,14 +88,14 @@ cdef class Core(Records):
         self.state.give()
         return are_gone
 
-    cdef bint has_settled(self):
+    cdef bint has_settled(self) except -1:
         """As `settle_doubts`, and `says`: the driver is asked without the GIL, of which it may need another's call."""
         cdef bint has
         with nogil:
             has = self.settle_doubts()
         return has
 
-    cdef bint says(self, int64_t generation):
+    cdef bint says(self, int64_t generation) except -1:
         cdef bint says
         with nogil:
             says = self.says_complete(generation)
@@ -198,7 +199,7 @@ cdef class Core(Records):
         """The device of the stream with that id; -1 if nothing that this use queued there is pending."""
         cdef Marker *marker
         cdef int ordinal = -1
-        if self.try_state():
+        if not self.state.mine() and self.enter_state():
             marker = self.marker(stream)
             ordinal = -1 if marker == NULL else marker.ordinal
             self.state.give()

@@ -389,7 +389,7 @@ cdef class Slot:
         return True
 
     cdef bint try_state(self) noexcept nogil:
-        """As `enter_state`; False on a thread that has it, or if another one has it for very long."""
+        """As `enter_state`, without the GIL, which who has it may need; False if this thread has it, or another for long."""
         return self.state.take() or (not self.state.mine() and self.state.take_within(LONGEST_NS))
 
     cdef inline Marker *marker(self, uint64_t stream) noexcept nogil:

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Generic, ParamSpec, TypeVar
 
 from ipcsync import _drivers
-from ipcsync._deadline import FULL_NS, bounded, deadline_of, left_of
+from ipcsync._deadline import FULL_NS, deadline_of, left_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
