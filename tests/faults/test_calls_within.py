@@ -13,6 +13,7 @@ import ipcsync
 from ipcsync import _locks
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit import driver_functions
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.process
@@ -67,28 +68,23 @@ class _Both:
             assert not thread.is_alive(), "it waits for what the other one has"
 
 
-@pytest.mark.parametrize("amid", ["records", "waits"])
 def test_row_42_records_within_each_others_calls_end(
-    client: ipcsync.Client, new_client: NewClient, engine: EngineName, amid: str
+    client: ipcsync.Client, new_client: NewClient, engine: EngineName
 ) -> None:
-    """Each event stands behind a wait, so that there is something to put right after a record that is refused."""
-    above, held, other_stream = new_client().event("above", recorder=True, engine=engine), *_streams(2)
-    events, streams, both = [], _streams(2), _Both()
+    """Each call makes a marker, which is asked of Python: there a handler or a finalizer may call."""
+    above, held = new_client().event("above", recorder=True, engine=engine), ipcsync.Stream()
+    events, streams, both = [], _streams(4), _Both()
     with StreamGate(held) as gate:
         point = client.point(bytes(above.record(held)))
         points = []
-        for name, stream in zip(("first", "second"), streams, strict=True):
+        for name, stream in zip(("first", "second"), streams, strict=False):
             events.append(client.event(name, recorder=True, engine=engine))
             point.wait(stream)
             points.append(events[-1].record(stream))
             assert events[-1]._engine.chain.entries
         for mine, other in ((0, 1), (1, 0)):
-            outer: dict[str, Callable[[], object]] = {
-                "records": partial(events[mine].record, streams[mine]),
-                "waits": partial(points[mine].wait, other_stream),
-            }
-            method = "_driver_record" if amid == "records" else "_driver_stream_wait"
-            both.add(outer[amid], events[mine]._engine, method, partial(events[other].record, streams[mine]))
+            wait = partial(points[mine].wait, streams[2 + mine])
+            both.add(wait, events[mine]._engine, "create_event", partial(events[other].record, streams[mine]))
         both.run()
         gate.open()
     assert both.raised
@@ -97,20 +93,21 @@ def test_row_42_records_within_each_others_calls_end(
         event.record(streams[0]).synchronize(timeout=DEADLINE_S)
 
 
-def test_row_42_a_request_within_a_record_and_a_record_within_a_request_end(
+def test_row_42_a_request_within_a_wait_and_a_record_within_a_request_end(
     client: ipcsync.Client, engine: EngineName
 ) -> None:
-    event, stream = client.event("e", recorder=True, engine=engine), ipcsync.Stream()
+    event, streams = client.event("e", recorder=True, engine=engine), _streams(3)
     both = _Both()
-    both.add(
-        lambda: event.record(stream), event._engine, "_driver_record", lambda: client.stats(timeout=2 * DEADLINE_S)
-    )
-    both.add(client.stats, client._session.connection, "_try_send", lambda: event.record(stream))
-    both.run()
-    assert both.raised
-    assert {type(error) for error in both.raised} == {ipcsync.Reentered}
+    with StreamGate(streams[0]) as gate:
+        point = event.record(streams[0])
+        stats = partial(client.stats, timeout=2.0)
+        both.add(partial(point.wait, streams[1]), event._engine, "create_event", stats)
+        both.add(client.stats, client._session.connection, "_try_send", lambda: event.record(streams[0]))
+        both.run()
+        gate.open()
+    assert {type(error) for error in both.raised} <= {ipcsync.Reentered, ipcsync.WaitTimeout}
     client.stats()
-    event.record(stream).synchronize(timeout=DEADLINE_S)
+    event.record(streams[0]).synchronize(timeout=DEADLINE_S)
 
 
 class _OnTheHeartbeatsThread:
@@ -139,22 +136,24 @@ def test_row_42_a_finalizer_on_the_heartbeats_thread_waits_for_no_thread_that_th
     event.record(stream)
     held_up = threading.Event()
 
-    def hold_up() -> None:  # as the driver does while a stream's queue is full
-        held_up.set()
-        finalizer.has_ended.wait(2 * _TTL_S)
+    def hold_up(real: driver_functions.Call, *args: Any) -> int:  # as the driver does while a stream's queue is full
+        if not held_up.is_set():
+            held_up.set()
+            finalizer.has_ended.wait(2 * _TTL_S)
+        return real(*args)
 
-    _amid(event._engine, "_driver_record", hold_up)
     thread = threading.Thread(target=lambda: event.record(stream), daemon=True)
 
     def record() -> None:
         held_up.wait(DEADLINE_S)
         event.record(stream)
 
-    finalizer = _OnTheHeartbeatsThread(client, record)
-    thread.start()
-    thread.join(DEADLINE_S)
-    assert finalizer.has_ended.wait(DEADLINE_S)
-    assert isinstance(finalizer.raised, ipcsync.Reentered)
+    with driver_functions.replaced({driver_functions.RECORD[engine]: hold_up}):
+        finalizer = _OnTheHeartbeatsThread(client, record)
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert finalizer.has_ended.wait(DEADLINE_S)
+    assert finalizer.raised is None, "it had its turn, and beat until then"
     event.record(stream).synchronize(timeout=DEADLINE_S)
     assert client.is_connected
 

@@ -9,6 +9,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     SLICE_NS = 50000000
+    WITHIN_NS = 500000000
     LONGEST_NS = 200000000  # for which a wait sleeps, in slices, before it takes the GIL for Python's signals
 
 

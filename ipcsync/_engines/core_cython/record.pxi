@@ -33,7 +33,7 @@ cdef class Records(Waits):
             elif found == BUSY:
                 if not self.enter_calls(deadline):
                     self.raise_no_turn(timeout)
-                self.calls.give()
+                self.leave_calls()
             elif found == NO_ROOM:
                 self.make_room(self._recorded + 1, deadline, timeout)
             elif found == NEEDS:
@@ -124,7 +124,7 @@ cdef class Records(Waits):
             try:
                 self.make_marker(stream, self.ordinal)
             finally:
-                self.calls.give()
+                self.leave_calls()
         return True
 
     cdef int record_behind(
@@ -135,6 +135,7 @@ cdef class Records(Waits):
         cdef Wait followed = None
         cdef int found = REFUSED
         cdef bint has_turn = True
+        ipcsync_turns(1)
         try:
             if generation == self._begun:
                 refusal.wait = self.follow_refused(handle, stream)
@@ -163,6 +164,7 @@ cdef class Records(Waits):
                 if followed is not None and refusal.wait == 0 and followed.generation == generation - 1:
                     followed.is_queued = True
         finally:
+            ipcsync_turns(-1)
             if has_turn:
                 self.give_turn(0)
         return found

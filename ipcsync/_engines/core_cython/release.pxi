@@ -36,6 +36,7 @@ cdef class Core(Records):
         """
         if self.is_released or not self.calls.take():
             return self.is_released
+        ipcsync_turns(1)
         try:
             if self.is_unused or self.end_waits():
                 self.enter_state()
@@ -44,6 +45,7 @@ cdef class Core(Records):
                 self.state.give()
                 self.is_released = self.close_events()
         finally:
+            ipcsync_turns(-1)
             self.calls.give()
         return self.is_released
 
@@ -128,9 +130,11 @@ cdef class Core(Records):
             return False
         if not self.guard.coordinator_is_alive() or not self.calls.take():  # then the driver must not be asked
             return False
+        ipcsync_turns(1)
         try:
             return self.has_settled() and self.is_drained_now()
         finally:
+            ipcsync_turns(-1)
             self.calls.give()
 
     cdef bint is_drained_now(self) except -1:

@@ -373,13 +373,35 @@ cdef class Slot:
         return True
 
     cdef bint enter_calls(self, int64_t deadline) except -1:
-        """Take the turn of calls that queue work; False once `deadline` is over."""
+        """Take the turn of calls that queue work; False once `deadline` is over. `leave_calls` gives it.
+
+        A call within another one of its thread, which has a turn too, waits half a second at most: two such might wait
+        for each other. On the thread that beats, the wait beats.
+        """
+        cdef int64_t until
+        cdef bint is_within = ipcsync_turns(0) > 0
         step(LOCK)
-        if self.calls.take():
-            return True
-        if self.calls.mine():
-            self.raise_reentered()
-        return self.calls.await_turn(deadline)
+        if not self.calls.take():
+            if self.calls.mine():
+                self.raise_reentered()
+            if is_within:
+                deadline = min(deadline, ipcsync_now() + WITHIN_NS)
+            while True:
+                until = ipcsync_now() + LONGEST_NS
+                if self.calls.await_turn(min(until, deadline)):
+                    break
+                if until >= deadline:
+                    if is_within:
+                        self.raise_reentered()
+                    return False
+                self.guard.check_liveness()
+        ipcsync_turns(1)
+        return True
+
+    cdef inline void leave_calls(self) noexcept:
+        step(UNLOCK)
+        ipcsync_turns(-1)
+        self.calls.give()
 
     cdef bint enter_state(self) except -1:
         if not self.state.take():

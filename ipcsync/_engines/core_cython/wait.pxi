@@ -77,8 +77,7 @@ cdef class Waits(Queries):
                 with nogil:
                     found = self.queue_announced(handle, stream, generation, &refusal)
             finally:
-                step(UNLOCK)
-                self.calls.give()
+                self.leave_calls()
             if found != NEEDS:
                 break
         if found == IS_CLOSED:
@@ -219,7 +218,7 @@ cdef class Waits(Queries):
             self.make_marker(stream, ordinal)
             result = self.mark(<Handle><uintptr_t>int(handle), stream)
         finally:
-            self.calls.give()
+            self.leave_calls()
         if result != 0:
             self.raise_driver(result, "cuEventRecord")
 

@@ -60,6 +60,8 @@ static inline int ipcsync_futex_wait(void *word, int private, uint32_t seen, int
     int flag = private ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT;
     return syscall(SYS_futex, word, flag, seen, &limit, 0, 0) != 0 && errno == EINTR;
 }
+static __thread int turns; /* that this thread has, in calls that may run anybody's code */
+static inline int ipcsync_turns(int more) { return turns += more; }
 static inline void ipcsync_pause(int64_t ns) {
     struct timespec limit = {ns / 1000000000LL, ns % 1000000000LL};
     nanosleep(&limit, NULL);

@@ -20,6 +20,7 @@ cdef extern from "words.h" nogil:
     int64_t ipcsync_now()
     void ipcsync_futex_wake(void *word, bint private, int count)
     bint ipcsync_futex_wait(void *word, bint private, uint32_t seen, int64_t ns)
+    int ipcsync_turns(int more)
     void ipcsync_pause(int64_t ns)
     void ipcsync_add(int *count, int value)
     uint64_t ipcsync_thread()

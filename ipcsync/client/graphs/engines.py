@@ -38,8 +38,8 @@ def key_of(flags: DriverObject, stream_id: int, ordinal: int) -> int:
 
 
 def has_any(key: int) -> bool:
-    """Whether any wait is in that list."""
-    return bool(queued.of(key))
+    """Whether any wait is in that list that is not known good."""
+    return any(wait.known() is not True for wait in queued.of(key))
 
 
 def await_recorded(point: Point, deadline_ns: int, timeout: float | None) -> None:
