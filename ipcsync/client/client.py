@@ -32,8 +32,8 @@ from ipcsync.client._record_all import Everything, chosen
 from ipcsync.client._streams import open_stream
 from ipcsync.client._unnamed import UnnamedEvents
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.graphs._lane import beside
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
-from ipcsync.client.graphs.lane import beside
 from ipcsync.client.graphs.replay import Replaying, end_all
 from ipcsync.client.graphs.upcoming import Upcoming
 from ipcsync.client.point import Point, bound

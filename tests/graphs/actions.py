@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import ipcsync
-from ipcsync.client.graphs.words import Batch
+from ipcsync.client.graphs._words import Batch
 from ipcsync.testing import Memory, StreamGate
 from tests.graphs.layers import Layers
 from tests.kit.until import DEADLINE_S

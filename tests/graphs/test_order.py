@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync.client.graphs.lane import Lane, lane_of
-from ipcsync.client.graphs.words import Batch
+from ipcsync.client.graphs._lane import Lane, lane_of
+from ipcsync.client.graphs._words import Batch
 from ipcsync.testing import StreamGate
 from tests.faults import graph_model as model
 from tests.graphs.layers import Layers, Sender

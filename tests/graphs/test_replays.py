@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync.client.graphs.lane import lanes
-from ipcsync.client.graphs.words import Batch
+from ipcsync.client.graphs._lane import lanes
+from ipcsync.client.graphs._words import Batch
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
 from tests.graphs.layers import Layers, Sender, captured, finish

@@ -13,8 +13,8 @@ from ipcsync._locks import CallLock, under
 from ipcsync._native import context
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream
-from ipcsync.client.graphs import words
-from ipcsync.client.graphs.words import Batch
+from ipcsync.client.graphs import _words as words
+from ipcsync.client.graphs._words import Batch
 from ipcsync.errors import EngineMismatch
 
 _LONGEST_S = 1.0

@@ -12,8 +12,8 @@ from ipcsync._native import capture, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.device import Device, parse
 from ipcsync._native.stream import stream_handle
-from ipcsync.client.graphs import words
-from ipcsync.client.graphs.words import Step
+from ipcsync.client.graphs import _words as words
+from ipcsync.client.graphs._words import Step
 from ipcsync.errors import CaptureError
 from ipcsync.typing import DeviceLike, StreamLike
 

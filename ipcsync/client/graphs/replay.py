@@ -15,8 +15,8 @@ from ipcsync._native.stream import stream_handle
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs import ahead as passing
 from ipcsync.client.graphs import engines
+from ipcsync.client.graphs._lane import Lane, Plan, lane_of, lanes
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
-from ipcsync.client.graphs.lane import Lane, Plan, lane_of, lanes
 from ipcsync.client.point import Point
 from ipcsync.errors import CaptureError, DeviceMismatch, IpcSyncError
 from ipcsync.typing import StreamLike

@@ -27,9 +27,10 @@ from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.stream import Stream
 from ipcsync._shared import items_of
-from ipcsync.client.graphs import captured, engines, words
+from ipcsync.client.graphs import _words as words
+from ipcsync.client.graphs import captured, engines
+from ipcsync.client.graphs._words import Batch, Step
 from ipcsync.client.graphs.captured import Captured
-from ipcsync.client.graphs.words import Batch, Step
 from ipcsync.errors import CaptureError, WaitTimeout
 
 if TYPE_CHECKING:
