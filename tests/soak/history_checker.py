@@ -260,9 +260,13 @@ class _Checker:
                 first[tag].append(record)
         known: dict[tuple[int, int], list[Record]] = defaultdict(list)
         for life, record in self._records_of(lambda record: self._tag(record) in first):
-            if record.op not in (Op.SYNCHRONIZE, Op.QUERY) or record.result != Result.OK:
+            if record.op not in (Op.SYNCHRONIZE, Op.QUERY, Op.WAIT) or record.result != Result.OK:
                 continue
             tag = self._tag(record)
+            if record.op == Op.WAIT:  # it asks the driver before it queues anything
+                if generation_of(record.truth) >= record.generation:
+                    known[tag, life].append(record)
+                continue
             lost_at = min((r.end for r in first[tag] if r.generation <= record.generation), default=FOREVER)
             earlier = known[tag, life]
             if record.start > lost_at and not any(

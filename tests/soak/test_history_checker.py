@@ -241,6 +241,14 @@ def test_a_loss_that_is_undone_in_another_process_is_found(soak: Soak) -> None:
     assert soak.rules() == ["loss undone"]
 
 
+@pytest.mark.parametrize(("done", "rules"), [(1, []), (0, ["loss undone"])], ids=["complete by then", "pending"])
+def test_what_a_wait_found_complete_is_known_later(soak: Soak, done: int, rules: list[str]) -> None:
+    soak.deed(Op.KILL, RECORDER, 3.0)
+    soak.life(OTHER, point(Op.WAIT, Result.OK, 2.5, 2.6, done=done), point(Op.QUERY, Result.OK, 4.0, 4.1, done=1))
+    soak.life(WAITER, point(Op.QUERY, Result.RECORDER_LOST, 3.5, 3.6))
+    assert soak.rules() == rules
+
+
 def test_a_loss_of_one_generation_is_a_loss_of_all_later_ones(soak: Soak) -> None:
     soak.life(RECORDER, recorded(2, 2.5)).deed(Op.KILL, RECORDER, 3.0)
     soak.life(WAITER, point(Op.QUERY, Result.RECORDER_LOST, 3.5, 3.6))
