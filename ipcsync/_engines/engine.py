@@ -1,26 +1,25 @@
 """One attachment's use of one slot, with all calls on it: what the compiled core leaves to Python.
 
-That is the arguments of calls, the errors and their texts, what is logged, whether a process lives that the kernel does
-not mark, and what is opened once: handles, the word's page, markers.
+That is the arguments of calls, and what is opened once: handles, the word's page, markers. `outcome` has the errors.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from functools import cache
-from typing import NoReturn, Protocol, cast
+from typing import Protocol
 
-from cuda.bindings.driver import CUdevice_attribute, CUresult
+from cuda.bindings.driver import CUdevice_attribute
 
-from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
+from ipcsync._board import Board, peer_of
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH
 from ipcsync._engines import imports
-from ipcsync._engines.compiled import Core, Wait, bind_driver, know_streams
-from ipcsync._engines.loss import Cause, Loss, Reason
+from ipcsync._engines.compiled import Wait, bind_driver, know_streams
+from ipcsync._engines.loss import Loss
+from ipcsync._engines.outcome import Outcome
 from ipcsync._native import capture, context, fork, pinned
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
@@ -30,17 +29,10 @@ from ipcsync.errors import (
     DeviceMismatch,
     DriverError,
     EngineMismatch,
-    EventClosed,
-    IpcSyncError,
     NoDriver,
-    NotRecorder,
     RecorderLost,
-    Reentered,
-    WaitTimeout,
 )
-from ipcsync.typing import EngineName, EventState, StreamLike
-
-log = logging.getLogger("ipcsync")
+from ipcsync.typing import EngineName, StreamLike
 
 _CAN_FLUSH = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
 
@@ -67,7 +59,7 @@ class Guard(Protocol):
     """Whether each record of the session stands behind every wait of the process, whatever its stream."""
 
 
-class Engine(Core):
+class Engine(Outcome):
     """One attachment's use of one slot, on either engine. Thread-safe.
 
     `event`: a ring of interprocess CUDA events, each opened at its first use. `timeline`: one 64-bit word of the board,
@@ -86,10 +78,9 @@ class Engine(Core):
         self._driver = context.driver()
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self._serials = attachment.serials
-        self._peer: Peer | None = None
         # Set by the client: the drained close was sent; a failed release was logged.
         self.has_told_closed = self.has_told_drained = self.has_failed = False
-        self.has_told_depth = self._has_told_full = False
+        self.has_told_depth = False
         if self.is_timeline and self.node:
             self._flags |= self._flush()
 
@@ -98,19 +89,6 @@ class Engine(Core):
         device = unwrap(self._driver.cuDeviceGet(self.ordinal), "cuDeviceGet")
         can = unwrap(self._driver.cuDeviceGetAttribute(_CAN_FLUSH, device), "cuDeviceGetAttribute")
         return STREAM_WAIT_VALUE_FLUSH if can else 0
-
-    @property
-    def label(self) -> str:
-        """The event's name in texts."""
-        return repr(self.name) if self.name else f"an unnamed event (slot {self.slot})"
-
-    @property
-    def state(self) -> EventState:
-        """open, broken or closed."""
-        if self.line.incarnation != self.incarnation:
-            return "closed"
-        state = self.line.state
-        return "open" if state == OPEN else "broken" if state == BROKEN else "closed"
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -208,15 +186,6 @@ class Engine(Core):
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
         """For a trace: a task of an asynchronous client has waited for `generation` since `began`."""
 
-    def recorder_is_over(self) -> bool | None:
-        """Whether the recorder's process and its GPU work have ended for good; None if that is never known."""
-        serial = self.recorder
-        if not serial:
-            return False
-        # The bridge records a mirror here, and knows nothing about the recorder's process on its own node.
-        is_over = None if self.is_recorder or self.node else self._known(serial).is_over()
-        return is_over and self.guard.coordinator_is_alive()  # in this order
-
     # --- what the core asks for ---------------------------------------------------------------------------------------
 
     def open_first(self) -> None:
@@ -271,164 +240,6 @@ class Engine(Core):
         except DriverError:
             self.guard.check_liveness()  # this process may have been forked amid the call
             raise
-
-    def _known(self, serial: int) -> Peer:
-        peer = self._peer
-        if peer is None or peer.serial != serial:
-            peer = self._peer = peer_of(self.board, serial)
-        return peer
-
-    def _recorder(self) -> tuple[str, int]:
-        """(name or id, pid) of the session that records or recorded; ("", 0) if there is none or it is not known."""
-        serial = self.recorder
-        if not serial:
-            return "", 0
-        peer = self._known(serial)
-        return peer.label, peer.pid
-
-    # --- losses -------------------------------------------------------------------------------------------------------
-
-    def loss_of(self, generation: int) -> Loss:
-        """Why `generation` is lost."""
-        if self.behind.is_lost(generation):
-            culprit = self.line.culprit
-            return Loss("behind", culprit, *self.board.who(culprit), node=self.node)
-        if self.node:
-            return Loss(self._cause(generation), self.recorder, "", 0, node=self.node, reason=self._reason())
-        return Loss(self._cause(generation), self.recorder, *self._recorder())
-
-    def _reason(self) -> Reason | None:
-        """Why the node of a mirror is lost, None if only the recorder there is.
-
-        A mirror that is not broken, while its recorder was found dead, has lost its bridge.
-        """
-        state = self.line.state
-        if state == BROKEN:
-            return cast("Reason", self.line.reason or None)
-        return "bridge" if state == OPEN else None
-
-    def _cause(self, generation: int) -> Cause:
-        state = self.line.state
-        if state == BROKEN:
-            return "expired" if self.line.has_expired else "died"
-        return "closed" if state != OPEN and generation > self.generation else "died"
-
-    def _error_of(self, loss: Loss, generation: int) -> RecorderLost:
-        """The RecorderLost for a loss."""
-        is_over = loss.cause != "behind" and self.recorder_is_over()
-        return loss.error(self.name, self.label, generation, over=True if is_over else None)
-
-    # --- errors -------------------------------------------------------------------------------------------------------
-
-    def raise_closed(self) -> NoReturn:
-        """Raise EventClosed: by this process."""
-        raise EventClosed(f"the event {self.label} was closed in this process", event=self.name)
-
-    def raise_gone(self) -> NoReturn:
-        """Raise EventClosed: by a later use of the slot."""
-        raise EventClosed(f"the event {self.label} is gone: another event has its slot", event=self.name)
-
-    def raise_lost(self, generation: int) -> NoReturn:
-        """Raise RecorderLost; EventClosed if this use was closed meanwhile."""
-        # A dying process's work may complete before the coordinator sees the death: here it does not count any more.
-        self._lost_from = min(self._lost_from, generation)
-        loss = self.loss_of(generation)
-        if self.is_closed:  # after the words were read
-            self.raise_closed()
-        raise self._error_of(loss, generation)
-
-    def raise_driver(self, code: int, call: str) -> NoReturn:
-        """Raise the driver's error; but if the coordinator is lost, or this process was forked amid the call, that."""
-        self.guard.check_liveness()
-        unwrap((CUresult(code),), call)
-        raise AssertionError
-
-    def raise_reentered(self) -> NoReturn:
-        """Raise Reentered."""
-        raise Reentered(f"a call for {self.label} is under way on this thread, which this one interrupts")
-
-    def raise_unknown_place(self) -> NoReturn:
-        """Raise IpcSyncError: the driver refused a record and the marker behind it, and the next one is elsewhere."""
-        raise IpcSyncError(
-            f"the driver refused a record of {self.label} and what would show its place on its stream: record on that "
-            "stream once more, or close the event and open it again"
-        )
-
-    def raise_not_recorder(self, who: str = "this session") -> NoReturn:
-        """Raise NotRecorder."""
-        recorder, pid = self._recorder()
-        other = f"the session {recorder!r} (pid {pid or '?'}) records on it" if recorder else "no session has so far"
-        raise NotRecorder(
-            f"{who} did not open {self.label} with recorder=True; {other}",
-            event=self.name,
-            recorder=recorder,
-            pid=pid,
-        )
-
-    def raise_no_record(self) -> NoReturn:
-        """Raise why there can be no further record."""
-        self.check()  # first: an expired session raises SessionExpired rather than EventClosed
-        if self.chain.loss is not None:
-            raise self._error_of(self.chain.loss, self._recorded + 1)
-        raise EventClosed(
-            f"the event {self.label} is {self.state}, and takes no more records: open its name again", event=self.name
-        )
-
-    def raise_no_turn(
-        self, timeout: float | None, why: str = "another thread's record or wait is under way"
-    ) -> NoReturn:
-        """Raise WaitTimeout: a call that has the turn was under way for `timeout` seconds."""
-        self.raise_timeout(self._recorded + 1, timeout, f"recorded ({why})")
-
-    def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
-        """Raise WaitTimeout: `generation` was not `what` ("recorded" or "complete") within `timeout`."""
-        text = f"generation {generation} of {self.label} was not {what} within {timeout} s"
-        if serial := self.recorder:
-            self._known(serial)  # for the error of a later loss: its line may be another session's by then
-        else:
-            text += ": nobody has opened the event as its recorder (recorder=True)"
-        raise WaitTimeout(text, event=self.name, generation=generation, timeout=timeout)
-
-    def raise_full(self, oldest: int, timeout: float | None) -> NoReturn:
-        """Raise WaitTimeout: the ring is full, and its `oldest` record was not complete within `timeout` seconds."""
-        raise WaitTimeout(
-            f"no room for a further record: all depth={self.depth} are in flight, and generation {oldest} of "
-            f"{self.label}, the oldest, was not complete within {timeout} s",
-            event=self.name,
-            generation=oldest,
-            timeout=timeout,
-        )
-
-    def raise_visited(self, oldest: int, timeout: float | None) -> NoReturn:
-        """Raise WaitTimeout: other processes are inside the driver for a wait for `oldest`, or a generation before."""
-        raise WaitTimeout(
-            f"no room for a further record: generation {oldest} of {self.label} is complete, but another process has "
-            f"been about to queue a stream's wait for it, or for one before, for all of {timeout} s",
-            event=self.name,
-            generation=oldest,
-            timeout=timeout,
-        )
-
-    def note_full(self, oldest: int) -> None:
-        """Log, once, that a record has waited for the `oldest` one for a while, and the way out."""
-        if not self._has_told_full:
-            self._has_told_full = True
-            log.warning(
-                "a record waits for room: all depth=%d are in flight, and generation %d of %s, the oldest, is not "
-                "complete; until it is, the thread that records stands still. Give the event or the stream's first "
-                "record a larger depth, or engine='timeline', which has no such limit",
-                self.depth,
-                oldest,
-                self.label,
-            )
-
-    def log_nobody(self) -> None:
-        """Log, once, that waits of this process have lasted for a while, and nobody is there to record."""
-        log.warning(
-            "still waiting for %s: nobody has opened the event as its recorder (recorder=True); is the name the "
-            "same on both sides, prefix included?",
-            self.label,
-        )
 
 
 @cache

@@ -16,9 +16,7 @@ cdef class Records(Waits):
         """
         cdef uint64_t stream = 0
         cdef int64_t generation = 0
-        cdef int64_t room = 0
         cdef int found
-        cdef bint is_awaited
         cdef bint depends = behind is not None
         cdef Refusal refusal = Refusal(0, 0, 0)
         while True:

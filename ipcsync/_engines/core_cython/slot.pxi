@@ -31,7 +31,7 @@ cdef class Slot:
     coordinator were found alive *afterwards*; the slot is broken, and the watermark that the coordinator took at the
     break covers it. What the records stand behind must be good too.
 
-    The methods that it does not have are in Python, `ipcsync._engines.engine`: errors, texts, and what is asked for once.
+    The methods that it does not have are in Python: `engine` opens what is opened once, `outcome` has errors and texts.
     """
 
     cdef public object name, node, kind, origin, board, line, guard
