@@ -95,6 +95,7 @@ class Chain:
     lost_from: int
     wants_break: bool
     has_asked: bool
+    is_due: bool
     judge_at: int
     loss: Loss | None
     @property

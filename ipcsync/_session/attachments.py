@@ -247,8 +247,11 @@ class AttachmentTable:
             engine.is_recorder = engine.is_recorder or late.recorder  # the role ends with the use that is open here
         self.closes.add_late(late)
 
-    def beat(self) -> None:
-        """At each beat, on the heartbeat's thread: publish, close uses that are over, and release drained ones."""
+    def beat(self) -> bool:
+        """At each beat, on the heartbeat's thread: publish, close uses that are over, and release drained ones.
+
+        Returns whether complete records wait for another recorder's judgement, which nobody tells of.
+        """
         self._since_beat = 0
         # After the coordinator's death the driver must not be asked about its events, and nobody waits for the answer.
         is_alive = self._guard.coordinator_is_alive()
@@ -265,9 +268,11 @@ class AttachmentTable:
         self.draining.release_all()
         for closed in list(self.draining.engines) if is_alive else ():
             self._park_pending(closed)
-        for lost in [*self._engines.values(), *self.draining.engines]:
+        engines = [*self._engines.values(), *self.draining.engines]
+        for lost in engines:
             if lost.chain.wants_break:
                 self.closes.ask_for_break(lost)
+        return is_alive and any(engine.chain.is_due for engine in engines)
 
     def _publish_completed(self, engine: Engine) -> None:
         """Publish; a broken CUDA context must not keep other events from it."""

@@ -25,9 +25,8 @@ from ipcsync.errors import ClientClosed, CoordinatorLost, IpcSyncError, Protocol
 log = logging.getLogger("ipcsync")
 
 _LIFELINE_S = 0.25
-_SOON_S = 0.1  # to the next beat, while what was given up is not given back yet
 _LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the heartbeat's thread; nothing else is done meanwhile
-_LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
+LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
 
 
 class SessionLease:
@@ -37,7 +36,7 @@ class SessionLease:
     as expired here too, whatever the board says, and is never revived.
     """
 
-    def __init__(self, board: Board, welcome: Welcome, endpoint: str, at_beat: Callable[[], bool]) -> None:
+    def __init__(self, board: Board, welcome: Welcome, endpoint: str, at_beat: Callable[[], float]) -> None:
         self.board = board
         self.welcome = welcome
         self.endpoint = endpoint
@@ -45,9 +44,9 @@ class SessionLease:
         self.stands_behind_all = False
         self.line_index: int = welcome.line
         self._line = board.session(welcome.line)
-        self._at_beat = at_beat  # returns whether there is more to do soon
+        self._at_beat = at_beat  # returns in how many seconds there is more to do
         self._ttl_ns = int(welcome.lease_ttl * 1e9)
-        self._beat_s = min(welcome.heartbeat, _LONGEST_BEAT_S)
+        self._beat_s = min(welcome.heartbeat, LONGEST_BEAT_S)
         self._problem: IpcSyncError | None = None
         self._label, _ = board.who(welcome.serial)
         self._closed = False
@@ -204,9 +203,9 @@ class SessionLease:
         if self._pidfd is not None:
             poll.register(self._pidfd.fileno(), select.POLLIN)
         period_s = self._beat_s if self._pidfd is not None else min(self._beat_s, _LIFELINE_S)
-        has_more = False
+        next_s = period_s
         while not until():
-            events = poll.poll(int(1000 * (min(period_s, _SOON_S) if has_more else period_s)))
+            events = poll.poll(int(1000 * min(period_s, next_s)))
             if fork.is_in_bad_fork():
                 return
             if self._pidfd is not None and any(fd == self._pidfd.fileno() for fd, _ in events):
@@ -214,7 +213,7 @@ class SessionLease:
                 with suppress(IpcSyncError):  # the next call raises it
                     self._diagnose()
             self._drain_wake()
-            has_more = self._beat()
+            next_s = self._beat()
 
     def _drain_wake(self) -> None:
         try:
@@ -222,7 +221,7 @@ class SessionLease:
         except BlockingIOError:
             return
 
-    def _beat(self) -> bool:
+    def _beat(self) -> float:
         self.beat()
         self._due_ns = monotonic_ns() + _LONGEST_CALL_NS
         try:
@@ -231,7 +230,7 @@ class SessionLease:
             self._lose(error)
         except Exception:
             log.exception("the heartbeat of %s failed", self.endpoint)
-        return False
+        return LONGEST_BEAT_S
 
     def beat(self) -> None:
         """Tell the board that this process lives, and look whether the session does."""
@@ -310,6 +309,6 @@ def _slowly(reference: weakref.ref[SessionLease]) -> Callable[[], None]:
     return check
 
 
-def _nothing() -> bool:
+def _nothing() -> float:
     """The beat of a lease that is over."""
-    return False
+    return LONGEST_BEAT_S

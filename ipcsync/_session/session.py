@@ -26,7 +26,7 @@ from ipcsync._session.attachments import AttachmentTable, ClosedMeanwhile
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.feed import Notice
 from ipcsync._session.finished import Finished
-from ipcsync._session.lease import SessionLease
+from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
 from ipcsync._session.references import AttachmentRef, Key, Opening
 from ipcsync._session.shutdown import Shutdown
 from ipcsync._session.waits import Waits
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
 
 log = logging.getLogger("ipcsync")
+
+_JUDGING_S = 0.001  # to the next beat, while others judge what complete records here stand behind
+_SOON_S = 0.1  # while what was given up is not given back yet
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
@@ -226,14 +229,16 @@ class Session:
         """Whether the session lives, as far as this process knows; sends nothing."""
         return not self.is_closed and not fork.is_in_bad_fork() and self.lease.is_good
 
-    def _at_beat(self) -> bool:
-        """Called at each beat, on the heartbeat's thread; returns whether there is more to do soon."""
+    def _at_beat(self) -> float:
+        """Called at each beat, on the heartbeat's thread; returns in how many seconds there is more to do."""
         self.connection.drain_late()
-        self.attachments.beat()
+        is_judging = self.attachments.beat()
         self.attachments.closes.flush(wait=False, timeout=0.05)
         if self.is_closed:
             self._shutdown.at_beat()
-        return self.connection.has_late or self.attachments.closes.has_any
+        if is_judging:
+            return _JUDGING_S
+        return _SOON_S if self.connection.has_late or self.attachments.closes.has_any else LONGEST_BEAT_S
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

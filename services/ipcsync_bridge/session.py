@@ -17,7 +17,7 @@ from ipcsync._board import OPEN, Board
 from ipcsync._native import fork
 from ipcsync._session import handshake
 from ipcsync._session.connection import Connection, zmq_context
-from ipcsync._session.lease import SessionLease
+from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Announcement, Attachment, Message, Welcome
 from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
@@ -37,7 +37,7 @@ class BridgeSession:
         self.serial = welcome.serial
         self._welcome = welcome
         self._connection = connection  # for what is asked before the loop's requests, and after
-        self.lease = SessionLease(self.board, welcome, connection.endpoint, lambda: False)
+        self.lease = SessionLease(self.board, welcome, connection.endpoint, lambda: LONGEST_BEAT_S)
         self._is_closed = False
         self.on_late: Callable[[Attachment], None] = lambda _: None
         """Called with what an Open or Attach that was given up has attached to after all."""

@@ -20,6 +20,7 @@ from ipcsync._session import connection
 from ipcsync._session.attachments import AttachmentTable
 from ipcsync._session.connection import Connection
 from ipcsync._session.draining import Draining
+from ipcsync._session.lease import LONGEST_BEAT_S
 from ipcsync._session.session import Session
 from ipcsync._wire import codec
 from tests.kit import driver_functions
@@ -69,17 +70,17 @@ def _is_gone(observer: ipcsync.Client, name: str) -> Callable[[], bool]:
 def test_what_an_interrupted_call_opened_is_asked_about_again_soon(
     client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    observer, beats = new_client(), []
+    observer, beats = new_client(), list[float]()
     at_beat = client._session._at_beat
 
-    def count() -> bool:
+    def count() -> float:
         beats.append(at_beat())
         return beats[-1]
 
     client._session.lease._at_beat = count
     _lose_a_reply(client, "lost", monkeypatch)
     until(_is_gone(observer, "lost"), "it is given back")
-    until(lambda: not beats[-1], "nothing is left to be done soon")
+    until(lambda: beats[-1] == LONGEST_BEAT_S, "nothing is left to be done soon")
     assert beats[0], "the next beat comes soon"
 
 

@@ -58,6 +58,7 @@ cdef class Chain:
     cdef object loss_
     cdef public int64_t lost_from
     cdef public bint wants_break, has_asked
+    cdef readonly bint is_due  # records that are complete stand behind what another recorder has not judged yet
     cdef public int64_t judge_at  # with so many entries a record judges first
     cdef bint is_holder, is_stored  # stored as far as it was judged
     cdef bint is_needed  # there are entries, or a loss: read without a lock
@@ -285,6 +286,7 @@ cdef class Chain:
             self.is_stored = False
         self.keep(left)
         settled = min(done, (<Entry>left[0]).first - 1) if left else done
+        self.is_due = settled < done and self.loss_ is None
         if self.loss_ is not None:
             settled = min(settled, self.lost_from - 1)
             self.wants_break = settled == self.lost_from - 1

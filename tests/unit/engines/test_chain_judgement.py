@@ -46,6 +46,24 @@ def test_what_is_complete_beyond_the_open_ones_counts_up_to_them(row: Row) -> No
     assert row.open_ones == [(3, 3, 0b1)]
 
 
+def test_only_complete_records_that_others_have_to_judge_first_are_looked_at_again_soon(row: Row) -> None:
+    """Whoever judges what they stand behind tells nobody."""
+    row.extend(1, row.wait(0))
+    row.board.session(0).set_state(EXPIRED)
+    assert row.chain.judge(0) == 0
+    assert not row.chain.is_due, "it is not complete"
+    assert row.chain.judge(1) == 0
+    assert row.chain.is_due
+    row.complete(0, 1)
+    assert row.chain.judge(1) == 1
+    assert not row.chain.is_due
+    row.extend(2, row.wait(1))
+    row.kill(1)
+    assert row.chain.judge(2) == 1
+    assert row.chain.loss is not None
+    assert not row.chain.is_due, "nobody has to judge any more"
+
+
 def test_one_whose_witness_left_is_judged_by_what_it_waited_for(row: Row) -> None:
     first, second = row.wait(0), row.wait(1)
     row.extend(1, first)
