@@ -381,9 +381,11 @@ cdef class Queries(Slot):
         """Whether there is room for a record of `generation` after a look at what is complete; without a judgement."""
         if self.is_timeline or generation <= self._room:
             return True
-        if self.chain.is_needed or not self.try_state():
+        if not self.try_state():
             return False
         try:
+            if self.chain.is_needed:  # asked with `state`: another thread's record may stand behind something by now
+                return False
             if not self.closed():
                 self.store(self.harvest())
                 self.raise_room()
