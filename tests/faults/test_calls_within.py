@@ -110,6 +110,36 @@ def test_row_42_a_request_within_a_wait_and_a_record_within_a_request_end(
     event.record(streams[0]).synchronize(timeout=DEADLINE_S)
 
 
+@pytest.mark.parametrize("engine", ["event"])
+def test_row_42_a_call_within_a_judgement_of_its_event_waits_for_nothing(
+    client: ipcsync.Client, new_client: NewClient, engine: EngineName
+) -> None:
+    """The judgement has the slot's state, without which neither a wait on the host nor a full ring comes to an end."""
+    above, event = (
+        new_client().event("above", recorder=True, engine=engine),
+        client.event("e", recorder=True, engine=engine, depth=1),
+    )
+    held, stream = _streams(2)
+    raised: list[str] = []
+    with StreamGate(held):
+        theirs: Any = client.point(bytes(above.record(held)))
+        seen = theirs._attached.engine
+        seen.node = "elsewhere"  # so that only this session can judge what stands behind it
+        theirs.wait(stream)
+        point = event.record(stream)
+
+        def within() -> None:
+            for call in (point.synchronize, partial(event.record, stream)):
+                with pytest.raises(ipcsync.Reentered):
+                    call()
+                raised.append("Reentered")
+
+        _amid(seen, "loss_of", within)
+        seen._lost_from = 1
+        event._engine.publish_completed()
+    assert len(raised) == 2
+
+
 class _OnTheHeartbeatsThread:
     """A call that the collector's finalizer makes on the thread that keeps the session alive."""
 

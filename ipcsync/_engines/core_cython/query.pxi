@@ -192,6 +192,9 @@ cdef class Queries(Slot):
         cdef int found
         if not self.sleep_until_recorded(generation, deadline):
             return 2
+        if self.state.mine() and not self.is_complete(generation):  # then the driver could not be asked
+            with gil:
+                self.raise_reentered()
         while True:
             if self.is_complete_now(generation):
                 return 1
@@ -413,10 +416,9 @@ cdef class Queries(Slot):
         self.publish()
         if self.chain.loss is not None:
             self.raise_no_record()
-        if not self.state.mine():
-            self.enter_state()
-            self.raise_room()
-            self.state.give()
+        self.enter_state()
+        self.raise_room()
+        self.state.give()
         return True
 
     cdef bint look_for_room(self) except -1:

@@ -429,7 +429,11 @@ cdef class Slot:
         if self.marker(stream) != NULL:
             return True
         event = <Handle><uintptr_t>int(self.create_event(ordinal))
-        self.enter_state()
+        try:
+            self.enter_state()
+        except BaseException:
+            cuEventDestroy(event)
+            raise
         if self.marker_count >= MANY_MARKERS:
             with nogil:
                 self.drop_markers(False)  # a program may make a stream for each piece of work
