@@ -459,11 +459,6 @@ cdef class Slot:
         marker.handle = NULL if result == 0 else handle
         return result
 
-    cdef inline void doubt(self, Handle handle, uint64_t stream) noexcept nogil:
-        """The driver refused what the stream may have all the same: its marker is tried, and else missing."""
-        if self.marker(stream) != NULL:
-            self.mark(handle, stream)
-
     cdef bint settle_doubts(self) noexcept nogil:
         """Record the markers that the driver refused; whether every stream has its marker now. With the turn."""
         cdef int index
