@@ -64,6 +64,7 @@ S = TypeVar("S")
 Method = Callable[Concatenate[S, P], T]
 
 _PACKAGE = os.path.join(os.path.dirname(__file__), "")
+_turns: list[Callable[[], bool]] = []  # of the compiled core, which is imported later: whether this thread has one
 _PATIENCE_S = 0.5  # of a call within one that has a lock: nobody has a lock for so long who waits for nothing
 
 
@@ -140,8 +141,14 @@ def take(lock: CallLock, seconds: float = -1.0) -> bool:
     return lock.acquire(timeout=-1 if seconds < 0 else seconds - _PATIENCE_S)
 
 
+def know_turns(has_turn: Callable[[], bool]) -> None:
+    """How to learn whether this thread is in a compiled call that keeps others from the same event."""
+    _turns.append(has_turn)
+
+
 def _interrupts_a_holder(frame: FrameType | None) -> bool:
-    """Whether a call of this package that has a lock runs below another program's frame, from `frame` down."""
+    """Whether a call of this package that has a lock or a turn runs below another frame, from `frame` down."""
+    has_turn = any(asked() for asked in _turns)
 
     def is_held(value: object) -> bool:
         return isinstance(value, Unwinding) and not value.is_outermost and value.is_mine()
@@ -150,7 +157,7 @@ def _interrupts_a_holder(frame: FrameType | None) -> bool:
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_name == "__del__":
             is_below = True
-        elif is_below and any(map(is_held, frame.f_locals.values())):
+        elif is_below and (has_turn or any(map(is_held, frame.f_locals.values()))):
             return True
         frame = frame.f_back
     return False

@@ -25,7 +25,7 @@ __all__ = [
     "shortened",
 ]
 
-INTERFACE = 16
+INTERFACE = 17
 """The version of what this package and the core expect of each other; raised on both sides with each change of it."""
 
 _INSTALL = "install ipcsync again (pip install .)"
@@ -56,6 +56,7 @@ is_parked = _core.is_parked
 know_streams = _core.know_streams
 parked = _core.parked
 shortened = _core.shortened
+_locks.know_turns(_core.has_turn)
 
 
 if TYPE_CHECKING:

@@ -98,6 +98,30 @@ def test_streams_of_other_gpus_and_other_processes_wait_for_a_record(start: Star
         until(lambda: waiter.call(remote.stream_is_idle, f"gpu{device}"), f"the stream of GPU {device} goes on")  # noqa: B023 - asked at once
 
 
+def _wait_on_many(data: bytes, count: int, name: str) -> None:
+    for number in range(count):
+        remote.wait(data, f"{name}-{number}")
+
+
+def test_a_stream_of_another_gpu_waits_after_its_marker_was_dropped(start: Start, engine: EngineName) -> None:
+    """Of many streams that have waited, those that are past it lose their markers; the next wait makes another one."""
+    recorder, waiter = start(), start()
+    recorder.call(remote.open_event, "e", {"recorder": True, "device": 0, "engine": engine})
+
+    def wait(count: int, name: str) -> None:
+        recorder.call(remote.hold)
+        (data,) = recorder.call(remote.record, "e")
+        waiter.call(_wait_on_many, data, count, name)
+        waiter.call(remote.wait, data, "other", None, 1)
+        assert not waiter.call(remote.stream_is_idle, "other")
+        recorder.call(remote.let_go)
+        waiter.call(remote.synchronize, data)
+        until(lambda: waiter.call(remote.stream_is_idle, "other"), "the stream goes on")
+
+    wait(16, "first")
+    wait(1, "second")
+
+
 def test_a_timeline_is_waited_for_ahead_from_another_gpu(start: Start) -> None:
     recorder, waiter = start(), start()
     recorder.call(remote.open_event, "e", {"recorder": True, "device": 1, "engine": "timeline"})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import ipcsync
@@ -67,3 +71,44 @@ def test_a_record_awaits_its_turn_behind_another_threads_and_says_so(stage: Stag
             assert (caught.value.event, caught.value.generation, caught.value.timeout) == (made.name, 2, 0.01)
     assert further.raised() is None
     assert made.record(stream).generation == 3
+
+
+@pytest.mark.parametrize("engine", ["event"])
+def test_a_look_for_room_publishes_nothing_that_another_thread_has_not_judged(stage: Stage) -> None:
+    """It waits for a thread that is amid a look of its own; by then a record stands behind something that is open."""
+    made, _ = stage.open(depth=1)
+    above = stage.waiting.event("above", recorder=True, engine="event")
+    other, _ = stage.open(depth=1)
+    engine: Any = made._engine
+    stream, held, waiting = ipcsync.Stream(), ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(held), StreamGate(stream) as gate:
+        theirs: Any = stage.recording.point(bytes(above.record(held)))
+        theirs._attached.engine.node = "elsewhere"  # so that only this session can judge what stands behind it
+        theirs.wait(waiting)
+        other.record(waiting)
+        (entry,) = other._engine.chain.entries
+        point = made.record(stream)
+
+        def record() -> None:
+            with pytest.raises(ipcsync.WaitTimeout):
+                made.record(stream, timeout=0.5)
+
+        records = threading.Thread(target=record)
+
+        def waits_for_a_lock() -> bool:
+            call = Path(f"/proc/self/task/{records.native_id}/syscall").read_text().split()
+            return call[2:4] == ["0x80", "0x2"]  # in a private FUTEX_WAIT, on a lock that is taken
+
+        def look() -> None:  # with the slot's state
+            records.start()
+            until(waits_for_a_lock, "the record waits")
+            gate.open()
+            stream.synchronize()
+            engine.line.store_bits(entry.bits)  # as a third thread's record does
+            engine.chain.entries.append(entry)
+            engine.chain.loss = None
+
+        with driver_functions.replaced(driver_functions.amid("cuEventQuery", look)):
+            engine.publish_completed()
+            records.join()
+        assert not point.query()

@@ -11,6 +11,7 @@ import pytest
 
 import ipcsync
 from ipcsync import _locks
+from ipcsync._engines import imports
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import driver_functions
@@ -108,6 +109,53 @@ def test_row_42_a_request_within_a_wait_and_a_record_within_a_request_end(
     assert {type(error) for error in both.raised} <= {ipcsync.Reentered, ipcsync.WaitTimeout}
     client.stats()
     event.record(streams[0]).synchronize(timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("engine", ["event"])
+def test_row_42_a_call_within_a_judgement_of_its_event_waits_for_nothing(
+    client: ipcsync.Client, new_client: NewClient, engine: EngineName
+) -> None:
+    """The judgement has the slot's state, without which neither a wait on the host nor a full ring comes to an end."""
+    above, event = (
+        new_client().event("above", recorder=True, engine=engine),
+        client.event("e", recorder=True, engine=engine, depth=1),
+    )
+    held, stream = _streams(2)
+    raised: list[str] = []
+    with StreamGate(held):
+        theirs: Any = client.point(bytes(above.record(held)))
+        seen = theirs._attached.engine
+        seen.node = "elsewhere"  # so that only this session can judge what stands behind it
+        theirs.wait(stream)
+        point = event.record(stream)
+
+        def within() -> None:
+            for call in (point.synchronize, partial(event.record, stream)):
+                with pytest.raises(ipcsync.Reentered):
+                    call()
+                raised.append("Reentered")
+
+        _amid(seen, "loss_of", within)
+        seen._lost_from = 1
+        event._engine.publish_completed()
+    assert len(raised) == 2
+
+
+@pytest.mark.parametrize("engine", ["event"])
+def test_row_42_a_record_within_an_import_and_an_import_within_a_wait_end(
+    client: ipcsync.Client, new_client: NewClient, engine: EngineName
+) -> None:
+    event, streams, peer = client.event("e", recorder=True, engine=engine), _streams(3), new_client()
+    with StreamGate(streams[0]) as gate:
+        point = event.record(streams[0])
+        others = [peer.event(name, recorder=True, engine=engine).record(streams[0]) for name in ("first", "second")]
+        first, second = (client.point(bytes(other)) for other in others)
+        both = _Both()
+        both.add(partial(point.wait, streams[1]), event._engine, "create_event", first.query)
+        both.add(second.query, imports._imports, "_acquire", partial(event.record, streams[2]))
+        both.run()
+        gate.open()
+    assert {type(error) for error in both.raised} == {ipcsync.Reentered}
 
 
 class _OnTheHeartbeatsThread:

@@ -91,6 +91,11 @@ cdef class Lock:
         self.release()
 
 
+def has_turn():
+    """Whether a call of this thread has an event's turn, and may run anybody's code."""
+    return ipcsync_turns(0) > 0
+
+
 cdef inline bint begin(Lock lock) except -1:
     """Begin a section of this process's objects: with the lock, and without the collector; what `end` is to be given.
 

@@ -192,6 +192,9 @@ cdef class Queries(Slot):
         cdef int found
         if not self.sleep_until_recorded(generation, deadline):
             return 2
+        if self.state.mine() and not self.is_complete(generation):  # then the driver could not be asked
+            with gil:
+                self.raise_reentered()
         while True:
             if self.is_complete_now(generation):
                 return 1
@@ -381,9 +384,11 @@ cdef class Queries(Slot):
         """Whether there is room for a record of `generation` after a look at what is complete; without a judgement."""
         if self.is_timeline or generation <= self._room:
             return True
-        if self.chain.is_needed or not self.try_state():
+        if not self.try_state():
             return False
         try:
+            if self.chain.is_needed:  # asked with `state`: another thread's record may stand behind something by now
+                return False
             if not self.closed():
                 self.store(self.harvest())
                 self.raise_room()
@@ -411,10 +416,9 @@ cdef class Queries(Slot):
         self.publish()
         if self.chain.loss is not None:
             self.raise_no_record()
-        if not self.state.mine():
-            self.enter_state()
-            self.raise_room()
-            self.state.give()
+        self.enter_state()
+        self.raise_room()
+        self.state.give()
         return True
 
     cdef bint look_for_room(self) except -1:

@@ -155,8 +155,10 @@ cdef class Records(Waits):
                     found = self.make_record(handle, stream, generation, refusal)
                 if found == REFUSED and self._begun < generation:  # the next one of that number may be on another stream
                     self.enter_state()
-                    self.chain.unprove(generation, 0)
-                    self.state.give()
+                    try:
+                        self.chain.unprove(generation, 0)
+                    finally:
+                        self.state.give()
                 if MISTAKE == 9 and entry is not None:
                     self.chain.store_links(generation)
                 if followed is not None and refusal.wait == 0 and followed.generation == generation - 1:

@@ -217,11 +217,13 @@ cdef class Core(Records):
         cdef Marker *marker
         given = {}
         self.enter_state()
-        for stream in streams:
-            marker = self.marker(stream)
-            if marker != NULL and query_relaxed(marker.event) != 0:
-                given[stream] = <uintptr_t>marker.event
-                self.marker_count -= 1
-                marker[0] = self.markers[self.marker_count]
-        self.state.give()
+        try:
+            for stream in streams:
+                marker = self.marker(stream)
+                if marker != NULL and query_relaxed(marker.event) != 0:
+                    given[stream] = <uintptr_t>marker.event
+                    self.marker_count -= 1
+                    marker[0] = self.markers[self.marker_count]
+        finally:
+            self.state.give()
         return given

@@ -64,7 +64,7 @@ cdef class Slot:
     cdef uint64_t stream  # that was recorded on last
     cdef uint64_t recent[RECENT]  # streams that were recorded on: they are of its device
     cdef int next_recent
-    cdef ipcsync_pair lists[RECENT]  # streams, and the numbers of their lists of waits, which never change
+    cdef ipcsync_pair lists[RECENT]  # streams, and their devices; of a blocking one the key of its list, which has it
     cdef int next_list
 
     cdef Handle *ring
@@ -429,7 +429,11 @@ cdef class Slot:
         if self.marker(stream) != NULL:
             return True
         event = <Handle><uintptr_t>int(self.create_event(ordinal))
-        self.enter_state()
+        try:
+            self.enter_state()
+        except BaseException:
+            cuEventDestroy(event)
+            raise
         if self.marker_count >= MANY_MARKERS:
             with nogil:
                 self.drop_markers(False)  # a program may make a stream for each piece of work
@@ -454,11 +458,6 @@ cdef class Slot:
         result = cuEventRecord(marker.event, handle)
         marker.handle = NULL if result == 0 else handle
         return result
-
-    cdef inline void doubt(self, Handle handle, uint64_t stream) noexcept nogil:
-        """The driver refused what the stream may have all the same: its marker is tried, and else missing."""
-        if self.marker(stream) != NULL:
-            self.mark(handle, stream)
 
     cdef bint settle_doubts(self) noexcept nogil:
         """Record the markers that the driver refused; whether every stream has its marker now. With the turn."""
@@ -488,13 +487,15 @@ cdef class Slot:
 
     # --- which list a stream's waits are in ---------------------------------------------------------------------------
 
-    cdef bint find_list(self, uint64_t stream, int64_t *key) noexcept nogil:
-        """Whether it is known which list the waits on the stream are in."""
+    cdef bint find_list(self, uint64_t stream, int64_t *key, int *ordinal) noexcept nogil:
+        """Whether it is known which list the waits on the stream are in, and of which device it is."""
         cdef int index
-        cdef uint64_t found = 0
+        cdef uint64_t found = 0, place = 0
         for index in range(RECENT):
-            if ipcsync_get_pair(&self.lists[index], &found, <uint64_t *>key) and found == stream:
-                return stream != 0
+            if ipcsync_get_pair(&self.lists[index], &found, &place) and found == stream and stream != 0:
+                key[0] = <int64_t>(stream if <int64_t>place >= 0 else place)
+                ordinal[0] = <int>(place if <int64_t>place >= 0 else -1 - <int64_t>place)
+                return True
         return False
 
     cdef int64_t key_of(self, Handle handle, uint64_t stream, int ordinal) except? -1:
@@ -503,7 +504,8 @@ cdef class Slot:
         cdef int64_t key = 0
         cdef unsigned int flags = 0
         cdef int result
-        if self.find_list(stream, &key):
+        cdef int known = 0
+        if self.find_list(stream, &key, &known):
             return key
         with nogil:
             step(GET_FLAGS)
@@ -513,7 +515,7 @@ cdef class Slot:
         key = <int64_t>stream if flags & NON_BLOCKING else -1 - ordinal
         self.enter_state()
         self.next_list = (self.next_list + 1) % RECENT
-        ipcsync_put_pair(&self.lists[self.next_list], stream, <uint64_t>key)
+        ipcsync_put_pair(&self.lists[self.next_list], stream, <uint64_t>(ordinal if key >= 0 else key))
         self.state.give()
         return key
 

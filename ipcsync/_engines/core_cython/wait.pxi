@@ -170,6 +170,7 @@ cdef class Waits(Queries):
         cdef int64_t key = 0
         cdef unsigned long long stream = 0
         cdef int result
+        cdef int ordinal = 0
         self.check_use()
         if not self.is_usable(<Handle>address):
             return False
@@ -178,9 +179,9 @@ cdef class Waits(Queries):
         with nogil:
             step(GET_ID)
             result = cuStreamGetId(<Handle>address, &stream)
-        if result != 0 or not self.find_list(stream, &key):
+        if result != 0 or not self.find_list(stream, &key, &ordinal):
             return False
-        self.queue_wait(<Handle>address, stream, self.ordinal if key >= 0 else <int>(-1 - key), generation, FOREVER, None, False)
+        self.queue_wait(<Handle>address, stream, ordinal, generation, FOREVER, None, False)
         return True
 
     def queue(self, handle, int ordinal, int64_t generation, timeout, bint ahead, int64_t began, str what="wait"):
