@@ -1,6 +1,6 @@
 """The chain model's recorders: wait, record, and the judgement of what they recorded.
 
-As in ipcsync/_engines/base.py (record, wait), queued.py and chains.py (extend, judge, store).
+As in record.pxi, wait.pxi and chain.pxi of ipcsync/_engines/core_cython.
 """
 
 from __future__ import annotations

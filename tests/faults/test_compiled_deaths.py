@@ -95,7 +95,7 @@ def _warm_chain(
     _warm(coordinator, peer, engine)
     peer.call(actions.take, bytes(point), "p")
     peer.call(actions.wait_on_stream, "p")
-    peer.call(actions.record, "e")  # the chain's first entry is the Python engine's
+    peer.call(actions.record, "e")  # the chain's first entry, so that the records below extend it
     peer.call(actions.record, "e")
 
 

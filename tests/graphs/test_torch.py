@@ -93,6 +93,12 @@ def test_several_replays_in_a_block_are_one_and_on_one_stream(engine: Engine, to
         with pytest.raises(ipcsync.CaptureError, match="another stream"):
             engine.step()
         torch.stream = first
+    with pytest.raises(ipcsync.CaptureError, match="its block raised"):
+        replay[engine.done_at]  # it may be of the launch that was refused
+    assert engine.done.generation == 0
+    with engine.next(engine.send(2)) as replay:
+        engine.step()
+        engine.step()
     replay[engine.done_at].synchronize(DEADLINE_S)
 
 

@@ -10,14 +10,12 @@ was wrong.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import mmap
 import os
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +25,7 @@ from ipcsync.typing import EngineName
 from tests.faults import chain_actions as do
 from tests.kit.peer import Peer
 from tests.kit.until import until
+from tests.soak.lanes import command, run_groups
 
 _TTL_S = 5.0  # deaths are seen by other means; a process that is alive may be that late on a busy machine
 _CELLS = 128
@@ -126,16 +125,9 @@ class Lane:
 def soak(seconds: float, lanes: int, seed: int) -> tuple[collections.Counter[str], list[str]]:
     """What happened in so many lanes, and what was wrong."""
     with ipcsync.launch(lease_ttl=_TTL_S, log_level="error") as coordinator:
-        deadline = time.monotonic() + seconds
-        running = [Lane(coordinator.endpoint, number, seed) for number in range(lanes)]
-        threads = [threading.Thread(target=lane.run, args=(deadline,), name="lane") for lane in running]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        wrong = [each for lane in running for each in lane.wrong]
-        wrong += _left(coordinator)
-    return sum((lane.counts for lane in running), collections.Counter()), wrong
+        groups = [Lane(coordinator.endpoint, number, seed) for number in range(lanes)]
+        counts, wrong = run_groups(groups, seconds)
+        return counts, wrong + _left(coordinator)
 
 
 def _left(coordinator: ipcsync.Coordinator) -> list[str]:
@@ -156,18 +148,7 @@ def _in_use(client: ipcsync.Client) -> dict[str, int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run lanes; 0 if every promise held."""
-    parser = argparse.ArgumentParser(prog="soak.chains", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--lanes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args(arguments)
-    os.environ.setdefault("IPCSYNC_DRIVER", ipcsync.driver_name())  # found once, and said once, for all processes
-    counts, wrong = soak(options.seconds, options.lanes, options.seed)
-    for name, count in sorted(counts.items()):
-        sys.stdout.write(f"chains: {name:<14}  {count}\n")
-    for each in wrong[:20]:
-        sys.stdout.write(f"VIOLATION {each}\n")
-    return 1 if wrong or not counts["complete"] else 0
+    return command("chains", __doc__.splitlines()[0] if __doc__ else None, soak, arguments)
 
 
 if __name__ == "__main__":

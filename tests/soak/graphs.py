@@ -9,18 +9,16 @@ own value; what it is told to be lost must name who died. Ends with a table, and
 
 from __future__ import annotations
 
-import argparse
 import collections
-import os
 import random
 import sys
-import threading
 import time
 from collections.abc import Sequence
 
 import ipcsync
 from tests.graphs import actions as do
 from tests.kit.peer import Peer, PeerError
+from tests.soak.lanes import command, run_groups
 
 _TTL_S = 5.0
 _LAYERS = 3
@@ -117,31 +115,12 @@ class Lane:
 def soak(seconds: float, lanes: int, seed: int) -> tuple[collections.Counter[str], list[str]]:
     """What happened in so many lanes, and what was wrong."""
     with ipcsync.launch(lease_ttl=_TTL_S, log_level="error") as coordinator:
-        deadline = time.monotonic() + seconds
-        running = [Lane(coordinator.endpoint, number, seed) for number in range(lanes)]
-        threads = [threading.Thread(target=lane.run, args=(deadline,), name="lane") for lane in running]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    wrong = [each for lane in running for each in lane.wrong]
-    return sum((lane.counts for lane in running), collections.Counter()), wrong
+        return run_groups([Lane(coordinator.endpoint, number, seed) for number in range(lanes)], seconds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run lanes; 0 if every promise held."""
-    parser = argparse.ArgumentParser(prog="soak.graphs", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--lanes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args(arguments)
-    os.environ.setdefault("IPCSYNC_DRIVER", ipcsync.driver_name())  # found once, and said once, for all processes
-    counts, wrong = soak(options.seconds, options.lanes, options.seed)
-    for name, count in sorted(counts.items()):
-        sys.stdout.write(f"graphs: {name:<14}  {count}\n")
-    for each in wrong[:20]:
-        sys.stdout.write(f"VIOLATION {each}\n")
-    return 1 if wrong or not counts["complete"] else 0
+    return command("graphs", __doc__.splitlines()[0] if __doc__ else None, soak, arguments)
 
 
 if __name__ == "__main__":

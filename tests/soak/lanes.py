@@ -1,15 +1,22 @@
-"""The streams of a soak's worker: some to record on, held back by gates at times, and some to wait on."""
+"""The streams of a soak's worker: some to record on, held back by gates at times, and some to wait on.
+
+And the commands of the soaks whose lanes are groups of processes.
+"""
 
 from __future__ import annotations
 
+import argparse
+import collections
 import ctypes
 import heapq
+import os
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ipcsync
 from ipcsync import _drivers
@@ -141,3 +148,46 @@ class WaitLane:
         self._words.append(done.word)
         words = self._pinned.words
         return done, combined(int(words[done.word]), int(words[done.word + 1]))
+
+
+class Group(Protocol):
+    """A lane of processes. `wrong` tells what broke a promise, `counts` what happened."""
+
+    wrong: list[str]
+    counts: collections.Counter[str]
+
+    def run(self, deadline: float) -> None:
+        """Go on until then."""
+
+
+def run_groups(groups: Sequence[Group], seconds: float) -> tuple[collections.Counter[str], list[str]]:
+    """Run each on a thread for so long; what happened in all of them, and what was wrong."""
+    deadline = time.monotonic() + seconds
+    threads = [threading.Thread(target=group.run, args=(deadline,), name="lane") for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wrong = [each for group in groups for each in group.wrong]
+    return sum((group.counts for group in groups), collections.Counter()), wrong
+
+
+def command(
+    name: str,
+    description: str | None,
+    soak: Callable[[float, int, int], tuple[collections.Counter[str], list[str]]],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Run `soak`, given seconds, lanes and a seed, and print a table; 0 if every promise held."""
+    parser = argparse.ArgumentParser(prog=f"soak.{name}", description=description)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("IPCSYNC_DRIVER", ipcsync.driver_name())  # found once, and said once, for all processes
+    counts, wrong = soak(options.seconds, options.lanes, options.seed)
+    for what, count in sorted(counts.items()):
+        sys.stdout.write(f"{name}: {what:<14}  {count}\n")
+    for each in wrong[:20]:
+        sys.stdout.write(f"VIOLATION {each}\n")
+    return 1 if wrong or not counts["complete"] else 0

@@ -56,7 +56,9 @@ class Upcoming:
             return
         current = foreign.torch_stream(None)
         if current is not None and foreign.stream_pointer(current) != self._stream:
-            raise CaptureError("this block has replays on another stream: one block for each stream")
+            # Caught within the block, it makes no record: the one in the graph that is not launched would be complete.
+            self._error = CaptureError("this block has replays on another stream: one block for each stream")
+            raise self._error
 
     def end(self) -> None:
         """Torch has launched it, or failed to."""
