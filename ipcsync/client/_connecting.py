@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ipcsync._native import fork
+from ipcsync.client._opening import ConnectOptions
 from ipcsync.client.client import Client
 from ipcsync.typing import Chains, EngineChoice
 
@@ -46,17 +47,7 @@ def connect(
     client = Client.__new__(Client)
     try:
         # Not `Client(…)`: an exception of a signal's handler could come before its result has a name here.
-        Client.__init__(
-            client,
-            endpoint,
-            name=name,
-            timeout=timeout,
-            lease_ttl=lease_ttl,
-            trace=trace,
-            chains=chains,
-            prefix=prefix,
-            engine=engine,
-        )
+        Client.__init__(client, ConnectOptions(endpoint, name, timeout, lease_ttl, trace, chains, prefix, engine))
         return client
     except BaseException:
         client._drop()

@@ -9,7 +9,7 @@ from ipcsync._deadline import deadline_of, left_of
 from ipcsync._locks import CallLock, take
 from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
-from ipcsync.client._opening import Wanted, open_events
+from ipcsync.client._opening import OpenOptions, open_events
 from ipcsync.client.event import SharedEvent
 from ipcsync.errors import EventClosed, QuotaExceeded, Reentered, WaitTimeout
 from ipcsync.typing import EngineChoice
@@ -66,7 +66,8 @@ class UnnamedEvents:
 
     def _open(self, key: StreamKey, openings: list[Opening], depth: int, left: float) -> SharedEvent:
         try:
-            (event,) = open_events(self._session, Wanted([""], True, key[2], key[3], depth, left), openings)
+            options = OpenOptions(recorder=True, device=key[2], engine=key[3], depth=depth, timeout=left)
+            (event,) = open_events(self._session, [""], options, openings)
         except QuotaExceeded:
             idle = self._take_over(key, depth, looks=len(self.events))
             if idle is None:

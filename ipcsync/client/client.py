@@ -6,9 +6,9 @@ import dataclasses
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import get_ident
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec.structs import replace
@@ -24,12 +24,22 @@ from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
-from ipcsync.client import _remote, _wait_over
-from ipcsync.client._former import positional_timeout
-from ipcsync.client._naming import Naming, plain
-from ipcsync.client._opening import DEFAULT_DEPTH, Wanted, chosen_engine, note_depth, open_events
+from ipcsync.client import _wait_over
+from ipcsync.client._opening import (
+    DEFAULT_DEPTH,
+    ConnectOptions,
+    Naming,
+    OpenOptions,
+    check_node,
+    chosen_engine,
+    note_depth,
+    open_events,
+    open_named,
+    open_stream,
+    plain,
+)
 from ipcsync.client._record_all import Everything, chosen
-from ipcsync.client._streams import open_stream
+from ipcsync.client._twins import ClientView, Closing
 from ipcsync.client._unnamed import UnnamedEvents
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs._lane import beside
@@ -39,15 +49,13 @@ from ipcsync.client.graphs.upcoming import Upcoming
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import RING, Reservation
 from ipcsync.errors import ConnectError, WaitTimeout
-from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
+from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ipcsync._engines.traced import Tracing
 
 
-class Client:
+class Client(ClientView, Closing):
     """One session with a coordinator, with a lease that lives as long as this process does. Thread-safe.
 
     A context manager that closes it. In a forked child every call but `close` raises ForkedProcessError.
@@ -57,36 +65,26 @@ class Client:
     timeout that is negative or NaN, and Reentered in a finalizer or a signal's handler within another request.
     """
 
-    _naming_of: type[Naming] = Naming
     _session_prefix = ""  # `list_sessions` and `watch` show only sessions whose names begin with it
 
-    def __init__(
-        self,
-        endpoint: str | None = None,
-        *,
-        name: str | None = None,
-        timeout: float = 5.0,
-        lease_ttl: float | None = None,
-        trace: str | os.PathLike[str] | None = None,
-        chains: Chains = "stream",
-        prefix: str = "",
-        engine: EngineChoice = "auto",
-    ) -> None:
-        if chains not in ("stream", "session"):
-            raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
-        self._naming = self._naming_of(prefix)
-        tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
+    def __init__(self, options: ConnectOptions, naming: Naming | None = None) -> None:
+        if options.chains not in ("stream", "session"):
+            raise ValueError(f"chains is 'stream' or 'session', but got {options.chains!r}")
+        self._naming = naming or Naming(options.prefix)
+        endpoint, name, trace = options.endpoint, options.name or "", options.trace
+        tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name)
         try:
             endpoint = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
         except (ValueError, FileNotFoundError) as error:
             raise ConnectError(f"the default endpoint cannot be used: {error}") from None
-        endpoint = endpoints.absolute(endpoint)
-        stands_behind_all = chains == "session"
-        self._session = Session(endpoint, plain(name or ""), behind_all=stands_behind_all, shown=self._naming.shown)
-        self._session.engine = chosen_engine(engine)
+        stands_behind_all = options.chains == "session"
+        self._session = Session(
+            endpoints.absolute(endpoint), plain(name), behind_all=stands_behind_all, shown=self._naming.shown
+        )
+        self._session.engine = chosen_engine(options.engine)
         self._unnamed = UnnamedEvents(self._session)
         self._everything = Everything(self._unnamed)
-        self._session.begin(timeout, lease_ttl, tracing)
+        self._session.begin(options.timeout, options.lease_ttl, tracing)
         self._finalizer = warn_if_dropped(self, self._session)
 
     def _drop(self) -> None:
@@ -94,57 +92,6 @@ class Client:
         session: Session | None = getattr(self, "_session", None)
         if session is not None:
             session.drop()
-
-    @property
-    def endpoint(self) -> str:
-        """The coordinator's endpoint."""
-        return self._session.endpoint
-
-    @property
-    def epoch(self) -> bytes:
-        """The 16 bytes that name one life of the keeper, or of a coordinator without one."""
-        return self._session.epoch
-
-    @property
-    def name(self) -> str:
-        """The session's name for others."""
-        return self._session.name
-
-    @property
-    def prefix(self) -> str:
-        """The prefix before this client's names of events and streams; "" by default."""
-        return self._naming.prefix
-
-    @property
-    def session_id(self) -> str:
-        """The session's public id."""
-        return self._session.id
-
-    @property
-    def lease_ttl(self) -> float:
-        """The lease's TTL in seconds, as granted."""
-        return self._session.lease_ttl
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the session lives, as far as this process knows; sends nothing."""
-        return self._session.is_connected
-
-    @property
-    def timeout(self) -> float:
-        """The default timeout of requests to the coordinator, in seconds; 5 at first, and may be set."""
-        return self._session.timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        if not seconds >= 0:
-            raise ValueError(f"timeout is a number of seconds from 0 up, not {seconds!r}")
-        self._session.timeout = seconds
-
-    @property
-    def messages_sent(self) -> int:
-        """How many requests this client has sent to the coordinator."""
-        return self._session.connection.sent
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -175,13 +122,8 @@ class Client:
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for an invalid name,
         WaitTimeout, and ValueError for an invalid depth, engine, timeout or combination.
         """
-        wanted = Wanted([self._naming.full(name)], bool(recorder), device, engine, depth, timeout)
-        openings = [Opening()]
-        try:
-            return self._open(wanted, openings, node, fleet=fleet)[0]
-        except BaseException:
-            self._session.abandon(openings)
-            raise
+        options = OpenOptions(recorder, device, engine, depth, timeout, node, fleet)
+        return open_named(self._session, self._naming, [name], options)[0]
 
     def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
         """The nodes of the fleet, as this node's bridge sees them, this node first.
@@ -217,24 +159,8 @@ class Client:
         The requests are pipelined, so a hundred events take little more time than a few. `timeout` is by default
         `client.timeout`. Raises the errors of `event`.
         """
-        checked = [self._naming.full(name) for name in names]
-        openings = [Opening() for _ in checked]
-        try:
-            return self._open(Wanted(checked, bool(recorder), device, engine, depth, timeout), openings, node)
-        except BaseException:
-            self._session.abandon(openings)
-            raise
-
-    def _open(
-        self, wanted: Wanted, openings: Sequence[Opening], node: str | None, *, fleet: bool = False
-    ) -> list[SharedEvent]:
-        if node is not None and fleet:
-            raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
-        if node is not None:
-            return self._naming.asking(lambda: _remote.open_on_node(self._session, wanted, openings, node))
-        if fleet:
-            return self._naming.asking(lambda: [_remote.open_in_fleet(self._session, wanted, openings[0])])
-        return self._naming.asking(lambda: open_events(self._session, wanted, openings))
+        options = OpenOptions(recorder, device, engine, depth, timeout, node)
+        return open_named(self._session, self._naming, list(names), options)
 
     def record(
         self,
@@ -310,8 +236,8 @@ class Client:
         """
         openings = [Opening()]
         try:
-            wanted = Wanted([""], True, device, engine, RING, timeout)
-            (event,) = open_events(self._session, wanted, openings)
+            options = OpenOptions(recorder=True, device=device, engine=engine, depth=RING, timeout=timeout)
+            (event,) = open_events(self._session, [""], options, openings)
             return Reservation(event)
         except BaseException:
             self._session.abandon(openings)
@@ -450,7 +376,7 @@ class Client:
         """
         begin = self._naming.begin(prefix)
         if node is not None:
-            _remote.check_node(node)
+            check_node(node)
         body = messages.ListEvents(begin) if node is None else messages.Remote("events", node, begin)
         rows = self._session.request(body, messages.EventList, timeout).events
         return [replace(row, name=self._naming.shown(row.name)) for row in rows] if self.prefix else rows
@@ -475,7 +401,6 @@ class Client:
         rows = self._session.request(body, messages.AttachmentList, timeout).attachments
         return [replace(row, event=self._naming.shown(row.event)) for row in rows] if self.prefix else rows
 
-    @positional_timeout
     def stats(self, *, timeout: float | None = None) -> Stats:
         """The coordinator's counts, and this client's under `client`.
 
@@ -539,20 +464,8 @@ class Client:
         end_all(self._session)
         self._session.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client is one session of one process: connect again in the process that needs one")
-
-    def __repr__(self) -> str:
-        state = "connected" if self.is_connected else "closed"
-        return f"<ipcsync.Client {self.name!r} {state} {self.endpoint}>"
 
 
 def warn_if_dropped(client: object, session: Session) -> weakref.finalize[[Session], Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ipcsync._locks import OuterLock, under
 from ipcsync._native import fork
 from ipcsync._wire import names
+from ipcsync.client._opening import ConnectOptions
 from ipcsync.client.client import Client
 from ipcsync.errors import ClientClosed, SessionLost
 
@@ -88,7 +89,7 @@ def _connect() -> Client:
     global _client  # noqa: PLW0603 - one a process
     client = Client.__new__(Client)  # before it has a session, so that an exception anywhere finds it here
     try:
-        Client.__init__(client, name=_name())
+        Client.__init__(client, ConnectOptions(name=_name()))
         if _client is not None:  # a call within this one, on the same thread, was first
             client.close()
             return _client

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.compiled import EventBase, shortened
 from ipcsync._native import fork
-from ipcsync._native.device import Device
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.references import Opening
+from ipcsync.client._twins import Closing, EventView
 from ipcsync.client.point import Point, bound
-from ipcsync.errors import EngineMismatch, EventClosed
-from ipcsync.typing import EngineName, EventState, StreamLike
+from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,7 +33,7 @@ _HINTS = {
 
 
 @shortened("record")
-class SharedEvent(EventBase):
+class SharedEvent(EventBase, EventView[Point], Closing):
     """A named channel of GPU work: one session records on it, any number wait.
 
     Made by `Client.event`. Each record makes the next generation, and returns its point. A context manager that closes
@@ -50,80 +48,6 @@ class SharedEvent(EventBase):
         self._point_type = Point
         self._is_recorder = is_recorder
         self._is_open = True
-
-    @property
-    def name(self) -> str:
-        """The event's name."""
-        return self._engine.name
-
-    @property
-    def node(self) -> str:
-        """The name of the node on which it is recorded; "" for the node of this process."""
-        return self._engine.node
-
-    @property
-    def device(self) -> Device:
-        """The event's device, by this process's ordinals; of another node's event, the device that was current here."""
-        return self._attached.device
-
-    @property
-    def engine(self) -> EngineName:
-        """Either "event" or "timeline"; the same for every session."""
-        return self._engine.kind
-
-    @property
-    def depth(self) -> int:
-        """How many records may be in flight on the `event` engine."""
-        return self._engine.depth
-
-    @property
-    def handles(self) -> tuple[bytes, ...]:
-        """The IPC handles of the ring, 64 bytes each. EngineMismatch on the `timeline` engine, which has none."""
-        if self._engine.kind == "timeline":
-            raise EngineMismatch(
-                f"the event {self._engine.label} uses the engine 'timeline', and has no CUDA event whose handle "
-                "another library could open: open it with engine='event', or have the other process wait for "
-                "bytes(point)"
-            )
-        return self._engine.handles
-
-    @property
-    def handle(self) -> bytes:
-        """The IPC handle of the CUDA event, 64 bytes: torch or cuda.core can wait with it alone.
-
-        EngineMismatch unless `depth` is 1: each further record is made on the next CUDA event of the ring, so that a
-        wait with one handle would wait for another record, or for none; and on the `timeline` engine.
-        """
-        handles = self.handles
-        if len(handles) != 1:
-            raise EngineMismatch(
-                f"the event {self._engine.label} has a ring of {len(handles)} CUDA events, and one handle would wait "
-                "for every so many records only: open it with depth=1, or send bytes(point) and wait for that; "
-                "handles[(generation - 1) % depth] is the one of a generation"
-            )
-        return handles[0]
-
-    @property
-    def generation(self) -> int:
-        """The last generation recorded, 0 for none."""
-        fork.check()
-        generation = self._engine.generation
-        self._check()  # after the read: it proves that the word was this event's
-        return generation
-
-    @property
-    def completed(self) -> int:
-        """Every generation up to this one is known complete; never more than `generation`."""
-        self._check()
-        completed = self._engine.completed
-        self._check()  # after the read too: it proves that the word was this event's
-        return completed
-
-    @property
-    def state(self) -> EventState:
-        """One of "open", "broken" (its recorder, or what that stood behind, was lost) and "closed"."""
-        fork.check()
-        return self._engine.state if self._is_open else "closed"
 
     def record(
         self, stream: StreamLike | None = None, *, timeout: float | None = None, after: Iterable[Point] = ()
@@ -163,31 +87,6 @@ class SharedEvent(EventBase):
         """Record on the CUstream `handle` of device `ordinal`, without a check of the role; for `Client.record`."""
         return Point(self._attached, self._engine.record(handle, ordinal, timeout, after, behind))
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether a record of this process stood behind a lost wait: then no further record is possible."""
-        return self._engine.chain.loss is not None
-
-    def at(self, generation: int) -> Point:
-        """The point of a generation, recorded already or not; ValueError below 1."""
-        self._check()
-        if isinstance(generation, bool) or not isinstance(generation, int):
-            raise TypeError(f"a generation is an int, but got {type(generation).__name__}")
-        if not 1 <= generation < 1 << 62:
-            raise ValueError(f"generations are counted from 1, but got {generation}")
-        return self._point(generation)
-
-    @property
-    def latest(self) -> Point | None:
-        """The point of the last record, None if there is none yet."""
-        generation = self.generation
-        return self._point(generation) if generation else None
-
-    def _check(self) -> None:
-        self._engine.check()
-        if not self._is_open:
-            raise EventClosed(f"this object of the event {self._engine.label} was closed", event=self.name)
-
     def _raise_not_recorder(self) -> None:
         self._check()
         self._engine.raise_not_recorder("this object")
@@ -204,14 +103,6 @@ class SharedEvent(EventBase):
         if not fork.is_in_bad_fork():
             self._is_open = False
             self._opening.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __copy__(self) -> Self:
         """Another object of the same event, as if the name were opened again: each is closed separately."""
@@ -233,11 +124,6 @@ class SharedEvent(EventBase):
             "a shared event cannot be sent: send bytes(point), or open it by its name in the other process with "
             "client.event(name)"
         )
-
-    def __repr__(self) -> str:
-        if not self._is_open or fork.is_in_bad_fork():
-            return f"<ipcsync.SharedEvent {self.name!r} {self.engine} closed>"
-        return f"<ipcsync.SharedEvent {self.name!r} {self.engine} {self.state} generation={self._engine.generation}>"
 
 
 class _Hint:

@@ -5,24 +5,21 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ipcsync._locks import CallLock, trying
 from ipcsync._native import fork
+from ipcsync.client._twins import Closing
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.errors import EventClosed
 from ipcsync.typing import StreamLike
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 # One record, and room to repeat one that an exception interrupted: see `Engine._make_record`.
 RING = 2
 
 
-class Reservation:
+class Reservation(Closing):
     """One record that this session will make, on a stream that is not known yet. Made by `Client.reserve`.
 
     Its point may be sent at once. A wait for it blocks until the record is made, or goes `ahead` of it; it never ends
@@ -82,14 +79,6 @@ class Reservation:
         """
         self._event.close()
         self._finalizer.detach()  # behind it: an exception in between leaves the rest to the finalizer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a reservation does not travel: send bytes(reservation.point)")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ipcsync._native import fork
 from ipcsync.client import Client
-from ipcsync.client._naming import Naming, plain
+from ipcsync.client._opening import ConnectOptions, Naming, plain
 
 
-class _Namespace(Naming):
+class Namespace(Naming):
     """Names go in without the namespace, or with it, as other clients have them; they come out with it."""
 
     def full(self, name: str) -> str:
@@ -30,12 +30,10 @@ class NamespacedClient(Client):
     sessions; `stats` counts everything. Operations without a name (`record`, points) need no namespace.
     """
 
-    _naming_of = _Namespace
-
     def __init__(self, endpoint: str, namespace: str, name: str, timeout: float) -> None:
         self.namespace = namespace
         prefix = self._session_prefix = f"{namespace}/"
-        super().__init__(endpoint, name=prefix + name, timeout=timeout, prefix=prefix)
+        super().__init__(ConnectOptions(endpoint, prefix + name, timeout), Namespace(prefix))
 
 
 def connect(endpoint: str, namespace: str, name: str, timeout: float) -> NamespacedClient:

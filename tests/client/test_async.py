@@ -84,16 +84,25 @@ def test_every_name_of_the_client_is_there(coordinator: ipcsync.Coordinator) -> 
     asyncio.run(scenario())
 
 
-def test_the_timeout_of_stats_is_by_keyword_and_by_position_with_a_warning(coordinator: ipcsync.Coordinator) -> None:
-    async def scenario() -> None:
-        async with ipcsync.aconnect(coordinator.endpoint) as client:
-            by_position: Any = client.stats  # type checkers refuse it
-            with pytest.warns(DeprecationWarning, match="AsyncClient.stats takes its timeout by keyword") as seen:
-                assert (await by_position(5.0))["sessions"] == (await client.stats(timeout=5.0))["sessions"]
-            assert [warning.filename for warning in seen] == [__file__]
-
-    assert inspect.iscoroutinefunction(ipcsync.AsyncClient.stats)
-    asyncio.run(scenario())
+@pytest.mark.parametrize(
+    ("plain", "twin"),
+    [
+        (ipcsync.connect, ipcsync.aconnect),
+        *(
+            (getattr(ipcsync.Client, name), getattr(ipcsync.AsyncClient, name))
+            for name, value in vars(ipcsync.Client).items()
+            if inspect.isfunction(value) and not name.startswith("_")
+        ),
+    ],
+    ids=lambda function: function.__qualname__,
+)
+def test_a_twin_has_the_parameters_of_the_plain_function(plain: Any, twin: Any) -> None:
+    told = [
+        [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
+        for function in (plain, twin)
+    ]
+    assert told[0] == told[1]
+    assert twin.__doc__
 
 
 def test_clients_events_and_points_tell_what_the_plain_ones_do(

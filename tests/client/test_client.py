@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 from collections.abc import Callable
@@ -213,16 +212,6 @@ def test_list_sessions_tells_who_is_connected(
         assert row.connected_s >= 0
     peer.call(remote.close)
     assert [row.name for row in client.list_sessions()] == ["mine"]
-
-
-def test_the_timeout_of_stats_is_by_keyword_and_by_position_with_a_warning(client: ipcsync.Client) -> None:
-    by_position: Any = client.stats  # type checkers refuse it
-    with pytest.warns(DeprecationWarning, match=r"Client\.stats takes its timeout by keyword: timeout=5\.0") as seen:
-        assert by_position(5.0)["sessions"] == client.stats(timeout=5.0)["sessions"]
-    assert [warning.filename for warning in seen] == [__file__]
-    assert inspect.signature(client.stats).parameters["timeout"].kind is inspect.Parameter.KEYWORD_ONLY
-    with pytest.raises(TypeError):
-        by_position(5.0, timeout=5.0)
 
 
 def test_stats_count_what_is_there(coordinator: ipcsync.Coordinator, new_client: NewClient, peer: Peer) -> None:

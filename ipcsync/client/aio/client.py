@@ -8,13 +8,12 @@ thread, is used on the loop's thread, by calls that do not wait.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from threading import get_ident
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
@@ -25,11 +24,12 @@ from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client import _wait_over
 from ipcsync.client._connecting import connect
-from ipcsync.client._former import positional_timeout
 from ipcsync.client._opening import DEFAULT_DEPTH, note_depth
 from ipcsync.client._record_all import chosen
+from ipcsync.client._twins import AsyncClosing, ClientView
 from ipcsync.client.aio import _fan_in
 from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
+from ipcsync.client.aio._twin import taking, twin
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
 from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying, AsyncUpcoming
 from ipcsync.client.aio.reservation import AsyncReservation
@@ -38,10 +38,7 @@ from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import Reservation
-from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 __all__ = [
     "AsyncClient",
@@ -58,24 +55,14 @@ __all__ = [
 T = TypeVar("T")
 
 
-def aconnect(
-    endpoint: str | None = None,
-    *,
-    name: str | None = None,
-    timeout: float = 5.0,
-    lease_ttl: float | None = None,
-    trace: str | os.PathLike[str] | None = None,
-    chains: Chains = "stream",
-    prefix: str = "",
-    engine: EngineChoice = "auto",
-) -> Connecting:
+@taking(connect)
+def aconnect(*arguments: Any, **options: Any) -> Connecting:
     """Open a session with a coordinator; as `connect`, and with its errors.
 
     `client = await aconnect()`, or `async with aconnect() as client:`, which closes it.
     """
     fork.arm()
-    options: dict[str, Any] = {"name": name, "timeout": timeout, "lease_ttl": lease_ttl, "trace": trace}
-    return connecting(partial(connect, endpoint, **options, chains=chains, prefix=prefix, engine=engine))
+    return connecting(partial(connect, *arguments, **options))
 
 
 def connecting(open_session: Callable[[], Client]) -> Connecting:
@@ -134,7 +121,12 @@ async def _open(open_session: Callable[[], Client]) -> AsyncClient:
         raise
 
 
-class AsyncClient:
+def _close_all(events: list[SharedEvent]) -> None:
+    for event in events:
+        event.close()
+
+
+class AsyncClient(ClientView, AsyncClosing):
     """One session with a coordinator, for asyncio; see `Client`. Made by `aconnect`.
 
     An asynchronous context manager that closes it. It may be used by several tasks, and by loops of several threads. A
@@ -143,96 +135,21 @@ class AsyncClient:
 
     def __init__(self, client: Client, threads: Threads) -> None:
         self._client = client
+        self._session, self._naming = client._session, client._naming
         self._runner = Runner(client._session, threads)
         warn_if_dropped(self, client._session)
 
-    @property
-    def endpoint(self) -> str:
-        """The coordinator's endpoint."""
-        return self._client.endpoint
-
-    @property
-    def epoch(self) -> bytes:
-        """The 16 bytes that name one life of the keeper, or of a coordinator without one."""
-        return self._client.epoch
-
-    @property
-    def name(self) -> str:
-        """The session's name for others."""
-        return self._client.name
-
-    @property
-    def prefix(self) -> str:
-        """The prefix before this client's names of events and streams; "" by default."""
-        return self._client.prefix
-
-    @property
-    def session_id(self) -> str:
-        """The session's public id."""
-        return self._client.session_id
-
-    @property
-    def lease_ttl(self) -> float:
-        """The lease's TTL in seconds, as granted."""
-        return self._client.lease_ttl
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the session lives, as far as this process knows; sends nothing."""
-        return self._client.is_connected
-
-    @property
-    def timeout(self) -> float:
-        """The default timeout of requests to the coordinator, in seconds; 5 at first, and may be set."""
-        return self._client.timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._client.timeout = seconds
-
-    @property
-    def messages_sent(self) -> int:
-        """How many requests this client has sent to the coordinator."""
-        return self._client.messages_sent
-
     # --- events -------------------------------------------------------------------------------------------------------
 
-    async def event(
-        self,
-        name: str,
-        *,
-        recorder: bool = False,
-        device: DeviceLike | None = None,
-        engine: EngineChoice = "auto",
-        depth: int = DEFAULT_DEPTH,
-        timeout: float | None = None,
-        node: str | None = None,
-        fleet: bool = False,
-    ) -> AsyncSharedEvent:
+    @twin(Client.event, SharedEvent.close)
+    def event(self, event: SharedEvent) -> AsyncSharedEvent:
         """Open a shared event, or create it; as `Client.event`. If it is cancelled, what it opened is closed again."""
-        options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
-        options.update(node=node, fleet=fleet)
-        opened = await self._runner.request(
-            partial(self._client.event, name, **options), timeout, SharedEvent.close, alone=fleet
-        )
-        return AsyncSharedEvent(opened, self._runner)
+        return AsyncSharedEvent(event, self._runner)
 
-    async def events(
-        self,
-        names: Iterable[str],
-        *,
-        recorder: bool = False,
-        device: DeviceLike | None = None,
-        engine: EngineChoice = "auto",
-        depth: int = DEFAULT_DEPTH,
-        timeout: float | None = None,
-        node: str | None = None,
-    ) -> list[AsyncSharedEvent]:
+    @twin(Client.events, _close_all)
+    def events(self, events: list[SharedEvent]) -> list[AsyncSharedEvent]:
         """Open many shared events, all or none; as `Client.events`. If it is cancelled, they are closed again."""
-        options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
-        options["node"] = node
-        opened = await self._runner.request(partial(self._client.events, list(names), **options), timeout, _close_all)
-        return [AsyncSharedEvent(event, self._runner) for event in opened]
+        return [AsyncSharedEvent(event, self._runner) for event in events]
 
     async def record(
         self,
@@ -244,7 +161,7 @@ class AsyncClient:
         after: Iterable[AsyncPoint] = (),
     ) -> AsyncPoint:
         """Record on this client's unnamed event for `stream`; as `Client.record`, and the task waits for room."""
-        self._client._session.check()
+        self._session.check()
         chosen = resolve(stream)
         address = chosen.stream_id
         key = (address, get_ident() if address in LEGACY else 0, chosen.device_index, engine)
@@ -269,7 +186,7 @@ class AsyncClient:
 
         Device and streams are this thread's current ones by default. A cancelled call goes on by itself.
         """
-        self._client._session.check()
+        self._session.check()
         points = bound(await attached(after))
         owners = None if streams is None else list(streams)
         ordinal, named = parse(device), chosen(owners)
@@ -283,12 +200,10 @@ class AsyncClient:
 
         return AsyncPoint(await run_alone(partial(with_owner, owners, record), surely=True), self._runner)
 
-    async def reserve(
-        self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None
-    ) -> AsyncReservation:
+    @twin(Client.reserve, Reservation.close)
+    def reserve(self, reservation: Reservation) -> AsyncReservation:
         """A point that this session will record later; as `Client.reserve`. If it is cancelled, it is closed again."""
-        reserve = partial(self._client.reserve, device=device, engine=engine)
-        return AsyncReservation(await self._runner.request(reserve, timeout, Reservation.close), self._runner)
+        return AsyncReservation(reservation, self._runner)
 
     def replay(
         self,
@@ -304,7 +219,7 @@ class AsyncClient:
         Entering and leaving it run on a thread: only the launch is the loop's. If entering is cancelled, the replay is
         ended again; if leaving is, it goes on by itself.
         """
-        self._client._session.check()
+        self._session.check()
         return AsyncReplaying(self._runner, waits, records, stream, timeout, ahead=ahead)
 
     def next(
@@ -319,7 +234,7 @@ class AsyncClient:
 
         Entering it waits for the points' records. Within the block no other task may replay: do not await there.
         """
-        self._client._session.check()
+        self._session.check()
         return AsyncUpcoming(self._runner, waits, records, timeout, ahead=ahead)
 
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
@@ -327,9 +242,10 @@ class AsyncClient:
         chosen = resolve(stream)
         await run_alone(partial(with_owner, stream, partial(self._client.resume, chosen, timeout)))
 
-    async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
+    @twin(Client.point)
+    def point(self, point: Point) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""
-        return AsyncPoint(await self._runner.request(partial(self._client.point, data), timeout), self._runner)
+        return AsyncPoint(point, self._runner)
 
     async def synchronize_all(
         self, points: Iterable[AsyncPoint], *, timeout: float | None = None, lost: Literal["raise", "skip"] = "raise"
@@ -349,13 +265,13 @@ class AsyncClient:
 
         All waits are queued by one call on a thread, so it costs little more than a wait for one point.
         """
-        self._client._session.check()
+        self._session.check()
         refuse_small_number(stream, 0)
         return await _fan_in.wait_all(self._runner, points, resolve(stream), stream, timeout, lost)
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
         """Wait until the GPU work of the lost recorder of `point` has ended; as `Client.wait_over`."""
-        self._client._session.check()
+        self._session.check()
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
         _, plain, left = await point._bound(timeout)
@@ -364,46 +280,47 @@ class AsyncClient:
             await asyncio.sleep(polling.pause_s)
         return polling.is_over
 
-    async def stream(
-        self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None
-    ) -> Stream:
+    @twin(Client.stream)
+    def stream(self, stream: Stream) -> Stream:
         """A new stream of this process with the named specification; as `Client.stream`."""
-        return await self._runner.request(partial(self._client.stream, name, device=device, priority=priority), timeout)
+        return stream
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def list_events(
-        self, prefix: str = "", *, node: str | None = None, timeout: float | None = None
-    ) -> list[EventInfo]:
+    @twin(Client.list_events)
+    def list_events(self, events: list[EventInfo]) -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included; as `Client.list_events`."""
-        return await self._runner.request(partial(self._client.list_events, prefix, node=node), timeout)
+        return events
 
-    async def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
+    @twin(Client.nodes)
+    def nodes(self, nodes: list[NodeInfo]) -> list[NodeInfo]:
         """The nodes of the fleet; as `Client.nodes`."""
-        return await self._runner.request(self._client.nodes, timeout)
+        return nodes
 
-    async def bridge(self, *, timeout: float | None = None) -> BridgeInfo:
+    @twin(Client.bridge)
+    def bridge(self, bridge: BridgeInfo) -> BridgeInfo:
         """The bridge beside this coordinator; as `Client.bridge`."""
-        return await self._runner.request(self._client.bridge, timeout)
+        return bridge
 
-    async def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
+    @twin(Client.list_sessions)
+    def list_sessions(self, sessions: list[SessionInfo]) -> list[SessionInfo]:
         """The live sessions; as `Client.list_sessions`."""
-        return await self._runner.request(self._client.list_sessions, timeout)
+        return sessions
 
-    async def list_attachments(
-        self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None
-    ) -> list[AttachmentInfo]:
+    @twin(Client.list_attachments)
+    def list_attachments(self, attachments: list[AttachmentInfo]) -> list[AttachmentInfo]:
         """Who records and who waits on which events; as `Client.list_attachments`."""
-        return await self._runner.request(partial(self._client.list_attachments, prefix, limit=limit), timeout)
+        return attachments
 
-    @positional_timeout
-    async def stats(self, *, timeout: float | None = None) -> Stats:
+    @twin(Client.stats)
+    def stats(self, stats: Stats) -> Stats:
         """The coordinator's counts, and this client's under `client`; as `Client.stats`."""
-        return await self._runner.request(self._client.stats, timeout)
+        return stats
 
-    async def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:
+    @twin(Client.check)
+    def check(self, checks: EngineChecks) -> EngineChecks:
         """Which engines work between this process and the coordinator on a device; as `Client.check`."""
-        return await self._runner.request(partial(self._client.check, device), timeout)
+        return checks
 
     async def watch(self, prefix: str = "", *, timeout: float | None = None) -> AsyncGenerator[Notice, None]:
         """A snapshot as notices, then every change in order; as `Client.watch`.
@@ -417,7 +334,7 @@ class AsyncClient:
         def check() -> None:
             if is_over.is_set():
                 raise _WatchOver
-            self._client._session.check_liveness()
+            self._session.check_liveness()
 
         notices = self._client._notices(prefix, timeout, check)
         own = OwnThread("ipcsync-watch")
@@ -441,17 +358,6 @@ class AsyncClient:
         self._client.close()
         self._runner.threads.shutdown()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._client).replace("Client", "AsyncClient", 1)
-
 
 class _WatchOver(Exception):  # noqa: N818 - no error: the end of a watch without a reader
     """Raised inside a watch's thread to end it."""
@@ -462,11 +368,6 @@ def _next(notices: Iterator[Notice]) -> Notice | None:
         return next(notices, None)
     except _WatchOver:
         return None
-
-
-def _close_all(events: list[SharedEvent]) -> None:
-    for event in events:
-        event.close()
 
 
 def _close(notices: Any) -> None:  # noqa: ANN401 - a generator, said to be an iterator

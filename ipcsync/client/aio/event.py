@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import monotonic_ns
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ipcsync._deadline import deadline_of, left_of
@@ -15,77 +14,31 @@ from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import resolve
 from ipcsync._session import sessions
 from ipcsync._session.waits import Pending
+from ipcsync.client._twins import AsyncClosing, EventView
 from ipcsync.client.aio._runner import Runner, run_alone, runners
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, attach
 from ipcsync.errors import ConnectError, IpcSyncError
-from ipcsync.typing import EngineName, EventState, StreamLike
+from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class AsyncSharedEvent:
+class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
     """A named channel of GPU work, for asyncio; see `SharedEvent`. An asynchronous context manager that closes it."""
 
     def __init__(self, event: SharedEvent, runner: Runner) -> None:
         self._event = event
+        self._engine, self._attached = event._engine, event._attached
         self._runner = runner
 
     @property
-    def name(self) -> str:
-        """The event's name."""
-        return self._event.name
+    def _is_open(self) -> bool:  # type: ignore[override] # nothing here sets it
+        return self._event._is_open
 
-    @property
-    def node(self) -> str:
-        """The node on which it is recorded; "" for the node of this process."""
-        return self._event.node
-
-    @property
-    def device(self) -> Device:
-        """The event's device, by this process's ordinals."""
-        return self._event.device
-
-    @property
-    def engine(self) -> EngineName:
-        """Either "event" or "timeline"; the same for every session."""
-        return self._event.engine
-
-    @property
-    def depth(self) -> int:
-        """How many records may be in flight on the `event` engine."""
-        return self._event.depth
-
-    @property
-    def handles(self) -> tuple[bytes, ...]:
-        """The IPC handles of the ring, 64 bytes each; as `SharedEvent.handles`."""
-        return self._event.handles
-
-    @property
-    def handle(self) -> bytes:
-        """The IPC handle of the CUDA event of an event with depth=1; as `SharedEvent.handle`."""
-        return self._event.handle
-
-    @property
-    def generation(self) -> int:
-        """The last generation recorded, 0 for none."""
-        return self._event.generation
-
-    @property
-    def completed(self) -> int:
-        """Every generation up to this one is known complete; never more than `generation`."""
-        return self._event.completed
-
-    @property
-    def state(self) -> EventState:
-        """One of "open", "broken" (its recorder, or what that stood behind, was lost) and "closed"."""
-        return self._event.state
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether a record of this process stood behind a lost wait: then no further record is possible."""
-        return self._event.is_lost
+    def _point(self, generation: int) -> AsyncPoint:
+        return AsyncPoint(Point(self._attached, generation), self._runner)
 
     async def record(
         self, stream: StreamLike | None = None, *, timeout: float | None = None, after: Iterable[AsyncPoint] = ()
@@ -95,37 +48,16 @@ class AsyncSharedEvent:
         If the ring is full, the task waits for the oldest record. If it is cancelled then, nothing is recorded; if it
         is cancelled during the driver's call, the record may have been made.
         """
-        self._event._check()
-        ordinal = self._event.device.index
+        self._check()
+        ordinal = self.device.index
         chosen = resolve(stream, ordinal)
         point = await self._runner.record(self._event, chosen, stream, timeout, await attached(after))
         return AsyncPoint(point, self._runner)
-
-    def at(self, generation: int) -> AsyncPoint:
-        """The point of a generation, recorded already or not; ValueError below 1."""
-        return AsyncPoint(self._event.at(generation), self._runner)
-
-    @property
-    def latest(self) -> AsyncPoint | None:
-        """The point of the last record, None if there is none yet."""
-        latest = self._event.latest
-        return None if latest is None else AsyncPoint(latest, self._runner)
 
     async def close(self) -> None:
         """Close this object, as `SharedEvent.close`. If it is cancelled, the close goes on."""
         if self._event._is_open and not fork.is_in_bad_fork():
             await run_alone(self._event.close, surely=True)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._event).replace("SharedEvent", "AsyncSharedEvent", 1)
 
 
 class AsyncPoint:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from ipcsync._native import fork
 from ipcsync._native.stream import resolve
+from ipcsync.client._twins import AsyncClosing
 from ipcsync.client.aio._runner import Runner, run_alone
 from ipcsync.client.aio.event import AsyncPoint, attached
 from ipcsync.client.reservation import Reservation
 from ipcsync.typing import StreamLike
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
-class AsyncReservation:
+class AsyncReservation(AsyncClosing):
     """One record that this session will make, for asyncio; see `Reservation`. Made by `AsyncClient.reserve`.
 
     An asynchronous context manager that closes it.
@@ -45,14 +41,6 @@ class AsyncReservation:
         """Close it, as `Reservation.close`. If it is cancelled, the close goes on."""
         if not fork.is_in_bad_fork():
             await run_alone(self._reservation.close, surely=True)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return repr(self._reservation).replace("Reservation", "AsyncReservation", 1)

@@ -1,0 +1,54 @@
+"""The asynchronous twins of methods that ask the coordinator: each has the parameters of the one that it wraps."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+
+from ipcsync.client.client import Client
+
+if TYPE_CHECKING:
+    from ipcsync.client.aio.client import AsyncClient
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def twin(
+    method: Callable[Concatenate[Client, P], T], undo: Callable[[T], object] | None = None
+) -> Callable[[Callable[[AsyncClient, T], R]], Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]]:
+    """Decorate what makes the asynchronous result from the one of `method`, which is called on a thread.
+
+    If the call is cancelled meanwhile, `undo` gets that result.
+    """
+
+    def decorate(
+        result: Callable[[AsyncClient, T], R],
+    ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
+        @functools.wraps(result)
+        async def call(self: AsyncClient, *arguments: Any, **options: Any) -> R:
+            timeout = options.pop("timeout", None)
+            ask = cast("Callable[..., T]", functools.partial(method, self._client, *arguments, **options))
+            # One of the whole fleet is looked for until the timeout, which must not take a thread from others.
+            return result(self, await self._runner.request(ask, timeout, undo, alone=bool(options.get("fleet"))))
+
+        theirs = inspect.signature(method)
+        told = theirs.replace(return_annotation=inspect.signature(result).return_annotation)
+        call.__signature__ = told  # type: ignore[attr-defined] # what help() shows
+        return cast("Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]", call)
+
+    return decorate
+
+
+def taking(function: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Decorate a function that has the parameters of `function`."""
+
+    def decorate(other: Callable[..., R]) -> Callable[P, R]:
+        told = inspect.signature(function).replace(return_annotation=inspect.signature(other).return_annotation)
+        other.__signature__ = told  # type: ignore[attr-defined] # what help() shows
+        return cast("Callable[P, R]", other)
+
+    return decorate
