@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 class Client(ClientView, Closing):
     """One session with a coordinator, with a lease that lives as long as this process does. Thread-safe.
 
-    A context manager that closes it. In a forked child every call but `close` raises ForkedProcessError.
+    Made by `connect`. A context manager that closes it. In a forked child every call but `close` raises
+    ForkedProcessError.
 
     A request to the coordinator waits for its reply at most `timeout` seconds; None means `client.timeout`. It raises
     WaitTimeout after them, ClientClosed, CoordinatorLost or SessionExpired if the session is over, ValueError for a
