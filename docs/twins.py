@@ -1,4 +1,4 @@
-"""For griffe: what is decorated as the twin of another function is told with that one's parameters, as `help` shows it."""
+"""For griffe: a function decorated as the twin of another one has its parameters, as `help` shows it."""
 
 from __future__ import annotations
 
