@@ -15,6 +15,7 @@ from ipcsync._board import layout
 from ipcsync._board.fence import fence
 from ipcsync._board.session_line import SessionLine
 from ipcsync._board.slot_line import SlotLine
+from ipcsync._board.words import Word
 from ipcsync._linux import locks
 from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.process import pid_namespace, start_time
@@ -41,6 +42,11 @@ class Board:
     slots: int
     has_mark: bool
 
+    heartbeat = Word(layout.H_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the coordinator's last beat
+    newest = Word(layout.H_NEWEST)  # the count of the newest session
+    starts = Word(layout.H_STARTS)  # how many coordinators have served with this board, one after the other
+    probe = Word(layout.H_PROBE)  # for trying whether a stream's write arrives
+
     def __init__(self, fd: int, path: str) -> None:
         self.path: str = path
         self._fd = fd
@@ -63,6 +69,7 @@ class Board:
         finally:
             os.close(mapped)
         self.words: memoryview[int] = memoryview(self._map).cast("Q")
+        self.first = 0
         self._bytes: memoryview[int] = memoryview(self._map)
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address: int = ctypes.addressof(self._anchor)
@@ -196,39 +203,10 @@ class Board:
         """Address of `running_header` in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.running_header))
 
-    @property
-    def heartbeat(self) -> int:
-        """CLOCK_MONOTONIC in ns at the coordinator's last beat."""
-        return self.words[layout.H_HEARTBEAT]
-
-    @property
-    def newest(self) -> int:
-        """The count of the newest session."""
-        return self.words[layout.H_NEWEST]
-
     def set_newest(self, count: int) -> None:
         """Store that there is a session `count`, before it gets a line (coordinator)."""
-        self.words[layout.H_NEWEST] = count
-        if fence:
-            fence()
-
-    def beat(self, now_ns: int) -> None:
-        """Store the coordinator's heartbeat (coordinator)."""
-        self.words[layout.H_HEARTBEAT] = now_ns
-
-    @property
-    def starts(self) -> int:
-        """How many coordinators have served with this board, one after the other."""
-        return self.words[layout.H_STARTS]
-
-    @starts.setter
-    def starts(self, count: int) -> None:
-        self.words[layout.H_STARTS] = count
-
-    @property
-    def probe(self) -> int:
-        """A word for trying whether a stream's write arrives (coordinator)."""
-        return self.words[layout.H_PROBE]
+        self.newest = count
+        fence()
 
     @property
     def probe_offset(self) -> int:

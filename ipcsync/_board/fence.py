@@ -1,4 +1,4 @@
-"""The memory fences between two steps of the board protocol."""
+"""The memory fence between two steps of the board protocol."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from collections.abc import Callable
 _SEQ_CST = 5
 
 
-def _choose() -> Callable[[], object] | None:
+def _choose() -> Callable[[], object]:
     if platform.machine() == "x86_64":
-        return None
+        return lambda: None
     library = ctypes.CDLL(ctypes.util.find_library("atomic") or "libatomic.so.1")
-    function = library.atomic_thread_fence
-    order = ctypes.c_int(_SEQ_CST)
-    return lambda: function(order)
+    return lambda: library.atomic_thread_fence(ctypes.c_int(_SEQ_CST))
 
 
 fence = _choose()
-"""None on x86-64, which keeps loads in order and stores in order. It may reorder a store with a later load of another
-word: where something depends on that pair, and the other side is not woken to read again, there is `full_fence`."""
+"""Called between two steps of which other processes may see the second only behind the first.
+
+Nothing on x86-64, which keeps loads in order and stores in order. It may reorder a store with a later load of another
+word: where something depends on that pair, and the other side is not woken to read again, there is `full_fence`.
+"""
 
 
 def full_fence() -> None:
     """Between a store and a later load: who stores and looks the other way round sees that store, or is seen."""
-    if fence:
-        fence()
-    else:
-        allocate_lock().acquire()  # an atomic exchange, which is a full fence on x86-64; no other thread has this lock
+    fence()
+    allocate_lock().acquire()  # an atomic exchange, which is a full fence on x86-64; no other thread has this lock

@@ -22,11 +22,8 @@ class Peer:
     __slots__ = (
         "_board",
         "_line",
-        "_owner_index",
         "_process",
-        "_serial_index",
         "_shows_end",
-        "_words",
         "label",
         "pid",
         "serial",
@@ -36,8 +33,6 @@ class Peer:
         self.serial = serial
         self._board = board
         self._line: SessionLine = board.session(serial & 0xFFFF)
-        self._words = board.words
-        self._serial_index, self._owner_index = self._line.indices
         self._process: Process | None = None
         # Kept, since the line may be another session's later; ("", 0) if it is already.
         self._shows_end = self._line.end_is_shown
@@ -46,8 +41,8 @@ class Peer:
 
     def is_alive(self) -> bool:
         """Whether the process still runs and still has its session's line. Costs about 0.2 µs."""
-        owner = self._words[self._owner_index]  # before the serial, which another session changes later
-        if self._words[self._serial_index] != self.serial:
+        owner = self._line.owner  # before the serial, which another session changes later
+        if self._line.serial != self.serial:
             return False
         return not owner & OWNER_DIED if owner else self._ask_the_kernel()
 

@@ -18,6 +18,7 @@ from ipcsync._board.layout import (
     S_START,
     S_STATE,
 )
+from ipcsync._board.words import Word
 from ipcsync._linux.futex import Futex
 
 
@@ -27,25 +28,26 @@ class SessionLine:
     `serial` is (count << 16) | line number, and is never reused. `nudge` is a futex that wakes the session's client.
     """
 
-    __slots__ = ("_address", "_first", "_label", "_words", "nudge", "offset")
+    __slots__ = ("_address", "_label", "first", "nudge", "offset", "words")
+
+    state = Word(S_STATE)  # FREE, LIVE or EXPIRED; the coordinator's
+    serial = Word(S_SERIAL)  # which session has the line; the coordinator's
+    heartbeat = Word(S_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the last beat; of the client's thread
+    # A robust futex: the id of the client's thread that holds it, marked OWNER_DIED by the kernel; 0: not held.
+    owner = Word(S_OWNER)
 
     def __init__(self, words: memoryview, address: int, offset: int, label: int) -> None:
         self._label = label // 8
         self.offset: int = offset
         self.nudge: Futex = Futex(address + offset + S_NUDGE * 8)
-        self._first = offset // 8
-        self._words = words
+        self.first = offset // 8
+        self.words = words
         self._address = address + offset
-
-    @property
-    def state(self) -> int:
-        """FREE, LIVE or EXPIRED; written by the coordinator."""
-        return self._words[self._first + S_STATE]
 
     @property
     def state_and_serial(self) -> memoryview:
         """The words of state and serial, to compare with the expected ones."""
-        return self._words[self._first + S_STATE : self._first + S_SERIAL + 1]
+        return self.words[self.first + S_STATE : self.first + S_SERIAL + 1]
 
     @property
     def state_and_serial_address(self) -> int:
@@ -53,80 +55,46 @@ class SessionLine:
         return self._address + S_STATE * 8
 
     @property
-    def serial(self) -> int:
-        """Which session has the line; written by the coordinator."""
-        return self._words[self._first + S_SERIAL]
-
-    @property
     def process(self) -> tuple[int, int, int]:
         """(pid, start time, pid namespace) as the coordinator sees them; pid 0 if it cannot see the process."""
-        first = self._first
-        return self._words[first + S_PID], self._words[first + S_START], self._words[first + S_NAMESPACE]
-
-    @property
-    def heartbeat(self) -> int:
-        """CLOCK_MONOTONIC in ns at the last beat; written by the client's thread."""
-        return self._words[self._first + S_HEARTBEAT]
-
-    @heartbeat.setter
-    def heartbeat(self, now_ns: int) -> None:
-        self._words[self._first + S_HEARTBEAT] = now_ns
-
-    @property
-    def owner(self) -> int:
-        """A robust futex: the id of the client's thread that holds it, marked OWNER_DIED by the kernel; 0: not held."""
-        return self._words[self._first + S_OWNER]
-
-    @property
-    def nudge_address(self) -> int:
-        """Address of `nudge`."""
-        return self._address + S_NUDGE * 8
+        first = self.first
+        return self.words[first + S_PID], self.words[first + S_START], self.words[first + S_NAMESPACE]
 
     @property
     def owner_address(self) -> int:
-        """Address of that word in this process."""
+        """Address of `owner` in this process."""
         return self._address + S_OWNER * 8
 
     @property
     def end_is_shown(self) -> bool:
         """Whether a lock shows the end of the process whose session has the line."""
-        return bool(self._words[self._first + S_SHOWS_END] == self.serial)
+        return bool(self.words[self.first + S_SHOWS_END] == self.serial)
 
     def shows_end(self) -> None:
         """Store that it does (client), once the lock is held."""
-        self._words[self._first + S_SHOWS_END] = self.serial
-
-    @property
-    def indices(self) -> tuple[int, int]:
-        """The indices of serial and owner in the board's words, for hot paths that read them directly."""
-        return self._first + S_SERIAL, self._first + S_OWNER
+        self.words[self.first + S_SHOWS_END] = self.serial
 
     @property
     def label(self) -> str:
         """The session's name (at most 64 bytes of it), else its public id."""
-        return self._words[self._label : self._label + LABEL // 8].tobytes().rstrip(b"\0").decode(errors="replace")
+        return self.words[self._label : self._label + LABEL // 8].tobytes().rstrip(b"\0").decode(errors="replace")
 
     def assign(self, serial: int, pid: int, started: int, namespace: int, now_ns: int, label: str = "") -> None:
         """Give the line to a session (coordinator), which stores the first heartbeat for it."""
-        words, first = self._words, self._first
-        words[first + S_SERIAL] = 0  # a process that asks for the last session meanwhile must not find this one's
-        if fence:
-            fence()
-        words[first + S_HEARTBEAT] = now_ns
-        words[first + S_OWNER] = 0
-        words[first + S_PID] = pid
-        words[first + S_START] = started
-        words[first + S_NAMESPACE] = namespace
+        words, first = self.words, self.first
+        self.serial = 0  # a process that asks for the last session meanwhile must not find this one's
+        fence()
+        self.heartbeat, self.owner = now_ns, 0
+        words[first + S_PID], words[first + S_START], words[first + S_NAMESPACE] = pid, started, namespace
         for index, word in enumerate(_label_words(label), self._label):
             words[index] = word
-        words[first + S_SERIAL] = serial
-        if fence:
-            fence()
-        words[first + S_STATE] = LIVE
+        self.serial = serial
+        fence()
+        self.state = LIVE
 
     def set_state(self, state: int) -> None:
         """Store the session's state (coordinator)."""
-        self._words[self._first + S_STATE] = state
+        self.state = state
 
 
 def _label_words(label: str) -> tuple[int, ...]:

@@ -64,8 +64,8 @@ class Export:
         """Whether it is to be looked at soon; if not, its next record is to wake the bridge."""
         soon = self.is_busy or self.is_in_flight
         # Asked for, not remembered: an earlier export of the use, not removed yet, may store too.
-        if self._line.is_followed is soon and self._line.incarnation == self.attachment.incarnation:
-            self._line.follow(not soon)
+        if bool(self._line.followed) is soon and self._line.incarnation == self.attachment.incarnation:
+            self._line.followed = not soon
         return soon
 
     def read(self) -> Row:

@@ -210,7 +210,7 @@ class Effects:
 
     def _store_drain(self, index: int, watermark: int) -> None:
         line = self.line(index)
-        line.set_watermark(watermark)
+        line.watermark = watermark
         self.releaser.hold(index, line)
 
     def _store_free(self, index: int, recorded: int) -> None:

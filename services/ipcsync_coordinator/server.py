@@ -250,7 +250,7 @@ class Server:
     def _beat(self) -> None:
         now_ns = time.monotonic_ns()
         self._credit.tick(now_ns)
-        self.board.beat(now_ns)
+        self.board.heartbeat = now_ns
         for entry in self.sessions:
             self._check(entry, now_ns)
         now = now_ns / 1e9

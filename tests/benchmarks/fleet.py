@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import ipcsync
+from ipcsync._board import layout
 from ipcsync._linux.futex import Futex
 from ipcsync_bench.rows import Row, alone, at_least, at_most, below, compare, interleave, percentile
 from ipcsync_bench.workers import Worker
@@ -120,11 +121,12 @@ def _record_flat_out(state: dict[str, Any], prefix: str, seconds: float) -> int:
     As the compiled core does it, which asks whether anybody waits; with one fence for each pass over the events.
     """
     words = state["client"]._session.lease.board.words
-    lines = []
+    lines, asked = [], []
     for event in state[prefix]:
-        recorded, completed = event._engine.line.recorders_indices
+        first_word = event._engine.line.first
+        recorded, completed = first_word + layout.L_RECORDED, first_word + layout.L_COMPLETED
         lines.append((event._engine.base, recorded, completed))
-    asked = [event._engine.line.waiters_indices for event in state[prefix]]
+        asked.append((first_word + layout.L_AWAITED, first_word + layout.L_FOLLOWED))
     wakes = [event._engine.line.futex.wake for event in state[prefix]]
     fence = Futex(ctypes.addressof(state.setdefault("nobody's", ctypes.c_uint32(0)))).wake  # the kernel has one in it
     first: int = state.get(f"last {prefix}", 0)

@@ -12,6 +12,7 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from tests.events.stage import Stage
 from tests.kit import driver_functions
+from tests.kit.boards import store_bits
 from tests.kit.failing import Failing
 from tests.kit.until import until
 
@@ -104,7 +105,7 @@ def test_a_look_for_room_publishes_nothing_that_another_thread_has_not_judged(st
             until(waits_for_a_lock, "the record waits")
             gate.open()
             stream.synchronize()
-            engine.line.store_bits(entry.bits)  # as a third thread's record does
+            store_bits(engine.line, entry.bits)  # as a third thread's record does
             engine.chain.entries.append(entry)
             engine.chain.loss = None
 

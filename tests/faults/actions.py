@@ -169,8 +169,7 @@ def errors_of_every_use(name: str) -> dict[str, str]:
 def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
     """Have this process signal itself, once, at a step of its next record of `event`."""
     engine: Any = event._engine
-    awaited, _ = engine.line.waiters_indices
-    engine.line._words[awaited] = 1  # as by one who sleeps: else nobody is woken
+    engine.line.awaited = 1  # as by one who sleeps: else nobody is woken
     signal_at_step(
         {
             "before the driver's call": ("cuEventRecord", "cuStreamWriteValue64"),

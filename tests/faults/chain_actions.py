@@ -17,6 +17,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.actions import signal_at_step
 from tests.kit import driver_functions
+from tests.kit.boards import bits_of
 from tests.kit.until import until
 
 _clients: list[ipcsync.Client] = []
@@ -108,7 +109,7 @@ def words(name: str) -> dict[str, int]:
         "completed": line.completed - base,
         "behind": max(line.behind - base, 0),
         "lost": max(line.lost - base, 0),
-        "bits": line.bits,
+        "bits": bits_of(line),
     }
 
 

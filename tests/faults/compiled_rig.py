@@ -282,7 +282,7 @@ class Rig:
 
     def hold(self, line: SessionLine, owner: int) -> None:
         """A thread holds the session's word, or the kernel has marked it."""
-        self.board.words[line.indices[1]] = owner
+        line.owner = owner
 
     def lives(self, line: int) -> bool:
         return not self.board.session(line).owner & DIED

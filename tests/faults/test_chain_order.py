@@ -20,6 +20,7 @@ from tests.faults.chain_model import Model
 from tests.faults.chain_world import Scenario, World
 from tests.faults.compiled_rig import DIED, MINE, OTHERS, STREAM, THIRD, Case, Rig, built, core, end
 from tests.faults.test_board_order import translated
+from tests.kit.boards import bits_of, store_bits
 
 pytestmark = pytest.mark.core
 
@@ -145,7 +146,7 @@ def test_a_record_tells_whom_it_stands_behind_in_the_models_order(rig: Any) -> N
     assert outcome == ""
     assert _done(steps, _RECORD) == _steps_of(_model_of_a_record(), _RECORD)
     assert steps.index("lock") < steps.index("store bits")
-    assert (made.line.bits, made.line.as_of, made.line.behind, made.line.recorded) == (0b1, _NEWEST, 1, 1)
+    assert (bits_of(made.line), made.line.as_of, made.line.behind, made.line.recorded) == (0b1, _NEWEST, 1, 1)
     assert made.entries == [(1, 1, 1, (made.wait,), 0b1)]
     assert made.engine.has_dependencies
 
@@ -170,11 +171,11 @@ def test_a_record_behind_another_wait_is_an_entry_of_its_own(rig: Any) -> None:
 
 def test_a_record_takes_over_whom_the_other_one_stands_behind(rig: Any) -> None:
     made = rig()
-    made.above.store_bits(0b100)
-    made.above.store_as_of(1)
-    made.above.store_behind(1)
+    store_bits(made.above, 0b100)
+    made.above.as_of = 1
+    made.above.behind = 1
     made.call()
-    assert made.line.bits == made.entries[0][-1] == 0b101
+    assert bits_of(made.line) == made.entries[0][-1] == 0b101
 
 
 def test_only_the_recorder_can_judge_when_an_older_record_is_in_doubt(rig: Any) -> None:
@@ -182,10 +183,10 @@ def test_only_the_recorder_can_judge_when_an_older_record_is_in_doubt(rig: Any) 
     made.call()
     made.above.publish(2)
     made.queued(2)
-    made.line.store_bits(0b101)  # as of another wait
+    store_bits(made.line, 0b101)  # as of another wait
     made.hold(made.board.session(2), DIED)
     made.call()
-    assert made.line.bits == made.entries[-1][-1] == 0b011
+    assert bits_of(made.line) == made.entries[-1][-1] == 0b011
 
 
 def test_what_is_complete_is_dropped_and_not_stood_behind(rig: Any) -> None:
@@ -222,15 +223,15 @@ def test_a_record_on_another_stream_that_follows_nothing_unsettled_leaves_no_wai
 
 
 def _stand_behind_the_dead(made: Chain) -> None:
-    made.above.store_bits(0b100)
-    made.above.store_as_of(1)
-    made.above.store_behind(1)
+    store_bits(made.above, 0b100)
+    made.above.as_of = 1
+    made.above.behind = 1
     made.hold(made.board.session(2), DIED)
 
 
 def _chain_the_own_one(made: Chain) -> None:
     made.above.set_recorder(MINE)
-    made.above.store_behind(1)
+    made.above.behind = 1
 
 
 _LOSSES: dict[str, Callable[[Chain], object]] = {
@@ -257,7 +258,7 @@ def test_a_record_behind_what_is_lost_changes_nothing_and_raises(rig: Any, what:
     steps, outcome = made.call()
     assert outcome == ("EventClosed" if what == "the own event is broken" else "RecorderLost")
     assert not {*_LINKS, "cuEventRecord", "store recorded"} & {*steps}
-    assert (made.line.bits, made.line.behind, made.entries) == (0, 0, [])
+    assert (bits_of(made.line), made.line.behind, made.entries) == (0, 0, [])
     assert steps.count("lock") == steps.count("unlock")
 
 
@@ -267,7 +268,7 @@ def test_what_no_waiter_can_see_only_the_recorder_judges(rig: Any, what: str) ->
     bits, change = _BITS[what]
     change(made)
     assert made.call()[1] == ""
-    assert (made.line.bits, made.line.behind, len(made.entries)) == (bits, 1, 1)
+    assert (bits_of(made.line), made.line.behind, len(made.entries)) == (bits, 1, 1)
 
 
 def test_an_event_of_the_same_session_is_not_stood_behind(rig: Any) -> None:
@@ -304,9 +305,9 @@ def test_a_recorder_tells_its_judgement_in_the_models_order(rig: Any, is_lost: b
 
 def _chained(make: Any, call: str, module: ModuleType = core) -> Chain:
     made: Chain = make(Case(call, recorded=1, says_complete=call != "wait"), module)
-    made.line.store_bits(0b1)
-    made.line.store_as_of(2)
-    made.line.store_behind(1)
+    store_bits(made.line, 0b1)
+    made.line.as_of = 2
+    made.line.behind = 1
     return made
 
 
@@ -354,9 +355,9 @@ def test_who_stands_behind_the_dead_or_the_unknown_is_not_told_that_it_is_comple
     if how == "dead":
         made.hold(made.board.session(0), DIED)
     elif how == "own":
-        made.line.store_bits(0b10)
+        store_bits(made.line, 0b10)
     else:
-        made.line.store_as_of(0)
+        made.line.as_of = 0
     assert made.call()[1] == ("False" if call == "query" else "ok")
     assert made.engine.known_complete == 0
 

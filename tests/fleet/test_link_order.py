@@ -23,7 +23,7 @@ class _Line:
     completed_address = 0
 
     def __init__(self, **words: int) -> None:
-        self.words: dict[str, Any] = {"incarnation": 7, "state": OPEN, "has_expired": False, "lost": 0, **words}
+        self.values: dict[str, Any] = {"incarnation": 7, "state": OPEN, "has_expired": False, "lost": 0, **words}
         self.order: list[str] = []
         self.futex = self
 
@@ -46,7 +46,7 @@ class _Line:
 
     def __getattr__(self, name: str) -> Any:
         self.order.append(name)
-        return self.words[name]
+        return self.values[name]
 
 
 class _Board:
@@ -109,7 +109,7 @@ class _Nothing:
 
 def _export(**words: int) -> Export:
     line = _Line(recorded=107, watermark=0, **words)
-    line.words.setdefault("completed", 100)
+    line.values.setdefault("completed", 100)
     export = Export.__new__(Export)
     export.key, export._base, export._line, export._behind = (3, 7), 100, line, _Nothing()  # type: ignore[assignment]
     return export
@@ -126,6 +126,6 @@ def test_link_order_a_look_reads_the_word_before_the_state_and_caps_it_at_what_i
 
 def test_link_order_a_released_word_says_nothing_and_the_watermark_counts() -> None:
     export = _export(completed=INT64_MAX, state=BROKEN)
-    export._line.words["watermark"] = 104  # type: ignore[attr-defined]
+    export._line.values["watermark"] = 104  # type: ignore[attr-defined]
     row = export.read()
     assert (row.completed, row.state, row.cause) == (4, "broken", "died")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipcsync._board import Board
+from ipcsync._board import Board, SlotLine
 from ipcsync._native import pinned
 
 
@@ -11,3 +11,21 @@ def end(board: Board) -> None:
     is_unpinned = pinned.unpin(board.address, board.length)
     board.close(keep_mapping=not is_unpinned)
     board.unlink()
+
+
+def bits_of(line: SlotLine) -> int:
+    """A bit for each session that the slot stands behind, as its recorder has stored them."""
+    words = (line.words[place] for place in line._bits)
+    return sum(word << 64 * place for place, word in enumerate(words))
+
+
+def store_bits(line: SlotLine, bits: int) -> None:
+    """As its recorder."""
+    for place, index in enumerate(line._bits):
+        line.words[index] = bits >> 64 * place & 0xFFFFFFFFFFFFFFFF
+
+
+def enter(line: SlotLine, session: int) -> None:
+    """Begin a visit, as the session of that line."""
+    line.visited = 1
+    line._visits[session] += 1

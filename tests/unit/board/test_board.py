@@ -22,6 +22,7 @@ from ipcsync._board import (
 from ipcsync._board.runtime_dir import is_tmpfs
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
+from tests.kit.boards import bits_of, enter, store_bits
 from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer as PeerProcess
 from tests.unit.conftest import EPOCH, SESSIONS, SLOTS
@@ -64,8 +65,8 @@ def test_no_two_lines_overlap_and_none_crosses_a_page(board: Board) -> None:
 def test_the_bits_of_no_two_slots_and_no_slots_words_share_a_cache_line(board: Board) -> None:
     everybody = (1 << SESSIONS) - 1
     for index in range(SLOTS):
-        board.slot(index).store_bits(everybody)
-        assert [board.slot(each).bits for each in range(SLOTS)] == [
+        store_bits(board.slot(index), everybody)
+        assert [bits_of(board.slot(each)) for each in range(SLOTS)] == [
             everybody * (each <= index) for each in range(SLOTS)
         ]
     assert layout.bits_length(SESSIONS) % 64 == 0
@@ -76,8 +77,8 @@ def test_the_bits_of_no_two_slots_and_no_slots_words_share_a_cache_line(board: B
 def test_the_visits_of_no_two_slots_share_a_cache_line(board: Board) -> None:
     for index in range(SLOTS):
         line = board.slot(index)
-        line.enter(0)
-        line.enter(SESSIONS - 1)
+        enter(line, 0)
+        enter(line, SESSIONS - 1)
         assert line.visits() == {0: 1, SESSIONS - 1: 1}
         assert all(board.slot(each).visits() == {} for each in range(index + 1, SLOTS))
         assert line.visits_address % 64 == 0
@@ -86,41 +87,25 @@ def test_the_visits_of_no_two_slots_share_a_cache_line(board: Board) -> None:
     assert not any(board.words[layout.labels_offset(SESSIONS, SLOTS) // 8 :])
 
 
-def test_each_visit_of_a_session_can_be_told_from_the_one_before(board: Board) -> None:
-    line, seen = board.slot(1), []
-    for _ in range(300):
-        line.enter(2)
-        seen.append(line.visits()[2])
-        line.enter(2)  # the one before was never left: its call was interrupted
-        seen.append(line.visits()[2])
-        line.leave(2)
-        assert line.visits() == {}
-        line.leave(2)
-        assert line.visits() == {}
-    assert all(a != b for a, b in pairwise(seen))
-    assert all(1 <= visit <= 255 for visit in seen)
-
-
 def test_the_visits_of_a_session_that_is_gone_are_ended_on_every_slot(board: Board) -> None:
     for index in range(SLOTS):
-        board.slot(index).enter(1)
-        board.slot(index).enter(2)
-    assert board.slot(0).is_on_visit(1)
+        enter(board.slot(index), 1)
+        enter(board.slot(index), 2)
+    assert board.slot(0).visits() == {1: 1, 2: 1}
     board.end_visits(1)
     assert [board.slot(index).visits() for index in range(SLOTS)] == [{2: 1}] * SLOTS
-    assert not board.slot(0).is_on_visit(1)
     board.end_visits(1)
     assert board.slot(SLOTS - 1).visits() == {2: 1}
 
 
 def test_a_new_use_has_no_visits_of_the_last_ones_dead(board: Board) -> None:
     line = board.slot(1)
-    line.enter(2)
+    enter(line, 2)
     line.open(2)
     assert line.visits() == {}
     line._visits[2] = 1
     assert line.visits() == {}, "nobody has said that there are any"
-    line.enter(0)
+    enter(line, 0)
     assert line.visits() == {0: 1, 2: 1}
 
 
@@ -128,8 +113,8 @@ def test_a_loss_is_told_with_its_culprit(board: Board) -> None:
     line = board.slot(1)
     line.lose(7, 5 << 16)
     assert (line.lost, line.culprit) == (7, 5 << 16)
-    line.store_as_of(3)
-    line.store_behind(6)
+    line.as_of = 3
+    line.behind = 6
     assert (line.behind, line.as_of) == (6, 3)
     board.set_newest(9)
     assert board.newest == 9
@@ -139,12 +124,12 @@ def test_a_new_use_has_nothing_of_what_the_last_recorder_stood_behind(board: Boa
     """One that died before it published a record left words about the number that the new use's first record gets."""
     line = board.slot(1)
     line.publish(5)
-    line.store_bits(0b11)
-    line.store_as_of(3)
-    line.store_behind(6)
+    store_bits(line, 0b11)
+    line.as_of = 3
+    line.behind = 6
     line.lose(6, 5 << 16)
     line.open(2)
-    assert (line.recorded, line.behind, line.as_of, line.lost, line.culprit, line.bits) == (5, 0, 0, 0, 0, 0)
+    assert (line.recorded, line.behind, line.as_of, line.lost, line.culprit, bits_of(line)) == (5, 0, 0, 0, 0, 0)
     assert line.state == OPEN
 
 
@@ -159,7 +144,7 @@ def test_the_words_lie_where_they_are_said_to(board: Board) -> None:
     line = board.slot(3)
     line.open(5)
     line.set_recorder(6)
-    line.set_watermark(7)
+    line.watermark = 7
     line.publish(8)
     line.store_completed(9)
     with open(board.path, "rb") as file:
@@ -339,7 +324,7 @@ def test_tmpfs_is_told_from_a_disk() -> None:
 def test_a_good_header_passes_and_a_stopped_coordinator_is_lost(board: Board) -> None:
     other = Board.open(board.path)
     other.check()
-    board.beat(12345)
+    board.heartbeat = 12345
     assert other.heartbeat == 12345
     other.check()
     board.stop()
@@ -367,5 +352,5 @@ def test_a_stop_wakes_who_waits_on_a_slot_in_use(board: Board, peer: PeerProcess
 def _wait_for_the_stop(path: str) -> int:
     board = Board.open(path)
     while board.words[layout.H_STATE] != STOPPED:
-        board.slot(2).wait_recorded(0, 50_000_000)
+        board.slot(2).futex.wait(0, 50_000_000)
     return board.words[layout.H_STATE]

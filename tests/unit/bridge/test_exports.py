@@ -26,7 +26,7 @@ class Recorder:
     @property
     def is_asked(self) -> bool:
         """Whether the next record is to wake anybody."""
-        return any(self._words[index] for index in self._line.waiters_indices)
+        return bool(self._line.awaited or self._line.followed)
 
     def record(self, *, completes: bool = True) -> None:
         """One more, which is complete at once."""
@@ -119,7 +119,7 @@ def test_work_in_flight_is_looked_for_and_wakes_nobody(scene: Scene) -> None:
 
 def test_what_another_export_of_the_use_has_stored_is_put_right_by_the_next_look(scene: Scene) -> None:
     until(lambda: scene.recorder.is_asked, "the bridge is about to sleep")
-    scene.board.slot(0).follow(False)
+    scene.board.slot(0).followed = False
     scene.exports.kick()
     until(lambda: scene.recorder.is_asked, "it asks again")
 

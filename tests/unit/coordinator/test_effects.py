@@ -260,9 +260,9 @@ def test_what_stays_good_at_a_break(
     board: Board, engine: EngineName, completed: int, recorded: int, behind: int, lost: int, good: int
 ) -> None:
     line = board.slot(0)
-    line.set_watermark(3)
+    line.watermark = 3
     line.publish(recorded)
-    line.store_behind(behind)
+    line.behind = behind
     line.lose(lost, 0)
     line.store_completed(completed)
     assert _watermark(Slot(0, "open", 1, "e", engine=engine, base=10), line) == good

@@ -16,6 +16,7 @@ from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._native import context
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
+from tests.kit.boards import bits_of
 from tests.unit.session.attachment_scene import Lease
 
 COUNT, ME, BASE, KEY, STREAM = 5, 4, 100, 5, 7
@@ -113,7 +114,7 @@ class Row:
     @property
     def told(self) -> tuple[int, int]:
         """(first generation that stands behind something, bits)."""
-        return self.mine.behind.first, self.line.bits
+        return self.mine.behind.first, bits_of(self.line)
 
     @property
     def open_ones(self) -> list[tuple[int, int, int]]:

@@ -10,6 +10,7 @@ from ipcsync._board import EXPIRED, Board
 from ipcsync._engines import queued
 from ipcsync._engines.compiled import Wait
 from ipcsync.errors import RecorderLost
+from tests.kit.boards import store_bits
 from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
 
 
@@ -131,7 +132,7 @@ def test_a_session_that_came_later_is_good_only_for_who_looked_since(row: Row) -
     row.board.session(0).assign(9 << 16, 1, 0, 0, 1, "new")
     row.board.words[row._owner(0)] = 1
     assert row.mine.behind.good_bits(ME) is None
-    row.line.store_as_of(9)
+    row.line.as_of = 9
     assert row.mine.behind.good_bits(ME) == 0b1
     assert row.mine.behind.good_bits(0) is None
 
@@ -142,16 +143,16 @@ def test_a_session_that_came_later_is_good_only_for_who_looked_since(row: Row) -
 def test_a_wait_depends_on_who_records_and_on_all_that_one_stands_behind(row: Row) -> None:
     wait = row.wait(1, 2)
     assert row.evidence(wait) == 0b10
-    row.board.slot(1).store_bits(0b1101)
+    store_bits(row.board.slot(1), 0b1101)
     assert row.evidence(wait) == 0b10
-    row.board.slot(1).store_as_of(COUNT)
-    row.board.slot(1).store_behind(BASE + 3)
+    row.board.slot(1).as_of = COUNT
+    row.board.slot(1).behind = BASE + 3
     assert row.evidence(wait) == 0b10, "what it waits for is of before"
-    row.board.slot(1).store_behind(BASE + 2)
+    row.board.slot(1).behind = BASE + 2
     assert row.evidence(wait) == 0b1111
-    row.board.slot(1).store_bits(0b0011)
+    store_bits(row.board.slot(1), 0b0011)
     assert row.evidence(wait) == OWN, "it says itself that only it can tell"
-    row.board.slot(1).store_bits(0b1101)
+    store_bits(row.board.slot(1), 0b1101)
     row.kill(3)
     assert row.evidence(wait) == OWN
 
@@ -185,12 +186,12 @@ def test_another_event_of_the_same_session_counts_unless_it_stands_behind_someth
     wait = row.wait(0)
     row.extend(1, wait)
     assert (row.told, row.chain.entries) == ((0, 0), [])
-    slot.store_bits(0b110)
-    slot.store_as_of(COUNT)
-    slot.store_behind(BASE + 1)
+    store_bits(slot, 0b110)
+    slot.as_of = COUNT
+    slot.behind = BASE + 1
     row.extend(2, wait)
     assert row.open_ones == [(2, 2, 0b110)]
     ahead = Wait(row.theirs[0], 2, KEY, STREAM)
-    slot.store_behind(0)
+    slot.behind = 0
     row.extend(3, ahead)
     assert row.open_ones[1:] == [(3, 3, OWN)]

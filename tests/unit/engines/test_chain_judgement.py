@@ -10,6 +10,7 @@ from ipcsync._board import EXPIRED
 from ipcsync._engines.compiled import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import RecorderLost
+from tests.kit.boards import store_bits
 from tests.kit.until import until
 from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, STREAM, Row, serial_of
 
@@ -126,9 +127,9 @@ def test_a_later_death_may_lose_an_earlier_record_and_never_takes_a_loss_back(ro
 
 def test_a_loss_behind_a_loss_names_the_first_one(row: Row) -> None:
     root, line = "generation 1 of 'x', whose recorder 'x' (pid 1) died", row.board.slot(0)
-    line.store_bits(0b100)
-    line.store_as_of(COUNT)
-    line.store_behind(BASE + 1)
+    store_bits(line, 0b100)
+    line.as_of = COUNT
+    line.behind = BASE + 1
     row.extend(1, row.wait(0))
     assert row.told == (1, 0b101)
     row.kill(2)
@@ -177,18 +178,18 @@ def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(
 
 
 def test_each_of_those_that_are_named_must_live(row: Row) -> None:
-    row.line.store_as_of(COUNT)
+    row.line.as_of = COUNT
     for bits in (0b1, 0b11, 0b101, 0b1111):
-        row.line.store_bits(bits)
+        store_bits(row.line, bits)
         assert row.mine.behind.good_bits(ME) == bits
         assert row.mine.behind.is_clear(serial_of(ME))
         assert not row.mine.behind.is_clear(serial_of(0)), "of its own it tells nothing"
         assert row.mine.behind.good_bits(0) is None
     row.kill(0)
     for bits in (0b1, 0b11, 0b101, 0b1111):
-        row.line.store_bits(bits)
+        store_bits(row.line, bits)
         assert row.mine.behind.good_bits(ME) is None
-    row.line.store_bits(0b1110)
+    store_bits(row.line, 0b1110)
     assert row.mine.behind.good_bits(ME) == 0b1110
 
 

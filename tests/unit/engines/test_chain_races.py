@@ -16,6 +16,7 @@ from ipcsync._engines.compiled import Gathered, Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import RecorderLost
 from ipcsync.testing import StreamGate
+from tests.kit.boards import store_bits
 from tests.kit.driver_functions import amid, replaced
 from tests.unit.engines.chain_row import KEY, STREAM, Row
 from tests.unit.engines.test_engine_chains import Chain, _serial, chain
@@ -77,9 +78,9 @@ def _record_behind(chain: Chain, count: int, *waited: int) -> None:
     line = chain.board.slot(0)
     for _ in range(count):
         chain.record(chain.a, chain.held)
-    line.store_bits(1 << 5)  # of a session that is over
-    line.store_as_of(2)
-    line.store_behind(1)
+    store_bits(line, 1 << 5)  # of a session that is over
+    line.as_of = 2
+    line.behind = 1
     for generation in waited:
         chain.mine.wait(generation, chain.stream, 1, False)
 

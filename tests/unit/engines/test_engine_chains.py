@@ -20,6 +20,7 @@ from ipcsync._native import context
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
 from ipcsync.testing import StreamGate
+from tests.kit.boards import bits_of, store_bits
 from tests.kit.steps import at_step
 from tests.unit.session.attachment_scene import Lease
 
@@ -102,7 +103,7 @@ def chain(board: Board) -> Iterator[Chain]:
 
 def test_what_stands_behind_nothing_says_so(chain: Chain) -> None:
     assert chain.record(chain.b, chain.stream) == 1
-    assert (chain.c.behind.first, chain.b.chain.entries, chain.board.slot(1).bits) == (0, [], 0)
+    assert (chain.c.behind.first, chain.b.chain.entries, bits_of(chain.board.slot(1))) == (0, [], 0)
     chain.c.synchronize(1, 5)
     assert chain.c.query(1)
 
@@ -110,7 +111,7 @@ def test_what_stands_behind_nothing_says_so(chain: Chain) -> None:
 def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settled(chain: Chain) -> None:
     with chain.begin():
         line = chain.board.slot(1)
-        assert (chain.c.behind.first, line.bits, line.recorded) == (1, 1, 1)
+        assert (chain.c.behind.first, bits_of(line), line.recorded) == (1, 1, 1)
         assert chain.c.behind.stands(1)
         assert not chain.c.query(1)
         with pytest.raises(WaitTimeout, match=r"^generation 1 of .*b/out.* was not complete within 0.02 s$"):
@@ -121,7 +122,7 @@ def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settle
     chain.stream.synchronize()
     assert chain.c.query(1)
     chain.b.publish_completed()
-    assert (chain.c.behind.first, line.bits, line.lost, chain.b.chain.entries) == (0, 0, 0, [])
+    assert (chain.c.behind.first, bits_of(line), line.lost, chain.b.chain.entries) == (0, 0, 0, [])
     assert wait.verdict is True, "it stood on the stream of what was found complete"
     assert chain.record(chain.b, chain.stream) == 2
     assert chain.c.behind.first == 0
@@ -241,7 +242,7 @@ def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
             assert behind.good_bits(1) == bits
         chain.board.session(0).set_state(EXPIRED)
         assert not behind.is_clear(_serial(1))
-        line.store_bits(0)
+        store_bits(line, 0)
         assert behind.good_bits(1) == 0
 
 

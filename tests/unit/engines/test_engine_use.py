@@ -19,6 +19,7 @@ from ipcsync._native import context
 from ipcsync.errors import DeviceMismatch, EventClosed, RecorderLost, WaitTimeout
 from ipcsync.testing import StreamGate
 from tests.kit import driver_functions
+from tests.kit.boards import store_bits
 from tests.kit.until import until
 from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
 
@@ -125,11 +126,11 @@ def test_what_a_word_says_counts_up_to_the_first_that_stands_behind_what_nobody_
     view, line = row.theirs[0], row.board.slot(0)
     row.complete(0, 4)
     row.record(0, 5)
-    line.store_bits(1 << 3)
-    line.store_behind(BASE + 3)
+    store_bits(line, 1 << 3)
+    line.behind = BASE + 3
     assert view.completed == 2
     assert [view.query(generation) for generation in (2, 3, 5)] == [True, False, False]
-    line.store_as_of(COUNT)
+    line.as_of = COUNT
     assert [view.query(generation) for generation in (3, 4, 5)] == [True, True, False]
     assert (view.completed, view.generation) == (4, 5)
 
