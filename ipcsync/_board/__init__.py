@@ -15,20 +15,3 @@ from ipcsync._board.layout import (
 from ipcsync._board.liveness import Peer, peer_of
 from ipcsync._board.session_line import SessionLine
 from ipcsync._board.slot_line import SlotLine
-
-__all__ = [
-    "BROKEN",
-    "CLOSED",
-    "EXPIRED",
-    "FREE",
-    "INT64_MAX",
-    "LIVE",
-    "OPEN",
-    "RUNNING",
-    "STOPPED",
-    "Board",
-    "Peer",
-    "SessionLine",
-    "SlotLine",
-    "peer_of",
-]

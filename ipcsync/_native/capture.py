@@ -20,8 +20,6 @@ from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_IMPLICIT
 from ipcsync._native import context
 from ipcsync.errors import StreamCapturing
 
-__all__ = ["is_capturing", "refuse_capturing", "relaxed_call"]
-
 T = TypeVar("T")
 
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

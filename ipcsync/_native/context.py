@@ -18,23 +18,6 @@ from ipcsync._native import fork
 from ipcsync._shared import items_of
 from ipcsync.errors import InvalidDevice
 
-__all__ = [
-    "LEGACY",
-    "OnDevice",
-    "bad_context",
-    "count",
-    "current_ordinal",
-    "devices",
-    "driver",
-    "ensure_context",
-    "has_current",
-    "ordinal_of",
-    "ordinal_of_context",
-    "primary",
-    "stream_call",
-    "uuid_of",
-]
-
 LEGACY = (0, 1, 2)
 """The default streams' handles: legacy (or per-thread, by build mode), legacy, per-thread. They belong to a context."""
 

@@ -12,8 +12,6 @@ from ipcsync._native import context
 from ipcsync._native.capture import is_capturing
 from ipcsync.typing import EventLike, StreamLike
 
-__all__ = ["event_handle", "ordinal_of_stream", "pointer", "refuse_small_number", "stream_pointer", "torch_stream"]
-
 _POINTERS = 1 << 64
 _NO_OBJECT = 4096  # no object lies below this address
 _AFTER_LEGACY = 3

@@ -21,8 +21,6 @@ from ipcsync._linux.fork import ForkMark
 from ipcsync._linux.inherited import open_standard
 from ipcsync.errors import ForkedProcessError
 
-__all__ = ["arm", "at_child", "check", "is_in_bad_fork", "keep_from_children", "mark"]
-
 log = logging.getLogger("ipcsync")
 
 T = TypeVar("T")

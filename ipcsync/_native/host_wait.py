@@ -16,8 +16,6 @@ from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native.capture import relaxed_call
 from ipcsync.errors import WaitTimeout
 
-__all__ = ["await_event"]
-
 _SLICE_NS = 50_000_000
 
 

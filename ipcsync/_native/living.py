@@ -14,8 +14,6 @@ from ipcsync._drivers import DriverObject
 from ipcsync._locks import CallLock, trying, under
 from ipcsync._native import release
 
-__all__ = ["add", "destroy", "use"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native import fork
 
-__all__ = ["destroy"]
-
 log = logging.getLogger("ipcsync")
 
 
