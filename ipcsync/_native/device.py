@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
@@ -40,6 +40,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 _CUDA_INDEX = re.compile(r"cuda:(0|[1-9][0-9]{0,8})")
 _KIND = re.compile(r"([a-z]+)(:[0-9]+)?")
@@ -209,13 +211,7 @@ def exchange_device(device: DeviceLike | None) -> int:
 
     Raises InvalidDevice and TypeError as `set_device`.
     """
-    if _is_negative(device):
-        fork.arm()
-        return -1
-    wanted = parse(device)
-    before = current_ordinal()
-    context.ensure_context(wanted)
-    return before
+    return _exchange(device, lambda _: True)
 
 
 def maybe_exchange_device(device: DeviceLike | None) -> int:
@@ -223,18 +219,42 @@ def maybe_exchange_device(device: DeviceLike | None) -> int:
 
     Raises InvalidDevice and TypeError as `set_device`.
     """
+    return _exchange(device, has_primary_context)
+
+
+def _exchange(device: DeviceLike | None, is_wanted: Callable[[int], bool]) -> int:
     if _is_negative(device):
         fork.arm()
         return -1
     wanted = parse(device)
     before = current_ordinal()
-    if has_primary_context(wanted):
+    if is_wanted(wanted):
         context.ensure_context(wanted)
     return before
 
 
 def _is_negative(device: DeviceLike | None) -> bool:
     return isinstance(device, int) and not isinstance(device, bool) and device < 0
+
+
+class Stacks(Generic[T]):
+    """What the `with` blocks of one object have to restore: a stack for each thread, so that they may be nested."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[int, list[T]] = {}
+
+    def push(self, item: T) -> None:
+        """A block was entered."""
+        self._stacks.setdefault(threading.get_ident(), []).append(item)
+
+    def pop(self) -> T:
+        """What the innermost block of this thread has to restore."""
+        thread = threading.get_ident()
+        stack = self._stacks[thread]
+        item = stack.pop()
+        if not stack:
+            del self._stacks[thread]
+        return item
 
 
 class device:  # noqa: N801 - torch.cuda's name for it
@@ -246,27 +266,21 @@ class device:  # noqa: N801 - torch.cuda's name for it
 
     def __init__(self, device: DeviceLike | None = None) -> None:
         self.idx: int = -1 if _is_negative(device) else parse(device)
-        self._blocks: dict[int, list[Any]] = {}  # by thread: the contexts to restore
+        self._contexts: Stacks[DriverObject] = Stacks()
 
     def __enter__(self) -> Self:
-        api = context.driver()
-        before = unwrap(api.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        before = unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent")
         if self.idx >= 0:
             context.ensure_context(self.idx)
-        self._blocks.setdefault(threading.get_ident(), []).append(before)
+        self._contexts.push(before)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        thread = threading.get_ident()
-        stack = self._blocks[thread]
-        before = stack.pop()
-        if not stack:
-            del self._blocks[thread]
-        api = context.driver()
+        before = self._contexts.pop()
         if self.idx >= 0:
-            unwrap(api.cuCtxSetCurrent(before), "cuCtxSetCurrent")
+            unwrap(context.driver().cuCtxSetCurrent(before), "cuCtxSetCurrent")
 
 
 @functools.cache

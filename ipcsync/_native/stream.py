@@ -16,7 +16,7 @@ from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
 from ipcsync._native import capture, context, foreign, fork, host_wait, living
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
-from ipcsync._native.device import Device, parse
+from ipcsync._native.device import Device, Stacks, parse
 from ipcsync._native.device import device as device_block
 from ipcsync.errors import InvalidDevice
 from ipcsync.typing import DeviceLike, EventLike, StreamLike
@@ -337,7 +337,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
     def __init__(self, stream: StreamLike | None) -> None:
         fork.arm()
         self.stream: Stream | None = None if stream is None else resolve(stream)
-        self._blocks: dict[int, list[tuple[device_block, Stream | None]]] = {}  # by thread: what to restore
+        self._blocks: Stacks[tuple[device_block, Stream | None]] = Stacks()
 
     def __enter__(self) -> Stream | None:
         fork.check()
@@ -345,7 +345,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
             index = self.stream._index
             block = device_block(index)
             block.__enter__()
-            self._blocks.setdefault(threading.get_ident(), []).append((block, _thread.streams.get(index)))
+            self._blocks.push((block, _thread.streams.get(index)))
             _thread.streams[index] = self.stream
         return self.stream
 
@@ -354,11 +354,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
     ) -> None:
         if self.stream is None:
             return
-        thread = threading.get_ident()
-        stack = self._blocks[thread]
-        block, before = stack.pop()
-        if not stack:
-            del self._blocks[thread]
+        block, before = self._blocks.pop()
         if before is None:
             _thread.streams.pop(self.stream._index, None)
         else:

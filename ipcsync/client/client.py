@@ -61,9 +61,9 @@ class Client(ClientView, Closing):
     Made by `connect`. A context manager that closes it. In a forked child every call but `close` raises
     ForkedProcessError.
 
-    A request to the coordinator waits for its reply at most `timeout` seconds; None means `client.timeout`. It raises
-    WaitTimeout after them, ClientClosed, CoordinatorLost or SessionExpired if the session is over, ValueError for a
-    timeout that is negative or NaN, and Reentered in a finalizer or a signal's handler within another request.
+    A method that asks the coordinator waits for its reply at most `timeout` seconds; None means `client.timeout`. It
+    raises WaitTimeout after them; ClientClosed, CoordinatorLost or SessionExpired if the session is over; ValueError
+    for a timeout that is negative or NaN; and Reentered in a finalizer or a signal's handler within another request.
     """
 
     _session_prefix = ""  # `list_sessions` and `watch` show only sessions whose names begin with it
@@ -112,8 +112,7 @@ class Client(ClientView, Closing):
 
         `recorder=True` makes this session its recorder. `device` is by default the event's own if it exists, else the
         current one. `engine` is "event", "timeline", or "auto" for the client's (see `connect`). `depth`, 1 to
-        1024, is how many records may be in flight on the `event` engine; the creator's holds. `timeout` in seconds, for
-        the coordinator's reply; `client.timeout` by default.
+        1024, is how many records may be in flight on the `event` engine; the creator's holds.
 
         `node` opens an event of another node, for waiting only; its recorder and waiters may open it in any order.
         `fleet=True` opens an event with one recorder in the whole fleet, on any node, on the `timeline` engine; waiters
@@ -129,18 +128,16 @@ class Client(ClientView, Closing):
     def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
         """The nodes of the fleet, as this node's bridge sees them, this node first.
 
-        `timeout` in seconds; `client.timeout` by default. Raises NoBridge if there is no bridge, FleetUnavailable if
-        the store of the fleet's names does not answer, QuotaExceeded if they do not fit in one message, and the errors
-        of every request (see `Client`).
+        Raises NoBridge if there is no bridge, FleetUnavailable if the store of the fleet's names does not answer, and
+        QuotaExceeded if they do not fit in one message.
         """
         return self._session.request(messages.Remote("nodes"), messages.NodeList, timeout).nodes
 
     def bridge(self, *, timeout: float | None = None) -> BridgeInfo:
         """The bridge beside this coordinator, and what it has counted.
 
-        Unlike `nodes`, nothing but the bridge is asked, so it may be asked again and again. `timeout` in seconds;
-        `client.timeout` by default. Raises NoBridge if there is no bridge, and the errors of every request (see
-        `Client`).
+        Unlike `nodes`, nothing but the bridge is asked, so it may be asked again and again. Raises NoBridge if there is
+        no bridge.
         """
         return self._session.request(messages.Remote("bridge"), messages.BridgeInfo, timeout)
 
@@ -231,7 +228,6 @@ class Client(ClientView, Closing):
         """A point that this session will record later, on any stream of `device` (the current one by default).
 
         For programs that must send the point before its record. Each reservation takes a slot until it is closed.
-        `timeout` in seconds, for the coordinator's reply; `client.timeout` by default.
 
         Raises EngineMismatch, QuotaExceeded and WaitTimeout; ValueError for an invalid engine or timeout.
         """
@@ -318,8 +314,6 @@ class Client(ClientView, Closing):
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the event's first point.
 
-        `timeout` in seconds, for the coordinator's reply; `client.timeout` by default.
-
         If its sender has closed or died by now, the point is complete if it was known complete, and else raises
         RecorderLost at its use. Once another event has its slot, which takes a while, RecorderLost of cause "gone" is
         raised here.
@@ -356,11 +350,10 @@ class Client(ClientView, Closing):
         """A new stream of this process with the named specification, which is the same for every worker.
 
         The first session that opens the name decides device (the current one by default) and priority, a number from
-        -1024 to 1024. `timeout` in seconds; `client.timeout` by default.
+        -1024 to 1024.
 
         Raises DeviceMismatch if `device` is another one, or if this process does not see the specification's;
-        InvalidDevice, QuotaExceeded, ProtocolError for an invalid name or priority, and the errors of every request
-        (see `Client`).
+        InvalidDevice, QuotaExceeded, and ProtocolError for an invalid name or priority.
         """
         return open_stream(self._session, self._naming, name, device, priority, timeout)
 
@@ -372,8 +365,7 @@ class Client(ClientView, Closing):
         """The shared events whose names begin with `prefix`, those in quarantine included.
 
         `node`: the events of another node that can be waited for here. It raises NoBridge, NodeLost, and QuotaExceeded
-        if they do not fit in one message; ValueError for an invalid name. `timeout` in seconds; `client.timeout` by
-        default. Raises the errors of every request (see `Client`).
+        if they do not fit in one message; ValueError for an invalid name.
         """
         begin = self._naming.begin(prefix)
         if node is not None:
@@ -383,10 +375,7 @@ class Client(ClientView, Closing):
         return [replace(row, name=self._naming.shown(row.name)) for row in rows] if self.prefix else rows
 
     def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
-        """The live sessions.
-
-        `timeout` in seconds; `client.timeout` by default. Raises the errors of every request (see `Client`).
-        """
+        """The live sessions."""
         rows = self._session.request(messages.ListSessions(), messages.SessionList, timeout).sessions
         return [row for row in rows if row.name.startswith(self._session_prefix)]
 
@@ -395,18 +384,14 @@ class Client(ClientView, Closing):
     ) -> list[AttachmentInfo]:
         """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000.
 
-        `timeout` in seconds; `client.timeout` by default. Raises ProtocolError for another `limit`, and the errors of
-        every request (see `Client`).
+        Raises ProtocolError for another `limit`.
         """
         body = messages.ListAttachments(self._naming.begin(prefix), limit)
         rows = self._session.request(body, messages.AttachmentList, timeout).attachments
         return [replace(row, event=self._naming.shown(row.event)) for row in rows] if self.prefix else rows
 
     def stats(self, *, timeout: float | None = None) -> Stats:
-        """The coordinator's counts, and this client's under `client`.
-
-        `timeout` in seconds; `client.timeout` by default. Raises the errors of every request (see `Client`).
-        """
+        """The coordinator's counts, and this client's under `client`."""
         stats: dict[str, Any] = dict(self._session.request(messages.Stats(), messages.Counters, timeout).stats)
         lease = self._session.lease
         stats["client"] = {
@@ -420,11 +405,10 @@ class Client(ClientView, Closing):
     def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:
         """Which engines work between this process and the coordinator on a device, tested with real calls.
 
-        {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works. `timeout` in seconds, for
-        the coordinator's reply; `client.timeout` by default.
+        {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works.
 
-        Raises InvalidDevice, DeviceMismatch for a device that the coordinator does not serve, TypeError for an argument
-        that is not a device, and the errors of every request (see `Client`).
+        Raises InvalidDevice, DeviceMismatch for a device that the coordinator does not serve, and TypeError for an
+        argument that is not a device.
         """
         from ipcsync._session import probe
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 import ipcsync
+from ipcsync._linux.memory_file import memory_file
 from ipcsync.errors import RecorderLost
 
 _ALIGNMENT = 64
@@ -35,7 +36,7 @@ def copied(tensors: Sequence[torch.Tensor]) -> tuple[int, HostMemory]:
         offsets.append(size)
         size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
     size = max(size, 1)
-    descriptor = os.memfd_create("ipcsync-tensors")
+    descriptor = memory_file("ipcsync-tensors")
     try:
         os.ftruncate(descriptor, size)
         memory = HostMemory(os.getpid(), descriptor, os.fstat(descriptor).st_ino, offsets, size)

@@ -235,7 +235,7 @@ class AsyncClient(ClientView, AsyncClosing):
         Entering it waits for the points' records. Within the block no other task may replay: do not await there.
         """
         self._session.check()
-        return AsyncUpcoming(self._runner, waits, records, timeout, ahead=ahead)
+        return AsyncUpcoming(self._runner, waits, records, None, timeout, ahead=ahead)
 
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""

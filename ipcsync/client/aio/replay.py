@@ -35,8 +35,8 @@ class AsyncReplay:
         return self._replay.is_used
 
 
-class AsyncReplaying:
-    """A block within which graphs are launched, for asyncio; see `Replaying`. Made by `AsyncClient.replay`."""
+class _Block:
+    """What a block of replays is made of, and its points once they are recorded."""
 
     def __init__(
         self,
@@ -56,8 +56,7 @@ class AsyncReplaying:
         self._ahead = ahead
         self._replaying: Replaying | None = None
 
-    async def made(self) -> Replaying:
-        """The one without `Async` in its name, once its points are recorded."""
+    async def _made(self) -> Replaying:
         points = await attached(self._waits.values())
         if not self._ahead:
             await self._runner.all_recorded(points, self._timeout)
@@ -68,8 +67,12 @@ class AsyncReplaying:
         self._replaying = Replaying(self._runner.session, waits, events, self._stream, self._timeout, ahead=self._ahead)
         return self._replaying
 
+
+class AsyncReplaying(_Block):
+    """A block within which graphs are launched, for asyncio; see `Replaying`. Made by `AsyncClient.replay`."""
+
     async def __aenter__(self) -> AsyncReplay:
-        replaying = await self.made()
+        replaying = await self._made()
         enter = partial(replaying._enter, *replaying._where())
         await self._run(enter, lambda _: replaying.end_from_outside())
         return AsyncReplay(replaying._replay, self._runner)
@@ -87,24 +90,13 @@ class AsyncReplaying:
         return await run_alone(partial(with_owner, self._stream, fn), undo, surely=undo is None)
 
 
-class AsyncUpcoming:
+class AsyncUpcoming(_Block):
     """A block for what torch replays within it, for asyncio; see `Upcoming`. Made by `AsyncClient.next`."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        waits: Mapping[GraphWait, AsyncPoint],
-        records: Mapping[GraphRecord, AsyncSharedEvent],
-        timeout: float | None,
-        *,
-        ahead: bool,
-    ) -> None:
-        self._runner = runner
-        self._replaying = AsyncReplaying(runner, waits, records, None, timeout, ahead=ahead)
-        self._upcoming: Upcoming | None = None
+    _upcoming: Upcoming | None = None
 
     async def __aenter__(self) -> AsyncReplay:
-        self._upcoming = Upcoming(await self._replaying.made())
+        self._upcoming = Upcoming(await self._made())
         return AsyncReplay(self._upcoming.__enter__(), self._runner)
 
     async def __aexit__(
