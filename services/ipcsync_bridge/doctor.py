@@ -132,11 +132,6 @@ async def _coordinator(context: Context) -> Outcome:
     return "ok", f"pid {serving.pid} serves {context.directory}", ""
 
 
-async def _clock(_: Context) -> Outcome:
-    now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    return "ok", f"it is {now} UTC here; no link depends on it, certificates are judged by it", ""
-
-
 async def _certificates(context: Context) -> Outcome:
     settings = context.settings
     if not settings.tls_ca:
@@ -336,7 +331,6 @@ async def _who_answers(context: Context) -> bytes | None:
 
 CHECKS: tuple[tuple[str, Callable[[Context], Awaitable[Outcome]], bool], ...] = (
     ("coordinator", _coordinator, False),
-    ("clock", _clock, False),
     ("certificates", _certificates, False),
     ("server", _server, True),
     ("messages", _messages, False),
