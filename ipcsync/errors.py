@@ -35,7 +35,7 @@ Every one of them pickles, with its attributes.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 __all__ = [
     "CaptureError",
@@ -69,12 +69,26 @@ __all__ = [
     "WaitTimeout",
 ]
 
-# Attributes are keyword-only with defaults: BaseException pickles as (class, args, __dict__), so each class must be
-# callable with its message alone.
-
 
 class IpcSyncError(RuntimeError):
-    """The base of all errors of ipcsync."""
+    """The base of all errors of ipcsync. Each takes a message, and by keyword the attributes that it declares."""
+
+    _attributes: ClassVar[dict[str, object]] = {}
+    """Their defaults. BaseException pickles as (class, args, __dict__), so a message alone must be enough."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._attributes = {
+            **cls._attributes,
+            **{name: vars(cls)[name] for name in cls.__annotations__ if name in vars(cls)},
+        }
+
+    def __init__(self, message: str = "", **attributes: Any) -> None:
+        super().__init__(message)
+        for name in attributes:
+            if name not in self._attributes:
+                raise TypeError(f"{type(self).__name__} has no attribute {name!r}")
+        self.__dict__.update(self._attributes, **attributes)
 
 
 class DriverError(IpcSyncError):
@@ -83,11 +97,9 @@ class DriverError(IpcSyncError):
     `code` is the CUresult value, `name` its name ("CUDA_ERROR_…"), `call` the function ("cuEventCreate").
     """
 
-    def __init__(self, message: str = "", *, code: int = 0, name: str = "", call: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-        self.name = name
-        self.call = call
+    code: int = 0
+    name: str = ""
+    call: str = ""
 
 
 class HandleError(DriverError):
@@ -128,9 +140,7 @@ class CaptureError(IpcSyncError):
 class ConnectError(IpcSyncError):
     """There is no coordinator at `endpoint`, or it is of another user, protocol version or driver."""
 
-    def __init__(self, message: str = "", *, endpoint: str = "") -> None:
-        super().__init__(message)
-        self.endpoint = endpoint
+    endpoint: str = ""
 
 
 class NoBridge(ConnectError):
@@ -140,9 +150,7 @@ class NoBridge(ConnectError):
 class SessionLost(IpcSyncError):
     """The session with the coordinator at `endpoint` is over, and all that it opened is void. Connect again."""
 
-    def __init__(self, message: str = "", *, endpoint: str = "") -> None:
-        super().__init__(message)
-        self.endpoint = endpoint
+    endpoint: str = ""
 
 
 class CoordinatorLost(SessionLost):
@@ -151,42 +159,27 @@ class CoordinatorLost(SessionLost):
     `pid` is its process id in its own pid namespace (0: not known); `cause` says what became of it (None: not known).
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        endpoint: str = "",
-        pid: int = 0,
-        cause: Literal["died", "stopped"] | None = None,
-    ) -> None:
-        super().__init__(message, endpoint=endpoint)
-        self.pid = pid
-        self.cause = cause
+    pid: int = 0
+    cause: Literal["died", "stopped"] | None = None
 
 
 class SessionExpired(SessionLost):
     """This process was silent for longer than its lease's TTL, and its lease has ended; `session` is its name or id."""
 
-    def __init__(self, message: str = "", *, endpoint: str = "", session: str = "") -> None:
-        super().__init__(message, endpoint=endpoint)
-        self.session = session
+    session: str = ""
 
 
 class ClientClosed(IpcSyncError):
     """`close()` was called on this client; `client` is its name, "" if it has none."""
 
-    def __init__(self, message: str = "", *, client: str = "", endpoint: str = "") -> None:
-        super().__init__(message)
-        self.client = client
-        self.endpoint = endpoint
+    client: str = ""
+    endpoint: str = ""
 
 
 class EventClosed(IpcSyncError):
     """The shared event was closed in this process; `event` is its name."""
 
-    def __init__(self, message: str = "", *, event: str = "") -> None:
-        super().__init__(message)
-        self.event = event
+    event: str = ""
 
 
 class RecorderLost(IpcSyncError):
@@ -203,24 +196,12 @@ class RecorderLost(IpcSyncError):
     `over` is True if the recorder's GPU work is proven to have ended, None if that is not known.
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        event: str = "",
-        generation: int = 0,
-        session: str = "",
-        pid: int = 0,
-        cause: Literal["died", "expired", "closed", "behind", "gone"] | None = None,
-        over: bool | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.event = event
-        self.generation = generation
-        self.session = session
-        self.pid = pid
-        self.cause = cause
-        self.over = over
+    event: str = ""
+    generation: int = 0
+    session: str = ""
+    pid: int = 0
+    cause: Literal["died", "expired", "closed", "behind", "gone"] | None = None
+    over: bool | None = None
 
 
 class StalePoint(RecorderLost):
@@ -245,22 +226,8 @@ class NodeLost(RecorderLost):
     you use it again.
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        event: str = "",
-        generation: int = 0,
-        session: str = "",
-        pid: int = 0,
-        cause: Literal["died", "expired", "closed", "behind", "gone"] | None = None,
-        over: bool | None = None,
-        node: str = "",
-        reason: Literal["silent", "restarted", "bridge", "replaced", "stopped"] | None = None,
-    ) -> None:
-        super().__init__(message, event=event, generation=generation, session=session, pid=pid, cause=cause, over=over)
-        self.node = node
-        self.reason = reason
+    node: str = ""
+    reason: Literal["silent", "restarted", "bridge", "replaced", "stopped"] | None = None
 
 
 class NotComplete(IpcSyncError):
@@ -274,11 +241,9 @@ class NotRecorder(IpcSyncError):
     `pid` is its process id as the coordinator sees it.
     """
 
-    def __init__(self, message: str = "", *, event: str = "", recorder: str = "", pid: int = 0) -> None:
-        super().__init__(message)
-        self.event = event
-        self.recorder = recorder
-        self.pid = pid
+    event: str = ""
+    recorder: str = ""
+    pid: int = 0
 
 
 class RecorderTaken(NotRecorder):
@@ -304,17 +269,13 @@ class Reentered(IpcSyncError):
 class QuotaExceeded(IpcSyncError):
     """A limit of the coordinator, of a bridge or of the machine is reached: `limit` is its value (0: see the text)."""
 
-    def __init__(self, message: str = "", *, limit: int = 0) -> None:
-        super().__init__(message)
-        self.limit = limit
+    limit: int = 0
 
 
 class NodeNameTaken(IpcSyncError):
     """Another bridge, which is alive, has the name `node` in its fleet."""
 
-    def __init__(self, message: str = "", *, node: str = "") -> None:
-        super().__init__(message)
-        self.node = node
+    node: str = ""
 
 
 class FleetUnavailable(IpcSyncError):
@@ -323,17 +284,13 @@ class FleetUnavailable(IpcSyncError):
     Linked events go on; only names cannot be looked up.
     """
 
-    def __init__(self, message: str = "", *, timeout: float | None = None) -> None:
-        super().__init__(message)
-        self.timeout = timeout
+    timeout: float | None = None
 
 
 class ProtocolError(IpcSyncError):
     """A frame or a point that is malformed, or of another version; `code` says which rule it broke."""
 
-    def __init__(self, message: str = "", *, code: str = "") -> None:
-        super().__init__(message)
-        self.code = code
+    code: str = ""
 
 
 class WaitTimeout(IpcSyncError, TimeoutError):
@@ -342,10 +299,6 @@ class WaitTimeout(IpcSyncError, TimeoutError):
     TimeoutError makes it an OSError too: an `except OSError` around other work catches it.
     """
 
-    def __init__(
-        self, message: str = "", *, event: str = "", generation: int = 0, timeout: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.event = event
-        self.generation = generation
-        self.timeout = timeout
+    event: str = ""
+    generation: int = 0
+    timeout: float | None = None

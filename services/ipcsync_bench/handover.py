@@ -20,7 +20,7 @@ from ipcsync._linux.futex import Futex
 from ipcsync._linux.process import start_time
 from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Figures, Row, Target, at_most, compare, interleave, percentile
-from ipcsync_bench.workers import BUSY_THREADS, Worker, Workers, begin_busy_threads
+from ipcsync_bench.workers import Workers
 
 _SLICE_NS = 1_000_000_000
 _MORE = 4  # so many times the rounds: how long a wake-up takes depends on the machine's other work, which changes
@@ -154,19 +154,9 @@ def figures_of(contest: Mapping[str, Callable[[], Times]], rounds: int) -> tuple
 
 
 def hand_over(rounds: int, scale: float) -> Iterator[Row]:
-    """One record until the peer's `synchronize`, or its `wait` on a stream, returns; alone, and under load."""
-    count = max(200, int(2000 * scale))
+    """One record until the peer's `synchronize`, or its `wait` on a stream, returns."""
     with ExitStack() as stack:
-        table = Table(stack)
-        yield from _beside_futex(table, rounds, count, at_most(1.1), p99=at_most(1.3))
-        with Worker() as busy:
-            busy.begin(_be_busy)
-            yield from _beside_futex(table, rounds, count, at_most(1.1), ", beside a busy process")
-            busy.kill()
-        for player in table.players:
-            player.call(_begin_threads)
-        few = max(20, count // 80)
-        yield from _beside_futex(table, rounds, few, at_most(1.3), f", {BUSY_THREADS} busy threads in each", ["event"])
+        yield from beside_futex(Table(stack), rounds, max(200, int(2000 * scale)), at_most(1.1), p99=at_most(1.3))
 
 
 def ours_of(table: Table, count: int, engines: Sequence[EngineName] = ("event", "timeline")) -> Contest:
@@ -177,7 +167,7 @@ def ours_of(table: Table, count: int, engines: Sequence[EngineName] = ("event", 
     return contest
 
 
-def _beside_futex(
+def beside_futex(
     table: Table,
     rounds: int,
     count: int,
@@ -187,18 +177,10 @@ def _beside_futex(
     *,
     p99: Target | None = None,
 ) -> Iterator[Row]:
+    """The rows of each of `engines`; `load` is what runs beside them."""
     ours = ours_of(table, count, engines)
     halves = figures_of({**ours, "bare futex": partial(table.futex, count)}, rounds * _MORE)
     for name, (which, figures, goal) in product(ours, zip(("p50", "p99"), halves, (target, p99), strict=True)):
         if goal is not None:
             held = {"ipcsync": figures[name], "bare futex": figures["bare futex"]}
             yield from compare(f"{name}{load}, {which}", held, "µs", {"bare futex": goal})
-
-
-def _be_busy(_state: dict[str, Any]) -> None:
-    while True:
-        sum(range(1000))
-
-
-def _begin_threads(_state: dict[str, Any]) -> None:
-    begin_busy_threads()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 Figures = Mapping[str, list[float]]
 """The figures of each contestant, one a round."""
@@ -16,11 +16,6 @@ class Target:
 
     text: str
     holds: Callable[[float, float, float], bool]
-
-
-def at_least(ratio: float) -> Target:
-    """A rate of at least `ratio` times the peer's."""
-    return Target(f">= {ratio:g} x", lambda _ours, _theirs, measured: measured >= ratio)
 
 
 def at_most(ratio: float) -> Target:
@@ -78,13 +73,6 @@ def compare(row: str, figures: Figures, unit: str, targets: Mapping[str, Target]
     ]
 
 
-def alone(row: str, ours: list[float], unit: str, target: Target | None = None) -> Row:
-    """A row without a peer."""
-    value = statistics.median(ours)
-    met = None if target is None else target.holds(value, 0.0, 1.0)
-    return Row(row, "", value, 0.0, unit, 1.0, (min(ours), max(ours)), target.text if target else "", met)
-
-
 def _row(row: str, peer: str, ours: list[float], theirs: list[float], unit: str, target: Target | None) -> Row:
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     ratio = statistics.median(ratios)
@@ -92,13 +80,6 @@ def _row(row: str, peer: str, ours: list[float], theirs: list[float], unit: str,
     met = None if target is None else target.holds(mine, other, ratio)
     text = target.text if target else ""
     return Row(row, peer, mine, other, unit, ratio, (min(ratios), max(ratios)), text, met)
-
-
-def held_to(row: Row, before: float | None, factor: float) -> Row:
-    """The row with another goal: at most `factor` times an older run's figure; None: that has no such row."""
-    if before is None:
-        return replace(row, goal="", is_reached=None)
-    return replace(row, goal=f"<= {factor:g} x before", is_reached=row.ours <= factor * before)
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
@@ -38,26 +37,6 @@ def _close_all() -> None:
 
 
 child.at_end.append(_close_all)
-
-BUSY_THREADS = 4
-_stop = threading.Event()
-
-
-def begin_busy_threads() -> None:
-    """In a worker: from now on so many threads compute."""
-    _stop.clear()
-
-    def compute() -> None:
-        while not _stop.is_set():
-            sum(range(500))
-
-    for _ in range(BUSY_THREADS):
-        threading.Thread(target=compute, daemon=True).start()
-
-
-def end_busy_threads() -> None:
-    """In a worker: no more."""
-    _stop.set()
 
 
 class Worker(child.Worker):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ipcsync._wire import endpoints
 from ipcsync.cli.output import Failed
-from ipcsync_bridge import options
+from ipcsync_bridge import config
 
 if TYPE_CHECKING:
     from ipcsync_bridge.config import Settings
@@ -25,26 +26,8 @@ _FENCED = 3
 _ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": _FENCED}
 
 
-@click.command("bridge", context_settings={"show_default": True, "auto_envvar_prefix": options.VARIABLES})
-@options.connection
-@click.option("--link-ttl", default=5.0, type=float, metavar="S", help="Silence after which a node is lost; from 1.")
-@click.option(
-    "--export",
-    "exports",
-    envvar=f"{options.VARIABLES}_EXPORT",
-    multiple=True,
-    metavar="PREFIX",
-    help="Names that others may wait for. [all]",
-)
-@click.option(
-    "--replicas",
-    default=1,
-    type=click.IntRange(1, 5),
-    metavar="N",
-    help="Copies of the store of names, if this bridge makes it.",
-)
-@click.option("--max-nodes", default=256, type=click.IntRange(1, 65_536), metavar="N", help="The most nodes linked.")
-@click.option("--max-links", default=4096, type=click.IntRange(1, 5_000), metavar="N", help="The most events linked.")
+@click.command("bridge", context_settings={"show_default": True, "auto_envvar_prefix": config.VARIABLES})
+@config.options
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
 @click.option("--try-handover", hidden=True, help="Only say whether a bridge of these formats can be gone on with.")
@@ -67,11 +50,10 @@ def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: 
     the node's name.
     """
     from ipcsync._logs import configure
-    from ipcsync._wire import endpoints
     from ipcsync_bridge import reload
 
     directory = runtime_dir or endpoints.runtime_dir()
-    settings = options.settings(directory, given)
+    settings = config.load(directory, given)
     if try_handover is not None:
         reload.answer(try_handover, settings)
         return

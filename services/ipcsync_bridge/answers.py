@@ -28,7 +28,6 @@ from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports
 from ipcsync_bridge.links import Follower
 from ipcsync_bridge.publisher import Publisher, Sender
-from ipcsync_bridge.requests import REQUEST_S
 from ipcsync_bridge.session import BridgeSession
 
 Answer: TypeAlias = Callable[[bytes], Awaitable[None]]
@@ -41,8 +40,6 @@ _ONLY_TIMELINE = (
 
 _LONGEST_NAME = 255
 _MOST_OPENING = 1_024  # questions at once that need the coordinator
-_MOST_CLOSED = 10_000  # within the time of one question
-_ANSWERED_NS = 3 * int(REQUEST_S * 1e9)  # from an attachment for a question to its answer, at most
 
 
 class Host(Sender, Protocol):
@@ -66,11 +63,12 @@ class Answers:
         self._publisher = publisher
         self._followers = publisher.followers
         self._host = host
-        self._opening = 0  # questions that may attach to something
-        self._visits: dict[wire.Key, int] = {}  # attached to, but not exported; since when
-        self._closing: set[wire.Key] = set()  # the same, and the close is being sent
-        self._closes = 0
-        self._closed_as: dict[wire.Key, int] = {}  # uses closed while questions are under way; which close it was
+        self._opening = 0  # questions that need the coordinator
+        self._attaching = 0  # of them, those that may attach to something just now
+        self._may_attach, self._has_attached = asyncio.Event(), asyncio.Event()
+        self._may_attach.set()
+        self._visits: set[wire.Key] = set()  # attached to, but not exported
+        self._closing: list[wire.Key] = []  # the same, and the close is being sent
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
         """Answer a question, or begin to. Raises ProtocolError if the message is not a question."""
@@ -115,21 +113,26 @@ class Answers:
         self, sender: str, body: wire.Open | wire.Attach | wire.Events, answer: Answer, now: float
     ) -> None:
         try:
-            if isinstance(body, wire.Events):
-                reply: wire.Message = await self._list(body.prefix)
-            elif isinstance(body, wire.Open):
-                reply = await self._open(sender, wire.unpack_texts(body.names, wire.MAX_NAMES), now)
-            else:
-                reply = await self._attach(sender, body, now)
-            data = wire.encode(reply)
+            await self._may_attach.wait()
+            self._attaching += 1
+            try:
+                data = wire.encode(await self._reply_to(sender, body, now))
+            finally:
+                self._attaching -= 1
+                self._has_attached.set()
         except IpcSyncError as error:
             await _refuse(answer, error)
             return
         finally:
             self._opening -= 1
-            if not self._opening:
-                self._closed_as.clear()
         await answer(data)
+
+    async def _reply_to(self, sender: str, body: wire.Open | wire.Attach | wire.Events, now: float) -> wire.Message:
+        if isinstance(body, wire.Events):
+            return await self._list(body.prefix)
+        if isinstance(body, wire.Open):
+            return await self._open(sender, wire.unpack_texts(body.names, wire.MAX_NAMES), now)
+        return await self._attach(sender, body, now)
 
     def _state(self, sender: str, exports: list[Export | wire.Row], now: float) -> wire.State:
         follower = self._follower(sender, now)
@@ -181,24 +184,10 @@ class Answers:
             name: EventClosed(f"node {self._settings.node!r} exports no event named {name!r} (--export)", event=name)
             for name in names
         }
-        missing = [name for name in found if self._settings.exports_name(name)]
-        while missing:
-            before = self._closes
-            replies = await self._session.ask_all([messages.Open(name, engine="timeline") for name in missing])
-            answered = dict(zip(missing, replies, strict=True))
-            missing = [name for name, reply in answered.items() if self._is_closed(reply, before)]
-            found.update({name: self._export(name, reply) for name, reply in answered.items() if name not in missing})
+        wanted = [name for name in found if self._settings.exports_name(name)]
+        replies = await self._session.ask_all([messages.Open(name, engine="timeline") for name in wanted])
+        found.update({name: self._export(name, reply) for name, reply in zip(wanted, replies, strict=True)})
         return [found[name] for name in names]
-
-    def _is_closed(self, reply: messages.Message | IpcSyncError, before: int) -> bool:
-        """Whether a use that was attached to was closed behind the request for it, after so many closes.
-
-        The request for the close goes out in a task of its own, so also behind one that was made later than the close.
-        """
-        if not isinstance(reply, Attachment):
-            return False
-        key = (reply.slot, reply.incarnation)
-        return key in self._closing or self._closed_as.get(key, 0) > before
 
     def _export(self, name: str, reply: messages.Message | IpcSyncError) -> Export | IpcSyncError:
         if isinstance(reply, EngineMismatch) and "uses the engine 'event'" in str(reply):
@@ -223,12 +212,9 @@ class Answers:
     async def _by_key(self, key: wire.Key) -> Export | wire.Row:
         known = self._exports.get(key)
         if known is not None:
-            known.asked_ns = time.monotonic_ns()
             return known
         try:
-            before = self._closes
-            while self._is_closed(reply := await self._session.ask(messages.Attach(*key)), before):
-                before = self._closes
+            reply = await self._session.ask(messages.Attach(*key))
         except RecorderLost:
             return wire.Row(*key, state="gone")
         except EngineMismatch:
@@ -276,7 +262,7 @@ class Answers:
 
     def visit(self, key: wire.Key) -> None:
         """Note that the bridge is attached to a use that it does not export; `close_unused` releases it."""
-        self._visits[key] = time.monotonic_ns()
+        self._visits.add(key)
 
     def came_late(self, attached: Attachment) -> None:
         """The same of an event of this node whose request was given up. A mirror is not closed: others may use it."""
@@ -300,23 +286,35 @@ class Answers:
         self._drop(follower, set(follower.keys))
         self._followers.pop(follower.node, None)
 
-    def close_unused(self) -> None:
-        """Release exports that no node follows, and were not asked for by a question that is under way.
+    async def close_unused(self) -> None:
+        """Release exports that no node follows, and what is attached to for nothing.
 
-        Another question may find its use closed behind its request: it asks again.
+        Questions wait meanwhile: one that attaches to a use again must not find it closed behind its request.
         """
         now = time.monotonic()
         for follower in self._followers.values():
             self._drop(follower, follower.outdated(now))
-        asked_ns = time.monotonic_ns() - (_ANSWERED_NS if self._opening else 0)
-        for export in list(self._exports):
-            if not export.followers and export.asked_ns <= asked_ns:
+        if not self._may_attach.is_set() or not (self._visits or self._unused()):
+            return
+        self._may_attach.clear()
+        try:
+            while self._attaching:
+                self._has_attached.clear()
+                await self._has_attached.wait()
+            for export in self._unused():
                 self._exports.drop(export)
-                self._close(export.key)
-        for key in [key for key, visited_ns in self._visits.items() if visited_ns <= asked_ns]:
-            del self._visits[key]
-            if self._exports.get(key) is None:
-                self._close(key)
+                self._visits.add(export.key)
+            self._closing, self._visits = [key for key in self._visits if self._exports.get(key) is None], set()
+            replies = await self._session.ask_all([messages.Close(*key) for key in self._closing])
+            for key, reply in zip(self._closing, replies, strict=True):
+                if isinstance(reply, WaitTimeout | ConnectError | QuotaExceeded):
+                    self.visit(key)  # closed later, unless it is exported by then
+            self._closing = []
+        finally:
+            self._may_attach.set()
+
+    def _unused(self) -> list[Export]:
+        return [export for export in self._exports if not export.followers]
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
@@ -339,25 +337,6 @@ class Answers:
                 if export is not None:
                     export.followers.add(each.node)
                     follower.put(export.row)
-
-    def _close(self, key: wire.Key) -> None:
-        self._closing.add(key)
-        if self._opening:
-            self._closes += 1
-            self._closed_as.pop(key, None)
-            self._closed_as[key] = self._closes
-            if len(self._closed_as) > _MOST_CLOSED:  # questions that never end keep it from being cleared
-                del self._closed_as[next(iter(self._closed_as))]
-        self._host.begin(self._close_now(key))
-
-    async def _close_now(self, key: wire.Key) -> None:
-        try:
-            await self._session.ask(messages.Close(*key))
-        except (WaitTimeout, ConnectError, QuotaExceeded):
-            self.visit(key)  # sent again unless it is exported by then
-        except EventClosed:
-            pass
-        self._closing.discard(key)
 
 
 async def _refuse(answer: Answer, error: IpcSyncError) -> None:

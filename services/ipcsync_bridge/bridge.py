@@ -273,7 +273,7 @@ class Bridge:
             log.info("left out", extra=fields(node=follower.node))
             self.counters.conflated += follower.conflated
             self.answers.forget(follower)
-        self.answers.close_unused()
+        self.begin(self.answers.close_unused())
 
     async def _keep_keys(self) -> None:
         try:

@@ -1,37 +1,58 @@
-"""The bridge's settings."""
+"""The bridge's settings: an option, else IPCSYNC_BRIDGE_*, else the default here."""
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from ipcsync._wire import nodes
+import click
+
+from ipcsync._wire import endpoints, nodes
+from ipcsync.cli.output import Failed, WrongCall
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+VARIABLES = "IPCSYNC_BRIDGE"
+"""The prefix of environment variables for options."""
 
 
 class ConfigError(Exception):
     """A setting is invalid; the message names it."""
 
 
+def _setting(text: str, *default: object, name: str = "", **option: object) -> Any:  # noqa: ANN401 - as `field`
+    """A field with its option, `--name`, which is required if there is no default."""
+    about = {"name": name, "option": {"help": text, "required": not default, **option}}
+    return field(default=default[0], metadata=about) if default else field(metadata=about)
+
+
 @dataclass(frozen=True)
 class Settings:
     """Every setting. Durations are in seconds."""
 
-    node: str
-    servers: tuple[str, ...]
-    fleet: str = "main"
+    node: str = _setting("What this node is called in the fleet.", metavar="NAME")
+    servers: tuple[str, ...] = _setting("A server; more than once for more.", name="nats", metavar="URL", multiple=True)
+    fleet: str = _setting("Which fleet of those on the servers.", "main", metavar="NAME")
     endpoint: str = ""
-    link_ttl: float = 5.0
-    exports: tuple[str, ...] = ()  # prefixes; none: everything
-    insecure: bool = False
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    credentials: str = ""
-    replicas: int = 1
-    max_nodes: int = 256
-    max_links: int = 4096
+    insecure: bool = _setting("Speak in the clear to servers that are not on this machine.", False, is_flag=True)
+    tls_ca: str = _setting("The CA certificate that verifies the servers.", "", metavar="FILE")
+    tls_cert: str = _setting("This node's certificate; its name is the node's.", "", metavar="FILE")
+    tls_key: str = _setting("Its key, mode 0600.", "", metavar="FILE")
+    credentials: str = _setting("NATS credentials (JWT and NKEY), mode 0600.", "", metavar="FILE")
+    link_ttl: float = _setting("Silence after which a node is lost; from 1.", 5.0, metavar="S")
+    exports: tuple[str, ...] = _setting(
+        "Names that others may wait for. [all]", (), name="export", metavar="PREFIX", multiple=True
+    )
+    replicas: int = _setting(
+        "Copies of the store of names, if this bridge makes it.", 1, type=click.IntRange(1, 5), metavar="N"
+    )
+    max_nodes: int = _setting("The most nodes linked.", 256, type=click.IntRange(1, 65_536), metavar="N")
+    max_links: int = _setting("The most events linked.", 4096, type=click.IntRange(1, 5_000), metavar="N")
 
     def __post_init__(self) -> None:
         for what, name in (("--node", self.node), ("--fleet", self.fleet)):
@@ -70,6 +91,31 @@ class Settings:
     def exports_name(self, name: str) -> bool:
         """Whether other nodes may wait for the event of that name."""
         return not self.exports or any(name.startswith(prefix) for prefix in self.exports)
+
+
+def options(command: C) -> C:
+    """Give a command the options of all settings."""
+    for setting in reversed(dataclasses.fields(Settings)):
+        if setting.metadata:
+            name = setting.metadata["name"] or setting.name
+            flag, variable = f"--{name.replace('_', '-')}", f"{VARIABLES}_{name.upper()}"
+            more = {} if setting.default is dataclasses.MISSING else {"default": setting.default}
+            option = {"envvar": variable, **more, **setting.metadata["option"]}
+            command = click.option(flag, setting.name, **option)(command)
+    place = "Where the coordinator serves. [IPCSYNC_RUNTIME_DIR, else the user's]"
+    return click.option("--runtime-dir", metavar="DIR", help=place)(command)
+
+
+def load(directory: str, given: Mapping[str, Any]) -> Settings:
+    """The settings for the coordinator of a runtime directory. Failed without nats-py, WrongCall for what cannot be."""
+    try:
+        import nats  # noqa: F401 - whether it is there
+    except ModuleNotFoundError:
+        raise Failed("the bridge needs nats-py; in a checkout of ipcsync: pip install -e '.[fleet]'") from None
+    try:
+        return Settings(endpoint=endpoints.endpoint_in(directory), **given)
+    except (ConfigError, ValueError) as error:
+        raise WrongCall(str(error)) from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,7 +17,7 @@ import click
 from ipcsync.cli.doctor import report
 from ipcsync.cli.doctor.report import Finding, Result
 from ipcsync.cli.output import print_json
-from ipcsync_bridge import certificates, options, wire
+from ipcsync_bridge import certificates, config, wire
 from ipcsync_bridge.store import Owner, decode, known_owner_id
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ _NEVER = 1 << 60  # a revision that no key has: what is written with it is refus
 _NOBODY = "_"  # no node may be called so
 
 
-@click.command("doctor --fleet", context_settings={"show_default": True, "auto_envvar_prefix": options.VARIABLES})
-@options.connection
+@click.command("doctor --fleet", context_settings={"show_default": True, "auto_envvar_prefix": config.VARIABLES})
+@config.options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
 def main(runtime_dir: str | None, as_json: bool, **given: Any) -> None:
     """Try what a bridge with these settings needs: servers, permissions, certificates, the store, the node's name.
@@ -49,7 +49,7 @@ def main(runtime_dir: str | None, as_json: bool, **given: Any) -> None:
     from ipcsync._wire import endpoints
 
     directory = runtime_dir or endpoints.runtime_dir()
-    found = asyncio.run(run(options.settings(directory, given), directory))
+    found = asyncio.run(run(config.load(directory, given), directory))
     if as_json:
         print_json(report.as_json(found))
     else:
@@ -130,11 +130,6 @@ async def _coordinator(context: Context) -> Outcome:
     if serving is None:
         return "warn", f"none serves {context.directory}", "A bridge needs one: ipcsync coordinator"
     return "ok", f"pid {serving.pid} serves {context.directory}", ""
-
-
-async def _clock(_: Context) -> Outcome:
-    now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    return "ok", f"it is {now} UTC here; no link depends on it, certificates are judged by it", ""
 
 
 async def _certificates(context: Context) -> Outcome:
@@ -336,7 +331,6 @@ async def _who_answers(context: Context) -> bytes | None:
 
 CHECKS: tuple[tuple[str, Callable[[Context], Awaitable[Outcome]], bool], ...] = (
     ("coordinator", _coordinator, False),
-    ("clock", _clock, False),
     ("certificates", _certificates, False),
     ("server", _server, True),
     ("messages", _messages, False),

@@ -38,8 +38,6 @@ class Export:
         self.attachment = attachment
         self.key: Key = (attachment.slot, attachment.incarnation)
         self.followers: set[str] = set()
-        self.asked_ns = 0
-        """When a node last asked for it, on CLOCK_MONOTONIC."""
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
         self._behind = Behind(board, self._line, attachment.base)
@@ -277,7 +275,6 @@ class Exports:
                 watcher = Watcher(self._changed, self._failed, self._budget)
                 self._watchers.append(watcher)
             watcher.add(export)
-        export.asked_ns = time.monotonic_ns()
         return export
 
     def drop(self, export: Export) -> None:

@@ -7,6 +7,7 @@ of records are made: a shorter burst says only whether it was interrupted.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -15,10 +16,30 @@ from typing import Any
 import ipcsync
 from ipcsync import _drivers
 from ipcsync_bench.rows import Row, compare, interleave
-from ipcsync_bench.workers import BUSY_THREADS, Worker, begin_busy_threads, end_busy_threads
+from ipcsync_bench.workers import Worker
 
 _PAUSE_S = 100e-6
 _TAKEN_IN = 900  # by a stream, before it blocks its caller
+BUSY_THREADS = 4
+_stop = threading.Event()
+
+
+def begin_busy_threads() -> None:
+    """In a worker: from now on so many threads compute."""
+    _stop.clear()
+
+    def compute() -> None:
+        while not _stop.is_set():
+            sum(range(500))
+
+    for _ in range(BUSY_THREADS):
+        threading.Thread(target=compute, daemon=True).start()
+
+
+def end_busy_threads() -> None:
+    """In a worker: no more."""
+    _stop.set()
+
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
 

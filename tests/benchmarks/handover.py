@@ -10,8 +10,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ipcsync_bench import handover
-from ipcsync_bench.handover import Contest, Table, Times, figures_of, ours_of, rally
+from ipcsync_bench.handover import Contest, Table, Times, beside_futex, figures_of, ours_of, rally
 from ipcsync_bench.rows import Row, at_most, compare
+from ipcsync_bench.workers import Worker
+from tests.benchmarks.busy import BUSY_THREADS, begin_busy_threads
 from tests.benchmarks.peers import Manager, Redis, RedisConnection
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
@@ -82,14 +84,33 @@ def _inherited(kind: str, manager: Manager, count: int) -> Times:
     return times  # the peer's clock starts once it is there; its first turn has no part in a percentile
 
 
+def _be_busy(_state: dict[str, Any]) -> None:
+    while True:
+        sum(range(1000))
+
+
+def _begin_threads(_state: dict[str, Any]) -> None:
+    begin_busy_threads()
+
+
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def hand_over(rounds: int, scale: float) -> Iterator[Row]:
-    """The rows of `ipcsync bench`, and those beside the others."""
+    """The rows of `ipcsync bench`, those beside the others, and the same under load."""
     yield from handover.hand_over(rounds, scale)
+    count = max(200, int(2000 * scale))
     with ExitStack() as stack:
-        yield from _beside_others(Table(stack), rounds, max(200, int(2000 * scale)), stack)
+        table = Table(stack)
+        yield from _beside_others(table, rounds, count, stack)
+        with Worker() as busy:
+            busy.begin(_be_busy)
+            yield from beside_futex(table, rounds, count, at_most(1.1), ", beside a busy process")
+            busy.kill()
+        for player in table.players:
+            player.call(_begin_threads)
+        few = max(20, count // 80)
+        yield from beside_futex(table, rounds, few, at_most(1.3), f", {BUSY_THREADS} busy threads in each", ["event"])
 
 
 def _beside_others(table: Table, rounds: int, count: int, stack: ExitStack) -> Iterator[Row]:

@@ -37,8 +37,6 @@ NAMES = [
     "timeline",
     "cpu-writes",
     "recorder-death",
-    "double-open",
-    "re-export",
 ]
 IS_SOFTWARE = "NVIDIA" not in ipcsync.get_device_properties(0).name
 
@@ -73,8 +71,6 @@ def test_with_a_coordinator_that_runs_everything_works_and_nothing_is_left(
     for name in ("coordinator", "dev-shm", "pid-namespace", "pid-values", "event-handles", "timeline", "cpu-writes"):
         assert checks[name]["result"] == "ok", checks[name]
     assert checks["recorder-death"]["detail"].count("RecorderLost") == 2
-    assert checks["double-open"]["detail"].startswith("a handle")
-    assert checks["re-export"]["detail"].startswith("an imported event gives")
     assert [row.name for row in client.list_sessions()] == ["main"]
     # The kernel closes the last file of the recorder that was killed in its own time: that shows that its work is over.
     until(lambda: client.list_events() == [], "no event is left")

@@ -18,9 +18,9 @@ _RECIPES = Path(__file__).parents[2] / "services" / "recipes"
 _PARTS = {"processes"}
 _NAMES = sorted(path.stem for path in _RECIPES.glob("*.py") if path.stem not in _PARTS)
 _DEADLINE_S = 90.0
-_ON_EACH_DRIVER = {"graph_layers", "kv_handover", "lmcache_backend", "two_nodes"}
+_ON_EACH_DRIVER = {"graph_layers", "kv_handover", "two_nodes"}
 assert set(_NAMES) >= _ON_EACH_DRIVER
-_ORDERED_BY_WAITS = ["cache_daemon", "encoder_fanout", "kv_handover", "lmcache_backend", "weight_refresh"]
+_ORDERED_BY_WAITS = ["cache_daemon", "encoder_fanout", "kv_handover", "weight_refresh"]
 
 # Python imports it at the start of every process that finds it on its path, so of those too that a recipe starts.
 _WITHOUT_WAITS = """

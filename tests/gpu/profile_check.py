@@ -1,7 +1,7 @@
 """Holds the software driver's profile of a GPU to what was measured there: `python -m tests.gpu.profile_check`.
 
 Three tables. Calls and hops from C (costs.c) beside the raw figures of the GPU, within a factor of 1.25. Rows of
-`ipcsync bench` as differences to the bare call of the same run, within 1.5 or half a microsecond. And what must hold
+`tests.benchmarks` as differences to the bare call of the same run, within 1.5 or half a microsecond. And what must hold
 between rows: words hand over sooner than events where two processes share a GPU, and alike under MPS. Exit status 1 if
 a row is out.
 
@@ -155,7 +155,7 @@ def calls(cores: int) -> list[Verdict]:
 
 
 def _bench(only: tuple[str, ...], **settings: str) -> dict[tuple[str, str], tuple[float, float]]:
-    command = [sys.executable, "-m", "ipcsync", "bench", "--quick", "--json", *(f"--only={name}" for name in only)]
+    command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--json", *(f"--only={name}" for name in only)]
     rows = json.loads(_run(command, _environment(**settings)))["rows"]
     return {(row["row"], row["peer"]): (row["ours"], row["theirs"]) for row in rows}
 

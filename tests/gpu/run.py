@@ -103,8 +103,7 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
     theirs = [sys.executable, "-m", "tests.gpu.lmcache_tests", str(lmcache), "-p", "tests.gpu.instant"]
     has_theirs = lmcache is not None and lmcache_tests.are_in(lmcache) and find_spec("lmcache") is not None
     probes = [sys.executable, "-m", "tests.gpu.probe_report", "--out", str(out / "probed.md"), "--seconds", "50"]
-    bench = [*CLI, "bench", "--quick", "--json", "--only"]
-    torch = [sys.executable, "-m", "tests.benchmarks", "--quick", "--json", "--only"]
+    bench = [sys.executable, "-m", "tests.benchmarks", "--quick", "--json", "--only"]
     return [
         Step("doctor", [*CLI, "doctor", "--json"], 40, file="doctor.json"),
         _pytest("contract", 60, workers, *files("tests/contract", kill=False), *parted),
@@ -123,7 +122,7 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         _pytest("alone", 45, 1, "tests/contract", *_SUITE, *alone),
         _program("hops", 30),
         _program("deaths", 45),
-        Step("bench-beside_torch", [*torch, "beside_torch"], 40, "bench.jsonl"),
+        Step("bench-beside_torch", [*bench, "beside_torch"], 40, "bench.jsonl"),
         _program("under_mps", 45),
         _source("death_wait", out),
         *([Step("lmcache", theirs, 60, tests=True)] if has_theirs else []),

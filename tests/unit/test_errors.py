@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 
 import ipcsync
+import ipcsync_coordinator
 from ipcsync import errors
 from ipcsync.errors import IpcSyncError
 
@@ -122,6 +125,20 @@ def test_every_error_pickles_with_its_attributes(name: str, protocol: int) -> No
         assert again.args == error.args
         assert str(again) == str(error)
         assert vars(again) == vars(error)
+
+
+def test_the_product_gives_no_error_an_attribute_that_it_does_not_have() -> None:
+    """A type checker does not see it, and where it is raised it would be a TypeError."""
+    calls = [
+        (f"{path}:{node.lineno}", getattr(errors, name), keyword.arg)
+        for folder in (Path(ipcsync.__file__).parent, Path(ipcsync_coordinator.__file__).parent.parent)
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func).rpartition(".")[2]) in errors.__all__
+        for keyword in node.keywords
+    ]
+    assert len(calls) > 100
+    assert [where for where, kind, name in calls if name not in {None, *vars(kind())}] == []
 
 
 def test_what_is_caught_as_what() -> None:

@@ -18,6 +18,7 @@ import ipcsync
 from ipcsync import EventInfo
 from ipcsync._rates import Tracks
 from ipcsync._wire.messages import BridgeInfo
+from ipcsync_bridge.counters import Counters
 from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
 from ipcsync_observer.sampler import Sample, Sampler, SeenEvent, _bridge_of
@@ -212,3 +213,10 @@ def test_a_bridge_that_does_not_answer_takes_no_other_figure_away(refusal: ipcsy
 
     asked: Any = SimpleNamespace(bridge=refuse)
     assert _bridge_of(asked) is None
+
+
+def test_the_page_shows_counts_that_a_bridge_has() -> None:
+    script = (Path(metrics.__file__).parent / "static" / "app.js").read_text()
+    shown = set(re.findall(r"\bcounts\.(\w+)", script))
+    assert "news_sent" in shown
+    assert shown <= Counters().counts(conflated=0).keys()

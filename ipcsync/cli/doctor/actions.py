@@ -166,51 +166,6 @@ def try_gate() -> bool:
     return woke
 
 
-def export() -> str:
-    """Make an interprocess event, keep it, and export it."""
-    event = ipcsync.Event(interprocess=True)
-    handle = event.ipc_handle()
-    _exported.append(event)
-    return handle.hex()
-
-
-_exported: list[ipcsync.Event] = []
-
-
-def open_twice(handle: str) -> str:
-    """The result of opening a handle twice: "the same" CUevent, "another" of that event, or the error."""
-    from ipcsync.errors import DriverError
-
-    first = _open(handle)
-    try:
-        second = _open(handle)
-    except DriverError as error:
-        return str(error)
-    return "the same" if int(first) == int(second) else "another"
-
-
-def export_imported(handle: str) -> str:
-    """The result of exporting an imported event: "the same" handle, "another", or the error."""
-    from ipcsync import _drivers
-    from ipcsync.errors import DriverError
-
-    try:
-        again = _drivers.unwrap(_drivers.load().cuIpcGetEventHandle(_open(handle)), "cuIpcGetEventHandle")
-    except DriverError as error:
-        return str(error)
-    return "the same" if _drivers.handle_bytes(again).hex() == handle else "another"
-
-
-def _open(handle: str) -> DriverObject:
-    """The CUevent of a handle, straight from the driver; it goes with this process."""
-    from cuda.bindings.driver import CUipcEventHandle
-
-    from ipcsync import _drivers
-
-    data = _drivers.handle_from_bytes(CUipcEventHandle, bytes.fromhex(handle))
-    return _drivers.unwrap(_drivers.load().cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle")
-
-
 def _soon(condition: Callable[[], bool], seconds: float = _SOON_S) -> bool:
     deadline = time.monotonic() + seconds
     pause = 0.0002

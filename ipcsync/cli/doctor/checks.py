@@ -324,29 +324,6 @@ _BLOCKED = {
 }
 
 
-# --- what CUDA leaves open --------------------------------------------------------------------------------------------
-
-
-def _double_open(context: Context) -> Outcome:
-    if not context.works["event"]:
-        return "skipped", "event handles do not work here", ""
-    handle = context.workers["recorder"].call(actions.export)
-    said = context.workers["waiter"].call(actions.open_twice, handle=handle)
-    if said in {"the same", "another"}:
-        return "ok", f"a handle opens a second time in one process, and gives {said} CUevent", ""
-    return "ok", f"a handle does not open a second time in one process: {said}", "ipcsync opens each one once."
-
-
-def _re_export(context: Context) -> Outcome:
-    if not context.works["event"]:
-        return "skipped", "event handles do not work here", ""
-    handle = context.workers["recorder"].call(actions.export)
-    said = context.workers["waiter"].call(actions.export_imported, handle=handle)
-    if said in {"the same", "another"}:
-        return "ok", f"an imported event gives {said} handle", ""
-    return "ok", f"an imported event gives no handle: {said}", "ipcsync passes the coordinator's handle on."
-
-
 _ON_FAILURE = {
     "driver": "Is a driver installed? IPCSYNC_DRIVER=host works without one.",
     "coordinator": "Start one by hand to see what it says: ipcsync coordinator",
@@ -367,7 +344,5 @@ CHECKS: tuple[tuple[str, Callable[[Context], Outcome], bool], ...] = (
     ("timeline", _timeline, True),
     ("cpu-writes", _cpu_writes, False),
     ("recorder-death", _recorder_death, False),
-    ("double-open", _double_open, False),
-    ("re-export", _re_export, False),
 )
 """Name, check, and whether a failure makes the later checks meaningless."""

@@ -12,6 +12,4 @@ class WorkerAsleep(IpcSyncError):  # noqa: N818 - as the errors of ipcsync are n
 class RankFailed(IpcSyncError):  # noqa: N818 - as the errors of ipcsync are named
     """Another rank of the trainer, `rank`, failed in this update: no rank waits for it."""
 
-    def __init__(self, message: str = "", *, rank: int = -1) -> None:
-        super().__init__(message)
-        self.rank = rank
+    rank: int = -1

@@ -4,7 +4,7 @@
 const byId = (id) => document.getElementById(id);
 const whole = new Intl.NumberFormat("en");
 const lanes = new Map();
-const view = { state: null, source: null, graph: "" };
+const view = { state: null, source: null };
 
 function seconds(value) {
   if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
@@ -112,27 +112,17 @@ function showFigures(state) {
   shown.forEach(([, value], index) => setText(list.children[index].lastChild, value));
 }
 
-function showGraph(state) {
-  const box = byId("graph"), width = Math.max(box.clientWidth, 480);
-  const states = new Map(state.events.map((event) => [`${event.slot}/${event.incarnation}`, event.state]));
+// A list item for each use of an event.
+function showLinks(state) {
   const labels = new Map(state.events.map((event) => [`${event.slot}/${event.incarnation}`, event.label]));
-  const now = JSON.stringify([state.links, [...states], [...labels], width]);
-  if (view.graph === now) return; // it keeps its focus and its place
-  view.graph = now;
-  const focused = box.contains(document.activeElement) ? document.activeElement.getAttribute("data-key") : null;
-  if (!state.links.length) {
-    box.replaceChildren(element("p", { class: "note" }, "No session is attached to an event."));
-    byId("links").replaceChildren();
-    return;
-  }
-  const { picture, leftOut } = drawGraph(state.links, states, labels, width);
-  box.replaceChildren(picture);
-  if (leftOut) box.append(element("p", { class: "note" }, `${leftOut} more are not drawn: narrow the events' names.`));
-  if (focused) [...picture.querySelectorAll("g.node")].find((node) => node.getAttribute("data-key") === focused)?.focus();
-  byId("links").replaceChildren(...state.links.map((link) => {
+  const texts = state.links.map((link) => {
     const event = labels.get(`${link.slot}/${link.incarnation}`);
-    return element("li", {}, `${link.session} ${link.role === "records" ? "records" : "waits"} on ${event}${link.state === "draining" ? " (closed it, work still in flight)" : ""}`);
-  }));
+    return `${link.session} ${link.role} on ${event}${link.state === "draining" ? " (closed it, work still in flight)" : ""}`;
+  });
+  const list = byId("links"), shown = texts.length ? texts : ["No session is attached to an event."];
+  while (list.children.length > shown.length) list.lastChild.remove();
+  while (list.children.length < shown.length) list.append(element("li"));
+  shown.forEach((text, index) => setText(list.children[index], text));
 }
 
 function showNodes({ bridge }) {
@@ -140,7 +130,7 @@ function showNodes({ bridge }) {
   if (bridge === null) return;
   const { counts } = bridge;
   setText(byId("bridge"), `This is ${bridge.node} of the fleet ${bridge.fleet}, ${bridge.server ? `by ${bridge.server}` : "cut off from NATS"}: `
-    + `${whole.format(bridge.mirrors)} events mirrored, ${whole.format(bridge.exports)} exported, ${whole.format(counts.tells)} news sent, `
+    + `${whole.format(bridge.mirrors)} events mirrored, ${whole.format(bridge.exports)} exported, ${whole.format(counts.news_sent)} news sent, `
     + `${whole.format(counts.news_received)} received, ${whole.format(counts.resyncs)} asked for again, ${whole.format(counts.pings_lost)} pings lost.`);
   nodes.show(bridge.peers);
 }
@@ -156,7 +146,7 @@ function show() {
   setText(byId("more"), !state.events.length
     ? (state.events_total ? "No event has such a name." : "There are no events.")
     : hidden ? `${hidden} more are not shown, none of them broken or stuck for longer than these: narrow the names.` : "");
-  showGraph(state);
+  showLinks(state);
   showNodes(state);
   sessions.show(state.sessions);
   const more = state.sessions_total - state.sessions.length;
@@ -185,5 +175,4 @@ byId("filter").addEventListener("input", () => {
   typed = setTimeout(connect, 250);
 });
 document.addEventListener("visibilitychange", show);
-window.addEventListener("resize", show);
 connect();

@@ -1,10 +1,9 @@
 "use strict";
-// What the page is drawn from: elements, tables whose rows stay, lanes, and the picture of who records and who waits.
+// What the page is drawn from: elements, tables whose rows stay, and lanes.
 // Everything is built from nodes and text, never from markup: names are what users of the coordinator choose.
 
 const SVG = "http://www.w3.org/2000/svg";
 const LANE = { width: 240, height: 28, seconds: 60 };
-const MOST_DRAWN = 40; // sessions or events in one column of the picture
 
 function element(name, attributes, text) {
   const made = document.createElement(name);
@@ -36,7 +35,7 @@ function printable(text) {
   return String(text).replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
 }
 
-// What each event is called, in the table, the picture and the text alike: two of one name are told apart by their slots.
+// What each event is called, in the table and in the list alike: two of one name are told apart by their slots.
 function labelAll(events) {
   const counts = new Map();
   for (const event of events) {
@@ -163,74 +162,3 @@ function drawLane(cell, points, now, state) {
 }
 
 const short = ((format) => (count) => format.format(count))(new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }));
-
-// --- who records, who waits ------------------------------------------------------------------------------------------
-
-// What there is to draw: three columns of {key, text, x, y}, and the edges between them.
-function layOut(links, labels, width) {
-  const place = (link) => `${link.slot}/${link.incarnation}`;
-  const events = new Map(), recorders = new Map(), waiters = new Map();
-  const sorted = [...links].sort((a, b) => compare(a.role, b.role) || compare(a.session, b.session) || compare(a.event, b.event));
-  for (const link of sorted) if (events.size < MOST_DRAWN) events.set(place(link), labels.get(place(link)) ?? link.event);
-  const shown = sorted.filter((link) => events.has(place(link)));
-  const order = [...events.keys()];
-  for (const link of shown) {
-    const column = link.role === "records" ? recorders : waiters;
-    const node = column.get(link.session_id) ?? { text: link.session, rows: [] };
-    node.rows.push(order.indexOf(place(link)));
-    column.set(link.session_id, node);
-  }
-  const mean = (node) => node.rows.reduce((sum, row) => sum + row, 0) / node.rows.length;
-  const sessions = (column) => [...column].sort((a, b) => mean(a[1]) - mean(b[1]) || compare(a[1].text, b[1].text)).slice(0, MOST_DRAWN);
-  const columns = [
-    sessions(recorders).map(([key, node]) => ({ key: `r/${key}`, text: node.text })),
-    order.map((key) => ({ key: `e/${key}`, text: events.get(key) })),
-    sessions(waiters).map(([key, node]) => ({ key: `w/${key}`, text: node.text })),
-  ];
-  const box = Math.floor(width * 0.27), step = 28, rows = Math.max(...columns.map((column) => column.length), 1);
-  columns.forEach((column, index) => column.forEach((node, row) => {
-    node.x = index * Math.floor((width - box) / 2);
-    node.y = 6 + (row + (rows - column.length) / 2) * step;
-  }));
-  const nodes = new Map(columns.flat().map((node) => [node.key, node]));
-  const edges = shown.map((link) => ({
-    from: link.role === "records" ? `r/${link.session_id}` : `e/${place(link)}`,
-    to: link.role === "records" ? `e/${place(link)}` : `w/${link.session_id}`,
-    kind: link.state === "draining" ? "draining" : link.role,
-  })).filter((edge) => nodes.has(edge.from) && nodes.has(edge.to));
-  return { nodes, edges, box, height: rows * step + 12, leftOut: links.length - edges.length };
-}
-
-function drawGraph(links, states, labels, width) {
-  const { nodes, edges, box, height, leftOut } = layOut(links, labels, width);
-  const picture = drawn("svg", { class: "graph", width, height, viewBox: `0 0 ${width} ${height}` });
-  for (const edge of edges) {
-    const from = nodes.get(edge.from), to = nodes.get(edge.to);
-    const x1 = from.x + box, y1 = from.y + 11, x2 = to.x, y2 = to.y + 11, half = (x1 + x2) / 2;
-    picture.append(drawn("path", { class: `edge ${edge.kind}`, "data-from": edge.from, "data-to": edge.to, d: `M${x1} ${y1}C${half} ${y1} ${half} ${y2} ${x2} ${y2}` }));
-  }
-  for (const node of nodes.values()) {
-    const kind = node.key.startsWith("e/") ? `event ${states.get(node.key.slice(2)) ?? ""}` : "session";
-    const others = edges.filter((edge) => edge.from === node.key || edge.to === node.key).map((edge) => nodes.get(edge.from === node.key ? edge.to : edge.from).text);
-    const group = drawn("g", { class: `node ${kind}`, tabindex: "0", role: "img", "data-key": node.key, "aria-label": `${node.text}: ${others.join(", ")}` });
-    const most = Math.floor((box - 16) / 6.8);
-    group.append(
-      drawn("title", {}, node.text),
-      drawn("rect", { x: node.x + 1, y: node.y, width: box - 2, height: 22, rx: 5 }),
-      drawn("text", { x: node.x + 9, y: node.y + 15 }, [...node.text].length > most ? [...node.text].slice(0, most - 1).join("") + "…" : node.text),
-    );
-    picture.append(group);
-  }
-  const light = (target) => {
-    const key = target?.closest?.("g.node")?.getAttribute("data-key");
-    picture.classList.toggle("lighting", Boolean(key));
-    for (const edge of picture.querySelectorAll(".edge")) {
-      edge.classList.toggle("lit", key !== undefined && (edge.dataset.from === key || edge.dataset.to === key));
-    }
-  };
-  picture.addEventListener("mouseover", (event) => light(event.target));
-  picture.addEventListener("mouseleave", () => light(document.activeElement));
-  picture.addEventListener("focusin", (event) => light(event.target));
-  picture.addEventListener("focusout", () => light(null));
-  return { picture, leftOut };
-}

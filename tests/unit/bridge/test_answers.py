@@ -64,66 +64,45 @@ def on_a_session(client: ipcsync.Client, work: Callable[[BridgeSession], Corouti
     asyncio.run(run())
 
 
-def test_what_nobody_follows_is_closed_though_questions_never_end(
-    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_follows_is_closed_once_no_question_can_be_for_it(client: ipcsync.Client) -> None:
     event = client.event("kv", recorder=True, engine="timeline")
 
     async def scenario(session: BridgeSession) -> None:
         host: Any = _Host()
-        exports = Exports(session.board, lambda _: None, lambda _: None)
-        answers = Answers(Settings("a", ("nats://127.0.0.1:4222",)), session, exports, host, host)
+        answers, exports = _answers(session, host)
         said: asyncio.Queue[bytes] = asyncio.Queue()
         answers.asked("b", wire.Open(wire.pack_texts(["kv"])), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         (row,) = wire.unpack_rows(state.rows)
         answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic())
-        answers.close_unused()
+        await answers.close_unused()
         assert len(exports) == 1, "the answer may not have come before it said so"
         answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
+        answers.visit((row.slot + 100, 1))
         await session.pause(0.0)  # so that the next question does not end
         answers.asked("b", wire.Open(wire.pack_texts(["other"])), said.put, 1.0)
-        answers.close_unused()
+        await asyncio.sleep(0)
+        host.begin(answers.close_unused())
+        await asyncio.sleep(0)
         assert len(exports) == 1, "the question may be for it"
-        monkeypatch.setattr("ipcsync_bridge.answers._ANSWERED_NS", 0)
-        answers.close_unused()
-        assert len(exports) == 0
-        assert answers.leave()[2] == [row.key], "other code is told of a close that is not made yet"
+        answers.asked("b", wire.Open(wire.pack_texts(["later"])), said.put, 1.0)
         session.go_on()
-        while answers.leave()[2]:
+        while not answers._closing:
+            await asyncio.sleep(0)
+        assert len(exports) == 1, "that of the first question; the second one waits"
+        assert set(answers.leave()[2]) == {row.key, (row.slot + 100, 1)}, (
+            "other code is told of closes that are not made"
+        )
+        while host.tasks:
             await asyncio.sleep(0.001)
+        assert len(exports) == 2
+        assert answers.leave()[2] == []
+        uses = await asyncio.to_thread(client.list_attachments)
+        assert {use.event for use in uses if use.session == "bridge a"} == {"other", "later"}
         exports.close()
 
     on_a_session(client, scenario)
-    event.close()
-
-
-def test_what_was_attached_to_for_nothing_is_released_though_questions_never_end(
-    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    event = client.event("kv", recorder=True, engine="timeline")
-
-    async def scenario(session: BridgeSession) -> None:
-        answers, exports = _answers(session, _Host())
-        attached = await session.ask(messages.Open("kv", engine="timeline"))
-        assert isinstance(attached, messages.Attachment)
-        answers.visit((attached.slot, attached.incarnation))
-        await session.pause(0.0)  # so that the next question does not end
-        answers.asked("b", wire.Open(wire.pack_texts(["other"])), asyncio.Queue[bytes]().put, 1.0)
-        answers.close_unused()
-        assert not answers._closing, "the question may be for it"
-        monkeypatch.setattr("ipcsync_bridge.answers._ANSWERED_NS", 0)
-        answers.close_unused()
-        assert answers._closing
-        session.go_on()
-        while answers._closing:
-            await asyncio.sleep(0.001)
-        exports.close()
-
-    on_a_session(client, scenario)
-    (row,) = client.list_events()
-    assert row.attached == 1
     event.close()
 
 
@@ -140,7 +119,7 @@ def test_what_came_late_is_released_unless_it_is_a_mirror(client: ipcsync.Client
         attached = await session.ask(made)
         assert isinstance(attached, messages.Attachment)
         answers.came_late(attached)
-        answers.close_unused()
+        await answers.close_unused()
         while host.tasks:
             await asyncio.sleep(0.001)
         uses = await asyncio.to_thread(client.list_attachments)
@@ -224,7 +203,7 @@ def test_a_question_for_a_mirror_does_not_end_it(client: ipcsync.Client) -> None
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         assert [row.state for row in wire.unpack_rows(state.rows)] == ["gone"]
-        answers.close_unused()
+        await answers.close_unused()
         while host.tasks:
             await asyncio.sleep(0.001)
         assert session.is_open(key)
@@ -268,23 +247,21 @@ def test_a_failure_of_the_bridge_itself_answers_who_waits(client: ipcsync.Client
 def test_a_close_that_the_coordinator_did_not_take_is_asked_for_again(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch, refusal: Exception
 ) -> None:
-    async def refuse(_: object) -> None:
-        raise refusal
+    async def refuse(_: object) -> list[Exception]:
+        return [refusal]
 
     async def scenario(session: BridgeSession) -> None:
         answers, _ = _answers(session, _Host())
-        monkeypatch.setattr(session, "ask", refuse)
-        await answers._close_now((3, 1))
-        assert (3, 1) in answers._visits
+        monkeypatch.setattr(session, "ask_all", refuse)
+        answers.visit((3, 1))
+        await answers.close_unused()
+        assert answers.leave()[2] == [(3, 1)]
 
     on_a_session(client, scenario)
 
 
-@pytest.mark.parametrize("is_sent", [False, True], ids=["asked", "sent"])
 @pytest.mark.parametrize("question", ["by name", "by key"])
-def test_what_is_closed_behind_a_question_for_it_is_attached_to_again(
-    client: ipcsync.Client, question: str, is_sent: bool
-) -> None:
+def test_what_is_being_closed_is_attached_to_again_by_a_question_for_it(client: ipcsync.Client, question: str) -> None:
     event = client.event("kv", recorder=True, engine="timeline")
 
     async def scenario(session: BridgeSession) -> None:
@@ -294,28 +271,21 @@ def test_what_is_closed_behind_a_question_for_it_is_attached_to_again(
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         (row,) = wire.unpack_rows(state.rows)
-        (export,) = exports
         answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
+        host.begin(answers.close_unused())
+        while not session._requests._sent:
+            await asyncio.sleep(0)
         if question == "by key":
-            exports.drop(export)
-            answers.visit(row.key)
-            answers._visits[row.key] -= 60 * 10**9
             body: wire.Message = wire.Attach(session.epoch, wire.pack_keys([row.key]))
         else:
-            export.asked_ns -= 60 * 10**9
             body = wire.Open(wire.pack_texts(["kv"]))
         answers.asked("c", body, said.put, 2.0)
-        while is_sent and not session._requests._sent:
-            await asyncio.sleep(0)
-        answers.close_unused()
-        assert answers._closing == {row.key}
         assert isinstance(wire.decode(await said.get()), wire.State)
         while host.tasks:
             await asyncio.sleep(0.001)
         assert [export.key for export in exports] == [row.key]
         uses = await asyncio.to_thread(client.list_attachments)
         assert any(use.slot == row.slot and use.session == "bridge a" for use in uses)
-        assert not answers._closed_as
         exports.close()
 
     on_a_session(client, scenario)

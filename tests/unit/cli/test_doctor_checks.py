@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 import ipcsync
-from ipcsync.cli.doctor import actions, checks, platforms, two_process_checks
+from ipcsync.cli.doctor import checks, platforms, two_process_checks
 from ipcsync.cli.doctor.checks import CHECKS, Context
 from ipcsync.cli.doctor.report import Finding
 from ipcsync.cli.doctor.workers import CheckFailed, Workers
@@ -186,18 +186,6 @@ def test_a_dead_recorders_work_is_lost_and_its_waiters_go_on_or_the_doctor_says_
     found = _find("recorder-death", context)
     assert (found.result, said in found.detail, "event:" in found.detail) == (result, True, False)
     assert bool(found.advice) == (result != "ok")
-
-
-@pytest.mark.parametrize(
-    ("name", "function"), [("double-open", actions.open_twice), ("re-export", actions.export_imported)]
-)
-def test_what_cuda_leaves_open_is_told_in_its_words(name: str, function: Any) -> None:
-    for said, text in (("another", "another"), ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_VALUE")):
-        found = _find(name, _context(waiter={function.__name__: said}, export=b"handle"))
-        assert (found.result, text in found.detail) == ("ok", True)
-    context = _context()
-    context.works["event"] = False
-    assert _find(name, context).result == "skipped"
 
 
 def test_a_check_that_a_later_one_needs_stops_the_rest() -> None:

@@ -14,7 +14,8 @@ from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Row, at_most, at_most_more, compare, interleave, percentile
-from ipcsync_bench.workers import BUSY_THREADS, Worker, begin_busy_threads, end_busy_threads
+from ipcsync_bench.workers import Worker
+from tests.benchmarks.busy import BUSY_THREADS, begin_busy_threads, end_busy_threads
 
 _LONGEST_WORK_S = 0.012
 _libc = ctypes.CDLL(None)
@@ -84,7 +85,7 @@ def _be_busy(_state: dict[str, Any], is_busy: bool) -> None:
 def wake_up(rounds: int, scale: float) -> Iterator[Row]:
     """How late a wait on the host is, for work that lasts some milliseconds; alone, and in a loaded process."""
     count = max(20, int(100 * scale))
-    chance = random.Random(1)  # noqa: S311 - how long work lasts
+    chance = random.Random(1)
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
         recorder, waiter = (stack.enter_context(closing(Worker())) for _ in range(2))

@@ -1,0 +1,190 @@
+"""Calls in the steady state that `ipcsync bench` leaves out: now and then, on other streams, behind waits."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any
+
+import ipcsync
+from ipcsync import _drivers
+from ipcsync._drivers import unwrap
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from ipcsync_bench import calls
+from ipcsync_bench.calls import BURST, Call, compare_calls
+from ipcsync_bench.rows import Row, at_most_more, compare, interleave
+from ipcsync_bench.workers import Worker
+
+_APART_S = 100e-6
+
+
+def _apart(call: Call, drain: Call, count: int) -> float:
+    """Microseconds of a call, the median of `count`, one each 100 µs: nothing is warm, as in a server."""
+    figures = []
+    for number in range(count):
+        begin = time.perf_counter() + _APART_S
+        while time.perf_counter() < begin:
+            pass
+        start = time.perf_counter()
+        call()
+        figures.append((time.perf_counter() - start) * 1e6)
+        if number % BURST == BURST - 1:
+            drain()
+    drain()
+    return statistics.median(figures)
+
+
+def records(rounds: int, scale: float) -> Iterator[Row]:
+    """The rows of `ipcsync bench`; record one each 100 µs, on another library's stream, and on two streams in turn."""
+    yield from calls.records(rounds, scale)
+    count = max(5 * BURST, int(20_000 * scale))
+    driver = _drivers.load()
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
+        stream = ipcsync.Stream()
+        native = ipcsync.Event(interprocess=True)
+        native.record(stream)
+        raw, handle = native.cuda_event, stream.cuda_stream
+        spare = unwrap(driver.cuMemAlloc(8), "cuMemAlloc")
+        bare: dict[EngineName, tuple[str, Call]] = {
+            "event": ("bare cuEventRecord", lambda: driver.cuEventRecord(raw, handle)),
+            "timeline": ("bare cuStreamWriteValue64", lambda: driver.cuStreamWriteValue64(handle, spare, 1, 0)),
+        }
+        for engine, (peer, call) in bare.items():
+            event = client.event(f"bench/{engine}", recorder=True, engine=engine)
+            contest: dict[str, Call] = {"ipcsync": partial(event.record, stream), peer: call}
+            timed = {name: partial(_apart, each, stream.synchronize, count // 20) for name, each in contest.items()}
+            figures = interleave(timed, rounds)
+            yield from compare(f"record ({engine}), one each 100 µs", figures, "µs", {peer: at_most_more(0.5, "µs")})
+            if engine == "event":
+                yield from _other_streams(event, stream, native, count, rounds)
+        unwrap(driver.cuMemFree(spare), "cuMemFree")
+
+
+class _Foreign:
+    """A stream of another library's, by the protocol that they share."""
+
+    def __init__(self, stream: ipcsync.Stream) -> None:
+        self._answer = 0, stream.cuda_stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return self._answer
+
+
+def _other_streams(
+    event: ipcsync.SharedEvent, stream: ipcsync.Stream, native: ipcsync.Event, count: int, rounds: int
+) -> Iterator[Row]:
+    """record on a stream of another library's, and on two streams in turn."""
+    driver = _drivers.load()
+    raw, handle = native.cuda_event, stream.cuda_stream
+    foreign, second = _Foreign(stream), ipcsync.Stream()
+    event.record(second)
+
+    def drain() -> None:
+        stream.synchronize()
+        second.synchronize()
+
+    contest: dict[str, Call] = {
+        "ipcsync": lambda: event.record(foreign),
+        "bare cuEventRecord": lambda: driver.cuEventRecord(raw, handle),
+    }
+    target = {"bare cuEventRecord": at_most_more(0.6, "µs")}
+    yield from compare_calls("record on a foreign stream (event)", contest, drain, count, rounds, target)
+    turns = itertools.cycle((stream, second))
+
+    def bare() -> None:
+        other = next(turns).cuda_stream
+        driver.cuStreamWaitEvent(other, raw, 0)
+        driver.cuEventRecord(raw, other)
+
+    contest = {"ipcsync": lambda: event.record(next(turns)), "bare wait and record": bare}
+    target = {"bare wait and record": at_most_more(0.6, "µs")}
+    yield from compare_calls("record on two streams in turn (event)", contest, drain, count, rounds, target)
+
+
+_IN_FLIGHT = 32  # fewer than the ring's depth
+
+
+def _hold_and_record_many(state: dict[str, Any], endpoint: str, engine: EngineName) -> list[bytes]:
+    """In a worker: record behind a closed gate, always on the same event; the points."""
+    if "client" not in state:
+        state["client"] = ipcsync.connect(endpoint)
+    if engine not in state:
+        state[engine] = state["client"].event(f"bench/above/{engine}", recorder=True, engine=engine, depth=64)
+    stream = state["stream"] = ipcsync.Stream()
+    state["gate"] = StreamGate(stream).__enter__()
+    return [bytes(state[engine].record(stream)) for _ in range(_IN_FLIGHT)]
+
+
+def _let_all_go(state: dict[str, Any]) -> None:
+    state["gate"].open()
+    state["stream"].synchronize()
+    state.pop("gate").__exit__(None, None, None)
+
+
+def chained(rounds: int, scale: float) -> Iterator[Row]:
+    """wait on another process's pending point and record on the same stream, as a worker of a pipeline does."""
+    driver = _drivers.load()
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
+        above = stack.enter_context(closing(Worker()))
+        first, second, held = (ipcsync.Stream() for _ in range(3))
+        before, behind = ipcsync.Event(interprocess=True), ipcsync.Event(interprocess=True)
+        behind.record(first)
+        engines: tuple[EngineName, ...] = ("event", "timeline")
+        for engine, streams in itertools.product(engines, ((first,), (first, second))):
+            where = f"behind it ({engine})" if len(streams) == 1 else f"behind it, on two streams in turn ({engine})"
+            event = client.event(f"bench/{where}", recorder=True, engine=engine, depth=64)
+
+            def ours(
+                engine: EngineName = engine,
+                event: ipcsync.SharedEvent = event,
+                streams: tuple[ipcsync.Stream, ...] = streams,
+            ) -> float:
+                data = above.call(_hold_and_record_many, coordinator.endpoint, engine)
+                points = iter([client.point(each) for each in data])
+                turns = itertools.cycle(streams)
+
+                def work() -> ipcsync.Point:
+                    stream = next(turns)
+                    next(points).wait(stream)
+                    return event.record(stream)
+
+                for _ in streams:
+                    work()  # the first one on each tells whom the event stands behind
+                figure = calls.time_call(work, _IN_FLIGHT - 1 - len(streams))
+                last = work()
+                above.call(_let_all_go)
+                last.synchronize(10)
+                return figure
+
+            def bare(streams: tuple[ipcsync.Stream, ...] = streams) -> float:
+                turns = itertools.cycle(streams)
+                with StreamGate(held) as gate:
+                    before.record(held)
+                    theirs, mine = before.cuda_event, behind.cuda_event
+
+                    def work() -> None:
+                        handle = next(turns).cuda_stream
+                        driver.cuStreamWaitEvent(handle, theirs, 0)
+                        if len(streams) > 1:  # in the order of its records
+                            driver.cuStreamWaitEvent(handle, mine, 0)
+                        driver.cuEventRecord(mine, handle)
+
+                    figure = calls.time_call(work, _IN_FLIGHT - 2)
+                    gate.open()
+                for stream in streams:
+                    stream.synchronize()
+                return figure
+
+            for _ in range(64 // _IN_FLIGHT):
+                ours()  # opens both rings
+            contest: dict[str, Callable[[], float]] = {"ipcsync": ours, "bare wait and record": bare}
+            yield from compare(f"wait and record {where}", interleave(contest, 4 * rounds), "µs", {})
