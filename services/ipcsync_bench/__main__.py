@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "pending": ("ipcsync_bench.calls", "wait on a pending point"),
     "hand_over": ("ipcsync_bench.handover", "a record until the peer's synchronize returns, both engines"),
     "round_trip": ("ipcsync_bench.round_trip", "one request in flight, p50 and p99"),
+    "graphs": ("ipcsync_bench.graphs", "a replay of a graph that waits for points and records"),
 }
 
 
