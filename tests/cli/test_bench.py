@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 
 import pytest
@@ -35,3 +36,22 @@ def test_an_unknown_benchmark_is_named() -> None:
     done = _bench("--only", "nonsense")
     assert (done.returncode, done.stdout) == (2, "")
     assert "nonsense" in done.stderr
+
+
+def test_ctrl_c_ends_it_and_its_processes_without_a_traceback() -> None:
+    command = [*IPCSYNC, "bench", "--quick", "--only", "records"]
+    env = {**os.environ, "IPCSYNC_DRIVER": "host"}
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith("records:"), "it measures"
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            said = "".join(process.communicate(timeout=DEADLINE_S))
+            assert process.returncode == 1
+            assert "Traceback" not in said
+            with pytest.raises(ProcessLookupError):  # none is left of its own either
+                os.killpg(process.pid, 0)
+        finally:
+            process.kill()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import ipcsync
 from tests.fleet import nodes as fleet
+from tests.kit.until import until
 
 pytestmark = pytest.mark.process
 
@@ -103,7 +106,7 @@ StreamGate.__exit__ = lambda self, *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("engine", ["event", "timeline"])
-@pytest.mark.parametrize("name", _ORDERED_BY_WAITS)
+@pytest.mark.parametrize("name", [*_ORDERED_BY_WAITS, "graph_layers"])
 def test_in_a_recipe_nobody_outlives_a_killed_peer_by_long(name: str, engine: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_KILLED_AT_ITS_GATE)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -120,3 +123,45 @@ def test_in_a_recipe_nobody_outlives_a_killed_peer_by_long(name: str, engine: st
     assert "-9" in codes, done.stdout + done.stderr
     assert "None" not in codes, done.stdout + done.stderr
     assert "RecorderLost" in done.stderr or "EOFError" in done.stderr
+
+
+_long = pytest.mark.thorough  # it takes as long as the recipe waits for anything at all
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("async_server", 0),
+        ("served_ring", 0),
+        pytest.param("served_ring", 1, marks=_long),
+        pytest.param("preforked_http", 0, marks=_long),
+        pytest.param("preforked_http", 1, marks=_long),
+        pytest.param("survive_restart", 0, marks=_long),
+        pytest.param("survive_restart", 1, marks=_long),
+    ],
+)
+def test_a_recipe_ends_with_all_its_processes_if_one_is_killed(name: str, number: int) -> None:
+    """Those of the others are killed amid their work above."""
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.docs.recipe_bereaved", str(_RECIPES / f"{name}.py"), str(number)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = program.communicate(timeout=_DEADLINE_S)
+        assert "killed: " in said
+        until(lambda: not _is_any_left(program.pid), "all its processes have ended")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait(_DEADLINE_S)
+
+
+def _is_any_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,63 @@
+"""Who looks at a coordinator needs no session of it, and sees each name in the width of a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+import ipcsync
+from tests.unit.cli.test_cli import run, run_on_terminal
+
+pytestmark = pytest.mark.process
+
+_LOOKS = [("status",), ("status", "--json"), ("top", "--once"), ("top", "--once", "--json")]
+
+
+def test_a_coordinator_whose_sessions_are_all_taken_shows_who_has_them(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
+    endpoint = new_coordinator(max_sessions=2).endpoint
+    with ipcsync.connect(endpoint, name="first") as first, ipcsync.connect(endpoint, name="second") as second:
+        with pytest.raises(ipcsync.QuotaExceeded):
+            ipcsync.connect(endpoint)
+        for arguments in _LOOKS:
+            done = run(*arguments, "--endpoint", endpoint)
+            assert done.returncode == 0, done.stderr
+            assert "first" in done.stdout
+            assert "second" in done.stdout
+            if "--json" in arguments:
+                json.loads(done.stdout)
+        assert run("doctor", IPCSYNC_ENDPOINT=endpoint).returncode == 0
+        assert first.is_connected
+        assert second.is_connected
+
+
+_BLOCK = "a-rather-long/name/of-an-event/that-a-framework-makes/for-each-layer/kv_cache/block-{:06}"
+_WORKER = "w{}-with-a-rather-long-name-of-a-worker-in-a-pod"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", [("status",), ("top", "--once")])
+def test_long_names_fit_a_terminal_beside_what_is_told_of_them(
+    coordinator: ipcsync.Coordinator,
+    new_client: Callable[..., ipcsync.Client],
+    command: tuple[str, ...],
+    columns: int,
+) -> None:
+    for number in range(2):
+        client = new_client(_WORKER.format(number))
+        client.event(_BLOCK.format(number), recorder=True, engine="event").record(ipcsync.Stream())
+    written = run_on_terminal(*command, "--endpoint", coordinator.endpoint, COLUMNS=str(columns), NO_COLOR="1")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", written).splitlines()
+    tables = lines[next(place for place, line in enumerate(lines) if line.strip().startswith("session ")) :]
+    assert max(map(len, tables)) <= columns
+    for number in range(2):
+        (session,) = (line for line in tables if line.strip().startswith(f"w{number}-"))
+        assert session.split()[1].isdigit(), "the pid stands there"
+        (event,) = (line for line in tables if f"{number:06} " in line)
+        assert event.strip().startswith("a-r")
+        assert {"open", "event", "1"} <= set(event.split())
+        assert f" w{number}-" in event
