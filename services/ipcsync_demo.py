@@ -1,11 +1,12 @@
 """A pipeline of processes that hand GPU work on: `ipcsync demo`, and a program to copy from.
 
-    FILE -> this process -> stage 1 -> stage 2 -> ... -> stage N -> this process, which compares
+    FILE -> source -> stage 1 -> stage 2 -> ... -> stage N -> sink, which checks
 
-Each arrow is a hop: a ring of buffers in device memory, and a pipe for messages. `Sender` and `Receiver` are its ends.
-Down the pipe goes a buffer's number with a point: the content is there once the point is complete. Back comes another
-point: the buffer may be written again once that one is complete. Streams wait for points; a stage's host waits for no
-GPU work. To copy: these two classes and `stage`, with your memory (torch's tensors, say) in place of `Memory`.
+Each is a process, each arrow a hop: a ring of buffers in device memory, and a pipe for messages. `Sender` and
+`Receiver` are its ends. Down the pipe goes a buffer's number with a point: the content is there once the point is
+complete. Back comes another point: the buffer may be written again once that one is complete. Streams wait for points;
+a stage's host waits for no GPU work. To copy: these two classes and `stage`, with your memory (torch's tensors, say)
+for `Memory`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import signal
 import stat
 import struct
 import sys
+import threading
 import time
-from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
@@ -34,14 +36,14 @@ TIMEOUT_S = 30.0  # of every wait for GPU work
 BUFFERS = 2  # of a hop: one is read while the other is written
 CHUNKS = 16  # even a small file is cut into about so many, so that each buffer is used often
 SMALLEST, LARGEST, OF_A_PIPE = 64, 4 << 20, 64 << 10  # bytes of a chunk
-HEAD = struct.Struct("<QQ")  # before a chunk: its number from 1, so that none looks like another one, and its length
+HEAD = struct.Struct("<QQ32s")  # before a chunk: its number from 1, so that none looks like another, length and SHA-256
 
 SPAWN = multiprocessing.get_context("spawn")  # a process that has used CUDA cannot be forked
-PEER_GONE = 3  # the exit status of a stage that ends because another process has
+PEER_GONE = 3  # the exit status of a process that ends because another one has
 PEER_ERRORS = (EOFError, ConnectionError, ipcsync.RecorderLost, ipcsync.SessionLost)
 """What a process sees when another one dies: at the pipe, at a point, or, if the coordinator does, at any call."""
 
-Report = dict[str, int]
+Report = dict[str, Any]
 
 # --- a hop ------------------------------------------------------------------------------------------------------------
 
@@ -60,25 +62,16 @@ class Sender:
         pipe.send(([buffer.handle() for buffer in self._buffers], bytes(client.record(stream))))
         self._free = [client.point(pipe.recv())] * BUFFERS  # when each buffer may be written
 
-    def copy(self, content: Memory) -> None:
+    def copy(self, content: Memory) -> ipcsync.Point:
         """Have the stream copy `content` to the next buffer, and hand that on before any of it has happened."""
         if self._waits:
             self._free[self._next].wait(self._stream, timeout=TIMEOUT_S)
         self._buffers[self._next].copy_from(content, self._stream)
-        self._hand_on()
-
-    def write(self, content: bytes) -> None:
-        """Write `content` to the next buffer now, and hand that on. The host writes, so the host waits."""
-        if self._waits:
-            self._free[self._next].synchronize(TIMEOUT_S)
-        self._buffers[self._next].write(content)
-        self._hand_on()
-
-    def _hand_on(self) -> None:
         written = self._client.record(self._stream, timeout=TIMEOUT_S)
         self._pipe.send((self._next, bytes(written)))
         self._free[self._next] = self._client.point(self._pipe.recv())
         self._next = (self._next + 1) % BUFFERS
+        return written
 
     def end(self, reports: list[Report]) -> None:
         """Say that no more comes, and stay until all is read: memory must outlive those who read it."""
@@ -112,209 +105,173 @@ class Receiver:
         self.content.copy_from(self._buffers[number], self._stream)
         taken = self._client.record(self._stream, timeout=TIMEOUT_S)
         if not self._waits:
-            taken.synchronize(
-                TIMEOUT_S
-            )  # so that the copy surely is made before the writer's work, and the fault shows
+            taken.synchronize(TIMEOUT_S)  # so that the copy surely is made before the writer's, and the fault shows
         self._pipe.send(bytes(taken))
         return taken
 
-    def read(self) -> bytes:
-        """The bytes of the next buffer; none at the end. The host reads, so the host waits."""
-        taken = self.take()
-        if taken is None:
-            return b""
-        taken.synchronize(TIMEOUT_S)  # not stream.synchronize(), which may never return if the writer is killed
-        return self.content.read()
 
-
-# --- a stage: a process of its own ------------------------------------------------------------------------------------
+# --- the processes ----------------------------------------------------------------------------------------------------
 
 
 def stage(
-    number: int, endpoint: str, engine: EngineChoice, size: int, waits: bool, up: Connection, down: Connection
+    client: ipcsync.Client,
+    stream: ipcsync.Stream,
+    size: int,
+    waits: bool,
+    number: int,
+    up: Connection,
+    down: Connection,
 ) -> None:
     """Hand on every chunk that comes, from one neighbour to the other."""
+    receiver = Receiver(client, stream, up, size, waits=waits, pinned=False)
+    sender = Sender(client, stream, down, size, waits=waits)
+    chunks, before = 0, client.messages_sent
+    while receiver.take():
+        # The gate stands for kernels that take long. It holds this stream until the next process has queued its work on
+        # the chunk: without the wait for its point, the fault shows every time, not once in a thousand.
+        with StreamGate(stream):
+            sender.copy(receiver.content)
+        chunks += 1
+    report = {"stage": number, "pid": os.getpid(), "chunks": chunks, "messages": client.messages_sent - before}
+    sender.end([*receiver.reports, report])
+
+
+def source(client: ipcsync.Client, stream: ipcsync.Stream, size: int, waits: bool, path: str, down: Connection) -> None:
+    """Read the file into pinned memory, and hand it on. The host writes there, so the host waits."""
+    sender = Sender(client, stream, down, size, waits=waits)
+    content = [Memory(size, pinned=True) for _ in range(BUFFERS)]
+    copied: list[ipcsync.Point | None] = [None] * BUFFERS
+    digest, chunks, count = hashlib.sha256(), 0, 0
+    with open(path, "rb", buffering=0) as file:
+        while data := file.read(size - HEAD.size):
+            place = chunks % BUFFERS
+            if (before := copied[place]) is not None:
+                before.synchronize(TIMEOUT_S)
+            digest.update(data)
+            chunks, count = chunks + 1, count + len(data)
+            head = HEAD.pack(chunks, len(data), hashlib.sha256(data).digest())
+            content[place].write((head + data).ljust(size, b"\0"))
+            copied[place] = sender.copy(content[place])
+    sender.end([{"bytes": count, "chunks": chunks, "sha256": digest.hexdigest()}])
+
+
+def sink(
+    client: ipcsync.Client, stream: ipcsync.Stream, size: int, waits: bool, up: Connection, result: Connection
+) -> None:
+    """Check what comes out, and send the result. The host reads, so the host waits."""
+    receiver = Receiver(client, stream, up, size, waits=waits, pinned=True)
+    digest, chunks, corrupt = hashlib.sha256(), 0, list[int]()
+    began = time.monotonic()
+    while taken := receiver.take():
+        taken.synchronize(TIMEOUT_S)  # not stream.synchronize(), which may never return if the writer is killed
+        content = receiver.content.read()
+        number, length, expected = HEAD.unpack_from(content)
+        data = content[HEAD.size : HEAD.size + length]
+        digest.update(data)
+        if (number, expected) != (chunks + 1, hashlib.sha256(data).digest()):
+            corrupt.append(chunks)
+        chunks += 1
+    went_in, *stages = receiver.reports
+    result.send({
+        "engine": client.list_events()[0].engine,
+        "bytes": went_in["bytes"],
+        "chunks": chunks,
+        "seconds": round(time.monotonic() - began, 3),
+        "sha256": digest.hexdigest(),
+        "expected_sha256": went_in["sha256"],
+        "corrupt_chunks": len(corrupt),
+        "first_corrupt": corrupt[0] if corrupt else None,
+        "stages": stages,
+    })  # fmt: skip
+
+
+def run(work: Callable[..., None], name: str, endpoint: str, engine: EngineChoice, *arguments: Any) -> None:
+    """In a process: do its work with a client and a stream of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process: the first one ends the others
+    threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        with ipcsync.connect(endpoint, name=f"demo stage {number}", engine=engine) as client:
-            stream = ipcsync.Stream()
-            receiver = Receiver(client, stream, up, size, waits=waits, pinned=False)
-            sender = Sender(client, stream, down, size, waits=waits)
-            chunks, before = 0, client.messages_sent
-            while receiver.take():
-                # The gate stands for kernels that take long. It holds this stream until the next process has queued its
-                # work on the chunk: without the wait for its point, the fault shows every time, not once in a thousand.
-                with StreamGate(stream):
-                    sender.copy(receiver.content)
-                chunks += 1
-            report = {"stage": number, "pid": os.getpid(), "chunks": chunks, "messages": client.messages_sent - before}
-            sender.end([*receiver.reports, report])
+        with ipcsync.connect(endpoint, name=f"demo {name}", engine=engine) as client:
+            work(client, ipcsync.Stream(), *arguments)
     except PEER_ERRORS:
-        sys.exit(PEER_GONE)  # its work is lost, and so is what waits for it: whoever started the stages may start again
+        sys.exit(PEER_GONE)  # its work is lost, and so is what waits for it: whoever started it may start it again
+
+
+def end_with_parent() -> None:
+    """Wait for the end of the process that started this one, and end: nobody needs it any more."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(PEER_GONE)
 
 
 # --- the process that starts them -------------------------------------------------------------------------------------
 
 
-class Stages:
-    """The stages. `first` and `last` are this process's ends of the pipes to the outer two.
-
-    A context manager that leaves none running. A peer's death in its block is raised as Failed, with who died and how.
-    """
-
-    def __init__(self, coordinator: ipcsync.Coordinator) -> None:
-        self._coordinator = coordinator
-        self._processes: list[SpawnProcess] = []
-
-    def start(self, workers: int, engine: EngineChoice, size: int, *, waits: bool) -> None:
-        """Start them."""
-        self.first, up = SPAWN.Pipe()
-        for number in range(1, workers + 1):
-            down, next_up = SPAWN.Pipe()
-            arguments = (number, self._coordinator.endpoint, engine, size, waits, up, down)
-            process = SPAWN.Process(target=stage, args=arguments, daemon=True)
-            process.start()
-            self._processes.append(process)
-            up.close()  # here, so that a neighbour's recv() raises EOFError when the stage is gone
-            down.close()
-            up = next_up
-        self.last = up
-
-    def read(self, source: BinaryIO, size: int) -> bytes:
-        """Up to `size` bytes of the file, none at its end. EOFError if a process ends before they come."""
-        file, coordinator = source.fileno(), os.pidfd_open(self._coordinator.pid)
-        ready = wait([file, coordinator, *(process.sentinel for process in self._processes)])
-        os.close(coordinator)
-        if file not in ready:
-            raise EOFError("a process has ended")
-        try:
-            return os.read(file, size)
-        except OSError as error:
-            raise WrongCall(f"cannot read {source.name}: {error.strerror}") from None
-
-    def join(self) -> None:
-        """Wait until all have ended. EOFError if one does not, or ends with an error."""
-        for number, process in enumerate(self._processes, 1):
-            process.join(TIMEOUT_S)
-            if process.exitcode != 0:
-                raise EOFError(f"stage {number} (pid {process.pid}) has done its work, but does not end as it should")
-
-    def _culprit(self) -> str | None:
-        """Who died: the others end by themselves, with PEER_GONE. None if that is not known within some seconds."""
-        deadline = time.monotonic() + 5.0
-        while time.monotonic() < deadline:
-            if not self._coordinator.is_running:
-                return f"the coordinator (pid {self._coordinator.pid}) has died"
-            for number, process in enumerate(self._processes, 1):
-                code = process.exitcode
-                if code not in (None, 0, PEER_GONE):
-                    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-                    return f"stage {number} (pid {process.pid}) died: {how}"
-            wait([process.sentinel for process in self._processes if process.exitcode is None], 0.1)
-        return None
-
-    def __enter__(self) -> Stages:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        is_a_death = isinstance(error, PEER_ERRORS)
-        culprit = self._culprit() if is_a_death else None
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-        if is_a_death:
-            raise Failed(culprit or str(error)) from error
-
-
-def run(source: BinaryIO, workers: int, engine: EngineChoice, *, waits: bool) -> dict[str, Any]:
-    """Send the file through the stages, and compare what comes out: the result, as --json prints it."""
-    chunk = chunk_size(source)
-    size = HEAD.size + chunk
+def send_through(file: str, workers: int, engine: EngineChoice, *, waits: bool) -> Report:
+    """Send the file through the stages: the result, as --json prints it. Failed, with who died and how."""
+    status = os.stat(file)
+    chunk = min(max(status.st_size // CHUNKS, SMALLEST), LARGEST) if stat.S_ISREG(status.st_mode) else OF_A_PIPE
     os.environ["IPCSYNC_DRIVER"] = driver = ipcsync.driver_name()  # the same for all, and one warning if it is software
-    with (
-        ipcsync.launch(log_level="error") as coordinator,
-        ipcsync.connect(coordinator.endpoint, name="demo", engine=engine) as client,
-        Stages(coordinator) as stages,
-    ):
-        stages.start(workers, engine, size, waits=waits)
-        stream = ipcsync.Stream()
-        sender = Sender(client, stream, stages.first, size, waits=waits)
-        receiver = Receiver(client, stream, stages.last, size, waits=waits, pinned=True)
-        check, in_flight = Check(), deque[bytes]()
-        began = time.monotonic()
-        while data := stages.read(source, chunk):
-            if len(in_flight) == workers:  # every stage has one
-                check.compare(in_flight.popleft(), receiver.read())
-            in_flight.append(check.expect(data, size))
-            sender.write(in_flight[-1])
-        sender.end([])
-        while content := receiver.read():
-            check.compare(in_flight.popleft(), content)
-        seconds = time.monotonic() - began
-        used = client.list_events()[0].engine
-        stages.join()
-    reason = check.failure(receiver.reports, waits=waits)
-    return {
-        "ok": reason is None,
-        "reason": reason,
-        "driver": driver,
-        "engine": used,
-        "without_waits": not waits,
-        "bytes": check.bytes,
-        "chunks": check.chunks,
-        "seconds": round(seconds, 3),
-        "sha256": check.came_out.hexdigest(),
-        "expected_sha256": check.went_in.hexdigest(),
-        "corrupt_chunks": len(check.corrupt),
-        "first_corrupt": check.corrupt[0] if check.corrupt else None,
-        "stages": receiver.reports,
-    }
+    processes: list[SpawnProcess] = []
+    with ipcsync.launch(log_level="error") as coordinator:
+
+        def start(work: Callable[..., None], name: str, *arguments: Any) -> None:
+            all_arguments = (work, name, coordinator.endpoint, engine, HEAD.size + chunk, waits, *arguments)
+            processes.append(SPAWN.Process(target=run, args=all_arguments, name=name, daemon=True))
+            processes[-1].start()
+            for pipe in arguments:  # here, so that a neighbour's recv() raises EOFError when the process is gone
+                if isinstance(pipe, Connection):
+                    pipe.close()
+
+        try:
+            up, down = SPAWN.Pipe()
+            start(source, "source", file, down)
+            for number in range(1, workers + 1):
+                next_up, down = SPAWN.Pipe()
+                start(stage, f"stage {number}", number, up, down)
+                up = next_up
+            result, results = SPAWN.Pipe(duplex=False)
+            start(sink, "sink", up, results)
+            watch(processes, coordinator)
+            found: Report = result.recv()
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+    reason = why_failed(found, waits=waits)
+    return {"ok": reason is None, "reason": reason, "driver": driver, "without_waits": not waits, **found}
 
 
-def chunk_size(source: BinaryIO) -> int:
-    """The bytes of the file in a chunk, at most."""
-    status = os.fstat(source.fileno())
-    return min(max(status.st_size // CHUNKS, SMALLEST), LARGEST) if stat.S_ISREG(status.st_mode) else OF_A_PIPE
+def watch(processes: list[SpawnProcess], coordinator: ipcsync.Coordinator) -> None:
+    """Wait until all have ended. Failed as soon as one dies: the others then end by themselves, with PEER_GONE."""
+    while any(codes := [process.exitcode for process in processes]) or None in codes:
+        for process, code in zip(processes, codes, strict=True):
+            if code not in (None, 0, PEER_GONE):
+                how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+                raise Failed(f"{process.name} (pid {process.pid}) died: {how}")
+        if not coordinator.is_running:
+            raise Failed(f"the coordinator (pid {coordinator.pid}) has died")
+        if None not in codes:
+            raise Failed("a process took another one for dead")
+        wait([process.sentinel for process, code in zip(processes, codes, strict=True) if code is None], 0.5)
 
 
-class Check:
-    """What went in, and what came out. `corrupt` are numbers of chunks, counted from 0."""
-
-    def __init__(self) -> None:
-        self.went_in, self.came_out = hashlib.sha256(), hashlib.sha256()
-        self.bytes = self.chunks = 0
-        self.corrupt: list[int] = []
-
-    def expect(self, data: bytes, size: int) -> bytes:
-        """The buffer of `size` bytes that the next chunk is sent in."""
-        self.went_in.update(data)
-        self.bytes += len(data)
-        self.chunks += 1
-        return (HEAD.pack(self.chunks, len(data)) + data).ljust(size, b"\0")
-
-    def compare(self, expected: bytes, content: bytes) -> None:
-        """Compare a chunk's buffer with what came out."""
-        number, length = HEAD.unpack_from(expected)
-        self.came_out.update(content[HEAD.size : HEAD.size + length])
-        if content != expected:
-            self.corrupt.append(number - 1)
-
-    def failure(self, reports: list[Report], *, waits: bool) -> str | None:
-        """Why the run failed; None if it did not."""
-        if self.corrupt:
-            cause = "although every stage waits" if waits else "without the waits"
-            return (
-                f"the result is corrupt {cause}: {len(self.corrupt)} of {self.chunks} chunks differ from the file's, "
-                f"the first is number {self.corrupt[0]}"
-            )
-        if not waits:
-            why = "so the check proves nothing" if self.chunks else "there was nothing to hand on"
-            return f"the waits were left out, and the result is not corrupt: {why}"
-        for report in reports:
-            if report["messages"]:
-                return f"stage {report['stage']} sent {report['messages']} messages to the coordinator after set-up"
-        return None
+def why_failed(found: Report, *, waits: bool) -> str | None:
+    """Why the run failed; None if it did not."""
+    if found["corrupt_chunks"]:
+        cause = "although every stage waits" if waits else "without the waits"
+        return (
+            f"the result is corrupt {cause}: {found['corrupt_chunks']} of {found['chunks']} chunks differ from the "
+            f"file's, the first is number {found['first_corrupt']}"
+        )
+    if not waits:
+        why = "so the check proves nothing" if found["chunks"] else "there was nothing to hand on"
+        return f"the waits were left out, and the result is not corrupt: {why}"
+    for report in found["stages"]:
+        if report["messages"]:
+            return f"stage {report['stage']} sent {report['messages']} messages to the coordinator after set-up"
+    return None
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -360,27 +317,20 @@ def main(file: str, workers: int, engine: EngineChoice, without_waits: bool, as_
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
-        with opened(file) as source:
-            result = run(source, workers, engine, waits=not without_waits)
+        if not stat.S_ISFIFO(os.stat(file).st_mode):  # a pipe's writer would see the end of its reader
+            open(file, "rb").close()
+    except OSError as error:
+        raise WrongCall(f"cannot read {file}: {error.strerror}") from None
+    try:
+        result = send_through(file, workers, engine, waits=not without_waits)
     except KeyboardInterrupt:
         raise Failed("interrupted") from None
-    if as_json:
-        print_json(result)
-    else:
-        show(result)
+    print_json(result) if as_json else show(result)
     if result["reason"] is not None:
         raise Failed(result["reason"])
 
 
-def opened(file: str) -> BinaryIO:
-    """The file, to be read as it comes."""
-    try:
-        return open(file, "rb", buffering=0)
-    except OSError as error:
-        raise WrongCall(f"cannot read {file}: {error.strerror}") from None
-
-
-def show(result: dict[str, Any]) -> None:
+def show(result: Report) -> None:
     """Print the result for people."""
     click.echo(
         f"{result['bytes']:,} bytes in {result['chunks']} chunks through {len(result['stages'])} processes in "

@@ -22,6 +22,7 @@ from ipcsync.errors import IpcSyncError
 _GAP = "  "
 _RICH_GAP, _RICH_MARGIN = 3, 2  # between columns of Rich's tables, and beside them
 _ENOUGH, _LEAST = 20, 8  # characters of a shortened cell
+_STYLES = {"open": "green", "broken": "bold red", "closed": "dim"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -213,5 +214,9 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], is_right:
     for name, right in zip(columns, is_right, strict=True):
         table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # as text: a name may look like markup
+        cells = [Text(cell) for cell in row]  # as text: a name may look like markup
+        if "state" in columns:
+            state = cells[columns.index("state")]
+            state.stylize(_STYLES.get(state.plain, ""))
+        table.add_row(*cells)
     Console().print(table)

@@ -12,29 +12,23 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from ipcsync._logs import printable
-from ipcsync.cli.output import Failed, Seconds, echo, fitted, is_terminal, labels_of, print_table
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+from ipcsync.cli.output import Failed, Seconds, echo, is_terminal, labels_of, print_table
 
 _TIMEOUT_S = 2.0
 # "Known complete" is what the recorder last published; later records are unconfirmed, and may be complete by now.
 _EVENTS = ("event", "state", "engine", "recorded", "known complete", "/s", "unconfirmed", "recorder", "attached")
 _SESSIONS = ("session", "pid", "events", "connected", "seen", "id")
-_TEXTS = ("event", "state", "engine", "recorder", "session", "id")
 _SHORTENED = ("event", "recorder", "session")
 _LEFT_OUT = {
     _EVENTS: ("attached", "known complete", "unconfirmed", "recorded"),
     _SESSIONS: ("connected", "events"),
 }
 _SAMPLES = 16
-_LINES_AROUND = 11  # lines for heads, blank lines, the summary, and the last line
+_LINES_AROUND = 17  # lines for heads, blank lines, the summary, and the last lines
 
 
 @click.command("top")
@@ -63,7 +57,7 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
     watcher = _Watcher(where)
     try:
         if as_json or once or not is_terminal(sys.stdout):
-            _print(watcher, period, as_json=as_json, once=once)
+            _print_each(watcher, period, as_json=as_json, once=once)
         else:
             _show(watcher, period)
     except KeyboardInterrupt:
@@ -116,24 +110,41 @@ class _Watcher:
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def _print(watcher: _Watcher, period: float, *, as_json: bool, once: bool) -> None:
+def _print_each(watcher: _Watcher, period: float, *, as_json: bool, once: bool) -> None:
     while True:
         found = watcher.sample()
         if as_json:
             click.echo(json.dumps(found))
         else:
-            echo(_summary(found))
-            if found["sessions"]:
-                echo()
-                _print_table(_SESSIONS, [_session(session) for session in found["sessions"]])
-            if found["events"]:
-                echo()
-                _print_table(_EVENTS, [_event(event) for event in found["events"]])
-            echo()
+            _print(found)
         sys.stdout.flush()
         if once:
             return
         time.sleep(period)
+
+
+def _print(found: dict[str, Any], height: int | None = None) -> None:
+    """Print a sample, in so many lines if `height` is given."""
+    # Broken and stuck ones first, then the busiest: the rest may not fit.
+    events = sorted(
+        found["events"], key=lambda row: (row["state"] != "broken", -row["pending_s"], -(row["rate"] or 0), row["name"])
+    )
+    # The longest silent first, since they may be stuck.
+    sessions = sorted(found["sessions"], key=lambda row: (-round(row["last_seen_s"]), row["name"], row["id"]))
+    room = len(sessions) + len(events) if height is None else max(height - _LINES_AROUND, 2)
+    for_sessions = min(len(sessions), max(room // 3, room - len(events), 1))
+    for_events = max(room - for_sessions, 1)
+    echo(_summary(found))
+    if sessions:
+        echo()
+        _print_table(_SESSIONS, [_session(session) for session in sessions[:for_sessions]])
+    if events:
+        echo()
+        _print_table(_EVENTS, [_event(event) for event in events[:for_events]])
+    echo()
+    for count, what in ((len(sessions) - for_sessions, "sessions"), (len(events) - for_events, "events")):
+        if count > 0:
+            echo(f"{count} more {what}")
 
 
 def _print_table(columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> None:
@@ -181,80 +192,25 @@ def _event(event: dict[str, Any]) -> list[object]:
 
 def _show(watcher: _Watcher, period: float) -> None:
     from rich.console import Console
-    from rich.live import Live
-
-    console = Console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the terminal is restored
-    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(_screen(watcher, console), refresh=True)
-            if pressed(period) in (b"q", b"Q", b"\x04"):
-                return
-
-
-def _screen(watcher: _Watcher, console: Console) -> RenderableType:
-    from rich.text import Text
 
     from ipcsync.errors import IpcSyncError
 
-    try:
-        return _picture(watcher.sample(), console.width, console.height)
-    except IpcSyncError as error:
-        return Text(f"{printable(str(error))}\n\nwaiting for it; q ends", style="bold red")
-
-
-def _picture(found: dict[str, Any], width: int, height: int) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    styles = {"open": "green", "broken": "bold red", "closed": "dim"}
-    # Broken and stuck ones first, then the busiest: the rest may not fit.
-    events = sorted(
-        found["events"], key=lambda row: (row["state"] != "broken", -row["pending_s"], -(row["rate"] or 0), row["name"])
-    )
-    # The longest silent first, since they may be stuck.
-    sessions = sorted(found["sessions"], key=lambda row: (-round(row["last_seen_s"]), row["name"], row["id"]))
-    room = max(height - _LINES_AROUND, 2)
-    for_sessions = min(len(sessions), max(room // 3, room - len(events), 1))
-    for_events = max(room - for_sessions, 1)
-    session_table = _table(_SESSIONS, [_session(session) for session in sessions[:for_sessions]], width)
-    state_styles = [styles.get(event["state"], "") for event in events[:for_events]]
-    event_table = _table(_EVENTS, [_event(event) for event in events[:for_events]], width, state_styles)
-    left_out = [
-        f"{count} more {what}"
-        for count, what in ((len(sessions) - for_sessions, "sessions"), (len(events) - for_events, "events"))
-        if count > 0
-    ]
-    return Group(
-        Text(printable(found["endpoint"]), style="bold", no_wrap=True, overflow="ellipsis"),
-        Text(_summary(found), no_wrap=True, overflow="ellipsis"),
-        session_table,
-        event_table,
-        Text("; ".join([*left_out, "q ends"]), style="dim"),
-    )
-
-
-def _table(
-    columns: tuple[str, ...], rows: Sequence[Sequence[object]], width: int, state_styles: Sequence[str] = ()
-) -> Table:
-    """A table in which state, engine, rate and recorder are always to be seen: names are shortened before."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
-    kept, texts = fitted(columns, texts, width, _SHORTENED, _LEFT_OUT[columns])
-    names = [columns[i] for i in kept]
-    table = Table(box=box.SIMPLE, pad_edge=False, expand=True)
-    for name in names:
-        is_text = name in _TEXTS
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
-    for number, row in enumerate(texts):
-        cells = [Text(cell) for cell in row]  # as text: names may look like markup
-        if state_styles:
-            cells[names.index("state")].stylize(state_styles[number])
-        table.add_row(*cells)
-    return table
+    console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the terminal is restored
+    with _keys() as pressed, console.screen():
+        while True:
+            console.clear()
+            try:
+                found = watcher.sample()
+                echo(found["endpoint"])
+                _print(found, console.height)
+                echo("q ends")
+            except IpcSyncError as error:
+                echo(str(error))
+                echo("waiting for it; q ends")
+            sys.stdout.flush()
+            if pressed(period) in (b"q", b"Q", b"\x04"):
+                return
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from ipcsync._wire import codec, messages
@@ -21,29 +22,22 @@ from ipcsync_bridge.session import BridgeSession
 log = logging.getLogger("ipcsync.bridge")
 
 
+@dataclass(eq=False)
 class Announcements:
     """A subscription to the coordinator's feed, read by the loop. What was missed there is found by asking."""
 
-    def __init__(
-        self,
-        session: BridgeSession,
-        remote_requests: RemoteRequests,
-        names: Names,
-        mirrors: Mirrors,
-        exports: Exports,
-        counters: Counters,
-        begin: Callable[[Coroutine[Any, Any, object]], None],
-    ) -> None:
-        self._session = session
-        self._remote_requests = remote_requests
-        self._names = names
-        self._mirrors = mirrors
-        self._exports = exports
-        self._counters = counters
-        self._begin = begin
+    session: BridgeSession
+    remote_requests: RemoteRequests
+    names: Names
+    mirrors: Mirrors
+    exports: Exports
+    counters: Counters
+    begin: Callable[[Coroutine[Any, Any, object]], None]
+
+    def __post_init__(self) -> None:
         self._handled: set[int] = set()  # the numbers of wants that are served now
         self._loop = asyncio.get_running_loop()
-        self._feed = session.subscribe()
+        self._feed = self.session.subscribe()
         self._loop.add_reader(self._feed.fileno(), self.drain)
         self._loop.call_soon(self.drain)
 
@@ -62,36 +56,36 @@ class Announcements:
         if announcement.kind == "wanted" and announcement.want is not None:
             self._want(announcement.want)
         elif announcement.kind == "unwanted":
-            self._mirrors.unwanted(key)
+            self.mirrors.unwanted(key)
         elif announcement.kind in ("closed", "broken"):
-            if self._exports.get(key) is not None:
-                self._exports.kick()
-            if key in self._names.claims:
-                self._begin(self._names.release(key))
+            if self.exports.get(key) is not None:
+                self.exports.kick()
+            if key in self.names.claims:
+                self.begin(self.names.release(key))
 
     def _read_all(self) -> None:
         """Ask for everything that an announcement may have said: this is the beginning, or some were missed."""
-        self._begin(self._list_wants())
-        self._begin(self._check_claims())
-        self._mirrors.drop_unwanted()
-        self._exports.kick()
+        self.begin(self._list_wants())
+        self.begin(self._check_claims())
+        self.mirrors.drop_unwanted()
+        self.exports.kick()
 
     async def _check_claims(self) -> None:
         """Free the names whose events have ended."""
-        claims = list(self._names.claims)
+        claims = list(self.names.claims)
         if not claims:
             return
-        rows = await self._session.insist(messages.ListEvents(""))
+        rows = await self.session.insist(messages.ListEvents(""))
         assert isinstance(rows, messages.EventList)
         there = {(row.slot, row.incarnation) for row in rows.events if row.state == "open"}
         for key in claims:
             if key not in there:
-                await self._names.release(key)
+                await self.names.release(key)
 
     # --- wants --------------------------------------------------------------------------------------------------------
 
     async def _list_wants(self) -> None:
-        reply = await self._session.insist(messages.ListWants())
+        reply = await self.session.insist(messages.ListWants())
         assert isinstance(reply, messages.WantList)
         for want in reply.wants:
             self._want(want)
@@ -100,14 +94,14 @@ class Announcements:
     def _want(self, want: messages.Want) -> None:
         if want.number not in self._handled:
             self._handled.add(want.number)
-            self._begin(self._serve(want))
+            self.begin(self._serve(want))
 
     async def _serve(self, want: messages.Want) -> None:
-        self._counters.remote_requests += 1
+        self.counters.remote_requests += 1
         try:
             reply = await self._answer_to(want)
             if reply is not None:
-                await self._session.insist_till_done(messages.Answer(want.number, self._encoded(reply)))
+                await self.session.insist_till_done(messages.Answer(want.number, self._encoded(reply)))
         finally:
             self._handled.discard(want.number)
 
@@ -116,7 +110,7 @@ class Announcements:
         if len(data) <= wire.MAX_ANSWER:
             return data
         # Sent, it would be refused, or end the connection to the coordinator.
-        self._counters.refusals[QuotaExceeded.__name__] += 1
+        self.counters.refusals[QuotaExceeded.__name__] += 1
         error = QuotaExceeded(
             f"the answer has {len(data)} bytes, more than one message holds ({wire.MAX_ANSWER}): of events, ask for "
             "those with a longer prefix",
@@ -127,7 +121,7 @@ class Announcements:
     async def _answer_to(self, want: messages.Want) -> messages.Message | None:
         left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0
         try:
-            return await self._remote_requests.serve(want, max(0.8 * left, 0.05))
+            return await self.remote_requests.serve(want, max(0.8 * left, 0.05))
         except SessionLost:
             raise
         except IpcSyncError as error:
@@ -135,5 +129,5 @@ class Announcements:
         except Exception as error:  # a mistake of this code: who waits is answered all the same
             log.exception("failed")
             failure = IpcSyncError(f"the bridge failed: {type(error).__name__} ({error})")
-        self._counters.refusals[type(failure).__name__] += 1
+        self.counters.refusals[type(failure).__name__] += 1
         return codec.failure_of(failure)

@@ -38,7 +38,6 @@ _ONLY_TIMELINE = (
 )
 
 
-_LONGEST_NAME = 255
 _MOST_OPENING = 1_024  # questions at once that need the coordinator
 
 
@@ -131,7 +130,7 @@ class Answers:
         if isinstance(body, wire.Events):
             return await self._list(body.prefix)
         if isinstance(body, wire.Open):
-            return await self._open(sender, wire.unpack_texts(body.names, wire.MAX_NAMES), now)
+            return await self._open(sender, body.names, now)
         return await self._attach(sender, body, now)
 
     def _state(self, sender: str, exports: list[Export | wire.Row], now: float) -> wire.State:
@@ -164,10 +163,8 @@ class Answers:
         return follower
 
     async def _open(self, sender: str, names: list[str], now: float) -> wire.State:
-        if not names or max(map(len, names)) > _LONGEST_NAME:
-            raise ProtocolError("no names, or longer ones than events have", code="invalid")
         found = await self._by_names(names)
-        refused: list[str] = []
+        refused: dict[int, wire.Refused] = {}
         exports: list[Export | wire.Row] = []
         for place, each in enumerate(found):
             if isinstance(each, Export):
@@ -176,8 +173,8 @@ class Answers:
                 raise each
             else:
                 text = str(each).encode()[: wire.MAX_REFUSAL].decode(errors="ignore")
-                refused += [str(place), type(each).__name__, text]
-        return replace(self._state(sender, exports, now), refused=wire.pack_texts(refused))
+                refused[place] = wire.Refused(type(each).__name__, text)
+        return replace(self._state(sender, exports, now), refused=refused)
 
     async def _by_names(self, names: list[str]) -> list[Export | IpcSyncError]:
         found: dict[str, Export | IpcSyncError] = {

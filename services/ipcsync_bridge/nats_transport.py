@@ -17,7 +17,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import nats
 import nats.errors
@@ -32,6 +32,7 @@ from ipcsync_bridge.config import Settings
 from ipcsync_bridge.transport import Conflict, CutOff, Listener, Unavailable, Unreachable
 
 log = logging.getLogger("ipcsync.bridge")
+T = TypeVar("T")
 
 _MOST_PENDING = 8_192  # messages that came and were not read yet
 _PENDING_BYTES = 16 * 1024 * 1024
@@ -270,13 +271,13 @@ class NatsTransport:
         self._bucket = bucket  # last: another question that fails meanwhile forgets it
         return bucket
 
-    async def _ask_store(self, what: Callable[[KeyValue], Awaitable[object]], timeout: float) -> object:
+    async def _ask_store(self, what: Callable[[KeyValue], Awaitable[T]], timeout: float) -> T:
         self.last_error = ""
         try:
             if not self._nats.is_connected:
                 raise Unavailable("this node is cut off from NATS")
 
-            async def ask() -> object:
+            async def ask() -> T:
                 return await what(await self._open())
 
             return await asyncio.wait_for(ask(), timeout)
@@ -304,9 +305,7 @@ class NatsTransport:
                 await self._confirm(bucket, key, revision)
             return revision
 
-        revision = await self._ask_store(write, timeout)
-        assert isinstance(revision, int)
-        return revision
+        return await self._ask_store(write, timeout)
 
     async def _confirm(self, bucket: KeyValue, key: str, revision: int) -> None:
         """Conflict if another write that expected the same was accepted too, and replaced this one.
@@ -333,9 +332,7 @@ class NatsTransport:
                 return None
             return None if entry.value is None or entry.revision is None else (entry.value, entry.revision)
 
-        found = await self._ask_store(get, timeout)
-        assert found is None or isinstance(found, tuple)
-        return found
+        return await self._ask_store(get, timeout)
 
     async def keys(self, prefix: str, timeout: float) -> list[str]:
         """Ask for the stream's subjects.
@@ -351,9 +348,7 @@ class NatsTransport:
             found = [each.removeprefix(subject) for each in info.state.subjects or ()]
             return [key for key in found if _LAST.fullmatch(key.removeprefix(prefix))]
 
-        found = await self._ask_store(list_, timeout)
-        assert isinstance(found, list)
-        return found
+        return await self._ask_store(list_, timeout)
 
 
 async def flushed(client: Client, timeout: float) -> None:

@@ -148,7 +148,7 @@ class Openings:
         if not names:
             return
         sent = time.monotonic()
-        body = wire.Open(wire.pack_texts(each.name for each in names))
+        body = wire.Open([each.name for each in names])
         try:
             state = await self._questions.ask(node, body, wire.State, max(each.deadline for each in names) - sent)
             outcomes = _outcomes(node, state, len(names))
@@ -170,10 +170,7 @@ def _time_out(outcome: asyncio.Future[Opened], node: str) -> None:
 
 def _outcomes(node: str, state: wire.State, count: int) -> list[wire.Row | IpcSyncError]:
     """The outcome of each of `count` names, in order. Raises ProtocolError if the answer does not fit them."""
-    texts = wire.unpack_texts(state.refused, 3 * count)
-    refused = {}
-    for place, kind, text in zip(texts[::3], texts[1::3], texts[2::3], strict=False):
-        refused[int(place) if place.isascii() and place.isdigit() else -1] = refusal(node, wire.Refused(kind, text))
+    refused = {place: refusal(node, why) for place, why in state.refused.items()}
     rows = iter(wire.unpack_rows(state.rows))
     outcomes = [refused.get(place) or next(rows, None) for place in range(count)]
     found = [each for each in outcomes if each is not None]

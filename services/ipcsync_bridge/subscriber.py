@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from ipcsync._board.layout import REASONS
@@ -22,32 +23,25 @@ _KEEP_S = 0.1  # between two messages to a node that say what is still wanted
 _MOST_LOST = 1024  # nodes whose reason is remembered
 
 
+@dataclass(eq=False)
 class Subscriber:
     """The sources of this node's mirrors. `begin` does something beside all else, `wake` has `do_due` called soon."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        transport: Transport,
-        questions: Questions,
-        mirrors: Mirrors,
-        counters: Counters,
-        begin: Callable[[Coroutine[Any, Any, object]], None],
-        wake: Callable[[], None],
-    ) -> None:
-        self._settings = settings
-        self._transport = transport
-        self._questions = questions
-        self._mirrors = mirrors
-        self._counters = counters
-        self._begin = begin
-        self._wake = wake
-        self.sources: dict[str, Source] = {}  # by node
-        self.lost: dict[str, tuple[bytes, str]] = {}  # by node: epoch, reason
+    settings: Settings
+    transport: Transport
+    questions: Questions
+    mirrors: Mirrors
+    counters: Counters
+    begin: Callable[[Coroutine[Any, Any, object]], None]
+    wake: Callable[[], None]
+    sources: dict[str, Source] = field(default_factory=dict)  # by node
+    lost: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # by node: epoch, reason
+
+    def __post_init__(self) -> None:
         self._syncing: set[str] = set()
         self._kept_less: set[str] = set()  # sources to be sent what is still wanted
         self._linking = 0
-        mirrors.on_gone = self._release
+        self.mirrors.on_gone = self._release
 
     def last_received(self, node: str) -> float:
         """When something was received from a node, on CLOCK_MONOTONIC; 0 if none of its events is mirrored here."""
@@ -72,22 +66,22 @@ class Subscriber:
             self._lose(source, "restarted")
             source = None
         if source is None:
-            if len(self.sources) >= self._settings.max_nodes:
+            if len(self.sources) >= self.settings.max_nodes:
                 raise QuotaExceeded(
-                    f"{self._settings.max_nodes} nodes are linked already", limit=self._settings.max_nodes
+                    f"{self.settings.max_nodes} nodes are linked already", limit=self.settings.max_nodes
                 )
-            ttl = self._settings.link_ttl
+            ttl = self.settings.link_ttl
             source = self.sources[node] = Source(node, state.epoch, ttl, sent + ttl, term=state.term)
             source.synced(state.channel, state.number)
             source.pinged(sent)
             self.lost.pop(node, None)
-            self._wake()  # it is looked at in time
+            self.wake()  # it is looked at in time
         if not source.is_of(state.term, state.epoch):
             raise NodeLost(f"another machine has the name of node {node!r}", node=node, reason="replaced")
         source.touch(sent)
         source.received_answer(state.channel, state.number, time.monotonic())
         if source.wants_sync or source.next_check is not None:
-            self._wake()
+            self.wake()
         return source
 
     def link(self, source: Source, row: wire.Row) -> Link:
@@ -101,7 +95,7 @@ class Subscriber:
         if self.sources.get(source.node) is source and link.key not in source.links:
             source.links[link.key] = link
             source.wants_sync = True  # the node may know that it is not wanted
-            self._wake()
+            self.wake()
 
     def _release(self, origin: Origin) -> None:
         """A mirror has ended: its news are not wanted any more."""
@@ -110,13 +104,13 @@ class Subscriber:
                 source.links.pop(origin.key, None)
                 if source.node not in self._kept_less:
                     self._kept_less.add(source.node)
-                    self._wake()
+                    self.wake()
 
     def _keep(self, source: Source) -> None:
         """Tell a node which of its uses are still wanted; not while they are more than one message holds."""
         if len(source.links) <= wire.MAX_KEYS:
             keys = wire.pack_keys(source.links)
-            self._begin(self._questions.say(source.node, wire.Keep(source.epoch, keys)))
+            self.begin(self.questions.say(source.node, wire.Keep(source.epoch, keys)))
 
     # --- news ---------------------------------------------------------------------------------------------------------
 
@@ -131,15 +125,15 @@ class Subscriber:
             self._merge(source, row)
         number = source.received_news(body.channel, body.number, time.monotonic())
         if number:
-            self._counters.acks += 1
-            self._begin(self._questions.say(sender, wire.Ack(body.channel, number)))
+            self.counters.acks += 1
+            self.begin(self.questions.say(sender, wire.Ack(body.channel, number)))
         if source.wants_sync:
-            self._wake()
+            self.wake()
 
     def _merge(self, source: Source, row: wire.Row) -> None:
         link = source.links.get(row.key)
         if link is not None and link.merge(row):
-            self._mirrors.store(Origin(source.epoch, *row.key))
+            self.mirrors.store(Origin(source.epoch, *row.key))
 
     def over(self, sender: str, body: wire.Over) -> None:
         """Take in a node's goodbye."""
@@ -151,14 +145,14 @@ class Subscriber:
         """Lose a node in this epoch, and with it all of its mirrors, for good."""
         if self.sources.get(source.node) is source:
             del self.sources[source.node]
-        self._counters.lost[reason] += 1
+        self.counters.lost[reason] += 1
         self.lost.pop(source.node, None)  # the newest is the last one
         if len(self.lost) >= _MOST_LOST:
             self.lost.pop(next(iter(self.lost)))
         self.lost[source.node] = (source.epoch, reason)
         for key in source.links:
-            self._mirrors.end(Origin(source.epoch, *key), "broken", reason)
-        self._begin(self._questions.say(source.node, wire.Keep(source.epoch, b"")))
+            self.mirrors.end(Origin(source.epoch, *key), "broken", reason)
+        self.begin(self.questions.say(source.node, wire.Keep(source.epoch, b"")))
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 
@@ -180,10 +174,10 @@ class Subscriber:
             if source.wants_sync and source.node not in self._syncing:
                 self._syncing.add(source.node)
                 source.syncing()
-                self._begin(self._sync(source))
+                self.begin(self._sync(source))
             if now >= source.next_ping:
                 source.pinged(now)
-                self._begin(self._ping(source, now))
+                self.begin(self._ping(source, now))
             next_keep = source.next_keep if source.node in self._kept_less else due
             due = min(due, source.alive_until, source.next_ping, source.next_check or due, next_keep)
         return due
@@ -199,22 +193,22 @@ class Subscriber:
         for source in self.sources.values():
             source.next_ping = now
             source.wants_sync = True
-        self._wake()
+        self.wake()
 
     async def _ping(self, source: Source, sent: float) -> None:
-        self._counters.pings += 1
+        self.counters.pings += 1
         try:
-            data = await self._transport.ask(
-                source.node, wire.encode(wire.Ping(source.channel, source.number)), self._settings.link_ttl
+            data = await self.transport.ask(
+                source.node, wire.encode(wire.Ping(source.channel, source.number)), self.settings.link_ttl
             )
             body = wire.decode(data)
         except Unreachable:
-            self._counters.pings_lost += 1
+            self.counters.pings_lost += 1
             source.unreachable(time.monotonic())
-            self._wake()
+            self.wake()
             return
         except TimeoutError:
-            self._counters.pings_lost += 1
+            self.counters.pings_lost += 1
             return
         if not isinstance(body, wire.Pong) or self.sources.get(source.node) is not source:
             return
@@ -231,11 +225,11 @@ class Subscriber:
             source.wants_sync = True
             self._keep(source)
         source.was_unequal = is_unequal
-        self._wake()
+        self.wake()
 
     async def _sync(self, source: Source) -> None:
         """Ask for the state of all links to a node."""
-        self._counters.resyncs += 1
+        self.counters.resyncs += 1
         is_done = False
         try:
             first: tuple[bytes, int] | None = None
@@ -243,7 +237,7 @@ class Subscriber:
             for begin in range(0, len(keys), wire.MAX_ROWS):
                 chunk = wire.pack_keys(keys[begin : begin + wire.MAX_ROWS])
                 sent = time.monotonic()
-                state = await self._questions.ask(source.node, wire.Attach(source.epoch, chunk), wire.State, ASK_S)
+                state = await self.questions.ask(source.node, wire.Attach(source.epoch, chunk), wire.State, ASK_S)
                 if not source.is_of(state.term, state.epoch):
                     await asyncio.sleep(RETRY_S)
                     return
@@ -266,13 +260,13 @@ class Subscriber:
         finally:
             source.wants_sync |= not is_done
             self._syncing.discard(source.node)
-            self._wake()
+            self.wake()
 
     def _take_state(self, source: Source, row: wire.Row) -> None:
         if row.state != "gone":
             self._merge(source, row)
         else:  # its bridge was away, so the use was not kept there, and how it ended is unknown
-            self._mirrors.end(Origin(source.epoch, *row.key), "broken", "bridge")
+            self.mirrors.end(Origin(source.epoch, *row.key), "broken", "bridge")
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
@@ -285,8 +279,8 @@ class Subscriber:
 
     def resume(self, left: handover.State, pause_s: float) -> None:
         """Go on with what other code left `pause_s` ago, in which no node could be heard."""
-        ttl = self._settings.link_ttl
-        links = self._mirrors.resume(left.mirrors)
+        ttl = self.settings.link_ttl
+        links = self.mirrors.resume(left.mirrors)
         for each in left.sources:
             source = self.sources[each.node] = Source(
                 each.node, each.epoch, ttl, each.alive_until + pause_s, term=each.term, last_received=left.began

@@ -1,7 +1,7 @@
 """Messages between bridges: MessagePack arrays [version, kind, body], at most 64 KiB each.
 
-The subject, which the server enforces, says who speaks; a message never does. Whatever may be long is packed into bytes
-of one form, so that nothing much larger than the message itself is built from it.
+The subject, which the server enforces, says who speaks; a message never does. Rows and keys are packed into bytes of
+one form, and lists are bounded, so that nothing much larger than the message itself is built from it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ Text = Annotated[str, Meta(max_length=1024)]
 
 _ROW = struct.Struct("<IQQQQBB")
 _KEY = struct.Struct("<IQ")
-_LENGTH = struct.Struct("<H")
 _LIMIT = 1 << 62
 _STATE_CODES = {state: code for code, state in enumerate(STATES)}
 _CAUSE_CODES = {cause: code for code, cause in enumerate(CAUSES)}
@@ -65,7 +64,7 @@ class Row(NamedTuple):
 class Open(Struct, frozen=True, array_like=True):
     """Ask for the events of some names, which are created if they do not exist. Answered by State."""
 
-    names: Blob
+    names: Annotated[list[Annotated[str, Meta(max_length=255)]], Meta(min_length=1, max_length=MAX_NAMES)]
 
 
 class Attach(Struct, frozen=True, array_like=True):
@@ -102,11 +101,17 @@ class Keep(Struct, frozen=True, array_like=True):
     keys: Blob
 
 
+class Refused(Struct, frozen=True, array_like=True):
+    """A refusal; `kind` is a class name of `ipcsync.errors`."""
+
+    kind: Text
+    text: Text
+
+
 class State(Struct, frozen=True, array_like=True):
     """How the uses that were asked for are; their news from `number` of `channel` on come by themselves.
 
-    `refused` holds three texts for each name that has no row: its place among those asked for, a class name of
-    `ipcsync.errors`, and the error's text.
+    `refused` says why a name has no row, by its place among those asked for.
     """
 
     term: Count
@@ -114,7 +119,7 @@ class State(Struct, frozen=True, array_like=True):
     channel: Id
     number: Count
     rows: Blob
-    refused: Blob = b""
+    refused: Annotated[dict[Count, Refused], Meta(max_length=MAX_NAMES)] = {}
 
 
 class Pong(Struct, frozen=True, array_like=True):
@@ -132,13 +137,6 @@ class Listed(Struct, frozen=True, array_like=True):
     """The events asked for, as the reply to `ListEvents`."""
 
     reply: Blob
-
-
-class Refused(Struct, frozen=True, array_like=True):
-    """A refusal; `kind` is a class name of `ipcsync.errors`."""
-
-    kind: Text
-    text: Text
 
 
 class News(Struct, frozen=True, array_like=True):
@@ -231,27 +229,3 @@ def unpack_keys(data: bytes) -> list[Key]:
     if len(data) % _KEY.size or len(data) > MAX_KEYS * _KEY.size:
         raise ProtocolError("keys of another size", code="invalid")
     return list(_KEY.iter_unpack(data))
-
-
-def pack_texts(texts: Iterable[str]) -> bytes:
-    """Texts as bytes."""
-    return b"".join(_LENGTH.pack(len(data)) + data for data in (text.encode() for text in texts))
-
-
-def unpack_texts(data: bytes, most: int) -> list[str]:
-    """The texts in bytes. Raises ProtocolError if they are invalid, or more than `most`."""
-    texts: list[str] = []
-    place = 0
-    while place < len(data):
-        end = place + _LENGTH.size
-        if len(texts) == most or end > len(data):
-            raise ProtocolError("texts of another size", code="invalid")
-        place, end = end, end + _LENGTH.unpack_from(data, place)[0]
-        try:
-            texts.append(data[place:end].decode())
-        except UnicodeDecodeError:
-            raise ProtocolError("a text that is not UTF-8", code="invalid") from None
-        place = end
-    if place > len(data):
-        raise ProtocolError("texts of another size", code="invalid")
-    return texts

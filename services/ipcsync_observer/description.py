@@ -7,8 +7,8 @@ from typing import Any, TypedDict
 import msgspec
 
 import ipcsync
-from ipcsync import AttachmentInfo, BridgeInfo, SessionInfo
-from ipcsync.typing import CoordinatorStats, EngineName, EventState
+from ipcsync import AttachmentInfo, BridgeInfo, EventInfo, SessionInfo
+from ipcsync.typing import CoordinatorStats
 
 MAX_FILTER = 255
 """The longest filter for events, in characters; the rest is ignored."""
@@ -35,31 +35,15 @@ class Problem(TypedDict):
     problem: str
 
 
-class _EventBase(TypedDict):
-    name: str
-    device: str
-    engine: EngineName
-    state: EventState
-    generation: int
-    completed: int
-    attached: int
-    recorder: str
-    node: str
-    cause: str
-    ended_s: float | None
-    slot: int
-    incarnation: int
-    rate: float | None
-    pending_s: float
-
-
-class Event(_EventBase, total=False):
+class Event(EventInfo, frozen=True, kw_only=True):
     """One event in one sample. `rate` in generations a second, null until two samples have it and once it is finished.
 
     `lane` holds [seconds, generation, completed] of the samples of the last minute; the stream sends it once.
     """
 
-    lane: list[tuple[float, int, int]]
+    rate: float | None
+    pending_s: float
+    lane: list[tuple[float, int, int]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class State(TypedDict):

@@ -5,6 +5,7 @@ Its stages are started by multiprocessing, so each takes a while: tests have no 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from ipcsync.typing import EngineName
-from ipcsync_demo import LARGEST, Check, Report
+from ipcsync_demo import LARGEST, Report, why_failed
 from tests.kit.until import until
 from tests.kit.zygote import EXEC, IPCSYNC, children_of, command_of
 
@@ -119,7 +120,7 @@ def running(demo: Demo, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pop
 
 
 def stages_of(process: subprocess.Popen[str]) -> list[int]:
-    """The pids of its stages, in order."""
+    """The pids of its source, its stages, and its sink, in order."""
     return [pid for pid in children_of(process.pid) if "--multiprocessing-fork" in command_of(pid)]
 
 
@@ -132,8 +133,9 @@ def coordinator_of(process: subprocess.Popen[str]) -> int:
 def position(pid: int, path: Path) -> int:
     """How far a process has read a file that it has open; 0 if it has not."""
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        if os.readlink(fd) == str(path):
-            return int(Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text().split()[1])
+        with contextlib.suppress(FileNotFoundError):  # it has closed it meanwhile
+            if os.readlink(fd) == str(path):
+                return int(Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text().split()[1])
     return 0
 
 
@@ -231,10 +233,9 @@ def test_the_output_for_people_is_plain_and_has_a_line_for_each_stage(demo: Demo
 def test_a_run_is_a_success_or_says_why_not(
     corrupt: list[int], chunks: int, messages: int, waits: bool, why: str | None
 ) -> None:
-    check = Check()
-    check.corrupt, check.chunks = corrupt, chunks
-    reports: list[Report] = [{"stage": 1, "messages": 0}, {"stage": 2, "messages": messages}]
-    reason = check.failure(reports, waits=waits)
+    found: Report = {"corrupt_chunks": len(corrupt), "first_corrupt": corrupt[0] if corrupt else None, "chunks": chunks}
+    found["stages"] = [{"stage": 1, "messages": 0}, {"stage": 2, "messages": messages}]
+    reason = why_failed(found, waits=waits)
     assert (reason is None) == (why is None)
     assert why is None or why in str(reason)
 
@@ -266,7 +267,7 @@ def test_an_interrupt_ends_everything_in_order(
 ) -> None:
     process = running("--workers", "2", **EXEC)  # a zygote would be in its group
     everyone = [coordinator_of(process), *stages_of(process)]
-    assert len(everyone) == 3
+    assert len(everyone) == 5
     send(process.pid, number)
     assert finish(process) == (1, "", "ipcsync: interrupted\n")
     assert [pid for pid in everyone if Path(f"/proc/{pid}").exists()] == []
@@ -277,7 +278,7 @@ def test_an_interrupt_ends_everything_in_order(
 def test_a_killed_worker_is_named(demo: Demo, running: Callable[..., subprocess.Popen[str]], victim: int) -> None:
     process = running("--workers", "3")
     everyone = stages_of(process)
-    pid = everyone[victim - 1]
+    pid = everyone[victim]
     os.kill(pid, signal.SIGKILL)
     assert finish(process) == (1, "", f"ipcsync: stage {victim} (pid {pid}) died: killed by SIGKILL\n")
     assert [pid for pid in everyone if Path(f"/proc/{pid}").exists()] == []
@@ -289,8 +290,9 @@ def test_a_worker_that_is_killed_amid_work_is_named(demo: Demo, tmp_path: Path) 
     path.touch()
     os.truncate(path, 64 << 30)  # it has no blocks
     process = demo.start(str(path), "--workers", "3")
-    until(lambda: position(process.pid, path) > 10 * LARGEST, "chunks are on their way", _DEADLINE_S)
-    pid = stages_of(process)[1]
+    until(lambda: len(stages_of(process)) == 5, "all are there", _DEADLINE_S)
+    source, _, pid, *_ = stages_of(process)
+    until(lambda: position(source, path) > 10 * LARGEST, "chunks are on their way", _DEADLINE_S)
     os.kill(pid, signal.SIGKILL)
     assert finish(process) == (1, "", f"ipcsync: stage 2 (pid {pid}) died: killed by SIGKILL\n")
     assert demo.left() == []

@@ -71,7 +71,7 @@ def test_what_nobody_follows_is_closed_once_no_question_can_be_for_it(client: ip
         host: Any = _Host()
         answers, exports = _answers(session, host)
         said: asyncio.Queue[bytes] = asyncio.Queue()
-        answers.asked("b", wire.Open(wire.pack_texts(["kv"])), said.put, 1.0)
+        answers.asked("b", wire.Open(["kv"]), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         (row,) = wire.unpack_rows(state.rows)
@@ -81,12 +81,12 @@ def test_what_nobody_follows_is_closed_once_no_question_can_be_for_it(client: ip
         answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
         answers.visit((row.slot + 100, 1))
         await session.pause(0.0)  # so that the next question does not end
-        answers.asked("b", wire.Open(wire.pack_texts(["other"])), said.put, 1.0)
+        answers.asked("b", wire.Open(["other"]), said.put, 1.0)
         await asyncio.sleep(0)
         host.begin(answers.close_unused())
         await asyncio.sleep(0)
         assert len(exports) == 1, "the question may be for it"
-        answers.asked("b", wire.Open(wire.pack_texts(["later"])), said.put, 1.0)
+        answers.asked("b", wire.Open(["later"]), said.put, 1.0)
         session.go_on()
         while not answers._closing:
             await asyncio.sleep(0)
@@ -175,13 +175,13 @@ def test_a_node_at_its_limit_still_hears_of_what_it_follows(client: ipcsync.Clie
     async def scenario(session: BridgeSession) -> None:
         answers, exports = _answers(session, _Host(), max_links=1)
         said: asyncio.Queue[bytes] = asyncio.Queue()
-        answers.asked("b", wire.Open(wire.pack_texts(["kv"])), said.put, 1.0)
+        answers.asked("b", wire.Open(["kv"]), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         (row,) = wire.unpack_rows(state.rows)
         answers.asked("b", wire.Attach(session.epoch, wire.pack_keys([row.key])), said.put, 1.0)
         assert isinstance(wire.decode(await said.get()), wire.State)
-        answers.asked("b", wire.Open(wire.pack_texts(["another"])), said.put, 1.0)
+        answers.asked("b", wire.Open(["another"]), said.put, 1.0)
         assert isinstance(wire.decode(await said.get()), wire.Refused)
         exports.close()
 
@@ -267,7 +267,7 @@ def test_what_is_being_closed_is_attached_to_again_by_a_question_for_it(client: 
     async def scenario(session: BridgeSession) -> None:
         answers, exports = _answers(session, host := _Host())
         said: asyncio.Queue[bytes] = asyncio.Queue()
-        answers.asked("b", wire.Open(wire.pack_texts(["kv"])), said.put, 1.0)
+        answers.asked("b", wire.Open(["kv"]), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         (row,) = wire.unpack_rows(state.rows)
@@ -278,7 +278,7 @@ def test_what_is_being_closed_is_attached_to_again_by_a_question_for_it(client: 
         if question == "by key":
             body: wire.Message = wire.Attach(session.epoch, wire.pack_keys([row.key]))
         else:
-            body = wire.Open(wire.pack_texts(["kv"]))
+            body = wire.Open(["kv"])
         answers.asked("c", body, said.put, 2.0)
         assert isinstance(wire.decode(await said.get()), wire.State)
         while host.tasks:

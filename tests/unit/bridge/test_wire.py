@@ -23,9 +23,10 @@ _ROWS = [
     wire.Row(4, 4, state="gone"),
 ]
 _BODIES = [
-    wire.Open(wire.pack_texts(["kv/ready", ""])),
+    wire.Open(["kv/ready", ""]),
     wire.Attach(_ID, wire.pack_keys([(1, 2), (3, 4)])), wire.Ping(b"", 0), wire.Ping(_ID, 7),
-    wire.Events("kv"), wire.Ack(_ID, 3), wire.Keep(_ID, b""), wire.State(1, _ID, _ID, 2, wire.pack_rows(_ROWS), b"r"),
+    wire.Events("kv"), wire.Ack(_ID, 3), wire.Keep(_ID, b""),
+    wire.State(1, _ID, _ID, 2, wire.pack_rows(_ROWS), {1: wire.Refused("EventClosed", "why")}),
     wire.Pong(1, _ID, _ID, _ID, 2, 3), wire.Listed(b"x"), wire.Refused("EventClosed", "why"),
     wire.News(1, _ID, _ID, 2, wire.pack_rows(_ROWS)), wire.Over(4, _ID, "stopped"),
 ]  # fmt: skip
@@ -45,12 +46,10 @@ def test_rows_and_keys_are_read_as_they_were_sent() -> None:
     assert wire.unpack_keys(wire.pack_keys([(1, 2), (0, 1 << 60)])) == [(1, 2), (0, 1 << 60)]
 
 
-def test_texts_are_read_as_they_were_sent_and_none_else() -> None:
-    texts = ["", "kv/ready", "größer"]
-    assert wire.unpack_texts(wire.pack_texts(texts), 3) == texts
-    for data, most in ((wire.pack_texts(texts), 2), (wire.pack_texts(texts)[:-1], 3), (b"\1\0\xff", 1), (b"\1", 1)):
-        with pytest.raises(ProtocolError):
-            wire.unpack_texts(data, most)
+@pytest.mark.parametrize("names", [[], ["n" * 256], ["kv"] * (wire.MAX_NAMES + 1)], ids=["none", "long", "many"])
+def test_names_that_no_bridge_asks_for_are_refused(names: list[str]) -> None:
+    with pytest.raises(ProtocolError, match="open"):
+        wire.decode(wire.encode(wire.Open(names)))
 
 
 @pytest.mark.parametrize("data", [b"x", b"x" * 37, b"\xff" * 38, wire.pack_rows(_ROWS)[:-1] + b"\x09"])
@@ -95,7 +94,12 @@ def test_any_body_of_any_kind_is_a_message_or_a_protocol_error(kind: str, body: 
         return
 
 
-@pytest.mark.parametrize("data", [b"\xdd\xff\xff\xff\xff", b"\x93" * 60_000, b"\x93\x01\xa4news\xc6\xff\xff\xff\xff"])
+_MANY_NAMES = b"\x93\x01\xa4open\x91\xdc\xea\x60" + b"\xa0" * 60_000
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xdd\xff\xff\xff\xff", b"\x93" * 60_000, b"\x93\x01\xa4news\xc6\xff\xff\xff\xff", _MANY_NAMES]
+)
 def test_what_claims_to_be_large_costs_little(data: bytes) -> None:
     tracemalloc.start()
     try:
