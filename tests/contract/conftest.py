@@ -90,37 +90,22 @@ def new_event(drv: ModuleType, ctx: Any) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-def event(new_event: Callable[..., Any]) -> Any:
+def ipc_event(new_event: Callable[..., Any]) -> Any:
     """A shareable event of the current context."""
     return new_event()
 
 
 @pytest.fixture
-def new_peer() -> Iterator[Callable[..., Peer]]:
-    """Spawns processes, with settings added to the environment if given; none of them outlives the test."""
-    made: list[Peer] = []
-
-    def spawn(env: dict[str, str] | None = None) -> Peer:
-        made.append(Peer(env))
-        return made[-1]
-
-    yield spawn
-    kit.open_all_latches()  # else a peer's streams could wait for ours while it ends
-    for peer in made:
-        peer.close()
-
-
-@pytest.fixture
-def peer(new_peer: Callable[..., Peer]) -> Peer:
+def partner(new_peer: Callable[..., Peer]) -> Peer:
     """A second process, which has device 0's primary context current."""
-    second = new_peer()
-    second.call(actions.start)
-    return second
+    one = new_peer()
+    one.call(actions.start)
+    return one
 
 
 @pytest.fixture
 def third(new_peer: Callable[..., Peer]) -> Peer:
-    """A third process like `peer`."""
+    """A third process like that."""
     another = new_peer()
     another.call(actions.start)
     return another
@@ -136,7 +121,7 @@ def two_devices(kind: str, new_peer: Callable[..., Peer]) -> Callable[..., Peer]
         chosen = {} if kind == "gpu" else {**settings, "CUDA_VISIBLE_DEVICES": "0,1"}
         if visible is not None:
             chosen["CUDA_VISIBLE_DEVICES"] = visible
-        another = new_peer(chosen)
+        another = new_peer(**chosen)
         if visible is None and another.call(actions.device_count) < 2:
             pytest.skip("this machine has one GPU: the test needs two")
         return another
@@ -162,6 +147,23 @@ def page(page_path: str) -> Iterator[kit.Page]:
     mapped = kit.Page(page_path)
     yield mapped
     mapped.close()
+
+
+@pytest.fixture
+def begin(drv: ModuleType, new_stream: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Begins captures; those still running at the end of the test are ended."""
+    capturing = []
+
+    def start(mode: int = kit.GLOBAL, flags: int = kit.NON_BLOCKING) -> Any:
+        stream = new_stream(flags)
+        ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(mode)))
+        capturing.append(stream)
+        return stream
+
+    yield start
+    for stream in capturing:
+        if kit.capture_status(drv, stream) != kit.NONE:
+            kit.end_capture(drv, stream)
 
 
 # ---- graphs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,23 +15,6 @@ pytestmark = [pytest.mark.driver, pytest.mark.process]
 
 New = Callable[..., Any]
 MODES = [kit.GLOBAL, kit.THREAD_LOCAL, kit.RELAXED]
-
-
-@pytest.fixture
-def begin(drv: ModuleType, new_stream: New) -> Iterator[Callable[..., Any]]:
-    """Begins captures; those still running at the end of the test are ended."""
-    capturing = []
-
-    def start(mode: int = kit.GLOBAL) -> Any:
-        stream = new_stream()
-        ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(mode)))
-        capturing.append(stream)
-        return stream
-
-    yield start
-    for stream in capturing:
-        if kit.capture_status(drv, stream) != kit.NONE:
-            drv.cuStreamEndCapture(stream)  # a capture that was invalidated ends with an error
 
 
 def exchange(drv: ModuleType, mode: int) -> int:
@@ -138,17 +121,17 @@ def test_a_stream_that_waits_for_a_captured_record_joins_the_capture(
 @pytest.mark.parametrize("unsafe", UNSAFE)
 @pytest.mark.parametrize("mode", MODES)
 def test_calls_in_relaxed_mode_leave_a_capture_of_another_thread_unharmed(
-    drv: ModuleType, ctx: Any, stream: Any, event: Any, begin: New, mode: int, unsafe: str
+    drv: ModuleType, ctx: Any, stream: Any, ipc_event: Any, begin: New, mode: int, unsafe: str
 ) -> None:
-    ok(drv.cuEventRecord(event, stream))
-    complete(event)
+    ok(drv.cuEventRecord(ipc_event, stream))
+    complete(ipc_event)
     finish(stream)
     capturing = begin(mode)
 
     def call_relaxed() -> int:
         assert exchange(drv, kit.RELAXED) == kit.GLOBAL  # what a thread begins with
         try:
-            return unsafe_calls(drv, event, stream)[unsafe]()
+            return unsafe_calls(drv, ipc_event, stream)[unsafe]()
         finally:
             assert exchange(drv, kit.GLOBAL) == kit.RELAXED
 
@@ -159,51 +142,51 @@ def test_calls_in_relaxed_mode_leave_a_capture_of_another_thread_unharmed(
 
 @pytest.mark.parametrize("unsafe", UNSAFE)
 def test_calls_in_relaxed_mode_leave_a_capture_of_the_same_thread_unharmed(
-    drv: ModuleType, stream: Any, event: Any, begin: New, unsafe: str
+    drv: ModuleType, stream: Any, ipc_event: Any, begin: New, unsafe: str
 ) -> None:
-    ok(drv.cuEventRecord(event, stream))
-    complete(event)
+    ok(drv.cuEventRecord(ipc_event, stream))
+    complete(ipc_event)
     finish(stream)
     capturing = begin(kit.GLOBAL)
     assert exchange(drv, kit.RELAXED) == kit.GLOBAL
-    assert unsafe_calls(drv, event, stream)[unsafe]() == kit.SUCCESS
+    assert unsafe_calls(drv, ipc_event, stream)[unsafe]() == kit.SUCCESS
     assert exchange(drv, kit.GLOBAL) == kit.RELAXED
     assert kit.capture_status(drv, capturing) == kit.ACTIVE
     assert kit.end_capture(drv, capturing) == kit.SUCCESS
 
 
 def test_a_query_of_a_pending_event_in_relaxed_mode_says_not_ready_beside_a_capture(
-    drv: ModuleType, stream: Any, event: Any, begin: New
+    drv: ModuleType, stream: Any, ipc_event: Any, begin: New
 ) -> None:
     latch = Latch(stream)
-    ok(drv.cuEventRecord(event, stream))
+    ok(drv.cuEventRecord(ipc_event, stream))
     capturing = begin(kit.GLOBAL)
     exchange(drv, kit.RELAXED)
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
     latch.open()
-    complete(event)
+    complete(ipc_event)
     exchange(drv, kit.GLOBAL)
     assert kit.end_capture(drv, capturing) == kit.SUCCESS
 
 
 def test_a_query_in_global_mode_spoils_a_global_capture_of_another_thread(
-    drv: ModuleType, ctx: Any, stream: Any, event: Any, begin: New
+    drv: ModuleType, ctx: Any, stream: Any, ipc_event: Any, begin: New
 ) -> None:
-    ok(drv.cuEventRecord(event, stream))
-    complete(event)
+    ok(drv.cuEventRecord(ipc_event, stream))
+    complete(ipc_event)
     capturing = begin(kit.GLOBAL)
-    assert in_thread(lambda: code(drv.cuEventQuery(event)), ctx) == kit.CAPTURE_UNSUPPORTED
+    assert in_thread(lambda: code(drv.cuEventQuery(ipc_event)), ctx) == kit.CAPTURE_UNSUPPORTED
     assert kit.capture_status(drv, capturing) == kit.INVALIDATED
     assert kit.end_capture(drv, capturing) == kit.CAPTURE_INVALIDATED
 
 
 def test_recording_and_waiting_outside_of_a_capture_leave_it_unharmed(
-    drv: ModuleType, ctx: Any, stream: Any, event: Any, begin: New
+    drv: ModuleType, ctx: Any, stream: Any, ipc_event: Any, begin: New
 ) -> None:
     capturing = begin(kit.GLOBAL)
 
     def use() -> list[int]:
-        return [code(drv.cuEventRecord(event, stream)), code(drv.cuStreamWaitEvent(stream, event, 0))]
+        return [code(drv.cuEventRecord(ipc_event, stream)), code(drv.cuStreamWaitEvent(stream, ipc_event, 0))]
 
     assert use() == [kit.SUCCESS] * 2
     assert in_thread(use, ctx) == [kit.SUCCESS] * 2

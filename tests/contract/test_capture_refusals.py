@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,23 +17,6 @@ New = Callable[..., Any]
 MERGE, ISOLATION, IMPLICIT = 902, 905, 906
 EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL
 BLOCKING = 0  # CU_STREAM_DEFAULT
-
-
-@pytest.fixture
-def begin(drv: ModuleType, new_stream: New) -> Iterator[Callable[..., Any]]:
-    """Begins captures; those still running at the end of the test are ended."""
-    capturing = []
-
-    def start(mode: int = kit.GLOBAL, flags: int = kit.NON_BLOCKING) -> Any:
-        stream = new_stream(flags)
-        ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(mode)))
-        capturing.append(stream)
-        return stream
-
-    yield start
-    for stream in capturing:
-        if kit.capture_status(drv, stream) != kit.NONE:
-            kit.end_capture(drv, stream)
 
 
 def test_a_capture_that_waits_for_a_record_from_outside_of_it_is_invalidated(

@@ -54,55 +54,55 @@ def test_it_is_complete_only_once_the_work_of_each_stream_is(
     complete(event)
 
 
-def test_it_covers_what_other_threads_submitted(drv: ModuleType, ctx: Any, event: Any) -> None:
+def test_it_covers_what_other_threads_submitted(drv: ModuleType, ctx: Any, ipc_event: Any) -> None:
     latch = in_thread(lambda: Latch(drv.CUstream(kit.PER_THREAD)), ctx)
-    ok(drv.cuCtxRecordEvent(ctx, event))
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    ok(drv.cuCtxRecordEvent(ctx, ipc_event))
+    assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
     latch.open()
-    complete(event)
+    complete(ipc_event)
 
 
-def test_it_captures_only_the_work_before_it(drv: ModuleType, ctx: Any, new_stream: New, event: Any) -> None:
+def test_it_captures_only_the_work_before_it(drv: ModuleType, ctx: Any, new_stream: New, ipc_event: Any) -> None:
     first, second = new_stream(), new_stream()
     before = Latch(first)
-    ok(drv.cuCtxRecordEvent(ctx, event))
+    ok(drv.cuCtxRecordEvent(ctx, ipc_event))
     after = Latch(second)
     before.open()
-    complete(event)
+    complete(ipc_event)
     assert code(drv.cuStreamQuery(second)) == kit.NOT_READY
     after.open()
 
 
 def test_a_stream_waits_for_it_and_a_later_record_takes_its_place(
-    drv: ModuleType, ctx: Any, new_stream: New, event: Any
+    drv: ModuleType, ctx: Any, new_stream: New, ipc_event: Any
 ) -> None:
     held, waiting, other = new_stream(), new_stream(), new_stream()
     latch = Latch(held)
-    ok(drv.cuCtxRecordEvent(ctx, event))
-    ok(drv.cuStreamWaitEvent(waiting, event, 0))
+    ok(drv.cuCtxRecordEvent(ctx, ipc_event))
+    ok(drv.cuStreamWaitEvent(waiting, ipc_event, 0))
     held_too = Latch(other)
-    ok(drv.cuEventRecord(event, other))  # the wait keeps what the event stood for
+    ok(drv.cuEventRecord(ipc_event, other))  # the wait keeps what the event stood for
     assert code(drv.cuStreamQuery(waiting)) == kit.NOT_READY
     latch.open()
     finish(waiting)
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
     held_too.open()
-    complete(event)
+    complete(ipc_event)
 
 
-def test_a_record_of_an_idle_context_is_complete(drv: ModuleType, ctx: Any, event: Any) -> None:
-    ok(drv.cuCtxRecordEvent(ctx, event))
-    complete(event)
+def test_a_record_of_an_idle_context_is_complete(drv: ModuleType, ctx: Any, ipc_event: Any) -> None:
+    ok(drv.cuCtxRecordEvent(ctx, ipc_event))
+    complete(ipc_event)
 
 
-def test_another_process_sees_it(drv: ModuleType, ctx: Any, stream: Any, event: Any, peer: Peer) -> None:
-    assert peer.call(actions.open_event, "e", handle_bytes(ok(drv.cuIpcGetEventHandle(event)))) == kit.SUCCESS
+def test_another_process_sees_it(drv: ModuleType, ctx: Any, stream: Any, ipc_event: Any, partner: Peer) -> None:
+    assert partner.call(actions.open_event, "e", handle_bytes(ok(drv.cuIpcGetEventHandle(ipc_event)))) == kit.SUCCESS
     latch = Latch(stream)
-    ok(drv.cuCtxRecordEvent(ctx, event))
-    assert peer.call(actions.query, "e") == kit.NOT_READY
+    ok(drv.cuCtxRecordEvent(ctx, ipc_event))
+    assert partner.call(actions.query, "e") == kit.NOT_READY
     latch.open()
-    complete(event)
-    assert peer.call(actions.query, "e") == kit.SUCCESS
+    complete(ipc_event)
+    assert partner.call(actions.query, "e") == kit.SUCCESS
 
 
 def test_what_is_no_context_or_no_event_is_refused(drv: ModuleType, ctx: Any, new_event: New, kind: str) -> None:
@@ -119,24 +119,26 @@ def test_an_event_of_another_context_is_refused(two_devices: Callable[..., Peer]
 
 @pytest.mark.parametrize("mode", [kit.GLOBAL, kit.THREAD_LOCAL, kit.RELAXED])
 def test_a_capture_in_the_context_refuses_it_and_every_such_capture_is_invalidated(
-    drv: ModuleType, ctx: Any, new_stream: New, event: Any, mode: int
+    drv: ModuleType, ctx: Any, new_stream: New, ipc_event: Any, mode: int
 ) -> None:
     capturing = [new_stream(), new_stream(0)]
     for stream in capturing:
         ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(mode)))
     ok(drv.cuThreadExchangeStreamCaptureMode(drv.CUstreamCaptureMode(kit.RELAXED)))
-    assert code(drv.cuCtxRecordEvent(ctx, event)) == kit.CAPTURE_UNSUPPORTED
+    assert code(drv.cuCtxRecordEvent(ctx, ipc_event)) == kit.CAPTURE_UNSUPPORTED
     for stream in capturing:
         assert int(ok(drv.cuStreamIsCapturing(stream))) == kit.INVALIDATED
         assert code(drv.cuStreamEndCapture(stream)) == kit.CAPTURE_INVALIDATED
-    ok(drv.cuCtxRecordEvent(ctx, event))
-    complete(event)
+    ok(drv.cuCtxRecordEvent(ctx, ipc_event))
+    complete(ipc_event)
 
 
-def test_a_captured_event_is_a_plain_one_again_behind_it(drv: ModuleType, ctx: Any, stream: Any, event: Any) -> None:
+def test_a_captured_event_is_a_plain_one_again_behind_it(
+    drv: ModuleType, ctx: Any, stream: Any, ipc_event: Any
+) -> None:
     ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(kit.RELAXED)))
-    ok(drv.cuEventRecord(event, stream))
+    ok(drv.cuEventRecord(ipc_event, stream))
     ok(drv.cuGraphDestroy(ok(drv.cuStreamEndCapture(stream))))
-    assert code(drv.cuEventQuery(event)) == kit.INVALID_VALUE
-    ok(drv.cuCtxRecordEvent(ctx, event))
-    complete(event)
+    assert code(drv.cuEventQuery(ipc_event)) == kit.INVALID_VALUE
+    ok(drv.cuCtxRecordEvent(ctx, ipc_event))
+    complete(ipc_event)

@@ -72,14 +72,14 @@ def test_a_device_has_a_name_memory_and_a_uuid_of_16_bytes(drv: ModuleType, ctx:
     assert any(kit.device_uuid(0))
 
 
-def test_every_process_sees_the_same_uuid(drv: ModuleType, ctx: Any, peer: Peer, third: Peer) -> None:
-    assert peer.call(actions.uuids) == third.call(actions.uuids)
-    assert peer.call(actions.uuids)[0] == kit.device_uuid(0)
+def test_every_process_sees_the_same_uuid(drv: ModuleType, ctx: Any, partner: Peer, third: Peer) -> None:
+    assert partner.call(actions.uuids) == third.call(actions.uuids)
+    assert partner.call(actions.uuids)[0] == kit.device_uuid(0)
 
 
 def test_a_device_is_chosen_by_its_uuid(drv: ModuleType, ctx: Any, new_peer: New) -> None:
     raw = kit.device_uuid(0)
-    assert new_peer({"CUDA_VISIBLE_DEVICES": gpu_name(raw)}).call(actions.uuids) == [raw]
+    assert new_peer(CUDA_VISIBLE_DEVICES=gpu_name(raw)).call(actions.uuids) == [raw]
 
 
 # ---- contexts
@@ -113,8 +113,8 @@ def test_a_primary_context_is_active_only_while_retained_and_asking_creates_noth
 # ---- forks
 
 
-def test_calls_in_a_child_forked_after_initialising_say_not_initialized(peer: Peer) -> None:
-    assert peer.call(actions.codes_in_forked_child) == [kit.NOT_INITIALIZED] * 5
+def test_calls_in_a_child_forked_after_initialising_say_not_initialized(partner: Peer) -> None:
+    assert partner.call(actions.codes_in_forked_child) == [kit.NOT_INITIALIZED] * 5
 
 
 def test_a_child_forked_before_the_first_use_may_use_the_driver(new_peer: New) -> None:

@@ -40,38 +40,38 @@ def test_a_never_recorded_event_counts_as_complete_for_query_wait_and_synchroniz
     finish(stream)
 
 
-def test_a_query_of_a_pending_record_says_not_ready(drv: ModuleType, stream: Any, event: Any) -> None:
+def test_a_query_of_a_pending_record_says_not_ready(drv: ModuleType, stream: Any, ipc_event: Any) -> None:
     latch = Latch(stream)
-    ok(drv.cuEventRecord(event, stream))
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    ok(drv.cuEventRecord(ipc_event, stream))
+    assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
     latch.open()
-    complete(event)
-    assert code(drv.cuEventSynchronize(event)) == kit.SUCCESS
+    complete(ipc_event)
+    assert code(drv.cuEventSynchronize(ipc_event)) == kit.SUCCESS
 
 
-def test_a_record_captures_only_the_work_before_it(drv: ModuleType, stream: Any, event: Any) -> None:
+def test_a_record_captures_only_the_work_before_it(drv: ModuleType, stream: Any, ipc_event: Any) -> None:
     before = Latch(stream)
-    ok(drv.cuEventRecord(event, stream))
+    ok(drv.cuEventRecord(ipc_event, stream))
     after = Latch(stream)
     before.open()
-    complete(event)
+    complete(ipc_event)
     assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
     after.open()
     finish(stream)
 
 
 def test_a_re_record_while_pending_replaces_what_the_event_captures(
-    drv: ModuleType, new_stream: New, event: Any
+    drv: ModuleType, new_stream: New, ipc_event: Any
 ) -> None:
     first, second = new_stream(), new_stream()
     early, late = Latch(first), Latch(second)
-    ok(drv.cuEventRecord(event, first))
-    ok(drv.cuEventRecord(event, second))
+    ok(drv.cuEventRecord(ipc_event, first))
+    ok(drv.cuEventRecord(ipc_event, second))
     early.open()
     finish(first)
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
     late.open()
-    complete(event)
+    complete(ipc_event)
 
 
 def test_a_re_record_makes_an_event_of_one_process_independent_of_the_earlier_stream(
@@ -87,39 +87,39 @@ def test_a_re_record_makes_an_event_of_one_process_independent_of_the_earlier_st
 
 @pytest.mark.parametrize("waiter_is_busy", [False, True])
 def test_a_wait_keeps_what_the_event_captured_at_the_call(
-    drv: ModuleType, new_stream: New, event: Any, waiter_is_busy: bool
+    drv: ModuleType, new_stream: New, ipc_event: Any, waiter_is_busy: bool
 ) -> None:
     first, second, waiter = new_stream(), new_stream(), new_stream()
     early, busy = Latch(first), Latch(waiter)
     if not waiter_is_busy:
         busy.open()
         finish(waiter)
-    ok(drv.cuEventRecord(event, first))
-    ok(drv.cuStreamWaitEvent(waiter, event, 0))
+    ok(drv.cuEventRecord(ipc_event, first))
+    ok(drv.cuStreamWaitEvent(waiter, ipc_event, 0))
     Latch(second)
-    ok(drv.cuEventRecord(event, second))
+    ok(drv.cuEventRecord(ipc_event, second))
     assert code(drv.cuStreamQuery(waiter)) == kit.NOT_READY
     busy.open()
     early.open()
     finish(waiter)
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
 
 
 def test_a_wait_enqueued_before_the_first_record_waits_for_nothing(
-    drv: ModuleType, new_stream: New, event: Any
+    drv: ModuleType, new_stream: New, ipc_event: Any
 ) -> None:
     recorder, waiter = new_stream(), new_stream()
     busy = Latch(waiter)
-    ok(drv.cuStreamWaitEvent(waiter, event, 0))
+    ok(drv.cuStreamWaitEvent(waiter, ipc_event, 0))
     Latch(recorder)
-    ok(drv.cuEventRecord(event, recorder))
+    ok(drv.cuEventRecord(ipc_event, recorder))
     busy.open()
     finish(waiter)
 
 
-def test_a_stream_may_wait_for_its_own_record(drv: ModuleType, stream: Any, event: Any) -> None:
-    ok(drv.cuEventRecord(event, stream))
-    ok(drv.cuStreamWaitEvent(stream, event, 0))
+def test_a_stream_may_wait_for_its_own_record(drv: ModuleType, stream: Any, ipc_event: Any) -> None:
+    ok(drv.cuEventRecord(ipc_event, stream))
+    ok(drv.cuStreamWaitEvent(stream, ipc_event, 0))
     finish(stream)
 
 
@@ -136,9 +136,11 @@ def test_waits_chain_across_streams(drv: ModuleType, new_stream: New, new_event:
     assert [code(drv.cuEventQuery(event)) for event in events] == [kit.SUCCESS] * 4
 
 
-def test_synchronize_blocks_until_the_record_is_complete(drv: ModuleType, ctx: Any, stream: Any, event: Any) -> None:
+def test_synchronize_blocks_until_the_record_is_complete(
+    drv: ModuleType, ctx: Any, stream: Any, ipc_event: Any
+) -> None:
     latch, steps = Latch(stream), []
-    ok(drv.cuEventRecord(event, stream))
+    ok(drv.cuEventRecord(ipc_event, stream))
 
     def open_soon() -> None:
         steps.append("opened")
@@ -146,26 +148,26 @@ def test_synchronize_blocks_until_the_record_is_complete(drv: ModuleType, ctx: A
 
     def synchronize() -> int:
         in_thread(open_soon)
-        result = code(drv.cuEventSynchronize(event))
+        result = code(drv.cuEventSynchronize(ipc_event))
         steps.append("returned")
         return result
 
     assert in_thread(synchronize, ctx) == kit.SUCCESS
     assert steps == ["opened", "returned"]
-    assert code(drv.cuEventQuery(event)) == kit.SUCCESS
+    assert code(drv.cuEventQuery(ipc_event)) == kit.SUCCESS
 
 
 def test_the_bounded_wait_gives_up_at_its_deadline_and_else_returns_when_complete(
-    drv: ModuleType, stream: Any, event: Any
+    drv: ModuleType, stream: Any, ipc_event: Any
 ) -> None:
-    assert wait_event(event, time.monotonic_ns()) is True  # never recorded
+    assert wait_event(ipc_event, time.monotonic_ns()) is True  # never recorded
     latch = Latch(stream)
-    ok(drv.cuEventRecord(event, stream))
-    assert wait_event(event, time.monotonic_ns() - 1) is False
-    assert wait_event(event, time.monotonic_ns() + 20_000_000) is False
+    ok(drv.cuEventRecord(ipc_event, stream))
+    assert wait_event(ipc_event, time.monotonic_ns() - 1) is False
+    assert wait_event(ipc_event, time.monotonic_ns() + 20_000_000) is False
     latch.open()
-    assert wait_event(event, time.monotonic_ns() + int(DEADLINE_S * 1e9)) is True
-    assert wait_event(event, time.monotonic_ns() - 1) is True
+    assert wait_event(ipc_event, time.monotonic_ns() + int(DEADLINE_S * 1e9)) is True
+    assert wait_event(ipc_event, time.monotonic_ns() - 1) is True
 
 
 def test_destroying_a_pending_event_does_not_block_and_its_waiters_still_go_on(
@@ -206,8 +208,8 @@ def test_recording_the_null_event_is_an_invalid_handle(drv: ModuleType, stream: 
     assert code(drv.cuEventRecord(drv.CUevent(0), stream)) == kit.INVALID_HANDLE
 
 
-def test_waiting_with_unknown_flags_is_an_invalid_value(drv: ModuleType, stream: Any, event: Any) -> None:
-    assert code(drv.cuStreamWaitEvent(stream, event, 0x08000000)) == kit.INVALID_VALUE
+def test_waiting_with_unknown_flags_is_an_invalid_value(drv: ModuleType, stream: Any, ipc_event: Any) -> None:
+    assert code(drv.cuStreamWaitEvent(stream, ipc_event, 0x08000000)) == kit.INVALID_VALUE
 
 
 @pytest.mark.parametrize("flags", [kit.INTERPROCESS, kit.INTERPROCESS | kit.BLOCKING_SYNC, 0x08000000, 8 | SHAREABLE])
@@ -222,20 +224,22 @@ def test_creating_needs_a_current_context(drv: ModuleType, ctx: Any) -> None:
     assert codes == (kit.INVALID_CONTEXT, kit.INVALID_CONTEXT)
 
 
-def test_a_thread_without_a_context_may_query_synchronize_and_record(drv: ModuleType, stream: Any, event: Any) -> None:
+def test_a_thread_without_a_context_may_query_synchronize_and_record(
+    drv: ModuleType, stream: Any, ipc_event: Any
+) -> None:
     def use() -> list[int]:
         return [
-            code(drv.cuEventRecord(event, stream)),
-            code(drv.cuEventSynchronize(event)),
-            code(drv.cuEventQuery(event)),
-            code(drv.cuStreamWaitEvent(stream, event, 0)),
+            code(drv.cuEventRecord(ipc_event, stream)),
+            code(drv.cuEventSynchronize(ipc_event)),
+            code(drv.cuEventQuery(ipc_event)),
+            code(drv.cuStreamWaitEvent(stream, ipc_event, 0)),
         ]
 
     assert in_thread(use) == [kit.SUCCESS] * 4
 
 
 def test_recording_on_a_stream_of_another_context_is_an_invalid_handle(
-    drv: ModuleType, ctx: Any, stream: Any, event: Any
+    drv: ModuleType, ctx: Any, stream: Any, ipc_event: Any
 ) -> None:
     if not hasattr(drv, "cuCtxCreate"):
         pytest.skip("this driver has primary contexts only; tests with two devices ask the same")
@@ -243,8 +247,8 @@ def test_recording_on_a_stream_of_another_context_is_an_invalid_handle(
     other = ok(drv.cuCtxCreate(*parameters, 0, ok(drv.cuCtxGetDevice())))
     try:
         foreign = ok(drv.cuStreamCreate(kit.NON_BLOCKING))
-        assert code(drv.cuEventRecord(event, foreign)) == kit.INVALID_HANDLE
-        assert code(drv.cuStreamWaitEvent(foreign, event, 0)) == kit.SUCCESS
+        assert code(drv.cuEventRecord(ipc_event, foreign)) == kit.INVALID_HANDLE
+        assert code(drv.cuStreamWaitEvent(foreign, ipc_event, 0)) == kit.SUCCESS
         finish(foreign)
     finally:
         ok(drv.cuCtxDestroy(other))

@@ -105,12 +105,12 @@ def test_a_launch_on_a_capturing_stream_becomes_a_child_graph(
 
 
 def test_a_graph_can_be_built_and_captured_into(
-    drv: ModuleType, graphs: Graphs, stream: Any, words: Words, event: Any
+    drv: ModuleType, graphs: Graphs, stream: Any, words: Words, ipc_event: Any
 ) -> None:
     built = graphs.own(ok(drv.cuGraphCreate(0)))
     first = ok(drv.cuGraphAddEmptyNode(built, [], 0))
-    record = ok(drv.cuGraphAddEventRecordNode(built, [first], 1, event))
-    ok(drv.cuGraphAddEventWaitNode(built, [record], 1, event))
+    record = ok(drv.cuGraphAddEventRecordNode(built, [first], 1, ipc_event))
+    ok(drv.cuGraphAddEventWaitNode(built, [record], 1, ipc_event))
     mode = drv.CUstreamCaptureMode(kit.GLOBAL)
     ok(drv.cuStreamBeginCaptureToGraph(stream, built, [first], [drv.CUgraphEdgeData()], 1, mode))
     assert code(drv.cuGraphInstantiate(built, 0)) != kit.SUCCESS, "not while a stream captures into it"

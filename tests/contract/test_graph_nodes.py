@@ -44,10 +44,10 @@ def test_a_gate_in_device_memory_is_opened_by_a_stream(
 
 @pytest.mark.alone
 def test_a_gate_in_a_registered_page_is_opened_by_a_plain_store_of_another_process(
-    drv: ModuleType, graphs: Graphs, stream: Any, page: kit.Page, page_path: str, peer: Peer
+    drv: ModuleType, graphs: Graphs, stream: Any, page: kit.Page, page_path: str, partner: Peer
 ) -> None:
     address = page.register()
-    peer.call(actions.map_page, "page", page_path)
+    partner.call(actions.map_page, "page", page_path)
 
     def put() -> None:
         ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(address), 1, kit.GEQ))
@@ -58,9 +58,9 @@ def test_a_gate_in_a_registered_page_is_opened_by_a_plain_store_of_another_proce
         page.words[0] = page.words[1] = 0
         ok(drv.cuGraphLaunch(executable, stream))
         assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
-        peer.call(actions.store_word, "page", 0, 1)
+        partner.call(actions.store_word, "page", 0, 1)
         finish(stream)
-        assert peer.call(actions.load_word, "page", 1) == 1
+        assert partner.call(actions.load_word, "page", 1) == 1
     graphs.destroy(executable)
     assert page.unregister() == kit.SUCCESS
 
@@ -120,28 +120,28 @@ def test_a_batch_has_at_most_255_operations_and_is_refused_as_a_whole(
 
 
 def test_an_event_record_node_records_at_each_launch_what_is_before_it(
-    drv: ModuleType, graphs: Graphs, stream: Any, new_stream: New, event: Any, words: Words
+    drv: ModuleType, graphs: Graphs, stream: Any, new_stream: New, ipc_event: Any, words: Words
 ) -> None:
     other = new_stream()
 
     def put() -> None:
         ok(drv.cuStreamWaitValue64(stream, words.at(0), 1, kit.GEQ))
         ok(drv.cuStreamWriteValue64(stream, words.at(1), 1, 0))
-        ok(drv.cuEventRecordWithFlags(event, stream, EXTERNAL))
+        ok(drv.cuEventRecordWithFlags(ipc_event, stream, EXTERNAL))
         ok(drv.cuStreamWaitValue64(stream, words.at(2), 1, kit.GEQ))
 
     executable = graphs.captured(stream, put)
-    complete(event)  # the capture recorded nothing
+    complete(ipc_event)  # the capture recorded nothing
     for _ in range(3):
         for index in range(4):
             words[index] = 0
         ok(drv.cuGraphLaunch(executable, stream))
-        assert code(drv.cuEventQuery(event)) == kit.NOT_READY
-        ok(drv.cuStreamWaitEvent(other, event, 0))
+        assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
+        ok(drv.cuStreamWaitEvent(other, ipc_event, 0))
         ok(drv.cuMemcpyDtoDAsync(words.at(3), words.at(1), 8, other))
         words[0] = 1
         finish(other)
-        complete(event)
+        complete(ipc_event)
         assert words[3] == 1
         assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY, "what is behind the node is not part of the record"
         words[2] = 1
@@ -149,12 +149,12 @@ def test_an_event_record_node_records_at_each_launch_what_is_before_it(
 
 
 def test_an_event_wait_node_waits_at_each_launch_for_the_latest_record(
-    drv: ModuleType, graphs: Graphs, stream: Any, new_stream: New, event: Any, words: Words
+    drv: ModuleType, graphs: Graphs, stream: Any, new_stream: New, ipc_event: Any, words: Words
 ) -> None:
     recorder = new_stream()
 
     def put() -> None:
-        ok(drv.cuStreamWaitEvent(stream, event, EXTERNAL))
+        ok(drv.cuStreamWaitEvent(stream, ipc_event, EXTERNAL))
         ok(drv.cuMemcpyDtoDAsync(words.at(1), words.at(0), 8, stream))
 
     executable = graphs.captured(stream, put)
@@ -163,7 +163,7 @@ def test_an_event_wait_node_waits_at_each_launch_for_the_latest_record(
     for turn in range(1, 4):
         latch = Latch(recorder)
         ok(drv.cuStreamWriteValue64(recorder, words.at(0), turn, 0))
-        ok(drv.cuEventRecord(event, recorder))
+        ok(drv.cuEventRecord(ipc_event, recorder))
         ok(drv.cuGraphLaunch(executable, stream))
         assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
         latch.open()
@@ -172,12 +172,12 @@ def test_an_event_wait_node_waits_at_each_launch_for_the_latest_record(
 
 
 def test_event_nodes_of_two_processes_hand_work_to_each_other(
-    drv: ModuleType, graphs: Graphs, stream: Any, new_event: New, peer: Peer, words: Words
+    drv: ModuleType, graphs: Graphs, stream: Any, new_event: New, partner: Peer, words: Words
 ) -> None:
     mine, theirs = new_event(), new_event()
-    share(drv, mine, peer)
+    share(drv, mine, partner)
     handle = graphing.handle(theirs)
-    assert peer.call(actions.open_event, "back", handle) == kit.SUCCESS
+    assert partner.call(actions.open_event, "back", handle) == kit.SUCCESS
 
     def put() -> None:
         ok(drv.cuStreamWaitValue64(stream, words.at(0), 1, kit.GEQ))
@@ -190,17 +190,17 @@ def test_event_nodes_of_two_processes_hand_work_to_each_other(
         ok(drv.cuStreamWriteValue64(stream, words.at(1), 1, 0))
 
     receiving = graphs.captured(stream, answer)
-    peer.call(graphing.capture_wait_and_record, "e", "back")
+    partner.call(graphing.capture_wait_and_record, "e", "back")
     for _ in range(5):
         words[0] = words[1] = 0
         ok(drv.cuGraphLaunch(sending, stream))
-        assert peer.call(actions.query, "e") == kit.NOT_READY
-        peer.call(graphing.launch, "s")
+        assert partner.call(actions.query, "e") == kit.NOT_READY
+        partner.call(graphing.launch, "s")
         assert code(drv.cuEventQuery(theirs)) == kit.NOT_READY
         ok(drv.cuGraphLaunch(receiving, stream))
-        assert peer.call(actions.query_stream, "s") == kit.NOT_READY
+        assert partner.call(actions.query_stream, "s") == kit.NOT_READY
         words[0] = 1
         finish(stream)
-        peer.call(actions.finish, "s")
+        partner.call(actions.finish, "s")
         assert words[1] == 1
-    peer.call(graphing.destroy)
+    partner.call(graphing.destroy)

@@ -81,7 +81,7 @@ def test_each_of_a_hundred_launches_adds_to_what_the_ones_before_left(
 
 
 def test_a_launch_stands_in_its_stream_as_one_operation(
-    drv: ModuleType, graphs: Graphs, stream: Any, event: Any, new_stream: New, words: Words
+    drv: ModuleType, graphs: Graphs, stream: Any, ipc_event: Any, new_stream: New, words: Words
 ) -> None:
     def put() -> None:
         ok(drv.cuStreamWaitValue64(stream, words.at(0), 1, kit.GEQ))
@@ -92,8 +92,8 @@ def test_a_launch_stands_in_its_stream_as_one_operation(
     ok(drv.cuStreamWriteValue64(stream, words.at(2), 1, 0))
     ok(drv.cuGraphLaunch(executable, stream))
     ok(drv.cuMemcpyDtoDAsync(words.at(3), words.at(1), 8, stream))
-    ok(drv.cuEventRecord(event, stream))
-    ok(drv.cuStreamWaitEvent(other, event, 0))
+    ok(drv.cuEventRecord(ipc_event, stream))
+    ok(drv.cuStreamWaitEvent(other, ipc_event, 0))
     ok(drv.cuMemcpyDtoDAsync(words.at(4), words.at(1), 8, other))
     words[0] = 1
     assert [code(drv.cuStreamQuery(each)) for each in (stream, other)] == [kit.NOT_READY] * 2
@@ -102,10 +102,10 @@ def test_a_launch_stands_in_its_stream_as_one_operation(
     before.open()
     until(lambda: words[2], "what is before the launch")
     assert [code(drv.cuStreamQuery(each)) for each in (stream, other)] == [kit.NOT_READY] * 2
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
     words[0] = 1
     finish(other)
-    complete(event)
+    complete(ipc_event)
     assert [words[index] for index in (1, 3, 4)] == [1, 1, 1]
 
 
@@ -272,12 +272,12 @@ def test_the_next_launch_waits_for_every_branch_of_the_one_before(
 
 def test_with_many_hardware_queues_streams_pass_one_that_waits(drv: ModuleType, graphs: Graphs, new_peer: New) -> None:
     for connections in ("8", "32"):
-        other = new_peer({"CUDA_DEVICE_MAX_CONNECTIONS": connections})
+        other = new_peer(CUDA_DEVICE_MAX_CONNECTIONS=connections)
         assert other.call(graphing.copies_that_pass_a_held_stream, 32, wait_for_them=True) == 32
 
 
 def test_with_one_hardware_queue_no_stream_passes_one_that_waits(
     drv: ModuleType, graphs: Graphs, new_peer: New
 ) -> None:
-    other = new_peer({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    other = new_peer(CUDA_DEVICE_MAX_CONNECTIONS="1")
     assert other.call(graphing.copies_that_pass_a_held_stream, 32, wait_for_them=False) == 0

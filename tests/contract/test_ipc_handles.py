@@ -28,19 +28,19 @@ def open_code(drv: ModuleType, handle: bytes) -> int:
     return code(drv.cuIpcOpenEventHandle(handle_from_bytes(drv.CUipcEventHandle, handle)))
 
 
-def test_a_handle_is_64_bytes_and_opens_in_another_process(drv: ModuleType, event: Any, peer: Peer) -> None:
-    handle = handle_of(drv, event)
+def test_a_handle_is_64_bytes_and_opens_in_another_process(drv: ModuleType, ipc_event: Any, partner: Peer) -> None:
+    handle = handle_of(drv, ipc_event)
     assert len(handle) == 64
-    assert peer.call(actions.open_event, "e", handle) == kit.SUCCESS
+    assert partner.call(actions.open_event, "e", handle) == kit.SUCCESS
 
 
 def test_handles_of_different_events_differ(drv: ModuleType, new_event: New) -> None:
     assert len({handle_of(drv, new_event()) for _ in range(50)}) == 50
 
 
-def test_a_handle_opens_in_several_processes(drv: ModuleType, event: Any, peer: Peer, third: Peer) -> None:
-    handle = handle_of(drv, event)
-    assert [each.call(actions.open_event, "e", handle) for each in (peer, third)] == [kit.SUCCESS] * 2
+def test_a_handle_opens_in_several_processes(drv: ModuleType, ipc_event: Any, partner: Peer, third: Peer) -> None:
+    handle = handle_of(drv, ipc_event)
+    assert [each.call(actions.open_event, "e", handle) for each in (partner, third)] == [kit.SUCCESS] * 2
 
 
 @pytest.mark.parametrize("flags", [0, kit.BLOCKING_SYNC, kit.DISABLE_TIMING])
@@ -50,13 +50,13 @@ def test_exporting_an_event_made_without_interprocess_is_an_invalid_handle(
     assert code(drv.cuIpcGetEventHandle(new_event(flags))) == kit.INVALID_HANDLE
 
 
-def test_exporting_without_a_current_context_is_an_invalid_context(drv: ModuleType, event: Any) -> None:
-    answer = in_thread(lambda: code(drv.cuIpcGetEventHandle(event)))
+def test_exporting_without_a_current_context_is_an_invalid_context(drv: ModuleType, ipc_event: Any) -> None:
+    answer = in_thread(lambda: code(drv.cuIpcGetEventHandle(ipc_event)))
     assert answer == kit.INVALID_CONTEXT
 
 
-def test_opening_in_the_process_that_created_the_event_is_an_invalid_context(drv: ModuleType, event: Any) -> None:
-    assert open_code(drv, handle_of(drv, event)) == kit.INVALID_CONTEXT
+def test_opening_in_the_process_that_created_the_event_is_an_invalid_context(drv: ModuleType, ipc_event: Any) -> None:
+    assert open_code(drv, handle_of(drv, ipc_event)) == kit.INVALID_CONTEXT
 
 
 @pytest.mark.parametrize("noise", [b"\xff" * 64, bytes(range(64)), b"ipcsync!" * 8])
@@ -76,7 +76,7 @@ def test_bytes_of_another_length_are_no_handle(drv: ModuleType, length: int) -> 
 
 
 def test_the_handle_of_a_destroyed_event_comes_again_and_opens_the_event_that_has_it_now(
-    drv: ModuleType, stream: Any, new_event: New, peer: Peer
+    drv: ModuleType, stream: Any, new_event: New, partner: Peer
 ) -> None:
     destroyed = ok(drv.cuEventCreate(kit.SHAREABLE))
     handle = handle_of(drv, destroyed)
@@ -88,46 +88,46 @@ def test_the_handle_of_a_destroyed_event_comes_again_and_opens_the_event_that_ha
         later[handle_of(drv, event)] = event
     latch = Latch(stream)
     ok(drv.cuEventRecord(later[handle], stream))
-    assert peer.call(actions.open_event, "e", handle) == kit.SUCCESS
-    assert peer.call(actions.query, "e") == kit.NOT_READY
+    assert partner.call(actions.open_event, "e", handle) == kit.SUCCESS
+    assert partner.call(actions.query, "e") == kit.NOT_READY
     latch.open()
-    peer.call(actions.complete, "e")
+    partner.call(actions.complete, "e")
 
 
-def test_an_imported_event_has_no_timing(drv: ModuleType, event: Any, peer: Peer) -> None:
-    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS
-    peer.call(actions.create_stream, "s")
-    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
-    peer.call(actions.complete, "e")
-    assert peer.call(actions.elapsed, "e", "e") == kit.INVALID_HANDLE
+def test_an_imported_event_has_no_timing(drv: ModuleType, ipc_event: Any, partner: Peer) -> None:
+    assert partner.call(actions.open_event, "e", handle_of(drv, ipc_event)) == kit.SUCCESS
+    partner.call(actions.create_stream, "s")
+    assert partner.call(actions.record, "e", "s") == kit.SUCCESS
+    partner.call(actions.complete, "e")
+    assert partner.call(actions.elapsed, "e", "e") == kit.INVALID_HANDLE
 
 
 def test_the_importer_destroys_its_own_and_the_export_stays(
-    drv: ModuleType, stream: Any, event: Any, peer: Peer, third: Peer
+    drv: ModuleType, stream: Any, ipc_event: Any, partner: Peer, third: Peer
 ) -> None:
-    handle = handle_of(drv, event)
-    for each in (peer, third):
+    handle = handle_of(drv, ipc_event)
+    for each in (partner, third):
         assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
-    assert peer.call(actions.destroy_event, "e") == kit.SUCCESS
+    assert partner.call(actions.destroy_event, "e") == kit.SUCCESS
     latch = Latch(stream)
-    ok(drv.cuEventRecord(event, stream))
+    ok(drv.cuEventRecord(ipc_event, stream))
     assert third.call(actions.query, "e") == kit.NOT_READY
-    assert peer.call(actions.open_event, "again", handle) == kit.SUCCESS
-    assert peer.call(actions.query, "again") == kit.NOT_READY
+    assert partner.call(actions.open_event, "again", handle) == kit.SUCCESS
+    assert partner.call(actions.query, "again") == kit.NOT_READY
     latch.open()
-    complete(event)
-    assert [peer.call(actions.query, "again"), third.call(actions.query, "e")] == [kit.SUCCESS] * 2
+    complete(ipc_event)
+    assert [partner.call(actions.query, "again"), third.call(actions.query, "e")] == [kit.SUCCESS] * 2
 
 
 def test_an_event_recorded_before_the_open_is_seen_by_the_importer(
-    drv: ModuleType, stream: Any, event: Any, peer: Peer
+    drv: ModuleType, stream: Any, ipc_event: Any, partner: Peer
 ) -> None:
     latch = Latch(stream)
-    ok(drv.cuEventRecord(event, stream))
-    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS
-    assert peer.call(actions.query, "e") == kit.NOT_READY
+    ok(drv.cuEventRecord(ipc_event, stream))
+    assert partner.call(actions.open_event, "e", handle_of(drv, ipc_event)) == kit.SUCCESS
+    assert partner.call(actions.query, "e") == kit.NOT_READY
     latch.open()
-    peer.call(actions.complete, "e")
+    partner.call(actions.complete, "e")
 
 
 @pytest.mark.parametrize("use", ["query", "synchronize", "record", "wait"])
@@ -136,7 +136,7 @@ def test_using_an_import_after_its_export_was_destroyed_is_an_invalid_handle(
 ) -> None:
     if kind == "gpu":
         pytest.skip("undefined in CUDA: only the software driver with IPCSYNC_HOST_STRICT=1 answers it")
-    importer = new_peer({"IPCSYNC_HOST_STRICT": "1"})
+    importer = new_peer(IPCSYNC_HOST_STRICT="1")
     importer.call(actions.start)
     event = ok(drv.cuEventCreate(kit.SHAREABLE))
     assert importer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS

@@ -58,14 +58,16 @@ def test_copies_and_sets_happen_in_the_order_of_their_stream(drv: ModuleType, st
     ok(drv.cuMemFreeHost(host))
 
 
-def test_what_was_copied_before_a_record_is_there_after_the_wait(drv: ModuleType, new_stream: New, event: Any) -> None:
+def test_what_was_copied_before_a_record_is_there_after_the_wait(
+    drv: ModuleType, new_stream: New, ipc_event: Any
+) -> None:
     producer, consumer = new_stream(), new_stream()
     memory, host = ok(drv.cuMemAlloc(SIZE)), int(ok(drv.cuMemAllocHost(SIZE)))
     ctypes.memset(host, 0, SIZE)
     latch = Latch(producer)
     ok(drv.cuMemsetD8Async(memory, 5, SIZE, producer))
-    ok(drv.cuEventRecord(event, producer))
-    ok(drv.cuStreamWaitEvent(consumer, event, 0))
+    ok(drv.cuEventRecord(ipc_event, producer))
+    ok(drv.cuStreamWaitEvent(consumer, ipc_event, 0))
     ok(drv.cuMemcpyDtoHAsync(host, memory, SIZE, consumer))
     latch.open()
     finish(consumer)
@@ -133,8 +135,10 @@ def test_the_device_has_a_pointer_to_host_memory_and_to_no_other(drv: ModuleType
     ok(drv.cuMemFree(memory))
 
 
-def test_memory_that_is_opened_twice_has_one_address_and_is_closed_twice(drv: ModuleType, ctx: Any, peer: Peer) -> None:
-    handle = handle_from_bytes(drv.CUipcMemHandle, peer.call(actions.share_memory, "m", SIZE))
+def test_memory_that_is_opened_twice_has_one_address_and_is_closed_twice(
+    drv: ModuleType, ctx: Any, partner: Peer
+) -> None:
+    handle = handle_from_bytes(drv.CUipcMemHandle, partner.call(actions.share_memory, "m", SIZE))
     first, second = ok(drv.cuIpcOpenMemHandle(handle, 1)), ok(drv.cuIpcOpenMemHandle(handle, 1))
     assert int(first) == int(second)
     assert code(drv.cuMemFree(first)) == kit.INVALID_VALUE
@@ -156,38 +160,38 @@ def test_a_memory_handle_is_64_bytes_and_is_not_opened_by_the_process_that_expor
     ok(drv.cuMemFree(memory))
 
 
-def test_memory_of_one_process_is_read_and_written_by_another(drv: ModuleType, ctx: Any, peer: Peer) -> None:
+def test_memory_of_one_process_is_read_and_written_by_another(drv: ModuleType, ctx: Any, partner: Peer) -> None:
     memory, target = ok(drv.cuMemAlloc(SIZE)), bytearray(SIZE)
     ok(drv.cuMemsetD8(memory, 1, SIZE))
     finish(drv.CUstream(kit.LEGACY))
     handle = handle_bytes(ok(drv.cuIpcGetMemHandle(memory)))
-    assert peer.call(actions.open_memory, "m", handle) == kit.SUCCESS
-    assert peer.call(actions.read_memory, "m", SIZE) == b"\1" * SIZE
-    peer.call(actions.create_stream, "s")
-    assert peer.call(actions.fill, "m", 2, SIZE // 2, "s") == kit.SUCCESS
-    peer.call(actions.finish, "s")
+    assert partner.call(actions.open_memory, "m", handle) == kit.SUCCESS
+    assert partner.call(actions.read_memory, "m", SIZE) == b"\1" * SIZE
+    partner.call(actions.create_stream, "s")
+    assert partner.call(actions.fill, "m", 2, SIZE // 2, "s") == kit.SUCCESS
+    partner.call(actions.finish, "s")
     ok(drv.cuMemcpyDtoH(target, memory, SIZE))
     assert target == b"\2" * (SIZE // 2) + b"\1" * (SIZE // 2)
-    assert peer.call(actions.close_memory, "m") == kit.SUCCESS
+    assert partner.call(actions.close_memory, "m") == kit.SUCCESS
     ok(drv.cuMemFree(memory))
 
 
 def test_an_event_orders_writes_of_one_process_before_reads_of_another(
-    drv: ModuleType, stream: Any, event: Any, peer: Peer
+    drv: ModuleType, stream: Any, ipc_event: Any, partner: Peer
 ) -> None:
-    memory_handle = peer.call(actions.share_memory, "m", SIZE)
+    memory_handle = partner.call(actions.share_memory, "m", SIZE)
     host = int(ok(drv.cuMemAllocHost(SIZE)))
     ctypes.memset(host, 0, SIZE)
     opened = ok(drv.cuIpcOpenMemHandle(handle_from_bytes(drv.CUipcMemHandle, memory_handle), 1))
-    assert peer.call(actions.open_event, "e", handle_bytes(ok(drv.cuIpcGetEventHandle(event)))) == kit.SUCCESS
-    peer.call(actions.create_stream, "s")
+    assert partner.call(actions.open_event, "e", handle_bytes(ok(drv.cuIpcGetEventHandle(ipc_event)))) == kit.SUCCESS
+    partner.call(actions.create_stream, "s")
     for value in range(1, 11):
-        peer.call(actions.hold, "s")
-        assert peer.call(actions.fill, "m", value, SIZE, "s") == kit.SUCCESS
-        assert peer.call(actions.record, "e", "s") == kit.SUCCESS
-        ok(drv.cuStreamWaitEvent(stream, event, 0))
+        partner.call(actions.hold, "s")
+        assert partner.call(actions.fill, "m", value, SIZE, "s") == kit.SUCCESS
+        assert partner.call(actions.record, "e", "s") == kit.SUCCESS
+        ok(drv.cuStreamWaitEvent(stream, ipc_event, 0))
         ok(drv.cuMemcpyDtoHAsync(host, opened, SIZE, stream))
-        peer.call(actions.release, "s")
+        partner.call(actions.release, "s")
         finish(stream)
         assert ctypes.string_at(host, SIZE) == bytes([value]) * SIZE
     ok(drv.cuIpcCloseMemHandle(opened))

@@ -28,30 +28,30 @@ def handle_of(drv: ModuleType, event: Any) -> bytes:
 
 
 def test_opening_a_handle_twice_is_refused_or_gives_the_same_event(
-    drv: ModuleType, stream: Any, event: Any, peer: Peer
+    drv: ModuleType, stream: Any, ipc_event: Any, partner: Peer
 ) -> None:
-    handle = handle_of(drv, event)
-    assert peer.call(actions.open_event, "first", handle) == kit.SUCCESS
-    again = peer.call(actions.open_event, "second", handle)
+    handle = handle_of(drv, ipc_event)
+    assert partner.call(actions.open_event, "first", handle) == kit.SUCCESS
+    again = partner.call(actions.open_event, "second", handle)
     if again != kit.SUCCESS:
         write_down("open twice in one process", say(again))
         return
     latch = Latch(stream)
-    ok(drv.cuEventRecord(event, stream))
-    both = [peer.call(actions.query, which) for which in ("first", "second")]
+    ok(drv.cuEventRecord(ipc_event, stream))
+    both = [partner.call(actions.query, which) for which in ("first", "second")]
     latch.open()
-    complete(event)
+    complete(ipc_event)
     assert both == [kit.NOT_READY] * 2
-    assert peer.call(actions.destroy_event, "first") == kit.SUCCESS
-    assert peer.call(actions.query, "second") == kit.SUCCESS
+    assert partner.call(actions.destroy_event, "first") == kit.SUCCESS
+    assert partner.call(actions.query, "second") == kit.SUCCESS
     write_down("open twice in one process", "succeeds; both are the same event, destroyed one by one")
 
 
 def test_exporting_an_imported_event_gives_a_handle_or_a_typed_error(
-    drv: ModuleType, event: Any, peer: Peer, third: Peer
+    drv: ModuleType, ipc_event: Any, partner: Peer, third: Peer
 ) -> None:
-    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS
-    answer = peer.call(actions.export, "e")
+    assert partner.call(actions.open_event, "e", handle_of(drv, ipc_event)) == kit.SUCCESS
+    answer = partner.call(actions.export, "e")
     write_down("re-export of an imported event", say(answer))
     assert answer in (
         kit.SUCCESS,
@@ -62,27 +62,29 @@ def test_exporting_an_imported_event_gives_a_handle_or_a_typed_error(
     )
 
 
-def test_exporting_twice_gives_handles_that_both_open(drv: ModuleType, event: Any, peer: Peer, third: Peer) -> None:
-    handles = [handle_of(drv, event), handle_of(drv, event)]
+def test_exporting_twice_gives_handles_that_both_open(
+    drv: ModuleType, ipc_event: Any, partner: Peer, third: Peer
+) -> None:
+    handles = [handle_of(drv, ipc_event), handle_of(drv, ipc_event)]
     write_down("two exports give the same bytes", "yes" if handles[0] == handles[1] else "no")
-    for each, handle in zip((peer, third), handles, strict=True):
+    for each, handle in zip((partner, third), handles, strict=True):
         assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
 
 
 def test_opening_after_the_exporter_destroyed_the_event_succeeds_or_is_refused(
-    drv: ModuleType, ctx: Any, peer: Peer
+    drv: ModuleType, ctx: Any, partner: Peer
 ) -> None:
     event = ok(drv.cuEventCreate(kit.SHAREABLE))
     handle = handle_of(drv, event)
     ok(drv.cuEventDestroy(event))
-    answer = peer.call(actions.open_event, "e", handle)
+    answer = partner.call(actions.open_event, "e", handle)
     write_down("open after the exporter destroyed it", say(answer))
     assert answer in (kit.SUCCESS, kit.INVALID_VALUE, kit.INVALID_HANDLE)
 
 
-def test_opening_an_event_of_a_dead_process_succeeds_or_is_refused(peer: Peer, third: Peer) -> None:
-    handle = peer.call(actions.share_event, "e")
-    peer.kill()
+def test_opening_an_event_of_a_dead_process_succeeds_or_is_refused(partner: Peer, third: Peer) -> None:
+    handle = partner.call(actions.share_event, "e")
+    partner.kill()
     answer = third.call(actions.open_event, "e", handle)
     write_down("open after the exporter died", say(answer))
     assert answer in (kit.SUCCESS, kit.INVALID_VALUE, kit.MAP_FAILED, kit.INVALID_HANDLE)

@@ -81,11 +81,11 @@ def test_later_writes_of_a_stream_win(drv: ModuleType, stream: Any, word64: Word
 
 
 def test_a_write_is_seen_when_the_record_after_it_is_complete(
-    drv: ModuleType, stream: Any, event: Any, word64: Word
+    drv: ModuleType, stream: Any, ipc_event: Any, word64: Word
 ) -> None:
     ok(drv.cuStreamWriteValue64(stream, word64.pointer, 9, 0))
-    ok(drv.cuEventRecord(event, stream))
-    complete(event)
+    ok(drv.cuEventRecord(ipc_event, stream))
+    complete(ipc_event)
     assert word64.value == 9
 
 
@@ -205,15 +205,15 @@ def test_a_write_into_device_memory_lets_another_stream_go_on(drv: ModuleType, n
 
 
 def test_a_stream_held_by_a_value_can_be_destroyed_without_blocking(
-    drv: ModuleType, ctx: Any, event: Any, word64: Word
+    drv: ModuleType, ctx: Any, ipc_event: Any, word64: Word
 ) -> None:
     doomed = ok(drv.cuStreamCreate(kit.NON_BLOCKING))
     ok(drv.cuStreamWaitValue64(doomed, word64.pointer, 1, kit.GEQ))
-    ok(drv.cuEventRecord(event, doomed))
+    ok(drv.cuEventRecord(ipc_event, doomed))
     assert code(drv.cuStreamDestroy(doomed)) == kit.SUCCESS
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
     word64.value = 1
-    complete(event)
+    complete(ipc_event)
 
 
 # ---- a page of tmpfs
@@ -242,49 +242,49 @@ def test_a_stream_writes_a_registered_page_of_tmpfs(drv: ModuleType, stream: Any
 
 @pytest.mark.alone
 def test_two_processes_order_their_streams_by_a_word_of_one_page(
-    drv: ModuleType, stream: Any, registered: Any, page_path: str, peer: Peer
+    drv: ModuleType, stream: Any, registered: Any, page_path: str, partner: Peer
 ) -> None:
     _, address = registered
-    peer.call(actions.register_page, "page", page_path)
-    peer.call(actions.create_stream, "s")
+    partner.call(actions.register_page, "page", page_path)
+    partner.call(actions.create_stream, "s")
     pointer = drv.CUdeviceptr(address + 16)
     for value in range(1, 21):
         latch = Latch(stream)
         ok(drv.cuStreamWriteValue64(stream, pointer, value, 0))
-        assert peer.call(actions.wait_word, "s", "page", 2, value) == kit.SUCCESS
-        assert peer.call(actions.query_stream, "s") == kit.NOT_READY
-        assert peer.call(actions.load_word, "page", 2) == value - 1
+        assert partner.call(actions.wait_word, "s", "page", 2, value) == kit.SUCCESS
+        assert partner.call(actions.query_stream, "s") == kit.NOT_READY
+        assert partner.call(actions.load_word, "page", 2) == value - 1
         latch.open()
-        peer.call(actions.finish, "s")
-        assert peer.call(actions.load_word, "page", 2) == value
-    assert peer.call(actions.unregister_page, "page") == kit.SUCCESS
+        partner.call(actions.finish, "s")
+        assert partner.call(actions.load_word, "page", 2) == value
+    assert partner.call(actions.unregister_page, "page") == kit.SUCCESS
 
 
 @pytest.mark.alone
 def test_a_stream_of_another_process_writes_and_ours_goes_on(
-    drv: ModuleType, stream: Any, registered: Any, page_path: str, peer: Peer
+    drv: ModuleType, stream: Any, registered: Any, page_path: str, partner: Peer
 ) -> None:
     page, address = registered
-    peer.call(actions.register_page, "page", page_path)
-    peer.call(actions.create_stream, "s")
+    partner.call(actions.register_page, "page", page_path)
+    partner.call(actions.create_stream, "s")
     ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(address + 8), 4, kit.GEQ))
-    peer.call(actions.hold, "s")
-    assert peer.call(actions.write_word, "s", "page", 1, 4) == kit.SUCCESS
+    partner.call(actions.hold, "s")
+    assert partner.call(actions.write_word, "s", "page", 1, 4) == kit.SUCCESS
     assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
-    peer.call(actions.release, "s")
+    partner.call(actions.release, "s")
     finish(stream)
     assert page.words[1] == 4
 
 
 @pytest.mark.alone
 def test_a_plain_store_of_another_process_into_the_page_lets_a_waiting_stream_go_on(
-    drv: ModuleType, stream: Any, registered: Any, page_path: str, peer: Peer
+    drv: ModuleType, stream: Any, registered: Any, page_path: str, partner: Peer
 ) -> None:
     _, address = registered
-    peer.call(actions.map_page, "page", page_path)
+    partner.call(actions.map_page, "page", page_path)
     ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(address + 24), 1, kit.GEQ))
     assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
-    peer.call(actions.store_word, "page", 3, INT64_MAX)
+    partner.call(actions.store_word, "page", 3, INT64_MAX)
     finish(stream)
 
 

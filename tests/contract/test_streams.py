@@ -46,26 +46,26 @@ def test_host_functions_run_in_the_order_of_their_stream(drv: ModuleType, stream
 
 
 def test_a_host_function_runs_before_the_record_after_it_completes(
-    drv: ModuleType, stream: Any, event: Any, launch: Launch
+    drv: ModuleType, stream: Any, ipc_event: Any, launch: Launch
 ) -> None:
     seen: list[str] = []
     latch = Latch(stream)
     launch(stream, lambda: seen.append("ran"))
-    ok(drv.cuEventRecord(event, stream))
+    ok(drv.cuEventRecord(ipc_event, stream))
     latch.open()
-    complete(event)
+    complete(ipc_event)
     assert seen == ["ran"]
 
 
 def test_a_host_function_after_a_wait_runs_after_the_record_is_complete(
-    drv: ModuleType, new_stream: New, event: Any, launch: Launch
+    drv: ModuleType, new_stream: New, ipc_event: Any, launch: Launch
 ) -> None:
     recorder, waiter = new_stream(), new_stream()
     seen: list[str] = []
     latch = Latch(recorder)
     launch(recorder, lambda: seen.append("before the record"))
-    ok(drv.cuEventRecord(event, recorder))
-    ok(drv.cuStreamWaitEvent(waiter, event, 0))
+    ok(drv.cuEventRecord(ipc_event, recorder))
+    ok(drv.cuStreamWaitEvent(waiter, ipc_event, 0))
     launch(waiter, lambda: seen.append("after the wait"))
     latch.open()
     finish(waiter)
@@ -81,7 +81,7 @@ def test_a_held_stream_does_not_hold_another(drv: ModuleType, new_stream: New) -
 
 
 def test_synchronize_returns_after_the_streams_work(
-    drv: ModuleType, ctx: Any, stream: Any, event: Any, launch: Launch
+    drv: ModuleType, ctx: Any, stream: Any, ipc_event: Any, launch: Launch
 ) -> None:
     seen: list[str] = []
     latch = Latch(stream)
@@ -107,15 +107,15 @@ def test_synchronizing_the_context_returns_after_the_work_of_all_its_streams(
 
 
 def test_destroying_a_stream_with_pending_work_does_not_block_and_the_work_is_still_done(
-    drv: ModuleType, ctx: Any, event: Any
+    drv: ModuleType, ctx: Any, ipc_event: Any
 ) -> None:
     doomed = ok(drv.cuStreamCreate(kit.NON_BLOCKING))
     latch = Latch(doomed)
-    ok(drv.cuEventRecord(event, doomed))
+    ok(drv.cuEventRecord(ipc_event, doomed))
     assert code(drv.cuStreamDestroy(doomed)) == kit.SUCCESS
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
     latch.open()
-    complete(event)
+    complete(ipc_event)
 
 
 def test_the_priority_range_reaches_from_zero_to_at_most_minus_one(drv: ModuleType, ctx: Any) -> None:
@@ -160,7 +160,7 @@ def test_a_stream_id_is_stable_and_never_used_again(drv: ModuleType, ctx: Any, n
 def test_stream_zero_is_the_legacy_stream_unless_built_per_thread(new_peer: New) -> None:
     for per_thread_build in (False, True):
         # Without the variable it is off; "0" means so only in later bindings.
-        other = new_peer({"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"} if per_thread_build else {})
+        other = new_peer(**({"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"} if per_thread_build else {}))
         other.call(actions.start)
         zero, legacy, per_thread = other.call(actions.default_stream_ids)
         assert legacy != per_thread
@@ -193,22 +193,22 @@ def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(
 
 
 def test_a_non_blocking_stream_does_not_wait_for_the_legacy_stream(
-    drv: ModuleType, new_stream: New, event: Any
+    drv: ModuleType, new_stream: New, ipc_event: Any
 ) -> None:
     held, free = new_stream(0), new_stream()
     latch = Latch(held)
-    ok(drv.cuEventRecord(event, drv.CUstream(kit.LEGACY)))
+    ok(drv.cuEventRecord(ipc_event, drv.CUstream(kit.LEGACY)))
     finish(free)
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    assert code(drv.cuEventQuery(ipc_event)) == kit.NOT_READY
     latch.open()
-    complete(event)
+    complete(ipc_event)
 
 
-def test_events_record_and_wait_on_the_per_thread_stream(drv: ModuleType, stream: Any, event: Any) -> None:
+def test_events_record_and_wait_on_the_per_thread_stream(drv: ModuleType, stream: Any, ipc_event: Any) -> None:
     latch = Latch(stream)
-    ok(drv.cuEventRecord(event, stream))
+    ok(drv.cuEventRecord(ipc_event, stream))
     mine = drv.CUstream(kit.PER_THREAD)
-    ok(drv.cuStreamWaitEvent(mine, event, 0))
+    ok(drv.cuStreamWaitEvent(mine, ipc_event, 0))
     assert code(drv.cuStreamQuery(mine)) == kit.NOT_READY
     latch.open()
     finish(mine)

@@ -60,20 +60,22 @@ def seconds_to_finish(stream: Any) -> float | None:
 # --- records of others ------------------------------------------------------------------------------------------------
 
 
-def test_a_pending_record_shows_in_the_other_process(drv: ModuleType, stream: Any, event: Any, peer: Peer) -> None:
-    share(drv, event, peer)
+def test_a_pending_record_shows_in_the_other_process(
+    drv: ModuleType, stream: Any, ipc_event: Any, partner: Peer
+) -> None:
+    share(drv, ipc_event, partner)
     latch = kit.Latch(stream)
-    ok(drv.cuEventRecord(event, stream))
-    in_importer = peer.call(actions.query, "e")
-    peer.begin(actions.synchronize, "e")
-    blocks = not peer.connection.poll(BLINK_S)
+    ok(drv.cuEventRecord(ipc_event, stream))
+    in_importer = partner.call(actions.query, "e")
+    partner.begin(actions.synchronize, "e")
+    blocks = not partner.connection.poll(BLINK_S)
     latch.open()
-    assert peer.result() == kit.SUCCESS
-    peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
-    in_exporter = code(drv.cuEventQuery(event))
-    peer.call(actions.release, "s")
-    complete(event)
+    assert partner.result() == kit.SUCCESS
+    partner.call(actions.hold, "s")
+    assert partner.call(actions.record, "e", "s") == kit.SUCCESS
+    in_exporter = code(drv.cuEventQuery(ipc_event))
+    partner.call(actions.release, "s")
+    complete(ipc_event)
     synchronizes = "blocks" if blocks else "returns at once"
     write_down(
         "the exporter's record is pending", f"the importer's query: {say(in_importer)}; synchronize {synchronizes}"
@@ -85,17 +87,17 @@ def test_a_pending_record_shows_in_the_other_process(drv: ModuleType, stream: An
 # --- work of the dead -------------------------------------------------------------------------------------------------
 
 
-def share_by(exporter: Peer, peer: Peer) -> None:
+def share_by(exporter: Peer, partner: Peer) -> None:
     """As `share`, of another process's event: what is left pending ends with it, and is in no later event's place."""
-    assert peer.call(actions.open_event, "e", exporter.call(actions.share_event, "e")) == kit.SUCCESS
-    peer.call(actions.create_stream, "s")
+    assert partner.call(actions.open_event, "e", exporter.call(actions.share_event, "e")) == kit.SUCCESS
+    partner.call(actions.create_stream, "s")
 
 
-def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(peer: Peer, third: Peer, kind: str) -> None:
-    share_by(third, peer)
-    peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
-    peer.kill()
+def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(partner: Peer, third: Peer, kind: str) -> None:
+    share_by(third, partner)
+    partner.call(actions.hold, "s")
+    assert partner.call(actions.record, "e", "s") == kit.SUCCESS
+    partner.kill()
     never = kind == "software" and os.environ.get("IPCSYNC_HOST_DEATH") != "complete"
     patience = BLINK_S if never else SETTLE_S
     with suppress(AssertionError):
@@ -113,14 +115,14 @@ def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(peer: Pee
 
 
 def test_a_word_that_a_dead_process_was_about_to_write_is_written_or_a_store_ends_the_wait(
-    drv: ModuleType, stream: Any, page_path: str, page: kit.Page, word: Any, peer: Peer, kind: str
+    drv: ModuleType, stream: Any, page_path: str, page: kit.Page, word: Any, partner: Peer, kind: str
 ) -> None:
-    peer.call(actions.create_stream, "s")
-    peer.call(actions.register_page, "page", page_path)
-    peer.call(actions.hold, "s")
-    assert peer.call(actions.write_word, "s", "page", DONE, 1) == kit.SUCCESS
+    partner.call(actions.create_stream, "s")
+    partner.call(actions.register_page, "page", page_path)
+    partner.call(actions.hold, "s")
+    assert partner.call(actions.write_word, "s", "page", DONE, 1) == kit.SUCCESS
     ok(drv.cuStreamWaitValue64(stream, word, 1, kit.GEQ))
-    peer.kill()
+    partner.kill()
     patience = SETTLE_S if kind == "gpu" else BLINK_S
     with suppress(AssertionError):
         until(lambda: page.words[DONE], "the dead process's write", patience)
@@ -134,15 +136,15 @@ def test_a_word_that_a_dead_process_was_about_to_write_is_written_or_a_store_end
 
 
 def test_what_a_killed_process_had_submitted_ends_before_or_after_its_death_is_seen(
-    page_path: str, page: kit.Page, word: Any, peer: Peer, third: Peer, kind: str
+    page_path: str, page: kit.Page, word: Any, partner: Peer, third: Peer, kind: str
 ) -> None:
-    share_by(third, peer)
-    peer.call(actions.register_page, "page", page_path)
-    peer.call(probe_actions.hold_robustly, "page", HELD)
+    share_by(third, partner)
+    partner.call(actions.register_page, "page", page_path)
+    partner.call(probe_actions.hold_robustly, "page", HELD)
     size, times = (2 << 30, 400) if kind == "gpu" else (64 << 20, 30)  # about 0.3 s each
-    peer.call(probe_actions.submit_long_work, "s", size, times)
-    assert peer.call(actions.write_word, "s", "page", DONE, 1) == kit.SUCCESS
-    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
+    partner.call(probe_actions.submit_long_work, "s", size, times)
+    assert partner.call(actions.write_word, "s", "page", DONE, 1) == kit.SUCCESS
+    assert partner.call(actions.record, "e", "s") == kit.SUCCESS
     signs: dict[str, Callable[[], Any]] = {
         "the robust futex is marked": lambda: page.words[HELD] & OWNER_DIED,
         "the pidfd is readable": lambda: pidfd.is_dead,
@@ -151,9 +153,9 @@ def test_what_a_killed_process_had_submitted_ends_before_or_after_its_death_is_s
     }
     deaths = list(signs)[:2]
     seen: dict[str, float] = {}
-    with closing(PidFd(peer.pid)) as pidfd:
+    with closing(PidFd(partner.pid)) as pidfd:
         was_done = bool(page.words[DONE])
-        os.kill(peer.pid, signal.SIGKILL)
+        os.kill(partner.pid, signal.SIGKILL)
         began = last = time.perf_counter()
         while len(seen) < len(signs) and time.perf_counter() - last < (3.0 if kind == "gpu" else BLINK_S):
             for sign in signs.keys() - seen.keys():
@@ -162,7 +164,7 @@ def test_what_a_killed_process_had_submitted_ends_before_or_after_its_death_is_s
             if not all(death in seen for death in deaths):
                 last = time.perf_counter()
                 assert last - began < DEADLINE_S
-    peer.kill()
+    partner.kill()
     when = [f"{sign} after {seen[sign] * 1e3:.1f} ms" if sign in seen else f"{sign}: never" for sign in signs]
     write_down("a process is killed amid long work", "the work was done before" if was_done else "; ".join(when))
 
@@ -194,9 +196,9 @@ def test_a_store_of_the_cpu_ends_a_streams_wait_for_a_word(
 
 @pytest.mark.parametrize("connections", [1, 8, 32])
 def test_streams_beside_one_that_waits_go_on_or_share_its_hardware_queue(new_peer: New, connections: int) -> None:
-    peer = new_peer({"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)})
-    peer.call(actions.start)
-    went_on = peer.call(probe_actions.go_on_beside_a_wait, OTHERS)
+    partner = new_peer(CUDA_DEVICE_MAX_CONNECTIONS=str(connections))
+    partner.call(actions.start)
+    went_on = partner.call(probe_actions.go_on_beside_a_wait, OTHERS)
     assert all(0 <= count <= OTHERS for count in went_on.values())
     answer = "; ".join(f"{count} of {OTHERS} beside {what}" for what, count in went_on.items())
     write_down(f"other streams that go on, {connections} hardware queues", answer)
@@ -205,7 +207,7 @@ def test_streams_beside_one_that_waits_go_on_or_share_its_hardware_queue(new_pee
 # --- what handles cost ------------------------------------------------------------------------------------------------
 
 
-def test_handles_of_many_events_are_made_and_opened_in_some_time(drv: ModuleType, ctx: Any, peer: Peer) -> None:
+def test_handles_of_many_events_are_made_and_opened_in_some_time(drv: ModuleType, ctx: Any, partner: Peer) -> None:
     made, exported, handles = [], [], []
     for _ in range(HANDLES):
         began = time.perf_counter()
@@ -214,7 +216,7 @@ def test_handles_of_many_events_are_made_and_opened_in_some_time(drv: ModuleType
         began = time.perf_counter()
         handles.append(handle_bytes(ok(drv.cuIpcGetEventHandle(event))))
         exported.append(time.perf_counter() - began)
-    opened, closed = peer.call(probe_actions.time_opening, handles)
+    opened, closed = partner.call(probe_actions.time_opening, handles)
     steps = {"create": made, "export": exported, "open": opened, "destroy the import": closed}
     answer = ", ".join(f"{step} {statistics.median(times) * 1e6:.1f} µs" for step, times in steps.items())
     write_down(f"an interprocess event (median of {HANDLES})", answer)

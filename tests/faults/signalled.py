@@ -24,10 +24,10 @@ from typing import Any
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.faults.interrupting import is_refusal
 from tests.kit.until import until
 
 _STUCK_S = 60.0
+_REFUSED = {"record", "unnamed", "open", "same", "stats"}  # records, openings and other requests
 LONG_TTL_S = 600.0  # a session that is left open does not expire within a test
 
 
@@ -59,6 +59,11 @@ def disarm() -> None:
         except Alarm:
             continue
         return
+
+
+def is_refusal(kind: str, error: BaseException) -> bool:
+    """Whether a call of this kind may raise that within another one: Reentered, but for "query", "wait" and "close"."""
+    return kind in _REFUSED and isinstance(error, ipcsync.Reentered)
 
 
 def note_dead_threads() -> list[str]:
@@ -163,6 +168,8 @@ def _handled(mode: str, coordinator: ipcsync.Coordinator, client: ipcsync.Client
         event.at(1).wait(stream, timeout=10)
     elif mode == "open":
         client.event(f"x{next(_numbers)}", recorder=True, timeout=10).close()
+    elif mode == "same":
+        client.event("same", timeout=10).close()
     elif mode == "stats":
         client.stats(timeout=10)
     else:
@@ -176,7 +183,7 @@ def handlers(coordinator: ipcsync.Coordinator, count: int, engine: EngineName) -
     """A handler that uses the client and event of the call it interrupts: it, and that call, work or raise at once."""
     seen: Counter[str] = Counter()
     wrong: list[str] = []
-    for mode in ("record", "unnamed", "query", "wait", "open", "stats", "connect"):
+    for mode in ("record", "unnamed", "query", "wait", "open", "same", "stats", "connect"):
         client = ipcsync.connect(coordinator.endpoint)
         event = client.event(f"{mode}-event", recorder=True, engine=engine, depth=8)
         stream = ipcsync.Stream()
@@ -209,6 +216,7 @@ def handlers(coordinator: ipcsync.Coordinator, count: int, engine: EngineName) -
                 point.wait(stream)
                 client.stats(timeout=20)
                 client.event(f"y{next(_numbers)}", recorder=True, timeout=20).close()
+                client.event("same", timeout=20).close()
         finally:  # an interpreter that ends has no handler any more
             signal.setitimer(signal.ITIMER_REAL, 0)
         client.close()

@@ -20,7 +20,6 @@ import ipcsync
 from ipcsync._session.session import Session
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.faults.interrupting import Interruption
 from tests.kit import driver_functions
 from tests.kit.until import until
 
@@ -31,10 +30,8 @@ pytestmark = [
 _ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def coordinator(any_coordinator: ipcsync.Coordinator) -> ipcsync.Coordinator:
-    """These tests are of what happens between its clients: any will do."""
-    return any_coordinator
+class Interruption(BaseException):
+    """What a handler raises."""
 
 
 # --- an exception -----------------------------------------------------------------------------------------------------

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from ipcsync._drivers import load
 from ipcsync.errors import NoDriver
 from tests.kit import driver_kit as kit
-from tests.kit.peer import Peer
 
 
 @pytest.fixture(scope="session")
@@ -33,18 +32,3 @@ def context(real_gpu: str) -> Iterator[None]:
     kit.use_device(0)
     yield
     kit.open_all_latches()
-
-
-@pytest.fixture
-def new_peer(context: None) -> Iterator[Callable[[], Peer]]:
-    """Spawns processes, in which warnings are no errors: torch's import may warn. None of them outlives the test."""
-    made: list[Peer] = []
-
-    def spawn() -> Peer:
-        made.append(Peer({"PYTHONWARNINGS": "default"}))
-        return made[-1]
-
-    yield spawn
-    kit.open_all_latches()
-    for peer in made:
-        peer.close()

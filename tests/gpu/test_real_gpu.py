@@ -16,7 +16,7 @@ from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.driver, pytest.mark.process, pytest.mark.ipcsync_gpu, pytest.mark.usefixtures("context")]
 
-New = Callable[[], Peer]
+New = Callable[..., Peer]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_the_device_is_a_gpu_and_the_driver_is_cuda(real_gpu: str) -> None:
 
 def test_torch_in_another_process_opens_our_event_and_waits_for_it(torch: Any, new_peer: New) -> None:
     event, stream = ipcsync.Event(interprocess=True), ipcsync.Stream()
-    other = new_peer()
+    other = new_peer(PYTHONWARNINGS="default")  # torch's import may warn
     other.call(torch_actions.open_with_torch, event.ipc_handle())
     latch = kit.Latch(stream.cuda_stream)
     event.record(stream)
@@ -53,7 +53,7 @@ def test_torch_in_another_process_opens_our_event_and_waits_for_it(torch: Any, n
 
 
 def test_we_open_an_event_of_torch_and_see_its_record(torch: Any, new_peer: New) -> None:
-    other = new_peer()
+    other = new_peer(PYTHONWARNINGS="default")  # torch's import may warn
     event = ipcsync.Event.from_ipc_handle(0, other.call(torch_actions.make_torch_event))
     assert event.is_imported
     assert event.query() is True

@@ -146,9 +146,6 @@ class _Held:
     def open(self, name: Any, handle: bytes) -> int:
         return _keep(open_event(handle), self.events, name)
 
-    def reexport(self, name: Any) -> int:
-        return code(drv.cuIpcGetEventHandle(self.events[name]))
-
     def destroy(self, name: Any) -> int:
         return code(drv.cuEventDestroy(self.events.pop(name)))
 

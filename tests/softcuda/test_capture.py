@@ -12,7 +12,7 @@ import pytest
 from cuda.bindings import driver as drv
 
 from tests.kit.until import DEADLINE_S
-from tests.softcuda.kit import IPC, NONBLOCK, Latch, code, ok, stat
+from tests.softcuda.kit import IPC, NONBLOCK, code, ok
 
 MODES = GLOBAL, THREAD_LOCAL, RELAXED = tuple(drv.CUstreamCaptureMode)
 
@@ -48,46 +48,6 @@ def in_thread(ctx: Any, fn: Callable[[], Any], mode: Any = None) -> Any:
     t.start()
     t.join(DEADLINE_S)
     return out[0]
-
-
-def test_captured_operations_are_not_executed(ctx: Any) -> None:
-    s, e, p = ok(drv.cuStreamCreate(NONBLOCK)), ok(drv.cuEventCreate(2)), ok(drv.cuMemAlloc(64))
-    ran: list[int] = []
-    fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(ran.append)
-    ok(drv.cuMemsetD8(p, 1, 64))
-    ok(drv.cuCtxSynchronize())
-    n = stat("captured")
-    seen: set[int] = set()
-    for _ in range(2):
-        latch = Latch(s)  # work from before the capture goes on
-        ok(drv.cuStreamBeginCapture(s, GLOBAL))
-        state, ident, graph, deps, _edges, m = ok(drv.cuStreamGetCaptureInfo(s))
-        assert state == status(s) == ACTIVE
-        assert int(graph)
-        assert (deps or m) == 0
-        seen.add(int(ident))
-        ok(drv.cuMemsetD8Async(p, 2, 64, s))
-        ok(drv.cuMemcpyHtoDAsync(p, b"3" * 64, 64, s))
-        ok(drv.cuLaunchHostFunc(s, drv.CUhostFn(ctypes.cast(fn, ctypes.c_void_p).value), 1))
-        ok(drv.cuStreamWriteValue32(s, p, 4, 0))
-        ok(drv.cuEventRecord(e, s))
-        ok(drv.cuStreamWaitEvent(s, e, 0))
-        ok(drv.cuMemcpyDtoHAsync(bytearray(64), p, 64, s))
-        assert code(drv.cuGraphDestroy(graph)) == 1  # not while it is captured into
-        g = ok(drv.cuStreamEndCapture(s))
-        assert int(g) == int(graph)
-        assert status(s) == NONE
-        assert ok(drv.cuStreamGetCaptureInfo(s))[0] == NONE
-        latch.open()
-        ok(drv.cuStreamSynchronize(s))
-        ok(drv.cuGraphDestroy(g))
-        assert code(drv.cuGraphDestroy(g)) == 1
-    out = bytearray(64)
-    ok(drv.cuMemcpyDtoH(out, p, 64))
-    assert out == b"\1" * 64
-    assert ran == []
-    assert stat("captured") == n + 14  # nodes, and records and waits that are dependencies
-    assert len(seen) == 2
 
 
 def test_captured_event(ctx: Any) -> None:
@@ -168,43 +128,6 @@ def test_capture_begin_and_end(ctx: Any) -> None:
     assert status(t) == NONE
     ok(drv.cuStreamQuery(t))
     ok(drv.cuMemFree(ok(drv.cuMemAlloc(4))))
-
-
-def test_capture_forks(ctx: Any) -> None:
-    e, f, old, t = (
-        ok(drv.cuEventCreate(2)),
-        ok(drv.cuEventCreate(2)),
-        ok(drv.cuEventCreate(2)),
-        ok(drv.cuStreamCreate(NONBLOCK)),
-    )
-    ok(drv.cuEventRecord(old, t))
-    s = begin()
-    ok(drv.cuEventRecord(e, s))
-    ok(drv.cuStreamWaitEvent(t, e, 0))
-    assert status(t) == ACTIVE
-    assert capture_id(t) == capture_id(s) != 0
-    assert code(drv.cuStreamEndCapture(t)) == 903
-    ok(drv.cuEventRecord(f, t))
-    ok(drv.cuStreamWaitEvent(s, f, 0))
-    ok(drv.cuStreamEndCapture(s))
-    assert status(t) == status(s) == NONE
-    s = begin()
-    ok(drv.cuStreamWaitEvent(s, ok(drv.cuEventCreate(2)), 0))  # never recorded: nothing to depend on
-    # external
-    ok(drv.cuStreamWaitEvent(s, old, 1))
-    ok(drv.cuEventRecordWithFlags(old, s, 1))
-    assert status(s) == ACTIVE
-    assert code(drv.cuStreamWaitEvent(s, old, 0)) == 905
-    assert code(drv.cuStreamEndCapture(s)) == 901
-    ok(drv.cuEventSynchronize(old))
-    assert code(drv.cuStreamWaitEvent(s, old, 1)) == 1  # external, but not capturing
-    s, s2 = begin(), begin()
-    ok(drv.cuEventRecord(e, s))
-    assert code(drv.cuStreamWaitEvent(s2, e, 0)) == 902
-    assert status(s) == status(s2) == INVALIDATED
-    assert code(drv.cuStreamWaitEvent(t, e, 0)) == 1
-    assert status(t) == NONE
-    assert code(drv.cuStreamEndCapture(s)) == code(drv.cuStreamEndCapture(s2)) == 901
 
 
 def test_capture_and_legacy_stream(ctx: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as drv
 
-from tests.kit.until import DEADLINE_S, until
+from tests.kit.until import until
 from tests.softcuda.kit import IPC, SIM, code, handle_bytes, ok, stat
 from tests.softcuda.processes import MakeServers, py
 
@@ -148,32 +147,6 @@ def test_death_pending_passes_on(servers: MakeServers, pending: MakeServers) -> 
     b.p.join()
     until(lambda: other("query", "c") == 0, "the record is complete")
     assert c("query", "c") == 600
-
-
-def test_death_pending_waiter_can_be_killed(servers: MakeServers, pending: MakeServers) -> None:
-    a = servers()
-    bs = pending(4)
-    h = a("create", "e")
-    for b in bs:
-        b("open", "e", h)
-        b("stream", 0)
-    a("stream", 0)
-    a("hold", 0)
-    a("record", "e", 0)
-    for b, op in zip(bs, [("sync", "e"), ("ssync", 0), ("sync", "e"), ("ssync", 0)], strict=False):
-        b("wait", 0, "e")
-        b.send(op)
-    a.kill()
-    a.p.join()
-    until(lambda: stat("reap") or stat("processes") == 5, "the dead process is found")
-    time.sleep(0.3)
-    for b, sig in zip(bs, [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL], strict=False):
-        assert not b.conn.poll()
-        os.kill(b.p.pid, sig)
-        b.p.join(DEADLINE_S)
-        assert b.p.exitcode == -sig
-    stat("reap")
-    assert stat("processes") == 1
 
 
 def test_death_pending_leaves_nothing() -> None:

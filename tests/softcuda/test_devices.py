@@ -6,7 +6,6 @@ import ctypes
 import threading
 from typing import Any
 
-import pytest
 from cuda.bindings import driver as drv
 
 from tests.softcuda.kit import SIM, code, ok
@@ -97,24 +96,6 @@ def test_devices() -> None:
         py(none, IPCSYNC_HOST_DEVICES=3, CUDA_VISIBLE_DEVICES=visible)
 
 
-def test_two_devices() -> None:
-    py(
-        """
-    c0 = start(0); s0 = ok(drv.cuStreamCreate(NONBLOCK)); e0 = ok(drv.cuEventCreate(IPC))
-    c1 = start(1); s1 = ok(drv.cuStreamCreate(NONBLOCK))
-    assert code(drv.cuEventRecord(e0, s1)) == 400
-    latch = Latch(s0); ok(drv.cuEventRecord(e0, s0)); ok(drv.cuStreamWaitEvent(s1, e0, 0))
-    assert code(drv.cuStreamQuery(s1)) == 600
-    latch.open(); ok(drv.cuStreamSynchronize(s1))
-    assert ok(drv.cuDeviceCanAccessPeer(0, 1)) == 1 and ok(drv.cuDeviceCanAccessPeer(0, 0)) == 0
-    ok(drv.cuCtxEnablePeerAccess(c0, 0)); assert code(drv.cuCtxEnablePeerAccess(c0, 0)) == 704
-    ok(drv.cuCtxDisablePeerAccess(c0)); assert code(drv.cuCtxDisablePeerAccess(c0)) == 705
-    assert int(ok(drv.cuStreamGetDevice(s1))) == 1
-    """,
-        IPCSYNC_HOST_DEVICES=2,
-    )
-
-
 def test_latency_and_async() -> None:
     py(
         """
@@ -133,12 +114,6 @@ def test_latency_and_async() -> None:
     """,
         IPCSYNC_HOST_ASYNC=1,
     )
-
-
-@pytest.mark.parametrize("mps", [0, 1])
-def test_the_devices_say_whether_mps_is_enabled(mps: int) -> None:
-    ask = "start(); assert ok(drv.cuDeviceGetAttribute(drv.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED, 0)) == "
-    py(ask + str(mps), IPCSYNC_HOST_MPS=mps)
 
 
 def test_event_limit() -> None:

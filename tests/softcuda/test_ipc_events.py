@@ -5,101 +5,10 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cuda.bindings import driver as drv
 
-from tests.softcuda.kit import IPC, code, handle_bytes, ok, open_event
 from tests.softcuda.processes import MakeServers
-
-
-def test_ipc_handle_errors(ctx: Any) -> None:
-    e = ok(drv.cuEventCreate(IPC))
-    assert code(drv.cuIpcGetEventHandle(ok(drv.cuEventCreate(2)))) == 400
-    assert code(drv.cuIpcGetEventHandle(ok(drv.cuEventCreate(0)))) == 400
-    assert code(open_event(handle_bytes(e))) == 201  # in the process that made it
-    assert handle_bytes(e) == handle_bytes(e)
-    assert code(open_event(bytes(64))) == 205
-    assert code(open_event(handle_bytes(e)[:8] + bytes(56))) == 205  # of a process that is there, but none of its files
-    assert code(open_event(os.urandom(64))) == 1
-    assert len(handle_bytes(e)) == 64
-
-
-def test_ipc_event_both_ways(servers: MakeServers) -> None:
-    a, b = servers(2)
-    h = a("create", "e")
-    assert b("open", "e", h) == 0
-    assert b("reexport", "e") == 400  # an imported event has no handle to give
-    for x in (a, b):
-        x("stream", 0)
-        assert x("query", "e") == 0
-        assert x("sync", "e") == 0
-    a("hold", 0)
-    assert a("record", "e", 0) == 0
-    assert b("query", "e") == 600
-    assert a("query", "e") == 600
-    assert b("wait", 0, "e") == 0
-    assert b("squery", 0) == 600
-    a("let", 0)
-    assert b("ssync", 0) == 0
-    assert b("sync", "e") == 0
-    assert b("query", "e") == 0
-    b("hold", 0)  # now the importer records, and the exporter sees it
-    assert b("record", "e", 0) == 0
-    assert a("query", "e") == 600
-    assert a("wait", 0, "e") == 0
-    assert a("squery", 0) == 600
-    assert a("record", "e", 0) == 0  # the exporter's record, behind the importer's, is the latest for both
-    b("let", 0)
-    assert b("sync", "e") == 0
-    assert a("query", "e") == 0
-    a.end()
-    b.end()
-
-
-def test_ipc_wait_is_not_moved_by_a_later_record(servers: MakeServers) -> None:
-    a, b, c = servers(3)
-    h = a("create", "e")
-    for x in (b, c):
-        assert x("open", "e", h) == 0
-    for x in (a, b, c):
-        x("stream", 0)
-        x("stream", 1)
-    a("hold", 0)
-    b("hold", 0)
-    a("record", "e", 0)
-    c("wait", 0, "e")
-    b("record", "e", 0)
-    c("wait", 1, "e")
-    a("let", 0)
-    assert c("ssync", 0) == 0
-    assert c("squery", 1) == 600
-    assert a("query", "e") == 600
-    b("let", 0)
-    assert c("ssync", 1) == 0
-    assert a("sync", "e") == 0
-
-
-def test_ipc_open_several_times(servers: MakeServers) -> None:
-    a, b = servers(2)
-    base = a("stat", "events")
-    h = a("create", "e")
-    b("stream", 0)
-    a("stream", 0)
-    for k in range(3):
-        assert b("open", k, h) == 0
-    a("hold", 0)
-    a("record", "e", 0)
-    assert b("destroy", 0) == 0
-    assert b("query", 1) == 600
-    assert b("query", 2) == 600
-    a("let", 0)
-    assert b("sync", 2) == 0
-    assert b("destroy", 1) == 0
-    assert b("destroy", 2) == 0
-    assert a("destroy", "e") == 0
-    assert a("stat", "events") == base
 
 
 def test_a_handle_outlives_its_event_and_comes_again(servers: MakeServers) -> None:

@@ -13,40 +13,6 @@ from tests.softcuda.kit import NONBLOCK, Latch, code, files, ok, open_event, ope
 from tests.softcuda.processes import MakeServers, py
 
 
-def test_memory(ctx: Any) -> None:
-    free0, total = ok(drv.cuMemGetInfo())
-    p = ok(drv.cuMemAlloc(100_000))
-    assert ok(drv.cuMemGetInfo())[0] < free0
-    assert code(drv.cuMemAlloc(total + 1)) == 2
-    assert code(drv.cuMemAlloc(0)) == 1
-    src, dst = os.urandom(100_000), bytearray(100_000)
-    ok(drv.cuMemcpyHtoD(p, src, len(src)))
-    q = ok(drv.cuMemAlloc(100_000))
-    ok(drv.cuMemcpyDtoD(q, p, len(src)))
-    ok(drv.cuMemcpyDtoH(dst, q, len(src)))
-    assert dst == src
-    ok(drv.cuMemsetD8(p, 7, 100))
-    ok(drv.cuMemsetD32(int(p) + 100, 0x01020304, 5))
-    ok(drv.cuMemcpyDtoH(dst, p, 120))
-    assert dst[:104] == b"\7" * 100 + b"\4\3\2\1"
-    assert code(drv.cuMemcpyHtoD(int(p) + 90_000, src, 20_000)) == 1  # over the end
-    assert tuple(map(int, ok(drv.cuMemGetAddressRange(int(p) + 5)))) == (int(p), 100_000)
-    attribute = drv.CUpointer_attribute
-    assert (
-        ok(drv.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p))
-        == drv.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    )
-    assert ok(drv.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, p)) == 0
-    assert code(drv.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 4096)) == 1
-    h = ok(drv.cuMemHostAlloc(4096, 0))
-    assert code(drv.cuMemFree(int(h))) == 1
-    ok(drv.cuMemFreeHost(h))
-    ok(drv.cuMemFree(p))
-    ok(drv.cuMemFree(q))
-    assert code(drv.cuMemFree(p)) == 1
-    assert ok(drv.cuMemGetInfo())[0] == free0
-
-
 def test_async_copies(ctx: Any) -> None:
     s = ok(drv.cuStreamCreate(NONBLOCK))
     p, latch = ok(drv.cuMemAlloc(64)), Latch(s)

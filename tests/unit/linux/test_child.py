@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -300,63 +299,6 @@ def test_a_forked_child_of_ours_ends_nobody(worker: Worker) -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     assert worker.call(add, 1, 1) == 2
-
-
-class _StopError(BaseException):
-    """Nothing expects it."""
-
-
-def _lines_of_a_start() -> int:
-    """How many lines of ours a start runs."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename != child.__file__:
-            return None
-        count += event == "line"
-        return trace
-
-    sys.settrace(trace)
-    try:
-        one = Worker()
-    finally:
-        sys.settrace(None)
-    one.close()
-    return count
-
-
-def _start_broken_off_at(number: int) -> None:
-    """Start a worker, and raise at the line of that number."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename != child.__file__:
-            return None
-        if event == "line":
-            count += 1
-            if count == number:
-                raise _StopError
-        return trace
-
-    sys.settrace(trace)
-    try:
-        Worker()
-    finally:
-        sys.settrace(None)
-
-
-def test_a_start_broken_off_at_any_line_leaves_neither_process_nor_descriptor() -> None:
-    lines = _lines_of_a_start()
-    assert lines > 20
-    gc.collect()
-    before, children = descriptors(), _children_of(os.getpid())
-    for number in range(1, lines + 1):
-        with pytest.raises(_StopError):
-            _start_broken_off_at(number)
-        until(lambda: _children_of(os.getpid()) <= children, f"no process is left after line {number}")
-        assert descriptors().items() <= before.items(), f"line {number}"
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------

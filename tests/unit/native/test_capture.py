@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,10 +11,7 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync._drivers import load, unwrap
-from ipcsync._native import capture
 from ipcsync._native.capture import refuse_capturing, relaxed_call
-from ipcsync._session import probe
-from ipcsync._wire.messages import ProbeReply
 
 pytestmark = pytest.mark.driver
 
@@ -132,38 +127,3 @@ def test_the_threads_own_mode_comes_back() -> None:
     with pytest.raises(KeyError):
         relaxed_call(fails)
     assert mode() == GLOBAL
-
-
-def test_an_interrupt_anywhere_in_a_check_of_the_engines_leaves_the_threads_mode() -> None:
-    no_board: Any = None
-    ipcsync.set_device(0)
-
-    def interrupt_at(number: int) -> bool:
-        """Whether the check had so many steps."""
-        count = 0
-
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            nonlocal count
-            if frame.f_code.co_filename not in (capture.__file__, probe.__file__) or event not in ("call", "line"):
-                return trace
-            count += 1
-            if count == number:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-            return trace
-
-        earlier = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            assert probe.of_engines(ProbeReply(b"", None, "not asked"), 0, no_board)["event"]["ok"] is False
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(earlier)
-        return False
-
-    steps = 1
-    while interrupt_at(steps):
-        assert mode() == GLOBAL, steps
-        steps += 1
-    assert steps > 10

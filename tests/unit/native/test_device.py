@@ -312,45 +312,6 @@ def test_two_devices_are_current_one_at_a_time_and_per_thread() -> None:
 
 
 @pytest.mark.process
-def test_an_interrupt_anywhere_leaves_the_device_that_was_current() -> None:
-    run_on_two(
-        """
-        from ipcsync._native import context
-
-        def interrupt_at(number):
-            count = 0
-
-            def trace(frame, event, _):
-                nonlocal count
-                if frame.f_code.co_filename != context.__file__ or event not in ("call", "line"):
-                    return trace
-                count += 1
-                if count == number:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-                return trace
-
-            sys.settrace(trace)
-            try:
-                context.stream_call(0, 1, lambda: (None,))
-            finally:
-                sys.settrace(None)
-
-        interrupt_at(0)  # what is done once in a process
-        ipcsync.set_device(0)
-        for number in range(1, 1000):
-            try:
-                interrupt_at(number)
-            except KeyboardInterrupt:
-                assert ipcsync.current_device() == 0, number
-            else:
-                break
-        assert 20 < number < 1000
-        """
-    )
-
-
-@pytest.mark.process
 def test_maybe_exchange_leaves_a_device_without_a_context_alone() -> None:
     run_on_two(
         """
