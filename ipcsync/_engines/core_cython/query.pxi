@@ -2,7 +2,8 @@
 
 cdef class Queries(Slot):
 
-    cdef dict watched  # for how long records have waited for each hazard, in ns
+    cdef dict watched  # since when, by `awake`, records have waited for each hazard
+    cdef int64_t awake, looked  # for how long some record has, in ns, of any thread; the last look
 
     def __cinit__(self, *_):
         self.watched = {}
@@ -453,28 +454,23 @@ cdef class Queries(Slot):
         Such a call takes microseconds. Those of processes found dead, which the coordinator ends, do not count, nor what
         has been seen for long: its process may be stopped, its stream's queue be full.
         """
-        cdef int64_t now, last, done = self._completed
+        cdef int64_t done = self._completed
         cdef int64_t pause = 0
         hazards = self.hazards_left()
-        last = ipcsync_now()
-        deadline = max(deadline, last + LEAST_NS)
+        deadline = max(deadline, self.looked + LEAST_NS)
         while True:
             hazards &= self.hazards_left()
             if not hazards:
                 break
-            now = ipcsync_now()
-            for hazard in hazards:  # while this process is stopped, it does not watch
-                self.watched[hazard] += min(now - last, <int64_t>LONGEST_LOOK_NS)
-            if now >= deadline:
+            if self.looked >= deadline:
                 self.raise_visited(oldest, timeout)
-            last = now
             with nogil:
                 ipcsync_pause(pause)
             PyErr_CheckSignals()
             pause = min(2 * pause + 10000, <int64_t>LONGEST_GAP_NS)
             self.look_for_room()
             if pause == LONGEST_GAP_NS:
-                self.watched |= {hazard: PATIENCE_NS for hazard in hazards if not self.session_is_alive(hazard[0])}
+                self.watched |= {hazard: -PATIENCE_NS for hazard in hazards if not self.session_is_alive(hazard[0])}
         self.enter_state()
         self._room = max(self._room, done + self.depth)
         self.state.give()
@@ -482,5 +478,8 @@ cdef class Queries(Slot):
 
     cdef set hazards_left(self):
         """The hazards to wait for: a session's line, and its byte."""
-        self.watched = {hazard: self.watched.get(hazard, 0) for hazard in self.line.visits().items()}
-        return {hazard for hazard, watched in self.watched.items() if watched < PATIENCE_NS}
+        cdef int64_t now = ipcsync_now()
+        self.awake += min(now - self.looked, LONGEST_LOOK_NS)  # while this process is stopped, it does not watch
+        self.looked = now
+        self.watched = {hazard: self.watched.get(hazard, self.awake) for hazard in self.line.visits().items()}
+        return {hazard for hazard, since in self.watched.items() if self.awake - since < PATIENCE_NS}
