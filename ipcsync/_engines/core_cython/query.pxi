@@ -187,12 +187,14 @@ cdef class Queries(Slot):
             self.guard.check_liveness()  # which also beats, if this is the thread that does
         return now
 
-    cdef int sleep_until_complete(self, int64_t generation, int64_t deadline) except -1 nogil:
+    cdef int sleep_until_complete(self, int64_t generation, int64_t deadline, int64_t since) except -1 nogil:
         """Block until `generation` is complete: 1. Once `deadline` is over: 0 if it is recorded by then, else 2."""
         cdef int64_t until, now, last = ipcsync_now()
+        cdef int64_t began = since if <int64_t>(ipcsync_load(self.place + RECORDED) - self.base) >= generation else 0
         cdef int found
         if not self.sleep_until_recorded(generation, deadline):
             return 2
+        began = began or ipcsync_now()
         if self.state.mine() and not self.is_complete(generation):  # then the driver could not be asked
             with gil:
                 self.raise_reentered()
@@ -202,7 +204,7 @@ cdef class Queries(Slot):
             self.check_finished(generation)
             now = ipcsync_now()
             until = min(deadline, now + self.behind.slice_ns)
-            found = self.await_driver(generation, until)
+            found = self.await_driver(generation, began, until)
             if found == 1:
                 if self.confirm(generation):
                     return 1
@@ -212,7 +214,7 @@ cdef class Queries(Slot):
             if now >= deadline:  # only now: the driver is asked once even with a timeout of 0
                 return 0
 
-    cdef int await_driver(self, int64_t generation, int64_t until) except -2 nogil:
+    cdef int await_driver(self, int64_t generation, int64_t began, int64_t until) except -2 nogil:
         """Wait until the driver calls `generation` complete: 1; 0 once `until` is over, -1 if a signal came."""
         cdef Handle event = NULL
         cdef uint64_t count
@@ -232,7 +234,7 @@ cdef class Queries(Slot):
             event = self.event(generation)
         step(AWAIT_WORK)
         is_there = await_work(
-            event, self.place + COMPLETED, self.base + generation, until, self.doorbell(), &self.patience
+            event, self.place + COMPLETED, self.base + generation, began, until, self.doorbell(), &self.patience
         )
         if event != NULL:
             ipcsync_add(&self.sleepers, -1)
@@ -255,15 +257,18 @@ cdef class Queries(Slot):
         if not is_recorded:
             self.raise_timeout(generation, timeout, "recorded")
 
-    def await_complete(self, int64_t generation, timeout, int64_t began=0):
-        """As `synchronize`, and for the client's own threads, of which a trace does not show it."""
+    def await_complete(self, int64_t generation, timeout, int64_t began=0, int64_t since=0):
+        """As `synchronize`, and for the client's own threads, of which a trace does not show it.
+
+        One that has waited for it, once it was recorded, since `since` in ns looks as seldom as after so long.
+        """
         cdef int64_t deadline = deadline_of(timeout, began)
         cdef int found
         self.check_use()
         if self.is_complete(generation):
             return
         with nogil:
-            found = self.sleep_until_complete(generation, deadline)
+            found = self.sleep_until_complete(generation, deadline, since)
         if found != 1:
             self.raise_timeout(generation, timeout, "recorded" if found == 2 else "complete")
 
@@ -438,7 +443,7 @@ cdef class Queries(Slot):
             if now - first > FULL_NS:
                 self.note_full(oldest)
             with nogil:
-                found = self.await_driver(oldest, min(deadline, now + <int64_t>SLICE_NS))
+                found = self.await_driver(oldest, first, min(deadline, now + <int64_t>SLICE_NS))
             PyErr_CheckSignals()
             self.guard.check_liveness()
             self.look_for_room()
