@@ -81,7 +81,7 @@ class Finished:
         deadline_of(timeout)
         self.query(generation)
 
-    def await_complete(self, generation: int, timeout: float | None, patience_s: float = 0) -> None:  # noqa: ARG002
+    def await_complete(self, generation: int, *_: float | None) -> None:
         """Return, or raise RecorderLost."""
         self.query(generation)
 

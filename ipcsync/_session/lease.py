@@ -20,10 +20,19 @@ from ipcsync._linux.process import PidFd, PidFdError, Process, pid_namespace
 from ipcsync._locks import CallLock, holding
 from ipcsync._native import fork
 from ipcsync._wire.messages import Welcome
-from ipcsync.errors import ClientClosed, CoordinatorLost, IpcSyncError, ProtocolError, SessionExpired
+from ipcsync.errors import (
+    ClientClosed,
+    CoordinatorLost,
+    ForkedProcessError,
+    IpcSyncError,
+    ProtocolError,
+    SessionExpired,
+    SessionLost,
+)
 
 log = logging.getLogger("ipcsync")
 
+_ENDS = (SessionLost, ClientClosed, ForkedProcessError, ProtocolError)
 _LIFELINE_S = 0.25
 _LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the heartbeat's thread; nothing else is done meanwhile
 LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
@@ -226,9 +235,9 @@ class SessionLease:
         self._due_ns = monotonic_ns() + _LONGEST_CALL_NS
         try:
             return self._at_beat()
-        except IpcSyncError as error:
+        except _ENDS as error:
             self._lose(error)
-        except Exception:
+        except Exception:  # it says nothing about the session, and the next beat may do better
             log.exception("the heartbeat of %s failed", self.endpoint)
         return LONGEST_BEAT_S
 

@@ -1,4 +1,4 @@
-"""The asynchronous waits of a session: one thread looks at all of them.
+"""The asynchronous waits of a session: one thread looks at all of them, as long as the driver answers.
 
 It uses no driver callbacks, in which Python can deadlock.
 """
@@ -6,6 +6,7 @@ It uses no driver callbacks, in which Python can deadlock.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -23,6 +24,9 @@ _AMONG_S = 0.001
 _CHECK_NS = 50_000_000
 _STUCK_S = 1.0
 _FAILING_S = 1.0
+_WATCH_S = 0.02
+_LOOK_S = 0.02
+_LOOKERS = 8
 
 
 class Pending:
@@ -34,12 +38,13 @@ class Pending:
     def __init__(
         self, engine: Engine, generation: int, timeout: float | None = None, *, recorded: bool = False
     ) -> None:
-        self._engine = engine
+        self.engine: Engine = engine
         self._generation = generation
         self._timeout = timeout
         self._deadline = deadline_of(timeout)
         self._recorded = recorded
-        self._next_check = time.monotonic_ns() + _CHECK_NS
+        self._since = time.monotonic_ns()  # the call, or when it was found not recorded last
+        self._next_check = self._since + _CHECK_NS
 
     def has_ended(self) -> bool:
         """Whether the point is complete, or recorded; does not block. Raises the error that ends the wait."""
@@ -48,32 +53,34 @@ class Pending:
         now = time.monotonic_ns()
         if now >= self._next_check:
             self._next_check = now + _CHECK_NS
-            self._engine.check_liveness(self._generation)
+            self.engine.check_liveness(self._generation)
         if now >= self._deadline:
-            is_recorded = self._engine.generation >= self._generation
-            self._engine.raise_timeout(self._generation, self._timeout, "complete" if is_recorded else "recorded")
+            is_recorded = self.engine.generation >= self._generation
+            self.engine.raise_timeout(self._generation, self._timeout, "complete" if is_recorded else "recorded")
         return False
 
     def _is_there(self) -> bool:
         if not self._recorded:
-            return self._engine.query(self._generation, 0)  # this thread has other waits to look at
-        self._engine.check()
+            return self.engine.query(self._generation, 0)  # this thread has other waits to look at
+        self.engine.check()
         try:
-            self._engine.await_recorded(self._generation, 0, self._timeout)
+            self.engine.await_recorded(self._generation, 0, self._timeout)
         except WaitTimeout:
             return False
         return True
 
     def __str__(self) -> str:
-        return f"generation {self._generation} of {self._engine.name!r}"
+        return f"generation {self._generation} of {self.engine.name!r}"
 
     def pause(self, seconds: float) -> None:
         """Sleep until it may be over, at most `seconds`."""
         try:
             if self._recorded:
-                self._engine.await_recorded(self._generation, deadline_of(seconds), seconds)
-            else:
-                self._engine.await_complete(self._generation, seconds)
+                self.engine.await_recorded(self._generation, deadline_of(seconds), seconds)
+                return
+            if self.engine.generation < self._generation:
+                self._since = time.monotonic_ns()
+            self.engine.await_complete(self._generation, seconds, 0, self._since)
         except DriverError:
             time.sleep(seconds)  # the next look may succeed
         except IpcSyncError:
@@ -126,15 +133,17 @@ class WaitEntry:
 class Waits:
     """The waits of a client. One thread looks at all of them: it starts with the first, and ends when none is left.
 
-    Another thread calls the users' callbacks, in the order in which their waits ended. A callback that does not return
+    A look that the driver does not answer delays those for other events by 50 ms at most: then another thread looks.
+    One more thread calls the users' callbacks, in the order in which their waits ended. A callback that does not return
     delays the others for a second: then another thread goes on with them.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[WaitEntry, None] = {}  # in the order in which they came
         self._due: deque[WaitEntry] = deque()
-        self._poller = Worker("ipcsync-waits", lambda: bool(self._waiting or self._due), self._poll)
-        self._caller = _Caller(self._due)
+        self._lookers = [self._new_looker()]  # the last one goes on, the others look at one wait each
+        self._watch = Worker("ipcsync-watch", lambda: len(self._waiting) > 1, self._replace_stuck)
+        self._caller = self._new_caller()
 
     def add(
         self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False
@@ -145,7 +154,9 @@ class Waits:
         """
         entry = WaitEntry(pending, notify, is_callback=is_callback)
         self._waiting[entry] = None
-        self._poller.ensure()
+        self._lookers[-1].worker.ensure()
+        if len(self._waiting) > 1:
+            self._watch.ensure()
         return entry
 
     def remove(self, entry: WaitEntry) -> None:
@@ -157,26 +168,53 @@ class Waits:
         """How many waits are not over."""
         return len(self._waiting)
 
-    def _poll(self) -> None:
-        waiting = list(self._waiting)
+    def _new_looker(self) -> _Thread:
+        return _Thread("ipcsync-waits", lambda: bool(self._waiting or self._due), self._poll)
+
+    def _new_caller(self) -> _Thread:
+        return _Thread("ipcsync-callbacks", lambda: bool(self._due), self._call)
+
+    def _replace_stuck(self) -> None:
+        time.sleep(_WATCH_S)
+        *others, last = self._lookers
+        lookers = [*(looker for looker in others if looker.engine is not None), last]
+        if len(lookers) < _LOOKERS and last.is_stuck:
+            lookers.append(self._new_looker())
+        self._lookers = lookers
+        lookers[-1].worker.ensure()
+
+    def _poll(self, looker: _Thread) -> None:
+        blocked = {other.engine for other in self._lookers[:-1]}
+        waiting = [entry for entry in self._waiting if entry.pending.engine not in blocked]
         began = time.monotonic()
         # Asked from the last to the first, reported from the first to the last: of two waits that end at this moment,
         # the one that was added first is first.
-        over = [entry for entry in reversed(waiting) if entry.has_ended()]
+        over = []
+        for entry in reversed(waiting):
+            looker.begin(_LOOK_S, entry.pending.engine)
+            if entry.has_ended():
+                over.append(entry)
+            if looker.end():
+                return  # the next one looks at all of these again
         for entry in reversed(over):
             self._notify(entry)
         if self._due:
             if self._caller.is_stuck:
-                self._caller = _Caller(self._due)
-            self._caller.ensure()
+                self._caller = self._new_caller()
+            self._caller.worker.ensure()
         if over:
             return
         # The first is the most likely to end first. With many waits, looking takes half of the time at most.
         took = time.monotonic() - began
         if waiting:
-            waiting[0].pending.pause(_ALONE_S if len(waiting) == 1 else max(_AMONG_S, took))
+            seconds = _ALONE_S if len(waiting) == 1 else max(_AMONG_S, took)
+            looker.begin(seconds + _LOOK_S, waiting[0].pending.engine)
+            waiting[0].pending.pause(seconds)
+            looker.end()
+        elif self._waiting:
+            time.sleep(_WATCH_S)
         else:
-            self._caller.join(_CHECK_NS / 1e9)
+            self._caller.worker.join(_CHECK_NS / 1e9)
 
     def _notify(self, entry: WaitEntry) -> None:
         if self._waiting.pop(entry, entry) is entry:
@@ -186,40 +224,45 @@ class Waits:
         else:
             entry.call()
 
+    def _call(self, caller: _Thread) -> None:
+        caller.begin(_STUCK_S)
+        try:
+            self._due.popleft().call()
+        finally:
+            caller.end()
+
     def join(self, timeout: float, closer: int, pause: Callable[[float], object] = time.sleep) -> None:
         """Wait until every callback was called; the client is closed, so each of them is due.
 
         `closer` is the id of the thread that waits for this: a callback may close its own client.
         """
         deadline = time.monotonic() + timeout
-        self._poller.join(timeout, pause)
-        if self._caller.thread != closer:
-            self._caller.join(max(0.0, deadline - time.monotonic()), pause)
+        self._lookers[-1].worker.join(timeout, pause)
+        if self._caller.id != closer:
+            self._caller.worker.join(max(0.0, deadline - time.monotonic()), pause)
 
 
-class _Caller:
-    """Makes the due calls, in order, until one of them does not return."""
+class _Thread:
+    """Does one thing after another, until one of them does not return in time: then it ends with that."""
 
-    def __init__(self, due: deque[WaitEntry]) -> None:
-        self._due = due
-        self._is_replaced = False
-        self._since = 0.0  # when the running callback began
-        self._worker = Worker("ipcsync-callbacks", lambda: bool(due) and not self._is_replaced, self._call)
-        self.thread = 0
-        self.ensure = self._worker.ensure
-        self.join = self._worker.join
+    def __init__(self, name: str, has_work: Callable[[], bool], work: Callable[[_Thread], None]) -> None:
+        self.engine: Engine | None = None  # that it asks now
+        self.is_replaced = False
+        self.id = 0
+        self._due = math.inf  # by when it should have done what it does
+        self.worker = Worker(name, lambda: has_work() and not self.is_replaced, lambda: work(self))
+
+    def begin(self, seconds: float, engine: Engine | None = None) -> None:
+        """It does what may take so long."""
+        self.id, self.engine, self._due = threading.get_ident(), engine, time.monotonic() + seconds
+
+    def end(self) -> bool:
+        """It has done it. Whether another one has taken over meanwhile."""
+        self.engine, self._due = None, math.inf
+        return self.is_replaced
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a callback has not returned for long; then this object calls no other."""
-        since = self._since
-        self._is_replaced = bool(since) and time.monotonic() - since > _STUCK_S
-        return self._is_replaced
-
-    def _call(self) -> None:
-        self.thread = threading.get_ident()
-        self._since = time.monotonic()
-        try:
-            self._due.popleft().call()
-        finally:
-            self._since = 0.0
+        """Whether it should have done it by now; then this one does nothing further."""
+        self.is_replaced = time.monotonic() > self._due
+        return self.is_replaced

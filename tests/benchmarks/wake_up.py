@@ -7,17 +7,20 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync.typing import EngineName
-from ipcsync_bench.rows import Row, at_most, at_most_more, compare, interleave, percentile
+from ipcsync_bench.rows import Figures, Row, at_most, at_most_more, below, compare, interleave, percentile
 from ipcsync_bench.workers import Worker
 from tests.benchmarks.busy import BUSY_THREADS, begin_busy_threads, end_busy_threads
 
+_REGULAR_S = (0.001, 0.02)
 _LONGEST_WORK_S = 0.012
+_BARE = "bare cuEventSynchronize"
 _libc = ctypes.CDLL(None)
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
@@ -34,14 +37,14 @@ def _connect(state: dict[str, Any], endpoint: str) -> bytes:
     return bytes(state["raw"].ipc_handle())
 
 
-def _open(state: dict[str, Any], name: str, engine: EngineName) -> None:
+def _open(state: dict[str, Any], name: str, engine: EngineName, is_recorder: bool) -> None:
     if "event" in state:
         state["event"].close()
-    state["event"] = state["client"].event(name, recorder=True, engine=engine)
+    state["event"] = state["client"].event(name, recorder=is_recorder, engine=engine)
 
 
-def _submit(state: dict[str, Any], is_bare: bool) -> bytes:
-    """Queue work that lasts until `_finish`, and a record behind it; the point, if it is ipcsync's."""
+def _submit(state: dict[str, Any], is_bare: bool) -> int:
+    """Queue work that lasts until `_finish`, and a record behind it; its generation, 0 if it is not ipcsync's."""
     stream = state["stream"]
     # The work: the driver's thread waits for a semaphore. No Python runs there.
     wait = ctypes.cast(_libc.sem_wait, ctypes.c_void_p).value
@@ -49,8 +52,9 @@ def _submit(state: dict[str, Any], is_bare: bool) -> bytes:
     unwrap(_drivers.load().cuLaunchHostFunc(stream.cuda_stream, wait, address), "cuLaunchHostFunc")
     if is_bare:
         state["raw"].record(stream)
-        return b""
-    return bytes(state["event"].record(stream))
+        return 0
+    generation: int = state["event"].record(stream).generation
+    return generation
 
 
 def _finish(state: dict[str, Any], seconds: float) -> int:
@@ -66,13 +70,14 @@ def _import(state: dict[str, Any], endpoint: str, handle: bytes) -> None:
     state["raw"] = ipcsync.Event.from_ipc_handle(None, handle)
 
 
-def _wait(state: dict[str, Any], point: bytes) -> int:
-    """When the wait for what was submitted returned."""
-    if point:
-        state["client"].point(point).synchronize(30)
+def _wait(state: dict[str, Any], generation: int) -> tuple[int, int]:
+    """When the wait for what was submitted returned, and how much processor time it took, in ns."""
+    began = time.thread_time_ns()
+    if generation:
+        state["event"].at(generation).synchronize(30)
     else:
         unwrap(_drivers.load().cuEventSynchronize(state["raw"].cuda_event), "cuEventSynchronize")
-    return time.monotonic_ns()
+    return time.monotonic_ns(), time.thread_time_ns() - began
 
 
 def _be_busy(_state: dict[str, Any], is_busy: bool) -> None:
@@ -89,26 +94,39 @@ def wake_up(rounds: int, scale: float) -> Iterator[Row]:
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
         recorder, waiter = (stack.enter_context(closing(Worker())) for _ in range(2))
+        shares: dict[bool, list[float]] = {}  # of a core, in %, one a round: the bare wait's or not
         handle = recorder.call(_connect, coordinator.endpoint)
         waiter.call(_import, coordinator.endpoint, handle)
 
-        def late(*, is_bare: bool) -> float:
-            times = []
+        def late(shortest: float, longest: float, *, is_bare: bool) -> float:
+            times, waited, used = [], 0.0, 0.0
             for _ in range(count):
-                point = recorder.call(_submit, is_bare)
-                waiter.begin(_wait, point)
-                ended = recorder.call(_finish, chance.uniform(_LONGEST_WORK_S / 2, _LONGEST_WORK_S))
-                times.append((waiter.result() - ended) / 1e3)
+                waiter.begin(_wait, recorder.call(_submit, is_bare))
+                lasts = chance.uniform(shortest, longest)
+                ended = recorder.call(_finish, lasts)
+                returned, took = waiter.result()
+                times.append((returned - ended) / 1e3)
+                waited, used = waited + lasts, used + took / 1e9
+            shares[is_bare].append(100 * used / waited)
             return percentile(times, 50)
 
-        contest = {"ipcsync": lambda: late(is_bare=False), "bare cuEventSynchronize": lambda: late(is_bare=True)}
+        def figures(shortest: float, longest: float) -> Figures:
+            shares.update({False: [], True: []})
+            contest = {"ipcsync": partial(late, shortest, longest, is_bare=False)}
+            return interleave({**contest, _BARE: partial(late, shortest, longest, is_bare=True)}, rounds)
+
         for engine in ("event", "timeline"):
-            recorder.call(_open, f"bench/{engine}", engine)
-            figures = interleave(contest, rounds)
-            targets = {"bare cuEventSynchronize": at_most(1.3)}
-            yield from compare(f"host wake-up ({engine}), p50", figures, "µs", targets)
+            recorder.call(_open, f"bench/{engine}", engine, True)
+            waiter.call(_open, f"bench/{engine}", engine, False)
+            for mean in _REGULAR_S:
+                name = f"host wake-up after {mean * 1e3:g} ms ± 5 % ({engine})"
+                yield from compare(f"{name}, p50", figures(0.95 * mean, 1.05 * mean), "µs", {_BARE: below(15, "µs")})
+                used = {"ipcsync": shares[False], _BARE: shares[True]}
+                yield from compare(f"{name}, processor", used, "% of a core", {_BARE: below(10, "% of a core")})
+            irregular = (_LONGEST_WORK_S / 2, _LONGEST_WORK_S)
+            yield from compare(f"host wake-up ({engine}), p50", figures(*irregular), "µs", {_BARE: at_most(1.1)})
             waiter.call(_be_busy, True)
-            figures = interleave(contest, rounds)
+            held = figures(*irregular)
             waiter.call(_be_busy, False)
-            targets = {"bare cuEventSynchronize": at_most_more(30, "µs")}
-            yield from compare(f"host wake-up ({engine}), {BUSY_THREADS} busy threads, p50", figures, "µs", targets)
+            row = f"host wake-up ({engine}), {BUSY_THREADS} busy threads, p50"
+            yield from compare(row, held, "µs", {_BARE: at_most_more(30, "µs")})

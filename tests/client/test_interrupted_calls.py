@@ -84,6 +84,25 @@ def test_what_an_interrupted_call_opened_is_asked_about_again_soon(
     assert beats[0], "the next beat comes soon"
 
 
+@pytest.mark.parametrize("error", [ipcsync.DriverError("a context"), ipcsync.WaitTimeout("slow"), ipcsync.Reentered()])
+def test_what_fails_at_a_beat_and_says_nothing_of_the_session_does_not_end_it(
+    client: ipcsync.Client, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats = [error]
+    at_beat = client._session._at_beat
+
+    def fail_once() -> float:
+        if beats:
+            raise beats.pop()
+        return at_beat()
+
+    client._session.lease._at_beat = fail_once
+    client._session.lease.wake()
+    until(lambda: not beats, "a beat")
+    until(lambda: "the heartbeat of" in caplog.text, "its error in the log")
+    assert client.event("e", recorder=True).record(ipcsync.Stream()).generation == 1
+
+
 def test_a_reply_that_is_asked_for_only_behind_the_deadline_is_given_back_too(
     client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import ipcsync
 from ipcsync._session import waits
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.kit import remote
+from tests.kit import driver_functions, remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
@@ -168,3 +168,26 @@ def test_a_callback_is_told_of_the_clients_own_close(new_client: NewClient, engi
     client.close()
     assert calls.points == [point]
     assert isinstance(point.exception(), ipcsync.EventClosed)
+
+
+@pytest.mark.parametrize("count", [1, waits._LOOKERS - 1], ids=["one", "as many as may be"])
+def test_an_answer_that_the_driver_keeps_holds_up_no_other_events_callback(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, count: int
+) -> None:
+    peer.call(remote.connect, coordinator.endpoint)
+    peer.call(remote.hold)
+    points = []
+    for number in range(count + 1):
+        peer.call(remote.open_event, f"e{number}", {"recorder": True, "engine": "event"})
+        points += [client.point(data) for data in peer.call(remote.record, f"e{number}")]
+        points[-1].query()  # opens its import
+    calls, other = Calls(), Calls()
+    with driver_functions.held_up("cuEventQuery", threads=count) as driver:
+        for point in points[:-1]:
+            point.add_done_callback(calls)
+            driver.wait()  # a thread that looks is inside, for this event
+        points[-1].add_done_callback(other)
+        peer.call(remote.let_go)
+        until(lambda: bool(other.points), "the other's callback is called")
+        assert calls.points == []
+    until(lambda: len(calls.points) == count, "all are called")

@@ -75,6 +75,15 @@ def record(name: str, on: str = "main", after: tuple[bytes, ...] = ()) -> bytes:
     return bytes(_events[name].record(stream(on), after=[client().point(data) for data in after]))
 
 
+def finish(on: str) -> None:
+    """Wait for the work of a stream."""
+    stream(on).synchronize()
+
+
+def is_complete(data: bytes) -> bool:
+    return client().point(data).query()
+
+
 def wait_ahead(name: str) -> bytes:
     """Open an event without its role, and queue a wait for its first record on a stream of its own."""
     _events[f"{name}, seen"] = event = client().event(name, engine="timeline")

@@ -176,7 +176,7 @@ def engine_of(module: ModuleType) -> Any:
         close_events = open_word = close_event
 
         def create_event(self, _ordinal: int) -> int:
-            return 77
+            return self.rig.handle or 77
 
     return Engine
 

@@ -222,21 +222,29 @@ def test_after(line: Line) -> None:
     b.call(do.keep, data)
     behind = b.call(do.record, "b/out", "main", (data,))
     c = line.add("c", records=False)
+    assert not c.call(do.is_complete, behind), "complete before what it is declared to stand behind"
     pid = line.kill_a()
     line.assert_lost(c.call(do.await_end, behind), pid)
     line.assert_lost(b.call(do.loss_of, do.record, "b/more", "another stream", (data,)), pid)
     assert c.call(do.await_end, b.call(do.record, "b/more", "another stream")) is None  # nothing was submitted before
 
 
-def test_chains_session(line: Line) -> None:
-    """Every record stands behind all waits of the process."""
+@pytest.mark.parametrize("is_killed", [True, False], ids=["lost", "good"])
+def test_chains_session(line: Line, is_killed: bool) -> None:
+    """Every record stands behind all waits of the process, and is complete only after all that they are for."""
     data = line.begin()
     b = line.add("b", chains="session")
     b.call(do.wait, data)
     behind = b.call(do.record, "b/out", "another stream")
     c = line.add("c", records=False)
-    pid = line.kill_a()
-    line.assert_lost(c.call(do.await_end, behind), pid)
+    b.call(do.finish, "another stream")
+    assert not c.call(do.is_complete, behind)
+    if is_killed:
+        pid = line.kill_a()
+        line.assert_lost(c.call(do.await_end, behind), pid)
+    else:
+        line.peers["a"].call(do.open_gate)
+        assert c.call(do.await_end, behind) is None
 
 
 def test_the_default_stream_and_the_blocking_ones_share_what_they_stand_behind(line: Line) -> None:

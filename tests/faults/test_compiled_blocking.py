@@ -139,6 +139,46 @@ def test_other_threads_run_while_the_driver_is_asked(tmp_path: Path, call: str, 
     run(_AMONG_WAITS, FUNCTION=function, CALL=call, USERS=str(int(is_users)), DIRECTORY=str(tmp_path))
 
 
+_AMONG_LOST = """
+import ctypes, os, signal, threading
+from pathlib import Path
+from ipcsync._engines import core
+from ipcsync._engines.loss import Loss
+from tests.faults.compiled_rig import NOT_READY, Case, Rig
+from tests.faults.test_compiled_blocking import _Semaphore, _libc
+from tests.kit.until import until
+
+signal.alarm(20)
+semaphore = _Semaphore()
+made = Rig(Case("wait", recorded=1), Path(os.environ["DIRECTORY"]), handle=semaphore.address)
+made.results["cuEventQuery"] = NOT_READY
+assert made.call()[1] == "ok"
+(wait,) = core.everything()
+wait.verdict = Loss("died", 0, "r", 7)
+ask = core.Lost(wait).is_passed if os.environ["CALL"] == "is passed" else lambda _: core.Lost(wait)
+made.bind(cuEventQuery=ctypes.cast(_libc.sem_wait, ctypes.c_void_p).value)
+thread = threading.Thread(target=ask, args=(0,), daemon=True)
+thread.start()
+until(lambda: semaphore.is_awaited_by(thread.native_id), "the driver's call blocks")
+os._exit(0)  # the thread goes on waiting
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("call", ["is passed", "is made"])
+def test_other_threads_run_while_the_driver_is_asked_about_a_lost_wait(tmp_path: Path, call: str) -> None:
+    run(_AMONG_LOST, CALL=call, DIRECTORY=str(tmp_path))
+
+
+def test_a_wait_sleeps_though_the_capture_mode_of_its_thread_cannot_be_changed(tmp_path: Path) -> None:
+    made = Rig(Case("synchronize", recorded=1), tmp_path)
+    made.results["cuThreadExchangeStreamCaptureMode"] = 1
+    with made.hooked(), pytest.raises(WaitTimeout):
+        made.engine.synchronize(1, 0.2)
+    end([made])
+    assert made.log.count("await work") <= 5, "it sleeps in slices of 50 ms"
+
+
 _ASKED_UNLOCKED = """
 import ctypes, os, signal
 from ipcsync._engines import core

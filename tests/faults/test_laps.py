@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -125,6 +127,22 @@ def test_what_is_not_watched_is_no_patience(event: ipcsync.SharedEvent, peer: Pe
         with pytest.raises(ipcsync.WaitTimeout):
             event.record(stream, timeout=0)
         time.sleep(0.35)
+    resume(peer.pid)
+    assert event.record(stream).generation == 3
+
+
+@pytest.mark.usefixtures("patience")
+def test_what_many_threads_watch_at_once_is_no_more_patience(event: ipcsync.SharedEvent, peer: Peer) -> None:
+    core.set_times(patience_ns=5_000_000_000)
+    count, stream = 64, ipcsync.Stream()
+    start = threading.Barrier(count)
+
+    def record() -> str:
+        start.wait()
+        return actions.error_of(lambda: event.record(stream, timeout=0.2))
+
+    with ThreadPoolExecutor(count) as threads:
+        assert {call.result() for call in [threads.submit(record) for _ in range(count)]} == {"WaitTimeout"}
     resume(peer.pid)
     assert event.record(stream).generation == 3
 

@@ -161,6 +161,8 @@ cdef class Chain:
         is_in_order = all([wait.is_queued for wait in pending if wait.stream == stream])
         entry = Entry(generation, generation, stream if is_in_order else 0, tuple(pending), view.behind.bit_words)
         self.newest = newest
+        if view.stands_behind_all and any([wait.stream != stream for wait in pending]):
+            set_bit(entry.of, own)  # the record's stream does not wait for these: only this recorder sees when they are over
         for wait in pending:
             self.add_evidence(wait, own, entry.of)
         return entry

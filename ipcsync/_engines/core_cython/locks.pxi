@@ -45,6 +45,11 @@ cdef class Lock:
         self.depth = 1
         return True
 
+    cdef inline void take_soon(self) noexcept nogil:
+        """Take one that is held for short sections only; no signal ends that."""
+        while not self.take_within(SLICE_NS):
+            pass
+
     cdef inline void give(self) noexcept nogil:
         self.depth = 0
         self.owner = 0
@@ -96,14 +101,15 @@ def has_turn():
     return ipcsync_turns(0) > 0
 
 
-cdef inline bint begin(Lock lock) except -1:
+cdef inline bint begin(Lock lock) noexcept:
     """Begin a section of this process's objects: with the lock, and without the collector; what `end` is to be given.
 
-    No section waits for anything, so neither does this for long. Up to Python 3.11 a collection may begin wherever an
-    object is made, and finalizers with it, which may call anything.
+    No section waits for anything, so neither does this for long, and no exception keeps what is about to be listed from
+    it. Up to Python 3.11 a collection may begin wherever an object is made, and finalizers with it, which may call anything.
     """
     if not lock.take():
-        lock.await_turn(INT64_MAX)
+        with nogil:
+            lock.take_soon()
     return PyGC_Disable()
 
 

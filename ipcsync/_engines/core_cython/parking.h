@@ -5,6 +5,11 @@
  * it has waited so far, a millisecond at most, and nudges the recorder. That one parks a thread of its own, a berth's,
  * in the driver's wait for what it recorded itself. When that returns, the berth wakes all sleepers, who look again. It
  * touches neither Python nor the board; if it is late, or there is none, the sleepers only look later.
+ *
+ * A look costs less than a sleep. So who waits first looks without a pause for as long as a sleep takes, as long as that
+ * pays. And if the waits for an event last about as long each time, it sleeps until shortly before one is due, and then
+ * looks, for a tenth of the time that it has waited. Where such looks were interrupted, the processor is wanted by others:
+ * then there are none for a while.
  * Nothing here may be called in a forked child; the engines' check comes first.
  */
 #include <errno.h>
@@ -21,9 +26,10 @@
 #include <unistd.h>
 
 enum { BERTHS = 4, MOST_EVENTS = 64, NOT_READY_YET = 600, RELAXED = 2 };
-static const int64_t LOOK_LATEST_NS = 20000, /* how long one looks without a pause, at most */
-    LOOK_STALLED_NS = 50000,                 /* who took that long for a look had to yield the processor */
-    PAUSE_LEAST_NS = 20000, PAUSE_MOST_NS = 1000000,
+enum { KNOWN_AFTER = 4, MEAN_OF = 8, MOST_ODD = 3, RESTS = 16 }; /* waits */
+static const int64_t LOOK_STALLED_NS = 50000, /* who took that long for a look had to yield the processor */
+    PAUSE_LEAST_NS = 50000, PAUSE_MOST_NS = 1000000,
+    LATE_NS = 10000,          /* how late a sleep ends, about */
     NUDGE_AFTER_NS = 1000000, /* before that, the pauses are short */
     NUDGE_MOST_NS = 64000000,
     SPINS_AFTER_NS = 10000000;
@@ -171,7 +177,23 @@ static int berths_taken(void) {
 
 static int64_t rings(void) { return atomic_load(&times_rung); }
 
+static int64_t sleep_ns; /* how long the shortest sleep takes here */
+
+static void measure_sleep(void) {
+    struct timespec shortest = {0, 1000};
+    uint32_t word = 0;
+    for (int times = 0; times < 5; times++) {
+        int64_t began = monotonic_ns();
+        syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, 0, &shortest, 0, 0);
+        int64_t took = monotonic_ns() - began;
+        if (times == 0 || took < sleep_ns) sleep_ns = took;
+    }
+    if (sleep_ns < 20000) sleep_ns = 20000;
+    if (sleep_ns > 100000) sleep_ns = 100000;
+}
+
 static void bind_parking(void *query, void *synchronize, void *get_context, void *set_context, void *exchange_mode) {
+    if (sleep_ns == 0) measure_sleep();
     parking.query = query;
     parking.synchronize = synchronize;
     parking.get_context = get_context;
@@ -181,24 +203,58 @@ static void bind_parking(void *query, void *synchronize, void *get_context, void
 
 /* --- the waiter's side -------------------------------------------------------------------------------------------- */
 
-/* What a waiter learns from one wait for the next. */
+/* What those who wait for an event learn for the next time, in ns. Threads share it; what one overwrites is only forgotten. */
 struct patience {
-    int64_t look;   /* how long to look without a pause: it shrinks while that is in vain */
-    int64_t nudged; /* when the recorder was nudged last */
-    int64_t gap;    /* how long from then to the next time at least: it grows while that is in vain */
+    int vain;                /* how often the first look was in vain: each time the next one is half as long */
+    int rests;               /* so many waits do not look */
+    int odd;                 /* so many in turn were far from the mean, or slept beyond their work's end */
+    int count;               /* of waits that tell how long they last, up to MEAN_OF: */
+    int64_t mean, deviation; /* the mean, and the mean distance from it */
+    int64_t nudged;          /* when the recorder was nudged last */
+    int64_t gap;             /* how long from then to the next time at least: it grows while that is in vain */
 };
 
+/* A wait that began `took` ago is over. `is_late`: its work may have been over before this one looked. */
+static void learn(struct patience *patience, int64_t took, int is_late) {
+    int64_t far = patience->count ? took - patience->mean : 0, least = 2 * patience->deviation + LATE_NS;
+    if (patience->rests > 0) patience->rests--;
+    if (took <= sleep_ns) patience->vain = 0;
+    else if (took > sleep_ns + 2 * PAUSE_LEAST_NS && patience->vain < 30) patience->vain++;
+    else if (patience->vain > 0) patience->vain--; /* a longer look might have paid */
+    if (is_late && far > -least) far = -least;
+    patience->odd = is_late || far > patience->mean / 2 ? patience->odd + 1 : 0;
+    if (patience->odd == MOST_ODD) { /* work takes another time now: it is learned anew */
+        patience->odd = patience->count = 0;
+        return;
+    }
+    if (patience->count == 0) patience->mean = took, patience->deviation = 0;
+    if (far > patience->mean / 2) far = patience->mean / 2; /* an exception counts for little */
+    if (patience->count < MEAN_OF) patience->count++;
+    patience->mean += far / patience->count;
+    patience->deviation += ((far < 0 ? -far : far) - patience->deviation) / patience->count;
+}
+
+/* How long after its begin a wait is to be over soon; 0: nobody knows. */
+static int64_t soon_after(const struct patience *patience) {
+    int64_t most = patience->mean / 20, margin = 2 * patience->deviation + LATE_NS;
+    if (patience->count < KNOWN_AFTER || patience->deviation > most || patience->mean <= sleep_ns) return 0;
+    return patience->mean - (margin < most ? margin : most);
+}
+
 /* Wait until the driver says that `event` is complete, or `*word` has reached `wanted`, which is looked at all the same:
- * the event may be another generation's by now. Without an event only for the word. `nudge` is the recorder's, or null.
+ * the event may be another generation's by now. Without an event only for the word. The wait began at `began`, maybe with
+ * an earlier call. `nudge` is the recorder's, or null.
  * 1: look; 0: `until` passed, a signal came, or the driver has an error, which the caller's next call meets.
  */
 static int await_work(
-    void *event, const uint64_t *word, uint64_t wanted, int64_t until, const void *nudge, struct patience *patience
+    void *event, const uint64_t *word, uint64_t wanted, int64_t began, int64_t until, const void *nudge,
+    struct patience *patience
 ) {
-    int64_t began = monotonic_ns(), now = began;
-    int64_t look = patience->look;
-    int result = 0, mode = RELAXED, is_interrupted = 0;
-    if (event != NULL && parking.exchange_mode(&mode) != 0) return 0;
+    int64_t now = monotonic_ns(), soon = soon_after(patience);
+    int64_t first = soon ? 0 : sleep_ns >> patience->vain; /* how long the first look lasts */
+    int result = 0, mode = RELAXED, slack = 0, may_look = patience->rests <= 0, has_waited = 0, is_interrupted = 0;
+    int is_relaxed = event != NULL && parking.exchange_mode(&mode) == 0;
+    enum { LOOKED, PAUSED, SLEPT } turn = PAUSED;
     for (;;) {
         uint64_t seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
         result = (int64_t)(seen - wanted) >= 0;
@@ -208,23 +264,36 @@ static int await_work(
         int64_t last = now;
         now = monotonic_ns();
         if (now >= until) break;
-        if (now - began < look && now - last < LOOK_STALLED_NS) continue;
-        look = 0;
-        if (nudge != NULL && now - began >= NUDGE_AFTER_NS && now - patience->nudged >= patience->gap) {
+        has_waited = 1;
+        if (turn == LOOKED && now - last > LOOK_STALLED_NS) {
+            patience->rests = RESTS;
+            may_look = 0;
+        }
+        int64_t took = now - began;
+        int is_due = soon && took >= soon && took - soon < took / 10;
+        turn = may_look && (took < first || is_due) ? LOOKED : took < soon ? SLEPT : PAUSED;
+        if (turn == LOOKED) continue;
+        int64_t pause = took / 32;
+        if (pause < PAUSE_LEAST_NS) pause = PAUSE_LEAST_NS;
+        if (pause > PAUSE_MOST_NS) pause = PAUSE_MOST_NS;
+        if (turn == SLEPT) {
+            pause = soon - took;
+        } else if (nudge != NULL && took >= NUDGE_AFTER_NS && now - patience->nudged >= patience->gap) {
             patience->nudged = now;
             patience->gap = patience->gap < NUDGE_MOST_NS ? 2 * patience->gap + NUDGE_AFTER_NS : NUDGE_MOST_NS;
             wake_all(nudge, 0);
         }
-        int64_t pause = (now - began) / 32;
-        if (pause < PAUSE_LEAST_NS) pause = PAUSE_LEAST_NS;
-        if (pause > PAUSE_MOST_NS) pause = PAUSE_MOST_NS;
         if (pause > until - now) pause = until - now;
+        if (slack == 0) { /* else each sleep would end late by that much */
+            slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+            prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+        }
         struct timespec limit = {pause / 1000000000LL, pause % 1000000000LL};
         is_interrupted = syscall(SYS_futex, word, FUTEX_WAIT, (uint32_t)seen, &limit, 0, 0) != 0 && errno == EINTR;
     }
-    if (event != NULL) parking.exchange_mode(&mode);
+    if (slack > 0) prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+    if (is_relaxed) parking.exchange_mode(&mode);
     if (result) patience->gap = 0;
-    if (result && now - began < 2 * LOOK_LATEST_NS) patience->look = LOOK_LATEST_NS;
-    else if (now - began > patience->look) patience->look /= 2;
+    if (result && has_waited) learn(patience, monotonic_ns() - began, turn == SLEPT);
     return result;
 }

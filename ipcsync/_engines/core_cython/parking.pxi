@@ -3,13 +3,12 @@
 
 
 cdef extern from "parking.h" nogil:
-    const int64_t LOOK_LATEST_NS
     const int MOST_EVENTS
     struct patience:
-        int64_t look
-        int64_t nudged
-        int64_t gap
-    int await_work(void *event, const uint64_t *word, uint64_t wanted, int64_t until, const void *nudge, patience *last)
+        pass
+    int await_work(
+        void *event, const uint64_t *word, uint64_t wanted, int64_t began, int64_t until, const void *nudge, patience *last
+    )
     bint park_for "park"(void **events, int count, const void *word)
     bint is_in_berth "is_parked"(void *event)
     int64_t rings()

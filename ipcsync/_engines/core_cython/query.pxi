@@ -2,7 +2,8 @@
 
 cdef class Queries(Slot):
 
-    cdef dict watched  # for how long records have waited for each hazard, in ns
+    cdef dict watched  # since when, by `awake`, records have waited for each hazard
+    cdef int64_t awake, looked  # for how long some record has, in ns, of any thread; the last look
 
     def __cinit__(self, *_):
         self.watched = {}
@@ -186,12 +187,14 @@ cdef class Queries(Slot):
             self.guard.check_liveness()  # which also beats, if this is the thread that does
         return now
 
-    cdef int sleep_until_complete(self, int64_t generation, int64_t deadline) except -1 nogil:
+    cdef int sleep_until_complete(self, int64_t generation, int64_t deadline, int64_t since) except -1 nogil:
         """Block until `generation` is complete: 1. Once `deadline` is over: 0 if it is recorded by then, else 2."""
         cdef int64_t until, now, last = ipcsync_now()
+        cdef int64_t began = since if <int64_t>(ipcsync_load(self.place + RECORDED) - self.base) >= generation else 0
         cdef int found
         if not self.sleep_until_recorded(generation, deadline):
             return 2
+        began = began or ipcsync_now()
         if self.state.mine() and not self.is_complete(generation):  # then the driver could not be asked
             with gil:
                 self.raise_reentered()
@@ -201,7 +204,7 @@ cdef class Queries(Slot):
             self.check_finished(generation)
             now = ipcsync_now()
             until = min(deadline, now + self.behind.slice_ns)
-            found = self.await_driver(generation, until)
+            found = self.await_driver(generation, began, until)
             if found == 1:
                 if self.confirm(generation):
                     return 1
@@ -211,7 +214,7 @@ cdef class Queries(Slot):
             if now >= deadline:  # only now: the driver is asked once even with a timeout of 0
                 return 0
 
-    cdef int await_driver(self, int64_t generation, int64_t until) except -2 nogil:
+    cdef int await_driver(self, int64_t generation, int64_t began, int64_t until) except -2 nogil:
         """Wait until the driver calls `generation` complete: 1; 0 once `until` is over, -1 if a signal came."""
         cdef Handle event = NULL
         cdef uint64_t count
@@ -231,7 +234,7 @@ cdef class Queries(Slot):
             event = self.event(generation)
         step(AWAIT_WORK)
         is_there = await_work(
-            event, self.place + COMPLETED, self.base + generation, until, self.doorbell(), &self.patience
+            event, self.place + COMPLETED, self.base + generation, began, until, self.doorbell(), &self.patience
         )
         if event != NULL:
             ipcsync_add(&self.sleepers, -1)
@@ -254,15 +257,18 @@ cdef class Queries(Slot):
         if not is_recorded:
             self.raise_timeout(generation, timeout, "recorded")
 
-    def await_complete(self, int64_t generation, timeout, int64_t began=0):
-        """As `synchronize`, and for the client's own threads, of which a trace does not show it."""
+    def await_complete(self, int64_t generation, timeout, int64_t began=0, int64_t since=0):
+        """As `synchronize`, and for the client's own threads, of which a trace does not show it.
+
+        One that has waited for it, once it was recorded, since `since` in ns looks as seldom as after so long.
+        """
         cdef int64_t deadline = deadline_of(timeout, began)
         cdef int found
         self.check_use()
         if self.is_complete(generation):
             return
         with nogil:
-            found = self.sleep_until_complete(generation, deadline)
+            found = self.sleep_until_complete(generation, deadline, since)
         if found != 1:
             self.raise_timeout(generation, timeout, "recorded" if found == 2 else "complete")
 
@@ -437,7 +443,7 @@ cdef class Queries(Slot):
             if now - first > FULL_NS:
                 self.note_full(oldest)
             with nogil:
-                found = self.await_driver(oldest, min(deadline, now + <int64_t>SLICE_NS))
+                found = self.await_driver(oldest, first, min(deadline, now + <int64_t>SLICE_NS))
             PyErr_CheckSignals()
             self.guard.check_liveness()
             self.look_for_room()
@@ -453,28 +459,23 @@ cdef class Queries(Slot):
         Such a call takes microseconds. Those of processes found dead, which the coordinator ends, do not count, nor what
         has been seen for long: its process may be stopped, its stream's queue be full.
         """
-        cdef int64_t now, last, done = self._completed
+        cdef int64_t done = self._completed
         cdef int64_t pause = 0
         hazards = self.hazards_left()
-        last = ipcsync_now()
-        deadline = max(deadline, last + LEAST_NS)
+        deadline = max(deadline, self.looked + LEAST_NS)
         while True:
             hazards &= self.hazards_left()
             if not hazards:
                 break
-            now = ipcsync_now()
-            for hazard in hazards:  # while this process is stopped, it does not watch
-                self.watched[hazard] += min(now - last, <int64_t>LONGEST_LOOK_NS)
-            if now >= deadline:
+            if self.looked >= deadline:
                 self.raise_visited(oldest, timeout)
-            last = now
             with nogil:
                 ipcsync_pause(pause)
             PyErr_CheckSignals()
             pause = min(2 * pause + 10000, <int64_t>LONGEST_GAP_NS)
             self.look_for_room()
             if pause == LONGEST_GAP_NS:
-                self.watched |= {hazard: PATIENCE_NS for hazard in hazards if not self.session_is_alive(hazard[0])}
+                self.watched |= {hazard: -PATIENCE_NS for hazard in hazards if not self.session_is_alive(hazard[0])}
         self.enter_state()
         self._room = max(self._room, done + self.depth)
         self.state.give()
@@ -482,5 +483,8 @@ cdef class Queries(Slot):
 
     cdef set hazards_left(self):
         """The hazards to wait for: a session's line, and its byte."""
-        self.watched = {hazard: self.watched.get(hazard, 0) for hazard in self.line.visits().items()}
-        return {hazard for hazard, watched in self.watched.items() if watched < PATIENCE_NS}
+        cdef int64_t now = ipcsync_now()
+        self.awake += min(now - self.looked, LONGEST_LOOK_NS)  # while this process is stopped, it does not watch
+        self.looked = now
+        self.watched = {hazard: self.watched.get(hazard, self.awake) for hazard in self.line.visits().items()}
+        return {hazard for hazard, since in self.watched.items() if self.awake - since < PATIENCE_NS}

@@ -215,12 +215,15 @@ cdef class Core(Records):
         The caller destroys the markers. With the turn.
         """
         cdef Marker *marker
+        cdef bint has_passed
         given = {}
         self.enter_state()
         try:
             for stream in streams:
                 marker = self.marker(stream)
-                if marker != NULL and query_relaxed(marker.event) != 0:
+                with nogil:
+                    has_passed = marker == NULL or query_relaxed(marker.event) == 0
+                if not has_passed:
                     given[stream] = <uintptr_t>marker.event
                     self.marker_count -= 1
                     marker[0] = self.markers[self.marker_count]

@@ -99,7 +99,6 @@ cdef class Slot:
         self.calls, self.state = Lock(), Lock()
         self.behind = Behind(board, self.line, self.base)
         self.chain = Chain(self)
-        self.patience.look = LOOK_LATEST_NS
         self._lost_from = FOREVER
         self._flags = WAIT_GEQ
         if self.is_recorder:  # an earlier use of the same event included

@@ -102,11 +102,13 @@ cdef class Lost(Wait):
     """
 
     cdef object text, event
-    cdef bint is_releasable
+    cdef bint is_releasable, has_ended
+    cdef Lock asking  # held while the driver is asked about a marker
     cdef int ordinal
     cdef dict unpassed
 
     def __init__(self, Wait wait):
+        self.asking = Lock()
         self.place = <uintptr_t><PyObject *>self  # a later use may get the id of the released one
         self.generation, self.since, self.key, self.stream = wait.generation, wait.since, wait.key, wait.stream
         self.is_queued, self.others, self.verdict = wait.is_queued, wait.others, wait.verdict
@@ -136,10 +138,15 @@ cdef class Lost(Wait):
         return self.verdict
 
     def is_passed(self, mine):
-        for stream, marker in self.unpassed.items():
-            if stream != mine and query_relaxed(<Handle><uintptr_t>marker) != 0:
-                return False
-        return True
+        return all([self.is_complete(<uintptr_t>marker) for stream, marker in self.unpassed.items() if stream != mine])
+
+    cdef bint is_complete(self, uintptr_t marker):
+        cdef bint is_complete
+        with nogil:
+            self.asking.take_soon()
+            is_complete = self.has_ended or query_relaxed(<Handle>marker) == 0
+            self.asking.give()
+        return is_complete
 
     def open_before(self):
         """0: a use is released once its earlier generations are judged, or by a lost coordinator, which loses all."""
@@ -147,9 +154,14 @@ cdef class Lost(Wait):
 
     def end(self):
         """Destroy the markers, complete or not."""
+        cdef uintptr_t marker
+        with nogil:
+            self.asking.take_soon()
+            self.has_ended = True  # from here on nobody asks
+            self.asking.give()
         for marker in self.unpassed.values():
-            cuEventDestroy(<Handle><uintptr_t>marker)
-        self.unpassed = {}
+            with nogil:
+                cuEventDestroy(<Handle>marker)
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
