@@ -125,7 +125,6 @@ class Core:
     is_recorder: bool
     is_closed: bool
     is_traced: bool
-    is_timeline: bool
     is_unused: bool
     is_released: bool
     behind: Behind

@@ -81,7 +81,7 @@ class Engine(Outcome):
         # Set by the client: the drained close was sent; a failed release was logged.
         self.has_told_closed = self.has_told_drained = self.has_failed = False
         self.has_told_depth = False
-        if self.is_timeline and self.node:
+        if self.node:
             self._flags |= self._flush()
 
     def _flush(self) -> int:
@@ -154,7 +154,7 @@ class Engine(Outcome):
         else:
             refuse_small_number(stream, 0)  # the default streams' numbers too: wait(1) was meant as a timeout
             handle, ordinal = stream_handle(stream)
-        if ahead and not self.is_timeline:
+        if ahead and self.kind == "event":
             raise EngineMismatch(
                 f"the event {self.label} uses the engine 'event', and CUDA cannot wait for a record that is not made "
                 "yet: open it with engine='timeline' to wait ahead"
@@ -190,10 +190,7 @@ class Engine(Outcome):
 
     def open_first(self) -> None:
         """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
-        if self.is_timeline:
-            self._address = self.open_word()
-        else:
-            self.query_import(1)
+        self.query_import(1)
 
     def open_word(self) -> int:
         """The device pointer of the word, whose page is registered on the event's device: for all of the process's."""

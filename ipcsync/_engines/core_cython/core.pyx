@@ -37,6 +37,7 @@ include "session.pxi"       # whether sessions live, and this one can be used
 include "dependencies.pxi"  # what a slot's generations stand behind, on the board
 include "streams.pxi"       # anybody's stream
 include "table.pxi"         # the waits that this process has queued
+include "engines.pxi"       # what differs between the engines
 include "slot.pxi"          # one use of a slot
 include "chain.pxi"         # what its records stand behind, in the recorder's process
 include "query.pxi"         # query and synchronize

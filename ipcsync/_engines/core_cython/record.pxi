@@ -79,7 +79,7 @@ cdef class Records(Waits):
         generation[0] = next
         if self.closed() or not self.is_open():
             return self.give_turn(IS_CLOSED)
-        if not self.is_timeline and next > self._room and next != self._begun:
+        if next > self._room and next != self._begun:
             return self.give_turn(NO_ROOM)
         if not self.has_needed(id, next):
             return self.give_turn(NEEDS)
@@ -107,18 +107,17 @@ cdef class Records(Waits):
 
     cdef inline bint has_needed(self, uint64_t stream, int64_t generation) noexcept nogil:
         """Whether all is there that the driver's calls need."""
-        if not self.has_import(generation):
-            return False
-        if self.is_timeline:
-            return self.marker(stream) != NULL
-        return not self.follows(stream, generation) or self.has_import(generation - 1)
+        return (
+            self.has_import(generation)
+            and (self.engine.has_ring or self.marker(stream) != NULL)
+            and (not self.follows(stream, generation) or self.has_import(generation - 1))
+        )
 
     cdef bint get_needed(self, Handle handle, uint64_t stream, int64_t generation) except -1:
         self.open_import(generation, -1)
-        if not self.is_timeline:
-            if self.follows(stream, generation):
-                self.open_import(generation - 1, -1)
-        elif self.enter_calls(INT64_MAX):
+        if self.follows(stream, generation):
+            self.open_import(generation - 1, -1)
+        if not self.engine.has_ring and self.enter_calls(INT64_MAX):
             try:
                 self.make_marker(stream, self.ordinal)
             finally:
@@ -187,16 +186,13 @@ cdef class Records(Waits):
         with nogil:
             self.settle_doubts()
             last = self.marker(self.stream)
-        if stream != self.stream and self.is_timeline and last != NULL and last.handle != NULL:
+        if stream != self.stream and not self.engine.has_ring and last != NULL and last.handle != NULL:
             self.raise_unknown_place()
         with nogil:
             if stream != self.stream:
-                if not self.is_timeline:  # if it was not made, its CUDA event is an older one's
-                    result = self.wait_in_stream(handle, self._begun)
-                elif last != NULL:  # else all work on that stream was found complete
-                    result = cuStreamWaitEvent(handle, last.event, 0)
+                result = self.engine.follow(self, handle, last)
             if result == 0 and self._begun > 1 and self.has_import(self._begun - 1):
-                result = self.wait_in_stream(handle, self._begun - 1)
+                result = self.engine.wait(self, handle, self._begun - 1)
         return result
 
     cdef int make_record(self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
@@ -204,20 +200,14 @@ cdef class Records(Waits):
         cdef bint is_awaited = MISTAKE == 11 and self.is_awaited()
         cdef bint repeats = generation == self._begun
         if not repeats and self.follows(stream, generation):
-            refusal.wait = self.wait_in_stream(handle, generation - 1)
+            refusal.wait = self.engine.wait(self, handle, generation - 1)
             if refusal.wait != 0:
                 return self.give_turn(REFUSED)
         self.set_stream(stream)
         self._begun = generation
         if MISTAKE == 1:
             self.publish_record(generation)
-        if self.is_timeline:
-            step(WRITE_VALUE)
-            refusal.write = cuStreamWriteValue64(handle, self._address, self.base + generation, 0)
-            refusal.record = self.mark(handle, stream)
-        else:
-            step(EVENT_RECORD)
-            refusal.record = cuEventRecord(self.event(generation), handle)
+        self.engine.record(self, handle, stream, generation, refusal)
         if refusal.write != 0 or refusal.record != 0:  # the driver may have the record: the next call makes it again
             return self.give_turn(REFUSED)
         self._recorded = generation

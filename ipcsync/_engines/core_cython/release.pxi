@@ -118,7 +118,7 @@ cdef class Core(Records):
         ended, or its own, counts: one that is silent may release it with a watermark yet. A dead process's late write
         may lower the word, so this is repeated.
         """
-        if not self.is_timeline or self.load(LOAD_COMPLETED, COMPLETED) == INT64_MAX or self.guard.coordinator_is_alive():
+        if self.engine.has_ring or self.load(LOAD_COMPLETED, COMPLETED) == INT64_MAX or self.guard.coordinator_is_alive():
             return
         if any([wait.stream and wait.known() is not True for wait in waits_on(self)]):
             ipcsync_store(self.place + COMPLETED, INT64_MAX)
@@ -141,13 +141,10 @@ cdef class Core(Records):
         """Whether all that was recorded here is complete. With the turn."""
         cdef uint64_t state = self.load(LOAD_STATE, STATE)
         self.open_pending()
-        if self.is_timeline:
-            if not self.is_recorder or state not in (OPEN, CLOSED):
-                return True  # apart from what the markers show
-        elif self._begun != self._recorded and not self.says(self._begun):
+        if self.engine.has_ring and self._begun != self._recorded and not self.says(self._begun):
             return False
-        if not self.is_recorder or state not in (OPEN, CLOSED):
-            return self.is_timeline or self._completed == self._recorded or self.says(self._recorded)
+        if not self.is_recorder or state not in (OPEN, CLOSED):  # a timeline's apart from what the markers show
+            return not self.engine.has_ring or self._completed == self._recorded or self.says(self._recorded)
         if not self.publish():
             return False
         # What is left of a record that was refused is never settled.

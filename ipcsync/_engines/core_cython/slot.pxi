@@ -39,13 +39,13 @@ cdef class Slot:
     cdef public uint64_t incarnation, base
     cdef public bint is_recorder, is_closed, is_traced
     cdef bint stands_behind_all
-    cdef readonly bint is_timeline
     cdef public Behind behind
     cdef public Chain chain
     cdef public object earlier  # the use whose chain that is, if not this one's
     cdef public bint is_unused  # nothing of it is in use any more: its imports are being destroyed
     cdef public bint is_released
 
+    cdef EventEngine engine
     cdef Lock calls, state
     cdef Sessions sessions
     cdef SessionCheck session
@@ -77,7 +77,7 @@ cdef class Slot:
     def __init__(self, board, guard, attachment, int ordinal, fork_mark):
         origin = attachment.origin
         self.name, self.kind = attachment.name, attachment.engine
-        self.is_timeline = attachment.engine == "timeline"
+        self.engine = ENGINES[self.kind]
         self.slot, self.incarnation, self.base = attachment.slot, attachment.incarnation, attachment.base
         self.depth, self.is_recorder = attachment.depth, attachment.recorder
         self.node = "" if origin is None else origin.node
@@ -108,6 +108,7 @@ cdef class Slot:
         self.ring = <Handle *>calloc(max(self.depth, 1), sizeof(Handle))
         if self.ring == NULL:
             raise MemoryError
+        self._room = 0 if self.engine.has_ring else FOREVER
         self.raise_room()
 
     def __dealloc__(self):
@@ -153,7 +154,7 @@ cdef class Slot:
         if self.is_broken() or count == INT64_MAX:
             count = self.load(LOAD_WATERMARK, WATERMARK)
         done = <int64_t>(count - self.base)
-        if not self.is_timeline:
+        if self.engine.has_ring:
             return done
         # The GPU writes the word also if a wait before it was lost, so what it stands behind is looked at.
         first = self.behind.first_unsettled()
@@ -343,34 +344,10 @@ cdef class Slot:
         return self.ring[(generation - 1) % self.depth]
 
     cdef inline bint has_import(self, int64_t generation) noexcept nogil:
-        """Whether what a driver's call for `generation` needs is there."""
-        return self._address != 0 if self.is_timeline else self.event(generation) != NULL
+        return self.engine.has_import(self, generation)
 
     cdef bint open_import(self, int64_t generation, double patience_s) except -1:
-        """Open it; False if another thread opens one, and has not done so after `patience_s` (below 0: is waited for)."""
-        cdef int index = (generation - 1) % self.depth
-        cdef bint is_unused
-        if self.has_import(generation):
-            return True
-        if self.is_timeline:
-            self._address = self.open_word()
-            return True
-        event = self.open_event(index, None if patience_s < 0 else patience_s)
-        if event is None:
-            return False
-        if patience_s == 0:  # within a judgement, which has the lock of another use
-            if not self.state.take():
-                return False  # the import stays open, for the next call
-        else:
-            self.enter_state()
-        is_unused = self.is_unused
-        if not is_unused:
-            self.ring[index] = <Handle><uintptr_t>int(event)
-        self.state.give()
-        if is_unused:
-            self.close_event(index)
-            self.raise_closed()
-        return True
+        return self.has_import(generation) or self.engine.open_import(self, generation, patience_s)
 
     cdef bint enter_calls(self, int64_t deadline) except -1:
         """Take the turn of calls that queue work; False once `deadline` is over. `leave_calls` gives it.
@@ -572,13 +549,13 @@ cdef class Slot:
     @property
     def may_be_recorded(self):
         """Whether the driver refused a record that the GPU may have all the same: then it will write that number."""
-        return self.is_timeline and self._begun != self._recorded
+        return not self.engine.has_ring and self._begun != self._recorded
 
     @property
     def oldest_in_the_way(self):
         """The generation that has to be complete before there is room for a further record; 0 if none has to be."""
         oldest = self._recorded + 1 - self.depth
-        return oldest if not self.is_timeline and oldest > self._completed else 0
+        return oldest if self._recorded >= self._room and oldest > self._completed else 0
 
     @property
     def has_dependencies(self):
