@@ -13,8 +13,6 @@ __all__ = [
     "Core",
     "Entry",
     "EventBase",
-    "Gathered",
-    "Lost",
     "PointBase",
     "SessionCheck",
     "Wait",
@@ -46,8 +44,6 @@ Behind = _core.Behind
 Core = _core.Core
 Entry = _core.Entry
 EventBase = _core.EventBase
-Gathered = _core.Gathered
-Lost = _core.Lost
 PointBase = _core.PointBase
 SessionCheck = _core.SessionCheck
 Wait = _core.Wait

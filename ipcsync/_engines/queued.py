@@ -20,12 +20,9 @@ _PAUSE_S = 0.001
 
 add = _core.add
 drop = _core.drop
-everything = _core.everything
 has_any = _core.has_any
-hold = _core.hold
+latest = _core.latest
 of = _core.of
-release = _core.release
-set_aside = _core.set_aside
 waits_on = _core.waits_on
 
 
@@ -64,7 +61,7 @@ def await_passed(
         return False
     with OnDevice(ordinal) as inside, inside:
         mine = int(unwrap(context.driver().cuStreamGetId(handle), "cuStreamGetId"))
-    while not all(wait.is_passed(mine) for wait in waits):
+    while not all(wait.stream == mine or wait.is_passed() for wait in waits):
         check()
         if time.monotonic_ns() >= deadline_ns:
             return False

@@ -246,7 +246,7 @@ class Rig:
             self.put("recorded", 1)
             self.results["cuEventQuery"] = NOT_READY
             engine.queue(STREAM, 0, 1, None, False, 0)
-            self.core.drop(self.core.everything())
+            self.core.drop(self.core.of(None))
             self.results.clear()
         self.stream = case.stream
         for generation in range(1, case.depth + 1):
@@ -394,5 +394,5 @@ def end(rigs: Iterable[Rig]) -> None:
     for rig in rigs:
         rig.core.bind_functions({})
         rig.close()
-    core.drop(core.everything())
+    core.drop(core.of(None))
     compiled.bind_driver()

@@ -137,30 +137,22 @@ cdef class Records(Waits):
             if generation == self._begun:
                 refusal.wait = self.follow_refused(handle, stream)
             if refusal.wait == 0:
-                try:
-                    entry = self.depend_on(handle, stream, generation, behind)
-                    if self.chain.entries_ or entry is not None:
-                        if self.follows(stream, generation):
-                            followed = add_wait(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
-                    self.enter_state()
-                    try:
-                        self.chain.commit(generation, stream, entry)
-                    finally:
-                        self.state.give()
-                finally:
-                    self.chain.in_hand = []
+                entry = self.depend_on(handle, stream, generation, behind)
+                if (self.chain.entries_ or entry is not None) and self.follows(stream, generation):
+                    followed = add_wait(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
+                self.chain.commit(generation, stream, entry)
                 has_turn = False
                 with nogil:
                     found = self.make_record(handle, stream, generation, refusal)
                 if found == REFUSED and self._begun < generation:  # the next one of that number may be on another stream
                     self.enter_state()
                     try:
-                        self.chain.unprove(generation, 0)
+                        self.chain.drop_proof(generation, 0)
                     finally:
                         self.state.give()
                 if MISTAKE == 9 and entry is not None:
                     self.chain.store_links(generation)
-                if followed is not None and refusal.wait == 0 and followed.generation == generation - 1:
+                if followed is not None and refusal.wait == 0:
                     followed.is_queued = True
         finally:
             ipcsync_turns(-1)
@@ -174,7 +166,7 @@ cdef class Records(Waits):
         if len(self.chain.entries_) >= self.chain.judge_at:
             self.publish()
             self.chain.judge_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries_)))
-        waits = self.chain.listed(None if self.stands_behind_all else key)
+        waits = latest(None if self.stands_behind_all else key)
         if behind:
             waits = dict.fromkeys([*waits, *behind])
         return self.chain.entry_of(generation, stream, waits)

@@ -155,16 +155,10 @@ cdef class Core(Records):
 
     cdef bint decide_waits(self) except -1:
         """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""
-        cdef int64_t earlier
         for wait in waits_on(self):
-            fate = wait.known()
-            earlier = wait.open_before() if isinstance(fate, Loss) else 0
-            if fate is None or earlier:
-                if self.is_recorder or not self.accepts(earlier or wait.generation):
-                    self.behind.ask(self.load(LOAD_RECORDER, RECORDER))
-                    return False
-                if fate is None:
-                    wait.verdict = True
+            if wait.judged() is None:
+                self.behind.ask(self.load(LOAD_RECORDER, RECORDER))
+                return False
         return True
 
     # --- the markers, for the waits ------------------------------------------------------------------------------------
@@ -207,7 +201,7 @@ cdef class Core(Records):
         return ordinal
 
     def give_unpassed(self, streams):
-        """Of these streams, those that are not past all waits for this slot, and the markers behind these.
+        """Of these streams, those that are not past all waits for this slot: the markers behind these, and the devices.
 
         The caller destroys the markers. With the turn.
         """
@@ -218,7 +212,7 @@ cdef class Core(Records):
             for stream in streams:
                 marker = self.marker(stream)
                 if marker != NULL and query_relaxed(marker.event) != 0:
-                    given[stream] = <uintptr_t>marker.event
+                    given[stream] = <uintptr_t>marker.event, marker.ordinal
                     self.marker_count -= 1
                     marker[0] = self.markers[self.marker_count]
         finally:

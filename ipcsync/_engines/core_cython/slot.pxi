@@ -606,27 +606,6 @@ cdef class Slot:
             return self.is_on_board(generation) or self.loss_of(generation)._replace(cause="orphaned")
         return None
 
-    def open_before(self, int64_t generation, int64_t since):
-        """The last generation from `since` on and before `generation`, which is lost, that is open; 0 if none is.
-
-        There may be one: a later record may stand behind something that an earlier one does not.
-        """
-        cdef int64_t first
-        cdef int64_t last = min(generation, max(self.last(), 0) + 1, self.first_lost()) - 1
-        while last >= since:
-            fate = self.fate(last)
-            if fate is None:
-                return last
-            first = self.first_lost()  # its recorder may have found an earlier one lost meanwhile
-            if fate is True or first > last:
-                return 0
-            last = first - 1
-        return 0
-
-    cdef inline int64_t first_lost(self) noexcept nogil:
-        cdef int64_t first = self.behind.first_lost()
-        return min(self._lost_from, first if first else <int64_t>FOREVER)
-
 
 cdef inline int query_relaxed(Handle event) noexcept nogil:
     """The driver's answer about an event, in relaxed capture mode, since another thread may capture: 0 if complete."""

@@ -80,7 +80,7 @@ cdef class Waits(Queries):
             self.raise_lost(generation)
         if found == COMPLETE:
             return 0
-        if refusal.wait == 0 and listed.generation == generation:
+        if refusal.wait == 0:
             listed.is_queued = True
         if refusal.wait or refusal.record:
             self.raise_refused(&refusal)

@@ -29,7 +29,6 @@ def test_a_record_tells_the_board_whom_it_stands_behind_and_as_of_when(row: Row)
     assert row.told == (1, 0b101)
     assert row.line.as_of == 9
     assert row.mine.has_dependencies
-    assert list(row.chain.waits()) == list(waits)
     assert row.mine.behind.stands(1)
     assert row.mine.behind.stands(2)
     assert not row.theirs[0].behind.stands(1)
@@ -45,9 +44,6 @@ def test_records_behind_the_same_are_one_entry_and_further_waits_another(row: Ro
     row.extend(7, *waits, stream=8)
     assert row.open_ones == [(3, 5, 0b11), (6, 6, 0b111), (7, 7, 0b11)]
     assert row.told == (3, 0b111)
-    assert len(list(row.chain.waits())) == 7
-    row.chain.listed(KEY)  # as a record does first: from then on they are found
-    assert len(queued.waits_on(row.theirs[2])) == 1
 
 
 def test_a_record_that_failed_and_is_repeated_on_another_stream_proves_no_wait_of_the_first(row: Row) -> None:
