@@ -17,7 +17,7 @@ from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH
 from ipcsync._engines import imports
-from ipcsync._engines.compiled import Wait, bind_driver, know_streams
+from ipcsync._engines.core import Wait, bind_driver, know_streams
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.outcome import Outcome
 from ipcsync._native import capture, context, fork, pinned

@@ -9,7 +9,7 @@ import ipcsync._engines.core as _core
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync._native import context
 from ipcsync._native.capture import refuse_capturing, relaxed_call

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ipcsync._drivers import DriverObject
 from ipcsync._engines import queued
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync._native import fork, host_wait
 from ipcsync.errors import Reentered, StreamCapturing

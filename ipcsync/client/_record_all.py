@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine, queued
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve

@@ -20,7 +20,7 @@ from ipcsync._deadline import deadline_of
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError
 
-INTERFACE = 17  # as in `compiled`
+INTERFACE = 18  # as in `__init__`
 
 log = logging.getLogger("ipcsync")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._engines import Engine, queued
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import DeviceMismatch, EngineMismatch
 

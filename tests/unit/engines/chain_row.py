@@ -10,7 +10,7 @@ import time
 from msgspec.structs import replace
 
 from ipcsync._board import Board, layout
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._native import context

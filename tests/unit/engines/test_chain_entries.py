@@ -8,7 +8,7 @@ import pytest
 
 from ipcsync._board import EXPIRED, Board
 from ipcsync._engines import queued
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync.errors import RecorderLost
 from tests.kit.boards import store_bits
 from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ipcsync._board import EXPIRED
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import RecorderLost
 from tests.kit.boards import store_bits

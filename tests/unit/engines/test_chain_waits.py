@@ -9,7 +9,7 @@ import ipcsync._drivers
 from ipcsync._board import EXPIRED
 from ipcsync._drivers import unwrap
 from ipcsync._engines import queued
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.testing import StreamGate
 from tests.kit.boards import store_bits

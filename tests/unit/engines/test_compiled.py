@@ -13,7 +13,7 @@ import pytest
 
 import ipcsync
 from ipcsync._engines import core
-from ipcsync._engines.compiled import INTERFACE
+from ipcsync._engines import INTERFACE
 
 _CALLS: list[Any] = [
     ipcsync.Point.wait,
