@@ -188,10 +188,6 @@ class Engine(Outcome):
 
     # --- what the core asks for ---------------------------------------------------------------------------------------
 
-    def open_first(self) -> None:
-        """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
-        self.query_import(1)
-
     def open_word(self) -> int:
         """The device pointer of the word, whose page is registered on the event's device: for all of the process's."""
         with OnDevice(self.ordinal) as inside, inside:  # the caller's thread may have no context yet

@@ -249,7 +249,7 @@ class Rig:
             self.results.clear()
         self.stream = case.stream
         for generation in range(1, case.depth + 1):
-            engine.query_import(generation)
+            engine.open_first(generation)
         engine.is_closed = case.is_closed
         return engine
 

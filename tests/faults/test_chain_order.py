@@ -148,7 +148,7 @@ def test_a_record_tells_whom_it_stands_behind_in_the_models_order(rig: Any) -> N
     assert steps.index("lock") < steps.index("store bits")
     assert (bits_of(made.line), made.line.as_of, made.line.behind, made.line.recorded) == (0b1, _NEWEST, 1, 1)
     assert made.entries == [(1, 1, 1, (made.wait,), 0b1)]
-    assert made.engine.has_dependencies
+    assert made.engine.chain.is_needed
 
 
 def test_a_second_record_behind_the_same_wait_lengthens_the_entry(rig: Any) -> None:
@@ -195,7 +195,7 @@ def test_what_is_complete_is_dropped_and_not_stood_behind(rig: Any) -> None:
     steps, _ = made.call()
     assert not set(_LINKS) & {*steps}
     assert (made.line.recorded, made.wait.verdict, made.entries, core.of(None)) == (1, True, [], [])
-    assert not made.engine.has_dependencies
+    assert not made.engine.chain.is_needed
 
 
 @pytest.mark.parametrize("waits", [True, False])

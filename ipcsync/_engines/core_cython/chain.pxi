@@ -61,7 +61,7 @@ cdef class Chain:
     cdef readonly bint is_due  # records that are complete stand behind what another recorder has not judged yet
     cdef public int64_t judge_at  # with so many entries a record judges first
     cdef bint is_stored  # as far as it was judged
-    cdef bint is_needed  # there are entries, or a loss: read without a lock
+    cdef readonly bint is_needed  # there are entries, or a loss: read without a lock
     cdef uint64_t newest  # session, when what the next record will stand behind was looked at
 
     def __init__(self, view):
@@ -243,7 +243,7 @@ cdef class Chain:
             if not theirs.sessions.is_live(serial) or not theirs.recorder_lives():
                 return False
             set_bit(bits, serial & 0xFFFF)
-        return not theirs.behind.has(wait.generation) or theirs.behind.are_good(serial & 0xFFFF, bits)
+        return not theirs.behind.stands(wait.generation) or theirs.behind.are_good(serial & 0xFFFF, bits)
 
     # --- the judgement ------------------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ cdef class Chain:
         if view.behind.first_unsettled() != first:
             view.behind.store_first(first)
         self.store_all_bits()
-        if self.loss_ is not None and not view.behind.loses(self.lost_from):
+        if self.loss_ is not None and not view.behind.is_lost(self.lost_from):
             view.behind.lose(self.lost_from, self.loss_.serial)
         self.is_stored = True
 

@@ -133,7 +133,7 @@ cdef class TimelineEngine(EventEngine):
         return -2 if count == INT64_MAX else min(<int64_t>(count - use.base), use._recorded)
 
     cdef int pending(self, Slot use, Handle *events) noexcept nogil:
-        cdef Marker *marker = use.marker(use.stream)  # behind the newest record; waiters for older ones poll
+        cdef Marker *marker = use.marker(use.last_stream)  # behind the newest record; waiters for older ones poll
         if marker == NULL or <int64_t>(use.load(LOAD_COMPLETED, COMPLETED) - use.base) >= use._recorded:
             return 0
         events[0] = marker.event

@@ -52,7 +52,7 @@ cdef class Queries(Slot):
         What the generation stands behind must be good too: False while that is unknown.
         """
         cdef bint is_good
-        if self.behind.has(generation):
+        if self.behind.stands(generation):
             if self.is_recorder:
                 return self.is_judged(generation)
             if MISTAKE != 12 and not self.is_clear(generation):
@@ -75,7 +75,7 @@ cdef class Queries(Slot):
         """Whether this recorder finds that `generation`, which stands behind something, counts."""
         if self.is_complete_now(generation):
             return True
-        self.behind.ask(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to judge its other events first
+        self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to judge its other events first
         return False
 
     cdef bint is_complete_now(self, int64_t generation) except -1 nogil:
@@ -395,7 +395,7 @@ cdef class Queries(Slot):
             self.guard.check_liveness()
             self.look_for_room()
             if found == 1 and oldest > self._completed:  # it stands behind something that is not judged yet
-                self.behind.ask(self.load(LOAD_RECORDER, RECORDER))
+                self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))
                 with nogil:
                     self.behind.pause(deadline)
         return True

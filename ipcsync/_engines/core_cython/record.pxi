@@ -40,18 +40,12 @@ cdef class Records(Waits):
                 self.check_usable(handle, "record")
             elif found == NO_ID:
                 self.id_of(handle)
-            elif found == IS_CLOSED:
+            elif found == IS_CLOSED or found == IS_OVER:
                 self.raise_no_record()
             elif found == REFUSED:
                 self.raise_refused(&refusal)
-            elif not self.is_repeated(found):
+            elif found != AGAIN:  # else one that had been refused before: this call's own is to follow
                 return generation
-
-    cdef inline bint is_repeated(self, int found) except -1:
-        """Whether what was recorded was one that had been refused, so that this call's own is to follow."""
-        if found == IS_OVER:
-            self.raise_no_record()
-        return found == AGAIN
 
     cdef int begin_record(
         self, Handle handle, bint is_ours, bint depends, uint64_t *stream, int64_t *generation
@@ -103,7 +97,7 @@ cdef class Records(Waits):
 
     cdef inline bint follows(self, uint64_t stream, int64_t generation) noexcept nogil:
         """Whether the stream is to wait for the record before, which was made on another one."""
-        return stream != self.stream and generation > 1
+        return stream != self.last_stream and generation > 1
 
     cdef inline bint has_needed(self, uint64_t stream, int64_t generation) noexcept nogil:
         """Whether all is there that the driver's calls need."""
@@ -177,11 +171,11 @@ cdef class Records(Waits):
         cdef int result = 0
         with nogil:
             self.settle_doubts()
-            last = self.marker(self.stream)
-        if stream != self.stream and not self.engine.has_ring and last != NULL and last.handle != NULL:
+            last = self.marker(self.last_stream)
+        if stream != self.last_stream and not self.engine.has_ring and last != NULL and last.handle != NULL:
             self.raise_unknown_place()
         with nogil:
-            if stream != self.stream:
+            if stream != self.last_stream:
                 result = self.engine.follow(self, handle, last)
             if result == 0 and self._begun > 1 and self.has_import(self._begun - 1):
                 result = self.engine.wait(self, handle, self._begun - 1)
@@ -215,7 +209,7 @@ cdef class Records(Waits):
         return AGAIN if repeats else GO_ON
 
     cdef inline void set_stream(self, uint64_t stream) noexcept nogil:
-        self.stream = stream
+        self.last_stream = stream
         if not self.is_of_device(stream):
             self.recent[self.next_recent] = stream
             self.next_recent = (self.next_recent + 1) % RECENT
@@ -240,11 +234,6 @@ cdef class Records(Waits):
         if not self.is_recorder:
             return 0
         return self.record_on(<Handle>address, False, FOREVER, None, None)
-
-    @property
-    def last_stream(self):
-        """The id of the stream recorded on last, or that a record was begun on."""
-        return self.stream
 
     def record_next(self, handle, int64_t deadline_ns, timeout, behind):
         """Record the next generation on the CUstream `handle`, of the event's device and with its context if it is a

@@ -157,7 +157,7 @@ cdef class Core(Records):
         """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""
         for wait in waits_on(self):
             if wait.judged() is None:
-                self.behind.ask(self.load(LOAD_RECORDER, RECORDER))
+                self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))
                 return False
         return True
 

@@ -61,7 +61,7 @@ cdef class Slot:
     cdef public int64_t _lost_from, _recorded, _begun, _completed
     cdef public int64_t _room  # up to this generation a record has nothing to wait for
     cdef int sleepers  # threads within a question or a wait of the driver for an import of this use
-    cdef uint64_t stream  # that was recorded on last
+    cdef readonly uint64_t last_stream  # that was recorded on, or that a record was begun on
     cdef uint64_t recent[RECENT]  # streams that were recorded on: they are of its device
     cdef int next_recent
     cdef ipcsync_pair lists[RECENT]  # streams, and their devices; of a blocking one the key of its list, which has it
@@ -168,12 +168,12 @@ cdef class Slot:
     cdef bint is_clear(self, int64_t generation) noexcept nogil:
         """Whether all is well with what `generation` stands behind; else its recorder is asked to judge."""
         cdef uint64_t recorder
-        if not self.behind.has(generation):
+        if not self.behind.stands(generation):
             return True
         recorder = self.load(LOAD_RECORDER, RECORDER)
-        if self.behind.clear(recorder):
+        if self.behind.is_clear(recorder):
             return True
-        self.behind.ask(recorder)
+        self.behind.nudge(recorder)
         return False
 
     cdef int look(self, int64_t generation) noexcept nogil:
@@ -186,7 +186,7 @@ cdef class Slot:
             return WAS_LOST
         done = self.board_completed()
         if done < generation:
-            is_lost = self.behind.loses(generation)
+            is_lost = self.behind.is_lost(generation)
             if self.closed():
                 return WAS_CLOSED
             return WAS_LOST if is_lost else PENDING
@@ -557,13 +557,8 @@ cdef class Slot:
         oldest = self._recorded + 1 - self.depth
         return oldest if self._recorded >= self._room and oldest > self._completed else 0
 
-    @property
-    def has_dependencies(self):
-        """Whether something recorded here stands behind others, and is not settled, or lost."""
-        return self.chain.is_needed
-
-    def query_import(self, int64_t generation):
-        """Open the import of a generation, if it is not."""
+    def open_first(self, int64_t generation=1):
+        """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
         self.open_import(generation, -1)
 
     def check(self):
@@ -599,7 +594,7 @@ cdef class Slot:
             or (state == CLOSED and generation > max(self.last(), 0))
             or self._lost_from <= generation
             or not self.recorder_lives()
-            or self.behind.loses(generation)
+            or self.behind.is_lost(generation)
         ):
             return self.is_on_board(generation) or self.loss_of(generation)
         if self.is_orphaned():  # no later answer about it counts, so it would stay open for ever

@@ -111,6 +111,10 @@ class Row:
         ((entry),) = other.chain.entries or (None,)
         return 0 if entry is None else entry.bits
 
+    def good_bits(self, own: int) -> int | None:
+        """This event's bits if every session that they name lives; None if not, or if the bit of line `own` is set."""
+        return self.line.bits if self.mine.behind.is_clear(own) else None
+
     @property
     def told(self) -> tuple[int, int]:
         """(first generation that stands behind something, bits)."""

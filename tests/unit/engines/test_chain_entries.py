@@ -28,7 +28,7 @@ def test_a_record_tells_the_board_whom_it_stands_behind_and_as_of_when(row: Row)
     assert _entries(row) == [(1, 1, STREAM, waits, 0b101)]
     assert row.told == (1, 0b101)
     assert row.line.as_of == 9
-    assert row.mine.has_dependencies
+    assert row.mine.chain.is_needed
     assert row.mine.behind.stands(1)
     assert row.mine.behind.stands(2)
     assert not row.theirs[0].behind.stands(1)
@@ -65,7 +65,7 @@ def test_what_is_good_already_is_stood_behind_by_nothing_and_leaves_its_list(row
     row.record(1, 1)
     good, pending = queued.of(KEY)
     row.extend(1, row.wait(0, 1))
-    assert (row.told, row.chain.entries, row.mine.has_dependencies) == ((0, 0), [], False)
+    assert (row.told, row.chain.entries, row.mine.chain.is_needed) == ((0, 0), [], False)
     row.extend(2, good, pending)
     assert _entries(row) == [(2, 2, STREAM, (pending,), 0b10)]
     assert queued.of(KEY) == [pending]
@@ -113,7 +113,7 @@ def test_what_was_good_of_others_and_is_not_any_more_only_the_recorder_can_tell(
     row.board.session(0).set_state(EXPIRED)
     row.extend(2, row.wait(1))
     assert row.open_ones == [(1, 1, 0b1), (2, 2, 0b10 | OWN)]
-    assert row.mine.behind.good_bits(ME) is None
+    assert row.good_bits(ME) is None
 
 
 def test_behind_what_only_the_recorder_can_tell_it_has_to_tell_of_all_that_follows(row: Row) -> None:
@@ -124,13 +124,13 @@ def test_behind_what_only_the_recorder_can_tell_it_has_to_tell_of_all_that_follo
 
 def test_a_session_that_came_later_is_good_only_for_who_looked_since(row: Row) -> None:
     row.extend(1, row.wait(0))
-    assert row.mine.behind.good_bits(ME) == 0b1
+    assert row.good_bits(ME) == 0b1
     row.board.session(0).assign(9 << 16, 1, 0, 0, 1, "new")
     row.board.words[row._owner(0)] = 1
-    assert row.mine.behind.good_bits(ME) is None
+    assert row.good_bits(ME) is None
     row.line.as_of = 9
-    assert row.mine.behind.good_bits(ME) == 0b1
-    assert row.mine.behind.good_bits(0) is None
+    assert row.good_bits(ME) == 0b1
+    assert row.good_bits(0) is None
 
 
 # --- whom a wait depends on -------------------------------------------------------------------------------------------

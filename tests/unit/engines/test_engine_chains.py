@@ -228,18 +228,18 @@ def test_what_was_released_keeps_its_verdict(chain: Chain) -> None:
 def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
     with chain.begin():
         behind, line = chain.c.behind, chain.board.slot(1)
-        assert behind.good_bits(1) == 1
-        assert behind.good_bits(0) is None
+        assert line.bits == 1
+        assert not behind.is_clear(_serial(0)), "of its own it tells nothing"
         assert behind.is_clear(_serial(1))
-        for serial, bits in ((9 << 16, None), (_serial(0), 1)):  # as_of is of before the ninth came
+        for serial, is_clear in ((9 << 16, False), (_serial(0), True)):  # as_of is of before the ninth came
             chain.board.session(0).assign(serial, 1, 0, 0, 1, "new")
-            assert behind.good_bits(1) is None  # nobody holds its mark yet
+            assert not behind.is_clear(_serial(1))  # nobody holds its mark yet
             chain.board.words[chain._owner(0)] = 1
-            assert behind.good_bits(1) == bits
+            assert behind.is_clear(_serial(1)) is is_clear
         chain.board.session(0).set_state(EXPIRED)
         assert not behind.is_clear(_serial(1))
         store_bits(line, 0)
-        assert behind.good_bits(1) == 0
+        assert behind.is_clear(_serial(1))
 
 
 def test_an_event_that_broke_says_of_each_generation_what_is_true(chain: Chain) -> None:
