@@ -391,7 +391,6 @@ class Rig:
 def end(rigs: Iterable[Rig]) -> None:
     """Close the rigs, and have the core call the process's own driver again."""
     for rig in rigs:
-        rig.core.bind_functions({})
         rig.close()
     core.drop(core.of(None))
     core.bind_driver()

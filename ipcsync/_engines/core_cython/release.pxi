@@ -62,7 +62,7 @@ cdef class Core(Records):
             return False
         try:
             if self.guard.coordinator_is_alive():
-                if not (self.has_settled() and self.is_drained_now() and self.drop_all_markers(False)):
+                if not (self.settle_doubts() and self.is_drained_now() and self.drop_all_markers(False)):
                     return False
             if self.guard.coordinator_is_alive():
                 if not self.decide_waits():
@@ -90,14 +90,8 @@ cdef class Core(Records):
         self.state.give()
         return are_gone
 
-    cdef bint has_settled(self) except -1:
-        """As `settle_doubts`, and `says`: the driver is asked without the GIL, of which it may need another's call."""
-        cdef bint has
-        with nogil:
-            has = self.settle_doubts()
-        return has
-
     cdef bint says(self, int64_t generation) except -1:
+        """As `says_complete`: the driver is asked without the GIL, of which it may need another's call."""
         cdef bint says
         with nogil:
             says = self.says_complete(generation)
@@ -132,7 +126,7 @@ cdef class Core(Records):
             return False
         ipcsync_turns(1)
         try:
-            return self.has_settled() and self.is_drained_now()
+            return self.settle_doubts() and self.is_drained_now()
         finally:
             ipcsync_turns(-1)
             self.calls.give()
@@ -186,7 +180,7 @@ cdef class Core(Records):
                 has = not is_doubtful and query_relaxed(event) == 0
         self.state.give()
         if is_doubtful and self.calls.take():  # else nobody would learn of it before the next record
-            self.has_settled()
+            self.settle_doubts()
             self.calls.give()
         return has
 

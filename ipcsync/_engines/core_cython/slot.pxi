@@ -436,16 +436,17 @@ cdef class Slot:
         marker.handle = NULL if result == 0 else handle
         return result
 
-    cdef bint settle_doubts(self) noexcept nogil:
+    cdef bint settle_doubts(self) noexcept:
         """Record the markers that the driver refused; whether every stream has its marker now. With the turn."""
         cdef int index
         cdef bint is_settled = True
-        for index in range(self.marker_count):
-            if self.markers[index].handle != NULL:
-                if <uintptr_t>self.markers[index].handle <= 2:  # it may mean another stream on this thread
-                    is_settled = False
-                elif self.mark(self.markers[index].handle, self.markers[index].stream) != 0:
-                    is_settled = False
+        cdef Handle stream
+        with nogil:  # the driver may need the GIL for another's call
+            for index in range(self.marker_count):
+                stream = self.markers[index].handle
+                if stream != NULL:  # up to 2 it may mean another stream on this thread
+                    if <uintptr_t>stream <= 2 or self.mark(stream, self.markers[index].stream) != 0:
+                        is_settled = False
         return is_settled
 
     cdef bint drop_markers(self, bint all) noexcept nogil:
@@ -570,10 +571,6 @@ cdef class Slot:
         self.guard.check_liveness()
         self.check_use()
         self.check_recorder(generation)
-
-    def recorder_is_alive(self):
-        """Whether the recorder's process lives; True while there is no recorder."""
-        return self.recorder_lives()
 
     def raise_if_over(self, int64_t generation):
         """Raise the error that would end a wait for `generation`, if any; it is not complete."""
