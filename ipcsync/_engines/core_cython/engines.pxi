@@ -1,9 +1,22 @@
 # What differs between the engines. Another one is a class here, and its name in ENGINES.
 
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+cdef enum:
+    NOT_READY = 600
+
 cdef struct Refusal:  # the driver's errors from calls of which the stream may have work all the same; 0: none
     int wait
     int write
     int record
+
+
+cdef struct Marker:  # an event of this process on a stream, recorded behind the last work that this use queued there
+    uint64_t stream
+    Handle event
+    Handle handle  # of the stream, if the driver refused the marker or what is before it: then it may not be behind all
+    int ordinal
 
 
 @cython.internal
@@ -16,11 +29,11 @@ cdef class EventEngine:
     def __cinit__(self):
         self.has_ring, self.wait_call = True, "cuStreamWaitEvent"
 
-    cdef bint has_import(self, Slot use, int64_t generation) noexcept nogil:
+    cdef bint has_import(self, Streams use, int64_t generation) noexcept nogil:
         """Whether what a driver's call for `generation` needs is there."""
         return use.event(generation) != NULL
 
-    cdef bint open_import(self, Slot use, int64_t generation, double patience_s) except -1:
+    cdef bint open_import(self, Streams use, int64_t generation, double patience_s) except -1:
         """Open it; False if another thread opens one, and has not done so after `patience_s` (below 0: is waited for)."""
         cdef int index = (generation - 1) % use.depth
         cdef bint is_unused
@@ -41,7 +54,7 @@ cdef class EventEngine:
             use.raise_closed()
         return True
 
-    cdef int query(self, Slot use, int64_t generation) noexcept nogil:
+    cdef int query(self, Streams use, int64_t generation) noexcept nogil:
         """0 if a record that was made is complete, NOT_READY, or the driver's error. Its import is there, and stays."""
         return query_relaxed(use.event(generation))
 
@@ -55,16 +68,16 @@ cdef class EventEngine:
         event[0] = use.event(generation)
         return 2
 
-    cdef int wait(self, Slot use, Handle stream, int64_t generation) noexcept nogil:
+    cdef int wait(self, Streams use, Handle stream, int64_t generation) noexcept nogil:
         """Have the stream wait for `generation`; the driver's result."""
         step(STREAM_WAIT)
         return cuStreamWaitEvent(stream, use.event(generation), 0)
 
-    cdef int follow(self, Slot use, Handle stream, Marker *last) noexcept nogil:
+    cdef int follow(self, Streams use, Handle stream, Marker *last) noexcept nogil:
         """Have the stream wait for a refused record that another one may have. `last`: the marker behind it."""
         return self.wait(use, stream, use._begun)  # if it was not made, its CUDA event is an older one's
 
-    cdef void record(self, Slot use, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
+    cdef void record(self, Streams use, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
         step(EVENT_RECORD)
         refusal.record = cuEventRecord(use.event(generation), handle)
 
@@ -79,7 +92,7 @@ cdef class EventEngine:
                 done += 1
         return done
 
-    cdef int pending(self, Slot use, Handle *events) noexcept nogil:
+    cdef int pending(self, Streams use, Handle *events) noexcept nogil:
         """How many CUDA events are put into `events`, behind which records are that are not complete. With `state`."""
         cdef int64_t first = use._completed + 1
         cdef int64_t last = min(use._recorded, use._completed + MOST_EVENTS)
@@ -96,14 +109,14 @@ cdef class TimelineEngine(EventEngine):
     def __cinit__(self):
         self.has_ring, self.wait_call = False, "cuStreamWaitValue64"
 
-    cdef bint has_import(self, Slot use, int64_t generation) noexcept nogil:
+    cdef bint has_import(self, Streams use, int64_t generation) noexcept nogil:
         return use._address != 0
 
-    cdef bint open_import(self, Slot use, int64_t generation, double patience_s) except -1:
+    cdef bint open_import(self, Streams use, int64_t generation, double patience_s) except -1:
         use._address = use.open_word()
         return True
 
-    cdef int query(self, Slot use, int64_t generation) noexcept nogil:
+    cdef int query(self, Streams use, int64_t generation) noexcept nogil:
         return 0 if use.is_on_board(generation) else NOT_READY
 
     cdef int begin_sleep(self, Queries use, int64_t generation, Handle *event) except -1 nogil:
@@ -116,14 +129,14 @@ cdef class TimelineEngine(EventEngine):
         # Released or broken, which the caller sees; else it stands behind something.
         return count != INT64_MAX and not use.is_broken()
 
-    cdef int wait(self, Slot use, Handle stream, int64_t generation) noexcept nogil:
+    cdef int wait(self, Streams use, Handle stream, int64_t generation) noexcept nogil:
         step(WAIT_VALUE)
         return cuStreamWaitValue64(stream, use._address, use.base + generation, use._flags)
 
-    cdef int follow(self, Slot use, Handle stream, Marker *last) noexcept nogil:
+    cdef int follow(self, Streams use, Handle stream, Marker *last) noexcept nogil:
         return 0 if last == NULL else cuStreamWaitEvent(stream, last.event, 0)  # null: all there was found complete
 
-    cdef void record(self, Slot use, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
+    cdef void record(self, Streams use, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
         step(WRITE_VALUE)
         refusal.write = cuStreamWriteValue64(handle, use._address, use.base + generation, 0)
         refusal.record = use.mark(handle, stream)
@@ -132,7 +145,7 @@ cdef class TimelineEngine(EventEngine):
         cdef uint64_t count = use.load(LOAD_COMPLETED, COMPLETED)
         return -2 if count == INT64_MAX else min(<int64_t>(count - use.base), use._recorded)
 
-    cdef int pending(self, Slot use, Handle *events) noexcept nogil:
+    cdef int pending(self, Streams use, Handle *events) noexcept nogil:
         cdef Marker *marker = use.marker(use.last_stream)  # behind the newest record; waiters for older ones poll
         if marker == NULL or <int64_t>(use.load(LOAD_COMPLETED, COMPLETED) - use.base) >= use._recorded:
             return 0

@@ -1,6 +1,6 @@
 # query and synchronize: whether a generation is complete. What the recorder publishes of it.
 
-cdef class Queries(Slot):
+cdef class Queries(Streams):
 
     cdef dict watched  # for how long records have waited for each hazard, in ns
 
