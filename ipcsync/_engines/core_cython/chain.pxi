@@ -144,7 +144,7 @@ cdef class Chain:
         cdef uint64_t own = view.load(LOAD_RECORDER, RECORDER) & 0xFFFF
         view.enter_state()
         try:
-            self.drop_proof(generation, stream)
+            entry = self.with_refused(generation, entry)
             if entry is not None:
                 if self.entries_ and not view.behind.are_good(own, NULL):  # `as_of` would say that they were
                     set_bit(entry.of, own)
@@ -154,6 +154,24 @@ cdef class Chain:
         finally:
             view.state.give()
         return True
+
+    cdef Entry with_refused(self, int64_t generation, Entry entry):
+        """If a record of `generation` was refused, and is repeated: take out its entry; one behind what either is behind.
+
+        The two may be on different streams, so their end does not prove that the waits there are over.
+        """
+        cdef Entry last = self.entries_[-1] if self.entries_ else None
+        cdef Entry both
+        if last is None or last.last < generation:
+            return entry
+        waits = dict.fromkeys(last.waits + (entry.waits if entry is not None else ()))
+        both = Entry(generation, generation, 0, tuple(waits), last.words)
+        both.join(last.of)
+        if entry is not None:
+            both.join(entry.of)
+        kept = [last.but(last.first, generation - 1, last.stream)] if last.first < generation else []
+        self.keep(self.entries_[:-1] + kept)
+        return both
 
     cdef void store_links(self, int64_t generation):
         cdef Queries view = self.view()
@@ -178,31 +196,12 @@ cdef class Chain:
                 bits[word] |= (<Entry>entry).of[word]
         behind.store_bits(bits)
 
-    cdef bint drop_proof(self, int64_t generation, uint64_t stream) except -1:
-        """A record of `generation` was refused, and is repeated on `stream`, 0 if that is not known yet. With `state`.
-
-        If that is another one than before, its end does not prove that the waits there are over.
-        """
-        cdef Entry last = self.entries_[-1] if self.entries_ else None
-        if last is not None and last.last >= generation and last.stream != 0 and last.stream != stream:
-            kept = [last.but(last.first, generation - 1, last.stream)] if last.first < generation else []
-            self.keep(self.entries_[:-1] + kept + [last.but(max(generation, last.first), last.last, 0)])
-        return True
-
     cdef void add_entry(self, Entry entry):
         cdef Entry last = self.entries_[-1] if self.entries_ else None
-        cdef Entry merged
-        if last is None or last.last < entry.first:
-            if last is not None and last.is_alike(entry):  # behind the same waits as the record before
-                self.keep(self.entries_[:-1] + [last.but(last.first, entry.last, last.stream)])
-            else:
-                self.keep(self.entries_ + [entry])
-        elif not last.is_alike(entry):  # a record that was refused, and is repeated
-            merged = Entry(entry.first, entry.last, 0, last.waits + entry.waits, entry.words)
-            merged.join(last.of)
-            merged.join(entry.of)
-            kept = [last.but(last.first, entry.first - 1, last.stream)] if last.first < entry.first else []
-            self.keep(self.entries_[:-1] + kept + [merged])
+        if last is not None and last.is_alike(entry):  # behind the same waits as the record before
+            self.keep(self.entries_[:-1] + [last.but(last.first, entry.last, last.stream)])
+        else:
+            self.keep(self.entries_ + [entry])
 
     cdef object fate_of(self, Wait wait):
         """As `Wait.known`; an event of this session itself counts unless it stands behind something."""

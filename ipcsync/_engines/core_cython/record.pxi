@@ -138,12 +138,6 @@ cdef class Records(Waits):
                 has_turn = False
                 with nogil:
                     found = self.make_record(handle, stream, generation, refusal)
-                if found == REFUSED and self._begun < generation:  # the next one of that number may be on another stream
-                    self.enter_state()
-                    try:
-                        self.chain.drop_proof(generation, 0)
-                    finally:
-                        self.state.give()
                 if MISTAKE == 9 and entry is not None:
                     self.chain.store_links(generation)
                 if followed is not None and refusal.wait == 0:

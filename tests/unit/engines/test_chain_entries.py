@@ -51,7 +51,7 @@ def test_a_record_that_failed_and_is_repeated_on_another_stream_proves_no_wait_o
     row.extend(1, wait)
     row.extend(2, wait)
     row.extend(2)
-    assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 2, STREAM)]
+    assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 1, STREAM), (2, 2, 0)]
     row.extend(2, stream=8)
     assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 1, STREAM), (2, 2, 0)]
     row.extend(3, stream=8)
@@ -99,7 +99,7 @@ def test_a_record_that_failed_and_is_made_again_stands_behind_what_either_did(ro
     row.extend(1, first)
     row.extend(2, first)
     row.extend(2, first)
-    assert _entries(row) == [(1, 2, STREAM, (first,), 0b1)]
+    assert _entries(row) == [(1, 1, STREAM, (first,), 0b1), (2, 2, 0, (first,), 0b1)]
     row.extend(2, second)
     assert _entries(row) == [(1, 1, STREAM, (first,), 0b1), (2, 2, 0, (first, second), 0b11)]
     row.extend(3, third)
