@@ -113,7 +113,7 @@ class Row:
 
     def good_bits(self, own: int) -> int | None:
         """This event's bits if every session that they name lives; None if not, or if the bit of line `own` is set."""
-        return self.line.bits if self.mine.behind.is_clear(own) else None
+        return bits_of(self.line) if self.mine.behind.is_clear(own) else None
 
     @property
     def told(self) -> tuple[int, int]:

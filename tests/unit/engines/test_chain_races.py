@@ -16,7 +16,7 @@ from ipcsync.errors import RecorderLost
 from ipcsync.testing import StreamGate
 from tests.kit.boards import store_bits
 from tests.kit.driver_functions import amid, replaced
-from tests.unit.engines.chain_row import KEY, STREAM, Row
+from tests.unit.engines.chain_row import KEY, Row
 from tests.unit.engines.test_engine_chains import Chain, _serial, chain
 
 __all__ = ["chain"]

@@ -228,7 +228,7 @@ def test_what_was_released_keeps_its_verdict(chain: Chain) -> None:
 def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
     with chain.begin():
         behind, line = chain.c.behind, chain.board.slot(1)
-        assert line.bits == 1
+        assert bits_of(line) == 1
         assert not behind.is_clear(_serial(0)), "of its own it tells nothing"
         assert behind.is_clear(_serial(1))
         for serial, is_clear in ((9 << 16, False), (_serial(0), True)):  # as_of is of before the ninth came
