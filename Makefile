@@ -168,18 +168,19 @@ benchmarks: install
 results: install
 	$(BIN)/python -m tests.benchmarks.results $(ARGS)
 
-# The compiled core under the address and undefined-behaviour sanitizers; the usual one is built again behind it. A report
-# of any process fails it, also of one that a test expects to die. First a planted overflow must be found.
+# The compiled core under the address and undefined-behaviour sanitizers; the usual files take their places again behind it.
+# A report of any process fails it, also of one that a test expects to die. First a planted overflow must be found.
 SANITIZED := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 REPORTS := $(CURDIR)/build/sanitize
 sanitize: install
-	CFLAGS="$(SANITIZED)" $(BIN)/python -m pip install --quiet --no-deps --editable .
-	rm -rf $(REPORTS) && mkdir -p $(REPORTS)
+	rm -rf $(REPORTS) && mkdir -p $(REPORTS)/usual && cp -p ipcsync/_engines/core*.so ipcsync/_softcuda/*.so $(REPORTS)/usual
+	@trap 'cd $(REPORTS)/usual; mv core*.so $(CURDIR)/ipcsync/_engines; mv lib*.so $(CURDIR)/ipcsync/_softcuda' EXIT; \
+	CFLAGS="$(SANITIZED)" $(BIN)/python -m pip install --quiet --no-deps --editable . || exit 1; \
 	export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 ASAN_OPTIONS=detect_leaks=0:log_path=$(REPORTS)/report UBSAN_OPTIONS=log_path=$(REPORTS)/report; \
 	export LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"; \
-	! $(BIN)/python -m tests.faults.overflow && grep -q heap-buffer-overflow $(REPORTS)/report* && rm $(REPORTS)/* && \
+	! $(BIN)/python -m tests.faults.overflow && grep -q heap-buffer-overflow $(REPORTS)/report* && rm $(REPORTS)/report* && \
 	$(PYTEST) $(call marked,core) -m "core and not thorough" $(ARGS); status=$$?; unset LD_PRELOAD; \
-	$(BIN)/python -m pip install --quiet --no-deps --editable . && cat $(REPORTS)/report* 2>/dev/null && exit 1; exit $$status
+	cat $(REPORTS)/report* 2>/dev/null && exit 1; exit $$status
 
 FLAKES ?= 20
 test-flakes: install

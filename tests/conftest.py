@@ -76,7 +76,7 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 @pytest.fixture
 def nothing_queued() -> None:
     """As in a new process: no stream stands behind a wait of an earlier test, which may be lost for good."""
-    queued.drop(queued.everything())
+    queued.drop(queued.of(None))
 
 
 @pytest.fixture

@@ -3,6 +3,26 @@
 The compiled core (`core_cython`) has every step of every call; `engine` has what it asks of Python, `outcome` errors.
 """
 
-from ipcsync._engines.engine import Engine, Guard
+from ipcsync import _locks
 
-__all__ = ["Engine", "Guard"]
+__all__ = ["INTERFACE", "Engine", "Guard"]
+
+INTERFACE = 18
+"""The version of what this package and the core expect of each other; raised on both sides with each change of it."""
+
+_INSTALL = "install ipcsync again (pip install .)"
+
+try:
+    import ipcsync._engines.core as _core
+except ModuleNotFoundError as missing:
+    if missing.name != "ipcsync._engines.core":
+        raise
+    raise ImportError(f"ipcsync's compiled core is missing, {_INSTALL}") from None
+if _core.INTERFACE != INTERFACE:
+    raise ImportError(
+        f"ipcsync's compiled core was built from another version, {_INSTALL}:"
+        f" {_core.__file__} has interface {_core.INTERFACE}, not {INTERFACE}"
+    )
+_locks.know_turns(_core.has_turn)
+
+from ipcsync._engines.engine import Engine, Guard  # noqa: E402 - which import the core

@@ -17,7 +17,7 @@ from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH
 from ipcsync._engines import imports
-from ipcsync._engines.compiled import Wait, bind_driver, know_streams
+from ipcsync._engines.core import Wait, bind_driver, know_streams
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.outcome import Outcome
 from ipcsync._native import capture, context, fork, pinned
@@ -81,7 +81,7 @@ class Engine(Outcome):
         # Set by the client: the drained close was sent; a failed release was logged.
         self.has_told_closed = self.has_told_drained = self.has_failed = False
         self.has_told_depth = False
-        if self.is_timeline and self.node:
+        if self.node:
             self._flags |= self._flush()
 
     def _flush(self) -> int:
@@ -154,7 +154,7 @@ class Engine(Outcome):
         else:
             refuse_small_number(stream, 0)  # the default streams' numbers too: wait(1) was meant as a timeout
             handle, ordinal = stream_handle(stream)
-        if ahead and not self.is_timeline:
+        if ahead and self.kind == "event":
             raise EngineMismatch(
                 f"the event {self.label} uses the engine 'event', and CUDA cannot wait for a record that is not made "
                 "yet: open it with engine='timeline' to wait ahead"
@@ -187,13 +187,6 @@ class Engine(Outcome):
         """For a trace: a task of an asynchronous client has waited for `generation` since `began`."""
 
     # --- what the core asks for ---------------------------------------------------------------------------------------
-
-    def open_first(self) -> None:
-        """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
-        if self.is_timeline:
-            self._address = self.open_word()
-        else:
-            self.query_import(1)
 
     def open_word(self) -> int:
         """The device pointer of the word, whose page is registered on the event's device: for all of the process's."""

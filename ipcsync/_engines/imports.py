@@ -13,7 +13,7 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._engines.compiled import is_parked
+from ipcsync._engines.core import is_parked
 from ipcsync._locks import CallLock, trying, under, under_within
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice

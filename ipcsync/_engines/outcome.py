@@ -9,7 +9,7 @@ from cuda.bindings.driver import CUresult
 
 from ipcsync._board import BROKEN, OPEN, Peer, peer_of
 from ipcsync._drivers import unwrap
-from ipcsync._engines.compiled import Core
+from ipcsync._engines.core import Core
 from ipcsync._engines.loss import Cause, Loss, Reason
 from ipcsync.errors import EventClosed, IpcSyncError, NotRecorder, RecorderLost, Reentered, WaitTimeout
 from ipcsync.typing import EventState

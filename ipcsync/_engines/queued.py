@@ -1,31 +1,37 @@
-"""The waits that this process has queued, by the users' streams; the lists themselves are the compiled core's."""
+"""The waits that this process has queued, by the users' streams; the lists themselves are the compiled core's.
+
+Work of this process stands behind some of them. Of a lost one, the coordinator releases the streams on the `timeline`
+engine. On the `event` engine a driver may never let them go on, and then no wait in the driver for such a stream ends.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import ipcsync._engines.core as _core
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
-from ipcsync._native import context
+from ipcsync._native import context, fork, host_wait
 from ipcsync._native.capture import refuse_capturing, relaxed_call
 from ipcsync._native.context import OnDevice
+from ipcsync.errors import Reentered, StreamCapturing
+
+log = logging.getLogger("ipcsync")
 
 _SLICE_NS = 50_000_000
 _PAUSE_S = 0.001
 
 add = _core.add
 drop = _core.drop
-everything = _core.everything
 has_any = _core.has_any
-hold = _core.hold
+latest = _core.latest
 of = _core.of
-release = _core.release
-set_aside = _core.set_aside
 waits_on = _core.waits_on
 
 
@@ -64,7 +70,7 @@ def await_passed(
         return False
     with OnDevice(ordinal) as inside, inside:
         mine = int(unwrap(context.driver().cuStreamGetId(handle), "cuStreamGetId"))
-    while not all(wait.is_passed(mine) for wait in waits):
+    while not all(wait.stream == mine or wait.is_passed() for wait in waits):
         check()
         if time.monotonic_ns() >= deadline_ns:
             return False
@@ -89,3 +95,68 @@ def _await_stream(handle: DriverObject, ordinal: int, deadline_ns: int, check: C
                 return False
     finally:
         unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+
+
+# --- what waits on the host for this process's own work ---------------------------------------------------------------
+
+
+class Standing:
+    """The queued waits that some work stands behind."""
+
+    def __init__(self, waits: list[Wait]) -> None:
+        self._waits = waits
+
+    def are_over(self, what: str) -> bool:
+        """Whether all of them are known good. RecorderLost if `what` may stand still behind one for ever."""
+        is_over = True
+        for wait in self._waits:
+            fate = wait.judged()
+            if isinstance(fate, Loss) and _holds_up(wait, fate):
+                raise fate.error_behind(wait.label, what, wait.view.name, wait.generation)
+            is_over = is_over and fate is True
+        return is_over
+
+    def __str__(self) -> str:
+        """Those that are not over, in a text; empty if there are none."""
+        return ", ".join(sorted({wait.label for wait in self._waits if wait.known() is not True}))
+
+
+def _holds_up(wait: Wait, loss: Loss) -> bool:
+    try:
+        return wait.holds_up(loss)
+    except Reentered:  # within a call of this thread for the same event, which may end or not
+        return False
+
+
+def behind(handle: DriverObject | None, ordinal: int) -> Standing | None:
+    """The waits queued so far on a stream of device `ordinal`, for None on all its streams; None if there are none."""
+    if not has_any():
+        return None
+    waits: list[Wait] = []
+    if handle is None:
+        waits = [wait for wait in latest(None) if wait.is_on(ordinal)]
+    else:
+        with suppress(StreamCapturing):  # what goes into a graph does not run now
+            waits = latest(list_of(handle, ordinal))
+    return Standing(waits) if waits else None
+
+
+def tell_at_exit() -> None:
+    """Log which streams stand still for ever. The exit may do so too, in the driver."""
+    stuck: dict[str, set[int]] = {}
+    if fork.is_in_bad_fork():
+        return
+    for wait in latest(None):
+        fate = wait.known()
+        if isinstance(fate, Loss) and _holds_up(wait, fate):
+            stuck.setdefault(fate.behind(wait.label).root, set()).add(wait.stream)
+    for what, streams in stuck.items():
+        ids = ", ".join(map(str, sorted(streams)))
+        log.warning(
+            "at exit, the stream with the id %s stands still behind %s; whether the exit waits for it is the driver's",
+            ids,
+            what,
+        )
+
+
+host_wait.behind = behind

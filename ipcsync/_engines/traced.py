@@ -19,7 +19,7 @@ from time import monotonic_ns
 
 from ipcsync._board import BROKEN, Board
 from ipcsync._drivers import DriverObject
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine, Guard
 from ipcsync._locks import CallLock, holding
 from ipcsync._trace.layout import Kind, Outcome

@@ -14,7 +14,7 @@ from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board
 from ipcsync._board.words import words
-from ipcsync._engines.compiled import SessionCheck
+from ipcsync._engines.core import SessionCheck
 from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.process import PidFd, PidFdError, Process, pid_namespace
 from ipcsync._locks import CallLock, holding

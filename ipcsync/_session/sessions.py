@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ipcsync._engines import standing
+from ipcsync._engines import queued
 from ipcsync._native import fork
 from ipcsync._shared import WeakList
 from ipcsync.errors import ClientClosed, ConnectError, EventClosed
@@ -90,7 +90,7 @@ def _hush_daemons() -> None:
 def _close_at_exit() -> None:
     """Close the sessions that the program left open: an exit without a goodbye counts as a death."""
     _hush_daemons()
-    standing.tell_at_exit()  # while the boards, by which it is known, are mapped
+    queued.tell_at_exit()  # while the boards, by which it is known, are mapped
     for session in _sessions.living():
         _close(session)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine, queued
-from ipcsync._engines.compiled import Gathered
+from ipcsync._engines.core import Wait
 from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve
@@ -35,7 +35,7 @@ class Everything:
     def record(
         self,
         joined: Stream,
-        gathered: Gathered,
+        waits: list[Wait],
         engine: EngineChoice,
         timeout: float | None,
         after: Sequence[tuple[Engine, int]],
@@ -46,7 +46,7 @@ class Everything:
             event = self._unnamed.events.get(key)
             if event is None or event.is_lost:
                 event = self._unnamed.take(key, DEFAULT_DEPTH)
-            return event._record_on(joined._handle, joined.device_index, timeout, after, gathered.waits())
+            return event._record_on(joined._handle, joined.device_index, timeout, after, waits)
         finally:
             self._give_back(joined)
 
@@ -55,24 +55,21 @@ class Everything:
         if home is not None and len(home) < _KEPT:
             home.append(joined)
 
-    def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, Gathered]:
+    def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, list[Wait]]:
         """A stream that waits for all work submitted to `streams` so far, and the waits that this work stands behind.
 
         None means all streams of a context of device `ordinal`.
         """
         joined = self._take(ordinal, must_be_idle=streams is not None)
-        gathered = Gathered()
         try:
             # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
             # cover are in the list.
             if streams is None:
                 joining.wait_for_all(joined)
-                gathered.add(None)
-            else:
-                joining.wait_for_each(joined, streams)
-                for stream in streams:
-                    gathered.add(queued.list_of(stream._handle, stream._index, "record"))
-            return joined, gathered
+                return joined, queued.latest(None)
+            joining.wait_for_each(joined, streams)
+            keys = {queued.list_of(stream._handle, stream._index, "record") for stream in streams}
+            return joined, [wait for key in keys for wait in queued.latest(key)]
         except BaseException:
             self._give_back(joined)
             raise

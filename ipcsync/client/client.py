@@ -303,7 +303,6 @@ class Client(ClientView, Closing):
         first, ordinal = stream_handle(stream)
         for handle in (first, *(each._handle for each in beside(first, ordinal))):
             while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
-                queued.set_aside(lost)
                 if not queued.await_passed(lost, handle, ordinal, deadline, self._session.check_liveness):
                     raise WaitTimeout(
                         f"the stream was not past its lost waits within {timeout} s: go on with a new stream",

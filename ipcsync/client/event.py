@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync._drivers import DriverObject
-from ipcsync._engines.compiled import EventBase, shortened
+from ipcsync._engines.core import EventBase, shortened
 from ipcsync._native import fork
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.references import Opening
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ipcsync._engines import Engine
-    from ipcsync._engines.compiled import Wait
+    from ipcsync._engines.core import Wait
 
 
 # Attributes of torch.cuda.Event that its users try first.

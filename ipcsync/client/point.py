@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ipcsync._deadline import deadline_of, left_of
-from ipcsync._engines.compiled import PointBase, shortened
+from ipcsync._engines.core import PointBase, shortened
 from ipcsync._native import fork
 from ipcsync._session import sessions
 from ipcsync._session.waits import Pending

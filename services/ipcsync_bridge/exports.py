@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
 from ipcsync._board.layout import L_RECORDED
-from ipcsync._engines.compiled import Behind
+from ipcsync._engines.core import Behind
 from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
 from ipcsync._wire.messages import Attachment
 from ipcsync_bridge.wire import Key, Row

@@ -12,7 +12,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync._board import SessionLine
-from ipcsync._engines import compiled, core
+from ipcsync._engines import core
 from ipcsync._engines.engine import Engine
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
@@ -122,7 +122,7 @@ def synchronize_at(name: str, generation: int, timeout: float | None = None) -> 
 
 def parked() -> tuple[int, int]:
     """How many threads here are in the driver's wait, and how often one of them has woken others."""
-    return compiled.parked()
+    return core.parked()
 
 
 def park_nobody() -> None:

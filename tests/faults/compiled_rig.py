@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from ipcsync import errors
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
 from ipcsync._board.session_line import SessionLine
-from ipcsync._engines import compiled
 from ipcsync._engines import core as _core
 from ipcsync._engines.loss import Loss
 from ipcsync._linux.fork import ForkMark
@@ -27,7 +26,7 @@ from tests.faults.board_world import MAX
 from tests.kit import boards
 
 core: Any = _core
-SOURCE = Path(compiled.__file__).with_name("core_cython") / "core.pyx"
+SOURCE = Path(core.__file__).with_name("core_cython") / "core.pyx"
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 STREAM = 4096  # a handle; its id is the case's
 DIED = 0x4000_0000  # what the kernel adds to the word that a thread held
@@ -246,11 +245,11 @@ class Rig:
             self.put("recorded", 1)
             self.results["cuEventQuery"] = NOT_READY
             engine.queue(STREAM, 0, 1, None, False, 0)
-            self.core.drop(self.core.everything())
+            self.core.drop(self.core.of(None))
             self.results.clear()
         self.stream = case.stream
         for generation in range(1, case.depth + 1):
-            engine.query_import(generation)
+            engine.open_first(generation)
         engine.is_closed = case.is_closed
         return engine
 
@@ -392,7 +391,6 @@ class Rig:
 def end(rigs: Iterable[Rig]) -> None:
     """Close the rigs, and have the core call the process's own driver again."""
     for rig in rigs:
-        rig.core.bind_functions({})
         rig.close()
-    core.drop(core.everything())
-    compiled.bind_driver()
+    core.drop(core.of(None))
+    core.bind_driver()

@@ -11,5 +11,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         rig = Rig(Case("record", depth=4), Path(folder))
         rig.engine.depth += 1
-        rig.engine.query_import(rig.engine.depth)  # one behind the ring
+        rig.engine.open_first(rig.engine.depth)  # one behind the ring
         rig.close()

@@ -148,7 +148,7 @@ def test_a_record_tells_whom_it_stands_behind_in_the_models_order(rig: Any) -> N
     assert steps.index("lock") < steps.index("store bits")
     assert (bits_of(made.line), made.line.as_of, made.line.behind, made.line.recorded) == (0b1, _NEWEST, 1, 1)
     assert made.entries == [(1, 1, 1, (made.wait,), 0b1)]
-    assert made.engine.has_dependencies
+    assert made.engine.chain.is_needed
 
 
 def test_a_second_record_behind_the_same_wait_lengthens_the_entry(rig: Any) -> None:
@@ -194,8 +194,8 @@ def test_what_is_complete_is_dropped_and_not_stood_behind(rig: Any) -> None:
     made.above.store_completed(1)
     steps, _ = made.call()
     assert not set(_LINKS) & {*steps}
-    assert (made.line.recorded, made.wait.verdict, made.entries, core.everything()) == (1, True, [], [])
-    assert not made.engine.has_dependencies
+    assert (made.line.recorded, made.wait.verdict, made.entries, core.of(None)) == (1, True, [], [])
+    assert not made.engine.chain.is_needed
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -218,7 +218,7 @@ def test_a_record_on_another_stream_that_follows_nothing_unsettled_leaves_no_wai
     made.go_to(2)
     steps, _ = made.call()
     assert "cuStreamWaitEvent" in steps
-    assert core.everything() == [made.wait]
+    assert core.of(None) == [made.wait]
     assert (made.entries, made.line.behind, made.line.recorded) == ([], 0, 2)
 
 
@@ -330,11 +330,11 @@ def test_a_wait_is_said_to_be_queued_only_once_the_driver_has_it(rig: Any, refus
     made = _chained(rig, "wait")
     seen: list[bool] = []
     made.within["cuStreamWaitEvent"] = lambda: seen.extend(
-        wait.is_queued for wait in core.everything() if wait.view is made.engine
+        wait.is_queued for wait in core.of(None) if wait.view is made.engine
     )
     made.results = {"cuStreamWaitEvent": 1} if refused else {}
     assert made.call()[1] == ("DriverError cuStreamWaitEvent" if refused else "ok")
-    (listed,) = [wait for wait in core.everything() if wait.view is made.engine]
+    (listed,) = [wait for wait in core.of(None) if wait.view is made.engine]
     assert (seen, listed.is_queued) == ([False], not refused)
 
 
@@ -342,8 +342,9 @@ def test_a_wait_that_another_stream_of_the_list_did_not_get_is_not_said_to_be_qu
     made = _chained(rig, "wait")
     other = core.add(1, made.engine, 1, STREAM)
     assert made.call()[1] == "ok"
-    (listed,) = [wait for wait in core.of(1) if wait.view is made.engine]
-    assert (listed.stream, listed.is_queued, other.is_queued) == (1, True, False)
+    both = [wait for wait in core.of(1) if wait.view is made.engine]
+    assert both[0] is other
+    assert [(wait.stream, wait.is_queued) for wait in both] == [(STREAM, False), (1, True)]
 
 
 @pytest.mark.parametrize("call", ["query", "wait"])

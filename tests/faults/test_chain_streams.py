@@ -49,12 +49,12 @@ def new_board(tmp_path: Path) -> Iterator[Any]:
     yield new
     for board in made:
         boards.end(board)
-    queued.drop(queued.everything())
+    queued.drop(queued.of(None))
 
 
 def _by_code(program: tuple[Op, ...], board: Board, streams: tuple[ipcsync.Stream, ...], behind_all: bool) -> Outcome:
     """Another session's record is made and not complete on the board; all that is recorded here completes at once."""
-    queued.drop(queued.everything())
+    queued.drop(queued.of(None))
     row = Row(board, behind_all=behind_all)
     row.record(0, 1)
     keys = [queued.list_of(stream._handle, 0) for stream in streams]

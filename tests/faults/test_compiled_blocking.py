@@ -180,25 +180,16 @@ def test_a_wait_sleeps_though_the_capture_mode_of_its_thread_cannot_be_changed(t
 
 
 _ASKED_UNLOCKED = """
-import ctypes, os, signal
-from ipcsync._engines import core
-from tests.faults.compiled_rig import SIGNATURES
+import os, signal
+from pathlib import Path
+from tests.faults.compiled_rig import Case, Rig, core
 from tests.kit.until import until
 
 signal.alarm(30)  # a call that waits for itself ends with no exception
 asked = []
-
-def ask(place):
-    asked.append(core.parked())  # takes the lock
-    return 0
-
-calls = {
-    name: ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(ask if name == "cuCtxGetCurrent" else lambda *_: 0)
-    for name, kinds in SIGNATURES.items()
-}
-core.bind_functions({name: ctypes.cast(call, ctypes.c_void_p).value for name, call in calls.items()})
-word = ctypes.c_uint64()
-assert core.park([1], ctypes.addressof(word))
+made = Rig(Case("record", recorded=1, made=1), Path(os.environ["DIRECTORY"]))
+made.within["cuCtxGetCurrent"] = lambda: asked.append(core.parked())  # takes the lock
+made.engine.park_pending()
 assert asked == [(0, 0)]
 until(lambda: core.parked() == (0, 1), "the thread is idle")
 os._exit(0)
@@ -206,5 +197,5 @@ os._exit(0)
 
 
 @pytest.mark.process
-def test_no_call_of_the_driver_is_made_with_the_lock_of_what_is_parked() -> None:
-    run(_ASKED_UNLOCKED)
+def test_no_call_of_the_driver_is_made_with_the_lock_of_what_is_parked(tmp_path: Path) -> None:
+    run(_ASKED_UNLOCKED, DIRECTORY=str(tmp_path))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ipcsync._engines import compiled
+from ipcsync._engines import core
 
 pytestmark = pytest.mark.process
 
-_HEADER = Path(compiled.__file__).with_name("core_cython") / "words.h"
+_HEADER = Path(core.__file__).with_name("core_cython") / "words.h"
 # The stores of two writes are noted. Then a pair is read in every order in which its loads can fall among these stores.
 _PROGRAM = r"""
 #include <stdint.h>

@@ -147,7 +147,7 @@ def test_what_the_driver_refuses_is_raised_and_not_said_to_be_done(
     assert (engine._completed, engine.known_complete, engine.may_be_recorded) == (
         0,
         0,
-        refusal.is_doubtful and engine.is_timeline,
+        refusal.is_doubtful and engine.kind == "timeline",
     )
     _expect_free(made)
     made.results, refusal = {}, refusal._replace(since="")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-from ipcsync._engines import compiled, imports
+from ipcsync._engines import core, imports
 from ipcsync._linux.futex import Futex
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -81,13 +81,13 @@ def held(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, e
 
 
 def test_who_waits_is_woken_by_a_thread_that_the_recorder_has_in_the_driver(held: Held) -> None:
-    before = compiled.parked()  # of earlier tests in this process
+    before = core.parked()  # of earlier tests in this process
     call = held.waiting()
     assert held.peer.call(actions.parked)[1] == 0
     held.open()
     assert call.outcome() is None
     until(lambda: held.peer.call(actions.parked) == (0, 1), "the thread out of the driver's wait, and a ring")
-    assert compiled.parked() == before  # nobody waits in the driver for another process's work
+    assert core.parked() == before  # nobody waits in the driver for another process's work
 
 
 def test_whoever_sleeps_on_the_slots_word_is_woken_and_not_only_let_sleep(held: Held) -> None:
@@ -111,19 +111,19 @@ def test_many_that_wait_for_one_event_need_one_thread(held: Held) -> None:
 def test_a_ring_of_records_is_told_one_by_one(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
     event = client.event("e", recorder=True, engine="event", depth=3)
     stream = ipcsync.Stream()
-    others, _ = compiled.parked()  # with work of earlier tests in this process that never ends
+    others, _ = core.parked()  # with work of earlier tests in this process that never ends
     gates, points = [], []
     for _ in range(3):
         gates.append(StreamGate(stream))
         points.append(event.record(stream))
     calls = [Blocked(point.synchronize) for point in points]
-    until(lambda: compiled.parked()[0] == others + 1, "a thread in the driver's wait")
-    before = compiled.parked()[1]
+    until(lambda: core.parked()[0] == others + 1, "a thread in the driver's wait")
+    before = core.parked()[1]
     for number, (gate, call) in enumerate(zip(gates, calls, strict=True), 1):
         gate.open()
         assert call.outcome() is None
-        until(lambda number=number: compiled.parked()[1] >= before + number, "a ring")  # type: ignore[misc]
-    until(lambda: compiled.parked()[0] == others, "nobody left in the driver's wait for it")
+        until(lambda number=number: core.parked()[1] >= before + number, "a ring")  # type: ignore[misc]
+    until(lambda: core.parked()[0] == others, "nobody left in the driver's wait for it")
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_more_events_than_threads_end_in_any_order(client: ipcsync.Client, engin
     gates = [StreamGate(stream) for stream in streams]
     points = [event.record(stream) for event, stream in zip(events, streams, strict=True)]
     calls = [Blocked(point.synchronize) for point in points]
-    until(lambda: compiled.parked()[0] == _BERTHS, "as many in the driver's wait as there may be")
+    until(lambda: core.parked()[0] == _BERTHS, "as many in the driver's wait as there may be")
     assert len(_await_parked_tasks(os.getpid(), _BERTHS)) == _BERTHS
     for number in [6, 0, 5, 1, 4, 2, 3]:
         gates[number].open()
@@ -262,13 +262,13 @@ def test_a_recorder_that_parks_nobody_keeps_no_wait(
 _ENDS = """
 import sys, time, ipcsync
 from ipcsync.testing import StreamGate
-from ipcsync._engines import compiled
+from ipcsync._engines import core
 client = ipcsync.connect(sys.argv[1])
 event = client.event("mine", recorder=True, engine=sys.argv[2])
 stream = ipcsync.Stream()
 gate = StreamGate(stream)
 point = event.record(stream)
-while not compiled.parked()[0]:
+while not core.parked()[0]:
     try:
         point.synchronize(0.1)
     except ipcsync.WaitTimeout:
@@ -295,11 +295,11 @@ def test_a_forked_child_waits_for_nothing_and_its_parent_goes_on(
 ) -> None:
     event = client.event("e", recorder=True, engine=engine)
     stream = ipcsync.Stream()
-    others, _ = compiled.parked()
+    others, _ = core.parked()
     with StreamGate(stream) as gate:
         point = event.record(stream)
         call = Blocked(point.synchronize)
-        until(lambda: compiled.parked()[0] == others + 1, "a thread in the driver's wait")
+        until(lambda: core.parked()[0] == others + 1, "a thread in the driver's wait")
         child = forking.Child(kind, lambda: forking.not_refused({"synchronize": lambda: point.synchronize(5)}))
         assert child.result() == {}
         gate.open()

@@ -53,7 +53,7 @@ def _stand_behind_a_loss(client: ipcsync.Client, peer: Peer, data: bytes) -> tup
 
 
 def _assert_the_next_record_stands_behind(client: ipcsync.Client, stream: ipcsync.Stream, peer: Peer) -> None:
-    assert [wait.generation for wait in queued.everything()] == [1]
+    assert [wait.generation for wait in queued.of(None)] == [1]
     behind = client.event("g", recorder=True, engine="event").record(stream)
     os.kill(peer.pid, signal.SIGKILL)
     with pytest.raises(ipcsync.RecorderLost):

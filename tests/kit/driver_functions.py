@@ -10,7 +10,7 @@ from typing import Any
 
 from cuda.bindings import cydriver
 
-from ipcsync._engines import compiled, core, engine
+from ipcsync._engines import core, engine
 
 REFUSED = 999
 """CUDA_ERROR_UNKNOWN."""
@@ -63,7 +63,7 @@ def replace(calls: dict[str, Call]) -> None:
 
 def restore() -> None:
     """The core calls the driver itself again."""
-    assert compiled.bind_driver() is None
+    assert core.bind_driver() is None
 
 
 @contextmanager

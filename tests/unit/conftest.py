@@ -50,11 +50,11 @@ def row(board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[Row]:
         made.append(stream)
 
     monkeypatch.setattr(ipcsync.Stream, "__init__", noted)
-    queued.drop(queued.everything())
+    queued.drop(queued.of(None))
     yield Row(board)
     for stream in made:  # they write the board, which ends next; an earlier test's may wait for a dead process for ever
         stream.synchronize()
-    queued.drop(queued.everything())
+    queued.drop(queued.of(None))
 
 
 @pytest.fixture

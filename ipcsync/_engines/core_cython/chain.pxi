@@ -60,15 +60,13 @@ cdef class Chain:
     cdef public bint wants_break, has_asked
     cdef readonly bint is_due  # records that are complete stand behind what another recorder has not judged yet
     cdef public int64_t judge_at  # with so many entries a record judges first
-    cdef bint is_holder, is_stored  # stored as far as it was judged
-    cdef bint is_needed  # there are entries, or a loss: read without a lock
-    cdef list in_hand  # held until the entry with them is there
+    cdef bint is_stored  # as far as it was judged
+    cdef readonly bint is_needed  # there are entries, or a loss: read without a lock
     cdef uint64_t newest  # session, when what the next record will stand behind was looked at
-    cdef object __weakref__
 
     def __init__(self, view):
         self.view_ = <PyObject *>view
-        self.entries_, self.in_hand = [], []
+        self.entries_ = []
         self.judge_at, self.is_stored = MANY_ENTRIES, True
 
     cdef inline Queries view(self):
@@ -98,36 +96,11 @@ cdef class Chain:
         self.entries_ = entries
         self.is_needed = bool(entries) or self.loss_ is not None
 
-    def waits(self):
-        """The waits of all entries, and those that one is about to be made of."""
-        found = list(self.in_hand)  # first: they go from there to an entry
-        for entry in self.entries_:
-            found.extend((<Entry>entry).waits)
-        return found
-
     # --- before a record ----------------------------------------------------------------------------------------------
-
-    def listed(self, key):
-        """The waits in a stream's list (None: in all), of which none loses its use before `extend` is over."""
-        if not self.is_holder:
-            hold(self)
-            self.is_holder = True
-        found = self.in_hand = []
-        fill(found, key)
-        return found
 
     def extend(self, int64_t generation, uint64_t stream, waits):
         """Store what the record of `generation` will stand behind. RecorderLost if any of it is lost."""
-        cdef Queries view = self.view()
-        try:
-            entry = self.entry_of(generation, stream, waits)
-            view.enter_state()
-            try:
-                self.commit(generation, stream, entry)
-            finally:
-                view.state.give()
-        finally:
-            self.in_hand = []
+        self.commit(generation, stream, self.entry_of(generation, stream, waits))
 
     cdef Entry entry_of(self, int64_t generation, uint64_t stream, waits):
         """What a record will stand behind, None if that is nothing. The looks may run anybody's code: no lock is held."""
@@ -141,7 +114,7 @@ cdef class Chain:
         step(LOAD_NEWEST)
         newest = ipcsync_load(view.sessions.header + NEWEST)  # before the looks that follow
         for wait in waits:
-            if wait.is_for(view):
+            if wait.view is view:
                 continue
             fate = self.fate_of(wait)
             if isinstance(fate, Loss):
@@ -167,18 +140,40 @@ cdef class Chain:
             self.add_evidence(wait, own, entry.of)
         return entry
 
-    cdef void commit(self, int64_t generation, uint64_t stream, Entry entry):
-        """Store it, before the record is made. With `state`."""
+    cdef bint commit(self, int64_t generation, uint64_t stream, Entry entry) except -1:
+        """Store it, before the record is made."""
         cdef Queries view = self.view()
         cdef uint64_t own = view.load(LOAD_RECORDER, RECORDER) & 0xFFFF
-        self.unprove(generation, stream)
-        if entry is None:
-            return
-        if self.entries_ and not view.behind.are_good(own, NULL):  # `as_of` would say that they were
-            set_bit(entry.of, own)
-        self.add_entry(entry)
-        if MISTAKE != 9:
-            self.store_links(generation)
+        view.enter_state()
+        try:
+            entry = self.with_refused(generation, entry)
+            if entry is not None:
+                if self.entries_ and not view.behind.are_good(own, NULL):  # `as_of` would say that they were
+                    set_bit(entry.of, own)
+                self.add_entry(entry)
+                if MISTAKE != 9:
+                    self.store_links(generation)
+        finally:
+            view.state.give()
+        return True
+
+    cdef Entry with_refused(self, int64_t generation, Entry entry):
+        """If a record of `generation` was refused, and is repeated: take out its entry; one behind what either is behind.
+
+        The two may be on different streams, so their end does not prove that the waits there are over.
+        """
+        cdef Entry last = self.entries_[-1] if self.entries_ else None
+        cdef Entry both
+        if last is None or last.last < generation:
+            return entry
+        waits = dict.fromkeys(last.waits + (entry.waits if entry is not None else ()))
+        both = Entry(generation, generation, 0, tuple(waits), last.words)
+        both.join(last.of)
+        if entry is not None:
+            both.join(entry.of)
+        kept = [last.but(last.first, generation - 1, last.stream)] if last.first < generation else []
+        self.keep(self.entries_[:-1] + kept)
+        return both
 
     cdef void store_links(self, int64_t generation):
         cdef Queries view = self.view()
@@ -203,30 +198,12 @@ cdef class Chain:
                 bits[word] |= (<Entry>entry).of[word]
         behind.store_bits(bits)
 
-    cpdef unprove(self, int64_t generation, uint64_t stream):
-        """A record of `generation` was refused, and is repeated on `stream`, 0 if that is not known yet.
-
-        If that is another one than before, its end does not prove that the waits there are over.
-        """
-        cdef Entry last = self.entries_[-1] if self.entries_ else None
-        if last is not None and last.last >= generation and last.stream != 0 and last.stream != stream:
-            kept = [last.but(last.first, generation - 1, last.stream)] if last.first < generation else []
-            self.keep(self.entries_[:-1] + kept + [last.but(max(generation, last.first), last.last, 0)])
-
     cdef void add_entry(self, Entry entry):
         cdef Entry last = self.entries_[-1] if self.entries_ else None
-        cdef Entry merged
-        if last is None or last.last < entry.first:
-            if last is not None and last.is_alike(entry):  # behind the same waits as the record before
-                self.keep(self.entries_[:-1] + [last.but(last.first, entry.last, last.stream)])
-            else:
-                self.keep(self.entries_ + [entry])
-        elif not last.is_alike(entry):  # a record that was refused, and is repeated
-            merged = Entry(entry.first, entry.last, 0, last.waits + entry.waits, entry.words)
-            merged.join(last.of)
-            merged.join(entry.of)
-            kept = [last.but(last.first, entry.first - 1, last.stream)] if last.first < entry.first else []
-            self.keep(self.entries_[:-1] + kept + [merged])
+        if last is not None and last.is_alike(entry):  # behind the same waits as the record before
+            self.keep(self.entries_[:-1] + [last.but(last.first, entry.last, last.stream)])
+        else:
+            self.keep(self.entries_ + [entry])
 
     cdef object fate_of(self, Wait wait):
         """As `Wait.known`; an event of this session itself counts unless it stands behind something."""
@@ -257,8 +234,6 @@ cdef class Chain:
         cdef Queries view = self.view()
         cdef Queries theirs
         cdef uint64_t serial
-        if not isinstance(wait.view, Queries):
-            return False
         theirs = wait.view
         serial = theirs.load(LOAD_RECORDER, RECORDER)
         if theirs.board.epoch != view.board.epoch or serial == 0 or theirs.last() < wait.generation:
@@ -269,7 +244,7 @@ cdef class Chain:
             if not theirs.sessions.is_live(serial) or not theirs.recorder_lives():
                 return False
             set_bit(bits, serial & 0xFFFF)
-        return not theirs.behind.has(wait.generation) or theirs.behind.are_good(serial & 0xFFFF, bits)
+        return not theirs.behind.stands(wait.generation) or theirs.behind.are_good(serial & 0xFFFF, bits)
 
     # --- the judgement ------------------------------------------------------------------------------------------------
 
@@ -349,7 +324,7 @@ cdef class Chain:
         if view.behind.first_unsettled() != first:
             view.behind.store_first(first)
         self.store_all_bits()
-        if self.loss_ is not None and not view.behind.loses(self.lost_from):
+        if self.loss_ is not None and not view.behind.is_lost(self.lost_from):
             view.behind.lose(self.lost_from, self.loss_.serial)
         self.is_stored = True
 

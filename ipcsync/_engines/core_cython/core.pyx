@@ -20,7 +20,7 @@ from ipcsync._deadline import deadline_of
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError
 
-INTERFACE = 17  # as in `compiled`
+INTERFACE = 18  # as in `__init__`
 
 log = logging.getLogger("ipcsync")
 
@@ -35,9 +35,10 @@ include "parking.pxi"       # waits of the host
 include "locks.pxi"         # the locks
 include "session.pxi"       # whether sessions live, and this one can be used
 include "dependencies.pxi"  # what a slot's generations stand behind, on the board
-include "streams.pxi"       # anybody's stream
 include "table.pxi"         # the waits that this process has queued
+include "engines.pxi"       # what differs between the engines
 include "slot.pxi"          # one use of a slot
+include "streams.pxi"       # streams, and what it has there
 include "chain.pxi"         # what its records stand behind, in the recorder's process
 include "query.pxi"         # query and synchronize
 include "wait.pxi"          # wait

@@ -16,6 +16,7 @@ cdef enum:
     SHORTEST_SLICE_NS = 1000000
 
 
+@cython.final
 cdef class Behind:
     """One slot's words of dependencies; generations are counted from `base`. Thread-safe."""
 
@@ -40,7 +41,7 @@ cdef class Behind:
         step(LOAD_BEHIND)
         return max(<int64_t>(ipcsync_load(self.place + BEHIND) - self.base), 0)
 
-    cdef inline bint has(self, int64_t generation) noexcept nogil:
+    cpdef bint stands(self, int64_t generation) noexcept nogil:
         """Whether `generation` stands behind something that its recorder has not settled."""
         return 0 < self.first_unsettled() <= generation
 
@@ -48,7 +49,8 @@ cdef class Behind:
         step(LOAD_LOST)
         return max(<int64_t>(ipcsync_load(self.place + LOST) - self.base), 0)
 
-    cdef inline bint loses(self, int64_t generation) noexcept nogil:
+    cpdef bint is_lost(self, int64_t generation) noexcept nogil:
+        """Whether the recorder has said that `generation` is lost."""
         return 0 < self.first_lost() <= generation
 
     cdef bint are_good(self, uint64_t own, uint64_t *more) noexcept nogil:
@@ -76,7 +78,7 @@ cdef class Behind:
                 more[word] |= bits[word]
         return True
 
-    cdef bint clear(self, uint64_t recorder) noexcept nogil:
+    cpdef bint is_clear(self, uint64_t recorder) noexcept nogil:
         """Whether all is well with what the slot stands behind; `recorder` is the recorder's serial."""
         if not self.are_good(recorder & 0xFFFF, NULL):
             return False
@@ -88,7 +90,7 @@ cdef class Behind:
         self.pause_ns = FIRST_PAUSE_NS
         self.slice_ns = LONGEST_PAUSE_NS
 
-    cdef void ask(self, uint64_t recorder) noexcept nogil:
+    cpdef void nudge(self, uint64_t recorder) noexcept nogil:
         """Wake the recorder to judge: at once, then at growing intervals until it has."""
         cdef int64_t now = ipcsync_now()
         if now < self.next_ns:
@@ -150,33 +152,6 @@ cdef class Behind:
     def lost_from(self):
         """The first lost generation, 0 for none."""
         return self.first_lost()
-
-    def stands(self, int64_t generation):
-        """Whether `generation` stands behind something that its recorder has not settled."""
-        return self.has(generation)
-
-    def is_lost(self, int64_t generation):
-        """Whether the recorder has said that `generation` is lost."""
-        return self.loses(generation)
-
-    def is_clear(self, uint64_t recorder):
-        """Whether all is well with what the slot stands behind; `recorder` is the recorder's serial."""
-        return self.clear(recorder)
-
-    def good_bits(self, uint64_t own):
-        """The slot's bits if every session that they name lives; None if not, or if the bit of line `own` is set."""
-        cdef uint64_t bits[MOST_BITS]
-        memset(bits, 0, self.bit_words * sizeof(uint64_t))
-        return number_of(bits, self.bit_words) if self.are_good(own, bits) else None
-
-    def nudge(self, uint64_t recorder):
-        """Wake the recorder to judge: at once, then at growing intervals until it has."""
-        self.ask(recorder)
-
-    def await_answer(self, int64_t deadline_ns):
-        """Sleep until the next look is due; a loss wakes at once."""
-        with nogil:
-            self.pause(deadline_ns)
 
 
 cdef object number_of(const uint64_t *bits, int words):

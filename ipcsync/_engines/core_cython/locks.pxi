@@ -1,7 +1,5 @@
 # Locks. No section under one runs Python code that is not this package's, and each taker sleeps a slice at most.
 
-
-
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
     int PyGC_Disable()
@@ -14,17 +12,15 @@ cdef enum:
 
 
 cdef class Lock:
-    """A lock over a futex, which is taken without the GIL. For Python it is one like `_thread.RLock`."""
+    """A lock over a futex, which is taken without the GIL."""
 
     cdef uint32_t word  # 0: free, 1: held, 2: held, and somebody sleeps
     cdef uint64_t owner
-    cdef int64_t depth
 
     cdef inline bint take(self) noexcept nogil:
         if not ipcsync_swap(&self.word, 0, 1):
             return False
         self.owner = ipcsync_thread()
-        self.depth = 1
         return True
 
     cdef inline bint mine(self) noexcept nogil:
@@ -42,7 +38,6 @@ cdef class Lock:
                 return False
             ipcsync_futex_wait(&self.word, True, 2, until - now)
         self.owner = ipcsync_thread()
-        self.depth = 1
         return True
 
     cdef inline void take_soon(self) noexcept nogil:
@@ -51,7 +46,6 @@ cdef class Lock:
             pass
 
     cdef inline void give(self) noexcept nogil:
-        self.depth = 0
         self.owner = 0
         if ipcsync_exchange(&self.word, 0) == 2:
             ipcsync_futex_wake(&self.word, True, 1)
@@ -69,31 +63,6 @@ cdef class Lock:
             if not taken:
                 PyErr_CheckSignals()
         return True
-
-    def acquire(self, bint blocking=True, double timeout=-1):
-        if self.mine():
-            self.depth += 1
-            return True
-        if not blocking:
-            return self.take()
-        return self.await_turn(INT64_MAX if timeout < 0 or timeout > 1e9 else ipcsync_now() + <int64_t>(timeout * 1e9))
-
-    def release(self):
-        if not self.mine():
-            raise RuntimeError("cannot release un-acquired lock")
-        if self.depth > 1:
-            self.depth -= 1
-        else:
-            self.give()
-
-    def is_mine(self):
-        return self.mine()
-
-    def __enter__(self):
-        return self.acquire()
-
-    def __exit__(self, kind, error, traceback):
-        self.release()
 
 
 def has_turn():

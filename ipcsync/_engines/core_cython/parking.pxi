@@ -1,7 +1,5 @@
 # How the host waits for GPU work: `parking.h`, for Python.
 
-
-
 cdef extern from "parking.h" nogil:
     const int MOST_EVENTS
     struct patience:
@@ -14,19 +12,6 @@ cdef extern from "parking.h" nogil:
     int64_t rings()
     int berths_taken()
     void bind_parking(void *query, void *synchronize, void *get_context, void *set_context, void *exchange_mode)
-
-
-def park(events, uintptr_t word):
-    """Have a thread wait in the driver for these events, in order, and wake the sleepers on `word` at each.
-
-    False if none does: there are few such threads, at most one for a word, and none while no function is bound.
-    """
-    cdef Handle handles[MOST_EVENTS]
-    cdef int count = 0
-    for event in events[:MOST_EVENTS] if is_bound else ():
-        handles[count] = <Handle><uintptr_t>int(event)
-        count += 1
-    return bool(park_for(handles, count, <const void *>word))
 
 
 def is_parked(event):

@@ -1,6 +1,6 @@
 # query and synchronize: whether a generation is complete. What the recorder publishes of it.
 
-cdef class Queries(Slot):
+cdef class Queries(Streams):
 
     cdef dict watched  # since when, by `awake`, records have waited for each hazard
     cdef int64_t awake, looked  # for how long some record has, in ns, of any thread; the last look
@@ -16,12 +16,12 @@ cdef class Queries(Slot):
         The import is not destroyed meanwhile, and no lock is held: the question may have to wait for another's call.
         """
         cdef int result
-        if self.is_timeline:
+        if not self.engine.has_ring:
             return self.is_on_board(generation)
         if not self.enter_driver(generation, patience_s):
             return 0
         step(EVENT_QUERY)
-        result = query_relaxed(self.event(generation))
+        result = self.engine.query(self, generation)
         ipcsync_add(&self.sleepers, -1)
         if result != 0 and result != NOT_READY:
             with gil:
@@ -53,7 +53,7 @@ cdef class Queries(Slot):
         What the generation stands behind must be good too: False while that is unknown.
         """
         cdef bint is_good
-        if self.behind.has(generation):
+        if self.behind.stands(generation):
             if self.is_recorder:
                 return self.is_judged(generation)
             if MISTAKE != 12 and not self.is_clear(generation):
@@ -64,7 +64,7 @@ cdef class Queries(Slot):
         if not is_good:
             return self.check_good(generation)
         self.note(generation)
-        if self.is_recorder and not self.is_timeline and self.try_state():
+        if self.is_recorder and self.engine.has_ring and self.try_state():
             try:
                 if not self.is_closed:  # else it may be released, and the slot used by another event
                     self.store(generation)
@@ -76,7 +76,7 @@ cdef class Queries(Slot):
         """Whether this recorder finds that `generation`, which stands behind something, counts."""
         if self.is_complete_now(generation):
             return True
-        self.behind.ask(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to judge its other events first
+        self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to judge its other events first
         return False
 
     cdef bint is_complete_now(self, int64_t generation) except -1 nogil:
@@ -122,18 +122,14 @@ cdef class Queries(Slot):
         if self.is_recorder or self.is_unused or self.last() < generation:
             return False
         try:
-            if not self.has_import(generation) and not self.open_import(generation, 0):
+            if not self.open_import(generation, 0):
                 return False
             if not self.state.take():
                 return False
             try:
                 if not self.is_unused:
                     with nogil:
-                        is_accepted = (
-                            self.is_on_board(generation)
-                            if self.is_timeline
-                            else query_relaxed(self.event(generation)) == 0
-                        )
+                        is_accepted = self.engine.query(self, generation) == 0
                 if is_accepted and (
                     not self.is_clear(generation)
                     or not self.recorder_lives()
@@ -217,21 +213,10 @@ cdef class Queries(Slot):
     cdef int await_driver(self, int64_t generation, int64_t began, int64_t until) except -2 nogil:
         """Wait until the driver calls `generation` complete: 1; 0 once `until` is over, -1 if a signal came."""
         cdef Handle event = NULL
-        cdef uint64_t count
         cdef bint is_there
-        if self.is_timeline:
-            if self.is_complete(generation):
-                return 1
-            count = self.load(LOAD_COMPLETED, COMPLETED)
-            if <int64_t>(count - self.base) >= generation:
-                # Released or broken, which the caller sees; else it stands behind something.
-                return count != INT64_MAX and not self.is_broken()
-        else:
-            if self.done(generation, -1):  # often it is complete already
-                return 1
-            if not self.enter_driver(generation, -1):
-                return 0
-            event = self.event(generation)
+        cdef int found = self.engine.begin_sleep(self, generation, &event)
+        if found != 2:
+            return found
         step(AWAIT_WORK)
         is_there = await_work(
             event, self.place + COMPLETED, self.base + generation, began, until, self.doorbell(), &self.patience
@@ -278,25 +263,13 @@ cdef class Queries(Slot):
 
     # --- what the recorder publishes ----------------------------------------------------------------------------------
 
-    cdef int64_t harvest(self) except -1 nogil:
-        """Up to where the driver calls this session's records complete. With `state`."""
-        cdef int64_t done = self._completed
-        cdef int64_t newest = self._recorded
-        if done < newest:
-            if self.says_complete(newest):  # each generation is complete only after all before it
-                return newest
-            while done + 1 < newest and self.says_complete(done + 1):
-                done += 1
-        return done
-
     cdef bint says_complete(self, int64_t generation) except -1 nogil:
         """Whether the driver calls a record of this session complete."""
-        cdef Handle event = self.event(generation)
         cdef int result
         step(EVENT_QUERY)
-        if event == NULL:
+        if not self.has_import(generation):
             return False
-        result = query_relaxed(event)
+        result = self.engine.query(self, generation)
         if result != 0 and result != NOT_READY:
             with gil:
                 self.raise_driver(result, "cuEventQuery")
@@ -305,14 +278,14 @@ cdef class Queries(Slot):
     cdef bint open_pending(self) except -1:
         """Open the imports of this session's records that are not complete: an earlier use may have made them."""
         cdef int64_t generation
-        if not self.is_timeline and not self.is_unused:
+        if self.engine.has_ring and not self.is_unused:
             for generation in range(self._completed + 1, max(self._recorded, self._begun) + 1):
                 self.open_import(generation, -1)
         return True
 
     cdef bint store(self, int64_t done) except -1 nogil:
         """Store what is complete, unless the coordinator is lost. With `state`."""
-        if done <= self._completed or self.is_orphaned():
+        if not self.engine.has_ring or done <= self._completed or self.is_orphaned():
             return False
         if not self.is_broken():
             step(STORE_COMPLETED)
@@ -335,20 +308,13 @@ cdef class Queries(Slot):
 
     cdef bint publish_and_judge(self) except -1:
         cdef int64_t done
-        cdef uint64_t count
-        if self.is_timeline:
-            if not self.chain.is_open:
-                return True
-            count = self.load(LOAD_COMPLETED, COMPLETED)
-            if not self.is_broken() and count != INT64_MAX and not self.is_orphaned():
-                self.chain.judge(min(<int64_t>(count - self.base), self._recorded))
-                self.chain.store()
+        if not (self.engine.has_ring or self.chain.is_open):
             return True
         with nogil:
-            done = self.harvest()
+            done = self.engine.harvest(self)
         if not self.chain.is_open:
             self.store(done)
-        elif not self.is_orphaned() and not self.is_broken():  # a broken one's watermark says what counts
+        elif done >= 0 and not self.is_orphaned() and not self.is_broken():  # a broken one's watermark says what counts
             self.store(self.chain.judge(done))
             self.chain.store()
         return True
@@ -364,31 +330,18 @@ cdef class Queries(Slot):
         Called at each beat, so also when a waiter rings for this session.
         """
         cdef Handle events[MOST_EVENTS]
-        cdef Marker *marker
-        cdef int count = 0
-        cdef int64_t generation
-        if not self.is_recorder or not self.state.take():
-            return
-        if not self.is_unused:
-            if self.is_timeline:
-                marker = self.marker(self.stream)  # behind the newest record; waiters for older ones poll
-                if marker != NULL and <int64_t>(self.load(LOAD_COMPLETED, COMPLETED) - self.base) < self._recorded:
-                    events[0] = marker.event
-                    count = 1
-            else:
-                for generation in range(self._completed + 1, self._recorded + 1):
-                    if count < MOST_EVENTS:
-                        events[count] = self.event(generation)
-                        count += 1
+        cdef int count
+        if self.is_recorder and self.state.take():
+            count = 0 if self.is_unused else self.engine.pending(self, events)
             if count:
                 park_for(events, count, self.place + COMPLETED)
-        self.state.give()
+            self.state.give()
 
     # --- room in the ring ---------------------------------------------------------------------------------------------
 
     cdef bint find_room(self, int64_t generation) except -1 nogil:
         """Whether there is room for a record of `generation` after a look at what is complete; without a judgement."""
-        if self.is_timeline or generation <= self._room:
+        if generation <= self._room:
             return True
         if not self.try_state():
             return False
@@ -396,7 +349,7 @@ cdef class Queries(Slot):
             if self.chain.is_needed:  # asked with `state`: another thread's record may stand behind something by now
                 return False
             if not self.closed():
-                self.store(self.harvest())
+                self.store(self.engine.harvest(self))
                 self.raise_room()
         finally:
             self.state.give()
@@ -448,7 +401,7 @@ cdef class Queries(Slot):
             self.guard.check_liveness()
             self.look_for_room()
             if found == 1 and oldest > self._completed:  # it stands behind something that is not judged yet
-                self.behind.ask(self.load(LOAD_RECORDER, RECORDER))
+                self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))
                 with nogil:
                     self.behind.pause(deadline)
         return True

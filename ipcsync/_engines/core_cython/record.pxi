@@ -40,18 +40,12 @@ cdef class Records(Waits):
                 self.check_usable(handle, "record")
             elif found == NO_ID:
                 self.id_of(handle)
-            elif found == IS_CLOSED:
+            elif found == IS_CLOSED or found == IS_OVER:
                 self.raise_no_record()
             elif found == REFUSED:
                 self.raise_refused(&refusal)
-            elif not self.is_repeated(found):
+            elif found != AGAIN:  # else one that had been refused before: this call's own is to follow
                 return generation
-
-    cdef inline bint is_repeated(self, int found) except -1:
-        """Whether what was recorded was one that had been refused, so that this call's own is to follow."""
-        if found == IS_OVER:
-            self.raise_no_record()
-        return found == AGAIN
 
     cdef int begin_record(
         self, Handle handle, bint is_ours, bint depends, uint64_t *stream, int64_t *generation
@@ -79,7 +73,7 @@ cdef class Records(Waits):
         generation[0] = next
         if self.closed() or not self.is_open():
             return self.give_turn(IS_CLOSED)
-        if not self.is_timeline and next > self._room and next != self._begun:
+        if next > self._room and next != self._begun:
             return self.give_turn(NO_ROOM)
         if not self.has_needed(id, next):
             return self.give_turn(NEEDS)
@@ -103,22 +97,21 @@ cdef class Records(Waits):
 
     cdef inline bint follows(self, uint64_t stream, int64_t generation) noexcept nogil:
         """Whether the stream is to wait for the record before, which was made on another one."""
-        return stream != self.stream and generation > 1
+        return stream != self.last_stream and generation > 1
 
     cdef inline bint has_needed(self, uint64_t stream, int64_t generation) noexcept nogil:
         """Whether all is there that the driver's calls need."""
-        if not self.has_import(generation):
-            return False
-        if self.is_timeline:
-            return self.marker(stream) != NULL
-        return not self.follows(stream, generation) or self.has_import(generation - 1)
+        return (
+            self.has_import(generation)
+            and (self.engine.has_ring or self.marker(stream) != NULL)
+            and (not self.follows(stream, generation) or self.has_import(generation - 1))
+        )
 
     cdef bint get_needed(self, Handle handle, uint64_t stream, int64_t generation) except -1:
         self.open_import(generation, -1)
-        if not self.is_timeline:
-            if self.follows(stream, generation):
-                self.open_import(generation - 1, -1)
-        elif self.enter_calls(INT64_MAX):
+        if self.follows(stream, generation):
+            self.open_import(generation - 1, -1)
+        if not self.engine.has_ring and self.enter_calls(INT64_MAX):
             try:
                 self.make_marker(stream, self.ordinal)
             finally:
@@ -138,30 +131,16 @@ cdef class Records(Waits):
             if generation == self._begun:
                 refusal.wait = self.follow_refused(handle, stream)
             if refusal.wait == 0:
-                try:
-                    entry = self.depend_on(handle, stream, generation, behind)
-                    if self.chain.entries_ or entry is not None:
-                        if self.follows(stream, generation):
-                            followed = add_wait(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
-                    self.enter_state()
-                    try:
-                        self.chain.commit(generation, stream, entry)
-                    finally:
-                        self.state.give()
-                finally:
-                    self.chain.in_hand = []
+                entry = self.depend_on(handle, stream, generation, behind)
+                if (self.chain.entries_ or entry is not None) and self.follows(stream, generation):
+                    followed = add_wait(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
+                self.chain.commit(generation, stream, entry)
                 has_turn = False
                 with nogil:
                     found = self.make_record(handle, stream, generation, refusal)
-                if found == REFUSED and self._begun < generation:  # the next one of that number may be on another stream
-                    self.enter_state()
-                    try:
-                        self.chain.unprove(generation, 0)
-                    finally:
-                        self.state.give()
                 if MISTAKE == 9 and entry is not None:
                     self.chain.store_links(generation)
-                if followed is not None and refusal.wait == 0 and followed.generation == generation - 1:
+                if followed is not None and refusal.wait == 0:
                     followed.is_queued = True
         finally:
             ipcsync_turns(-1)
@@ -175,7 +154,7 @@ cdef class Records(Waits):
         if len(self.chain.entries_) >= self.chain.judge_at:
             self.publish()
             self.chain.judge_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries_)))
-        waits = self.chain.listed(None if self.stands_behind_all else key)
+        waits = latest(None if self.stands_behind_all else key)
         if behind:
             waits = dict.fromkeys([*waits, *behind])
         return self.chain.entry_of(generation, stream, waits)
@@ -184,19 +163,15 @@ cdef class Records(Waits):
         """Have the stream wait for all records before the refused one, and for that one if it was made; the error."""
         cdef Marker *last
         cdef int result = 0
-        with nogil:
-            self.settle_doubts()
-            last = self.marker(self.stream)
-        if stream != self.stream and self.is_timeline and last != NULL and last.handle != NULL:
+        self.settle_doubts()
+        last = self.marker(self.last_stream)
+        if stream != self.last_stream and not self.engine.has_ring and last != NULL and last.handle != NULL:
             self.raise_unknown_place()
         with nogil:
-            if stream != self.stream:
-                if not self.is_timeline:  # if it was not made, its CUDA event is an older one's
-                    result = self.wait_in_stream(handle, self._begun)
-                elif last != NULL:  # else all work on that stream was found complete
-                    result = cuStreamWaitEvent(handle, last.event, 0)
+            if stream != self.last_stream:
+                result = self.engine.follow(self, handle, last)
             if result == 0 and self._begun > 1 and self.has_import(self._begun - 1):
-                result = self.wait_in_stream(handle, self._begun - 1)
+                result = self.engine.wait(self, handle, self._begun - 1)
         return result
 
     cdef int make_record(self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
@@ -204,20 +179,14 @@ cdef class Records(Waits):
         cdef bint is_awaited = MISTAKE == 11 and self.is_awaited()
         cdef bint repeats = generation == self._begun
         if not repeats and self.follows(stream, generation):
-            refusal.wait = self.wait_in_stream(handle, generation - 1)
+            refusal.wait = self.engine.wait(self, handle, generation - 1)
             if refusal.wait != 0:
                 return self.give_turn(REFUSED)
         self.set_stream(stream)
         self._begun = generation
         if MISTAKE == 1:
             self.publish_record(generation)
-        if self.is_timeline:
-            step(WRITE_VALUE)
-            refusal.write = cuStreamWriteValue64(handle, self._address, self.base + generation, 0)
-            refusal.record = self.mark(handle, stream)
-        else:
-            step(EVENT_RECORD)
-            refusal.record = cuEventRecord(self.event(generation), handle)
+        self.engine.record(self, handle, stream, generation, refusal)
         if refusal.write != 0 or refusal.record != 0:  # the driver may have the record: the next call makes it again
             return self.give_turn(REFUSED)
         self._recorded = generation
@@ -233,7 +202,7 @@ cdef class Records(Waits):
         return AGAIN if repeats else GO_ON
 
     cdef inline void set_stream(self, uint64_t stream) noexcept nogil:
-        self.stream = stream
+        self.last_stream = stream
         if not self.is_of_device(stream):
             self.recent[self.next_recent] = stream
             self.next_recent = (self.next_recent + 1) % RECENT
@@ -258,11 +227,6 @@ cdef class Records(Waits):
         if not self.is_recorder:
             return 0
         return self.record_on(<Handle>address, False, FOREVER, None, None)
-
-    @property
-    def last_stream(self):
-        """The id of the stream recorded on last, or that a record was begun on."""
-        return self.stream
 
     def record_next(self, handle, int64_t deadline_ns, timeout, behind):
         """Record the next generation on the CUstream `handle`, of the event's device and with its context if it is a

@@ -62,7 +62,7 @@ cdef class Core(Records):
             return False
         try:
             if self.guard.coordinator_is_alive():
-                if not (self.has_settled() and self.is_drained_now() and self.drop_all_markers(False)):
+                if not (self.settle_doubts() and self.is_drained_now() and self.drop_all_markers(False)):
                     return False
             if self.guard.coordinator_is_alive():
                 if not self.decide_waits():
@@ -90,14 +90,8 @@ cdef class Core(Records):
         self.state.give()
         return are_gone
 
-    cdef bint has_settled(self) except -1:
-        """As `settle_doubts`, and `says`: the driver is asked without the GIL, of which it may need another's call."""
-        cdef bint has
-        with nogil:
-            has = self.settle_doubts()
-        return has
-
     cdef bint says(self, int64_t generation) except -1:
+        """As `says_complete`: the driver is asked without the GIL, of which it may need another's call."""
         cdef bint says
         with nogil:
             says = self.says_complete(generation)
@@ -118,7 +112,7 @@ cdef class Core(Records):
         ended, or its own, counts: one that is silent may release it with a watermark yet. A dead process's late write
         may lower the word, so this is repeated.
         """
-        if not self.is_timeline or self.load(LOAD_COMPLETED, COMPLETED) == INT64_MAX or self.guard.coordinator_is_alive():
+        if self.engine.has_ring or self.load(LOAD_COMPLETED, COMPLETED) == INT64_MAX or self.guard.coordinator_is_alive():
             return
         if any([wait.stream and wait.known() is not True for wait in waits_on(self)]):
             ipcsync_store(self.place + COMPLETED, INT64_MAX)
@@ -132,7 +126,7 @@ cdef class Core(Records):
             return False
         ipcsync_turns(1)
         try:
-            return self.has_settled() and self.is_drained_now()
+            return self.settle_doubts() and self.is_drained_now()
         finally:
             ipcsync_turns(-1)
             self.calls.give()
@@ -141,13 +135,10 @@ cdef class Core(Records):
         """Whether all that was recorded here is complete. With the turn."""
         cdef uint64_t state = self.load(LOAD_STATE, STATE)
         self.open_pending()
-        if self.is_timeline:
-            if not self.is_recorder or state not in (OPEN, CLOSED):
-                return True  # apart from what the markers show
-        elif self._begun != self._recorded and not self.says(self._begun):
+        if self.engine.has_ring and self._begun != self._recorded and not self.says(self._begun):
             return False
-        if not self.is_recorder or state not in (OPEN, CLOSED):
-            return self.is_timeline or self._completed == self._recorded or self.says(self._recorded)
+        if not self.is_recorder or state not in (OPEN, CLOSED):  # a timeline's apart from what the markers show
+            return not self.engine.has_ring or self._completed == self._recorded or self.says(self._recorded)
         if not self.publish():
             return False
         # What is left of a record that was refused is never settled.
@@ -158,16 +149,10 @@ cdef class Core(Records):
 
     cdef bint decide_waits(self) except -1:
         """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""
-        cdef int64_t earlier
         for wait in waits_on(self):
-            fate = wait.known()
-            earlier = wait.open_before() if isinstance(fate, Loss) else 0
-            if fate is None or earlier:
-                if self.is_recorder or not self.accepts(earlier or wait.generation):
-                    self.behind.ask(self.load(LOAD_RECORDER, RECORDER))
-                    return False
-                if fate is None:
-                    wait.verdict = True
+            if wait.judged() is None:
+                self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))
+                return False
         return True
 
     # --- the markers, for the waits ------------------------------------------------------------------------------------
@@ -195,7 +180,7 @@ cdef class Core(Records):
                 has = not is_doubtful and query_relaxed(event) == 0
         self.state.give()
         if is_doubtful and self.calls.take():  # else nobody would learn of it before the next record
-            self.has_settled()
+            self.settle_doubts()
             self.calls.give()
         return has
 
@@ -210,7 +195,7 @@ cdef class Core(Records):
         return ordinal
 
     def give_unpassed(self, streams):
-        """Of these streams, those that are not past all waits for this slot, and the markers behind these.
+        """Of these streams, those that are not past all waits for this slot: the markers behind these, and the devices.
 
         The caller destroys the markers. With the turn.
         """
@@ -224,7 +209,7 @@ cdef class Core(Records):
                 with nogil:
                     has_passed = marker == NULL or query_relaxed(marker.event) == 0
                 if not has_passed:
-                    given[stream] = <uintptr_t>marker.event
+                    given[stream] = <uintptr_t>marker.event, marker.ordinal
                     self.marker_count -= 1
                     marker[0] = self.markers[self.marker_count]
         finally:

@@ -1,25 +1,10 @@
-# One use of a slot: its words, what this process knows of it, and what it has in the driver.
-
-from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memset
-
-cdef enum:
-    RECENT = 8
-    NOT_READY = 600
-    MANY_MARKERS = 16
+# One use of a slot: its words, and what this process knows of it.
 
 cdef enum Look:  # the looks that raise nothing; -1 is an exception's
     PENDING = 0
     COMPLETE = 1
     WAS_CLOSED = -2
     WAS_LOST = -3
-
-
-cdef struct Marker:  # an event of this process on a stream, recorded behind the last work that this use queued there
-    uint64_t stream
-    Handle event
-    Handle handle  # of the stream, if the driver refused the marker or what is before it: then it may not be behind all
-    int ordinal
 
 
 cdef class Slot:
@@ -39,13 +24,13 @@ cdef class Slot:
     cdef public uint64_t incarnation, base
     cdef public bint is_recorder, is_closed, is_traced
     cdef bint stands_behind_all
-    cdef readonly bint is_timeline
     cdef public Behind behind
     cdef public Chain chain
     cdef public object earlier  # the use whose chain that is, if not this one's
     cdef public bint is_unused  # nothing of it is in use any more: its imports are being destroyed
     cdef public bint is_released
 
+    cdef EventEngine engine
     cdef Lock calls, state
     cdef Sessions sessions
     cdef SessionCheck session
@@ -61,23 +46,11 @@ cdef class Slot:
     cdef public int64_t _lost_from, _recorded, _begun, _completed
     cdef public int64_t _room  # up to this generation a record has nothing to wait for
     cdef int sleepers  # threads within a question or a wait of the driver for an import of this use
-    cdef uint64_t stream  # that was recorded on last
-    cdef uint64_t recent[RECENT]  # streams that were recorded on: they are of its device
-    cdef int next_recent
-    cdef ipcsync_pair lists[RECENT]  # streams, and their devices; of a blocking one the key of its list, which has it
-    cdef int next_list
-
-    cdef Handle *ring
-    cdef Marker *markers
-    cdef readonly int marker_count
-    cdef int marker_room
-    cdef public uint64_t _address  # of the timeline's word, for the process's devices
-    cdef public unsigned int _flags  # of the waits for it
 
     def __init__(self, board, guard, attachment, int ordinal, fork_mark):
         origin = attachment.origin
         self.name, self.kind = attachment.name, attachment.engine
-        self.is_timeline = attachment.engine == "timeline"
+        self.engine = ENGINES[self.kind]
         self.slot, self.incarnation, self.base = attachment.slot, attachment.incarnation, attachment.base
         self.depth, self.is_recorder = attachment.depth, attachment.recorder
         self.node = "" if origin is None else origin.node
@@ -100,18 +73,11 @@ cdef class Slot:
         self.behind = Behind(board, self.line, self.base)
         self.chain = Chain(self)
         self._lost_from = FOREVER
-        self._flags = WAIT_GEQ
         if self.is_recorder:  # an earlier use of the same event included
             self._recorded = self._begun = max(self.last(), 0)
         self._completed = min(max(<int64_t>(ipcsync_load(self.place + COMPLETED) - self.base), 0), self._recorded)
-        self.ring = <Handle *>calloc(max(self.depth, 1), sizeof(Handle))
-        if self.ring == NULL:
-            raise MemoryError
+        self._room = 0 if self.engine.has_ring else FOREVER
         self.raise_room()
-
-    def __dealloc__(self):
-        free(self.ring)
-        free(self.markers)
 
     # --- words of the board -------------------------------------------------------------------------------------------
 
@@ -152,7 +118,7 @@ cdef class Slot:
         if self.is_broken() or count == INT64_MAX:
             count = self.load(LOAD_WATERMARK, WATERMARK)
         done = <int64_t>(count - self.base)
-        if not self.is_timeline:
+        if self.engine.has_ring:
             return done
         # The GPU writes the word also if a wait before it was lost, so what it stands behind is looked at.
         first = self.behind.first_unsettled()
@@ -166,12 +132,12 @@ cdef class Slot:
     cdef bint is_clear(self, int64_t generation) noexcept nogil:
         """Whether all is well with what `generation` stands behind; else its recorder is asked to judge."""
         cdef uint64_t recorder
-        if not self.behind.has(generation):
+        if not self.behind.stands(generation):
             return True
         recorder = self.load(LOAD_RECORDER, RECORDER)
-        if self.behind.clear(recorder):
+        if self.behind.is_clear(recorder):
             return True
-        self.behind.ask(recorder)
+        self.behind.nudge(recorder)
         return False
 
     cdef int look(self, int64_t generation) noexcept nogil:
@@ -184,7 +150,7 @@ cdef class Slot:
             return WAS_LOST
         done = self.board_completed()
         if done < generation:
-            is_lost = self.behind.loses(generation)
+            is_lost = self.behind.is_lost(generation)
             if self.closed():
                 return WAS_CLOSED
             return WAS_LOST if is_lost else PENDING
@@ -336,209 +302,6 @@ cdef class Slot:
                 self.raise_lost(generation)
         return True
 
-    # --- imports, the word, markers -----------------------------------------------------------------------------------
-
-    cdef inline Handle event(self, int64_t generation) noexcept nogil:
-        return self.ring[(generation - 1) % self.depth]
-
-    cdef inline bint has_import(self, int64_t generation) noexcept nogil:
-        """Whether what a driver's call for `generation` needs is there."""
-        return self._address != 0 if self.is_timeline else self.event(generation) != NULL
-
-    cdef bint open_import(self, int64_t generation, double patience_s) except -1:
-        """Open it; False if another thread opens one, and has not done so after `patience_s` (below 0: is waited for)."""
-        cdef int index = (generation - 1) % self.depth
-        cdef bint is_unused
-        if self.has_import(generation):
-            return True
-        if self.is_timeline:
-            self._address = self.open_word()
-            return True
-        event = self.open_event(index, None if patience_s < 0 else patience_s)
-        if event is None:
-            return False
-        if patience_s == 0:  # within a judgement, which has the lock of another use
-            if not self.state.take():
-                return False  # the import stays open, for the next call
-        else:
-            self.enter_state()
-        is_unused = self.is_unused
-        if not is_unused:
-            self.ring[index] = <Handle><uintptr_t>int(event)
-        self.state.give()
-        if is_unused:
-            self.close_event(index)
-            self.raise_closed()
-        return True
-
-    cdef bint enter_calls(self, int64_t deadline) except -1:
-        """Take the turn of calls that queue work; False once `deadline` is over. `leave_calls` gives it.
-
-        A call within another one of its thread, which has a turn too, waits half a second at most: two such might wait
-        for each other. On the thread that beats, the wait beats.
-        """
-        cdef int64_t until
-        cdef bint is_within = ipcsync_turns(0) > 0
-        step(LOCK)
-        if not self.calls.take():
-            if self.calls.mine():
-                self.raise_reentered()
-            if is_within:
-                deadline = min(deadline, ipcsync_now() + WITHIN_NS)
-            while True:
-                until = ipcsync_now() + LONGEST_NS
-                if self.calls.await_turn(min(until, deadline)):
-                    break
-                if until >= deadline:
-                    if is_within:
-                        self.raise_reentered()
-                    return False
-                self.guard.check_liveness()
-        ipcsync_turns(1)
-        return True
-
-    cdef inline void leave_calls(self) noexcept:
-        step(UNLOCK)
-        ipcsync_turns(-1)
-        self.calls.give()
-
-    cdef bint enter_state(self) except -1:
-        if not self.state.take():
-            if self.state.mine():
-                self.raise_reentered()
-            self.state.await_turn(INT64_MAX)
-        return True
-
-    cdef bint try_state(self) noexcept nogil:
-        """As `enter_state`, without the GIL, which who has it may need; False if this thread has it, or another for long."""
-        return self.state.take() or (not self.state.mine() and self.state.take_within(LONGEST_NS))
-
-    cdef inline Marker *marker(self, uint64_t stream) noexcept nogil:
-        """The stream's marker; null if it has none, or if that was found complete."""
-        cdef int index
-        for index in range(self.marker_count):
-            if self.markers[index].stream == stream:
-                return &self.markers[index]
-        return NULL
-
-    cdef bint make_marker(self, uint64_t stream, int ordinal) except -1:
-        """Have a marker for the stream. Called with the turn."""
-        cdef Handle event
-        cdef Marker *grown
-        if self.marker(stream) != NULL:
-            return True
-        event = <Handle><uintptr_t>int(self.create_event(ordinal))
-        try:
-            self.enter_state()
-        except BaseException:
-            cuEventDestroy(event)
-            raise
-        if self.marker_count >= MANY_MARKERS:
-            with nogil:
-                self.drop_markers(False)  # a program may make a stream for each piece of work
-        if self.marker_count == self.marker_room:
-            grown = <Marker *>realloc(self.markers, (self.marker_room + MANY_MARKERS) * sizeof(Marker))
-            if grown == NULL:
-                self.state.give()
-                cuEventDestroy(event)
-                raise MemoryError
-            self.markers = grown
-            self.marker_room += MANY_MARKERS
-        self.markers[self.marker_count] = Marker(stream, event, NULL, ordinal)
-        self.marker_count += 1
-        self.state.give()
-        return True
-
-    cdef inline int mark(self, Handle handle, uint64_t stream) noexcept nogil:
-        """Record the stream's marker behind the work just queued; the driver's result."""
-        cdef Marker *marker = self.marker(stream)
-        cdef int result
-        step(MARK)
-        result = cuEventRecord(marker.event, handle)
-        marker.handle = NULL if result == 0 else handle
-        return result
-
-    cdef bint settle_doubts(self) noexcept nogil:
-        """Record the markers that the driver refused; whether every stream has its marker now. With the turn."""
-        cdef int index
-        cdef bint is_settled = True
-        for index in range(self.marker_count):
-            if self.markers[index].handle != NULL:
-                if <uintptr_t>self.markers[index].handle <= 2:  # it may mean another stream on this thread
-                    is_settled = False
-                elif self.mark(self.markers[index].handle, self.markers[index].stream) != 0:
-                    is_settled = False
-        return is_settled
-
-    cdef bint drop_markers(self, bint all) noexcept nogil:
-        """Destroy those that are complete (`all`: any), unless their streams may have later work; whether none is left."""
-        cdef int index = 0
-        cdef Marker *marker
-        while index < self.marker_count:
-            marker = &self.markers[index]
-            if all or (marker.handle == NULL and query_relaxed(marker.event) == 0 and not is_in_berth(marker.event)):
-                cuEventDestroy(marker.event)
-                self.marker_count -= 1
-                self.markers[index] = self.markers[self.marker_count]
-            else:
-                index += 1
-        return self.marker_count == 0
-
-    # --- which list a stream's waits are in ---------------------------------------------------------------------------
-
-    cdef bint find_list(self, uint64_t stream, int64_t *key, int *ordinal) noexcept nogil:
-        """Whether it is known which list the waits on the stream are in, and of which device it is."""
-        cdef int index
-        cdef uint64_t found = 0, place = 0
-        for index in range(RECENT):
-            if ipcsync_get_pair(&self.lists[index], &found, &place) and found == stream and stream != 0:
-                key[0] = <int64_t>(stream if <int64_t>place >= 0 else place)
-                ordinal[0] = <int>(place if <int64_t>place >= 0 else -1 - <int64_t>place)
-                return True
-        return False
-
-    cdef int64_t key_of(self, Handle handle, uint64_t stream, int ordinal) except? -1:
-        """The key of the list of a stream of device `ordinal`: of the process's blocking streams, which wait for each
-        other, one for each device."""
-        cdef int64_t key = 0
-        cdef unsigned int flags = 0
-        cdef int result
-        cdef int known = 0
-        if self.find_list(stream, &key, &known):
-            return key
-        with nogil:
-            step(GET_FLAGS)
-            result = cuStreamGetFlags(handle, &flags)
-        if result != 0:
-            self.raise_driver(result, "cuStreamGetFlags")
-        key = <int64_t>stream if flags & NON_BLOCKING else -1 - ordinal
-        self.enter_state()
-        self.next_list = (self.next_list + 1) % RECENT
-        ipcsync_put_pair(&self.lists[self.next_list], stream, <uint64_t>(ordinal if key >= 0 else key))
-        self.state.give()
-        return key
-
-    cdef inline bint is_usable(self, Handle handle) noexcept nogil:
-        cdef int status = 0
-        step(CAPTURING)
-        return cuStreamIsCapturing(handle, &status) == 0 and status == 0
-
-    cdef bint check_usable(self, Handle handle, str what) except -1:
-        """Raise StreamCapturing if `what` on this stream would go into a graph, or break a capture."""
-        if not self.is_usable(handle):
-            self.refuse_capturing(<uintptr_t>handle, what)
-        return True
-
-    cdef uint64_t id_of(self, Handle handle) except 0:
-        cdef unsigned long long stream = 0
-        cdef int result
-        with nogil:
-            step(GET_ID)
-            result = cuStreamGetId(handle, &stream)
-        if result != 0:
-            self.raise_driver(result, "cuStreamGetId")
-        return stream
-
     # --- for Python ---------------------------------------------------------------------------------------------------
 
     @property
@@ -571,22 +334,13 @@ cdef class Slot:
     @property
     def may_be_recorded(self):
         """Whether the driver refused a record that the GPU may have all the same: then it will write that number."""
-        return self.is_timeline and self._begun != self._recorded
+        return not self.engine.has_ring and self._begun != self._recorded
 
     @property
     def oldest_in_the_way(self):
         """The generation that has to be complete before there is room for a further record; 0 if none has to be."""
         oldest = self._recorded + 1 - self.depth
-        return oldest if not self.is_timeline and oldest > self._completed else 0
-
-    @property
-    def has_dependencies(self):
-        """Whether something recorded here stands behind others, and is not settled, or lost."""
-        return self.chain.is_needed
-
-    def query_import(self, int64_t generation):
-        """Open the import of a generation, if it is not."""
-        self.open_import(generation, -1)
+        return oldest if self._recorded >= self._room and oldest > self._completed else 0
 
     def check(self):
         """Raise if this use is over: by a fork, the session, the coordinator, a close, or a later use of the slot."""
@@ -597,10 +351,6 @@ cdef class Slot:
         self.guard.check_liveness()
         self.check_use()
         self.check_recorder(generation)
-
-    def recorder_is_alive(self):
-        """Whether the recorder's process lives; True while there is no recorder."""
-        return self.recorder_lives()
 
     def raise_if_over(self, int64_t generation):
         """Raise the error that would end a wait for `generation`, if any; it is not complete."""
@@ -621,41 +371,9 @@ cdef class Slot:
             or (state == CLOSED and generation > max(self.last(), 0))
             or self._lost_from <= generation
             or not self.recorder_lives()
-            or self.behind.loses(generation)
+            or self.behind.is_lost(generation)
         ):
             return self.is_on_board(generation) or self.loss_of(generation)
         if self.is_orphaned():  # no later answer about it counts, so it would stay open for ever
             return self.is_on_board(generation) or self.loss_of(generation)._replace(cause="orphaned")
         return None
-
-    def open_before(self, int64_t generation, int64_t since):
-        """The last generation from `since` on and before `generation`, which is lost, that is open; 0 if none is.
-
-        There may be one: a later record may stand behind something that an earlier one does not.
-        """
-        cdef int64_t first
-        cdef int64_t last = min(generation, max(self.last(), 0) + 1, self.first_lost()) - 1
-        while last >= since:
-            fate = self.fate(last)
-            if fate is None:
-                return last
-            first = self.first_lost()  # its recorder may have found an earlier one lost meanwhile
-            if fate is True or first > last:
-                return 0
-            last = first - 1
-        return 0
-
-    cdef inline int64_t first_lost(self) noexcept nogil:
-        cdef int64_t first = self.behind.first_lost()
-        return min(self._lost_from, first if first else <int64_t>FOREVER)
-
-
-cdef inline int query_relaxed(Handle event) noexcept nogil:
-    """The driver's answer about an event, in relaxed capture mode, since another thread may capture: 0 if complete."""
-    cdef int mode = 2
-    cdef int result
-    if cuThreadExchangeStreamCaptureMode(&mode) != 0:
-        return cuEventQuery(event)
-    result = cuEventQuery(event)
-    cuThreadExchangeStreamCaptureMode(&mode)
-    return result

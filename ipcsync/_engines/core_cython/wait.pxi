@@ -5,12 +5,6 @@
 # ring goes round, waits until the call is made: else the stream would wait for a later record. The waiter announces the
 # call on the board (a hazard); the model is tests/faults/board_waiter.py.
 
-cdef struct Refusal:  # the driver's errors from calls of which the stream may have work all the same; 0: none
-    int wait
-    int write
-    int record
-
-
 cdef enum Turn:  # of calls that queue work, where Python is to do something before they go on; beside those of Look
     GO_ON = 0
     IS_CLOSED = -2
@@ -45,7 +39,7 @@ cdef class Waits(Queries):
             self.check_finished(generation)
         # A question to the driver costs less than a wait that it has to queue. If the ring went round meanwhile, it is
         # about a later record: not complete then, as far as is known.
-        if not self.is_timeline and self.done(generation, -1) and self.confirm(generation):
+        if self.engine.has_ring and self.done(generation, -1) and self.confirm(generation):
             return 1
         return 2
 
@@ -86,7 +80,7 @@ cdef class Waits(Queries):
             self.raise_lost(generation)
         if found == COMPLETE:
             return 0
-        if refusal.wait == 0 and listed.generation == generation:
+        if refusal.wait == 0:
             listed.is_queued = True
         if refusal.wait or refusal.record:
             self.raise_refused(&refusal)
@@ -101,7 +95,7 @@ cdef class Waits(Queries):
             return IS_CLOSED  # while it is open, the import stays
         if self.marker(stream) == NULL or not self.has_import(generation):
             return NEEDS
-        if not self.is_timeline:
+        if self.engine.has_ring:
             if MISTAKE != 14:
                 self.announce()  # from here on its event is recorded again only if it was complete before
             # The recorder stores what is complete before it looks at the hazards.
@@ -114,19 +108,12 @@ cdef class Waits(Queries):
         if found == GO_ON:
             if MISTAKE == 4:
                 self.mark(handle, stream)
-            refusal.wait = self.wait_in_stream(handle, generation)
+            refusal.wait = self.engine.wait(self, handle, generation)
             if MISTAKE != 4:  # behind a refused one too, of which the stream may have work
                 refusal.record = self.mark(handle, stream)
-        if not self.is_timeline and MISTAKE != 15:
+        if self.engine.has_ring and MISTAKE != 15:
             self.retract()
         return found
-
-    cdef inline int wait_in_stream(self, Handle handle, int64_t generation) noexcept nogil:
-        if self.is_timeline:
-            step(WAIT_VALUE)
-            return cuStreamWaitValue64(handle, self._address, self.base + generation, self._flags)
-        step(STREAM_WAIT)
-        return cuStreamWaitEvent(handle, self.event(generation), 0)
 
     cdef inline void announce(self) noexcept nogil:
         """Announce a wait's call; a recorder records under the same lock, and a child's would be its parent's."""
@@ -150,7 +137,7 @@ cdef class Waits(Queries):
 
     cdef bint check_queued(self, int64_t generation) except -1:
         """Raise if the queued wait may end wrongly: a driver may let a stream pass a dead process's work or exports."""
-        if not self.is_open() or self.behind.has(generation):
+        if not self.is_open() or self.behind.stands(generation):
             self.check_finished(generation)
             self.is_complete(generation)  # raises if its recorder has said that it is lost
         self.check_recorder(generation)
@@ -158,7 +145,7 @@ cdef class Waits(Queries):
 
     cdef int raise_refused(self, const Refusal *refusal) except -1:
         if refusal.wait:
-            self.raise_driver(refusal.wait, "cuStreamWaitValue64" if self.is_timeline else "cuStreamWaitEvent")
+            self.raise_driver(refusal.wait, self.engine.wait_call)
         elif refusal.write:
             self.raise_driver(refusal.write, "cuStreamWriteValue64")
         else:

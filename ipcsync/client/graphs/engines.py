@@ -4,7 +4,7 @@
 - `engine.await_recorded`: the host's wait for a record, without a stream;
 - `engine.behind.stands`: whether a generation stands behind something that is not settled;
 - `engine.raise_no_record`: the error of an event that takes no more records;
-- `queued.add`, `queued.of`: the lists of waits that the next record of a stream stands behind;
+- `queued.add`, `queued.of`, `queued.latest`: the lists of waits that the next record of a stream stands behind;
 - of a timeline: the word's address (`open_word`), `base` and the flags of its waits, so that waits for many words are
   queued by one call; around that call, what a wait does: `enter` and `leave` (the use is not released meanwhile),
   `mark_work` (a marker behind it), `check_wait`.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._engines import Engine, queued
-from ipcsync._engines.compiled import Lost, Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import DeviceMismatch, EngineMismatch
 
@@ -119,8 +119,7 @@ class Queued(NamedTuple):
     """The pending points of one event, of which a stream is about to wait for all."""
 
     engine: Engine
-    lowest: int
-    highest: int
+    generations: list[int]
 
 
 def due(point: Point) -> Due | None:
@@ -134,32 +133,29 @@ def due(point: Point) -> Due | None:
 def by_event(points: Iterable[Point]) -> list[Queued]:
     """These points, by their events."""
     found: dict[int, Queued] = {}
-    for point in points:
-        engine, number = point._bound().engine, point.generation
-        known = found.get(id(engine))
-        lowest, highest = (number, number) if known is None else known[1:]
-        found[id(engine)] = Queued(engine, min(lowest, number), max(highest, number))
+    for point in sorted(points, key=lambda point: point.generation):
+        engine = point._bound().engine
+        found.setdefault(id(engine), Queued(engine, [])).generations.append(point.generation)
     return list(found.values())
 
 
-def list_points(points: Iterable[Queued], key: int, stream_id: int) -> list[Wait]:
+def list_points(points: Iterable[Queued], key: int, stream_id: int, *, only_last: bool = False) -> list[Wait]:
     """Have the next records on the stream whose list is `key` stand behind these points.
 
-    `stream_id`: the stream that waits for them, or is about to.
+    `stream_id`: the stream that waits for them, or is about to. `only_last`: of each event, which the others precede.
+    For a stream of the library's own: from one of a user's, `resume` may take a lost one, and leave the others.
     """
     return [
-        queued.add(key, each.engine, generation, stream_id)
+        queued.add(key, each.engine, number, stream_id)
         for each in points
-        for generation in sorted({each.lowest, each.highest})
+        for number in each.generations[-1 if only_last else 0 :]
     ]
 
 
-def are_queued(waits: Iterable[Wait], points: Iterable[Queued]) -> None:
-    """The stream has its waits for these points, which are listed."""
-    highest = {id(each.engine): each.highest for each in points}
+def are_queued(waits: Iterable[Wait]) -> None:
+    """The stream has these waits, which are listed."""
     for wait in waits:
-        if wait.generation == highest.get(id(wait.view)):
-            wait.is_queued = True
+        wait.is_queued = True
 
 
 def queue(stream: Stream, stream_id: int, points: Sequence[Queued], put: Callable[[], object]) -> None:
@@ -178,7 +174,7 @@ def queue(stream: Stream, stream_id: int, points: Sequence[Queued], put: Callabl
         for engine in entered:
             engine.leave()
     for each in points:
-        each.engine.check_wait(each.highest)
+        each.engine.check_wait(each.generations[-1])
 
 
 def list_all(source: int, key: int, but: Collection[Queued] = ()) -> None:
@@ -187,7 +183,7 @@ def list_all(source: int, key: int, but: Collection[Queued] = ()) -> None:
     Not behind those for the events of `but`; nor behind lost ones: who records looks for them before.
     """
     views = {id(each.engine) for each in but}
-    for wait in queued.of(source):
-        if wait.verdict is not True and not isinstance(wait, Lost) and id(wait.view) not in views:
+    for wait in queued.latest(source):
+        if wait.verdict is None and id(wait.view) not in views:
             copy = queued.add(key, wait.view, wait.generation, wait.stream)
-            copy.is_queued |= wait.is_queued and copy.generation == wait.generation
+            copy.is_queued |= wait.is_queued

@@ -172,7 +172,7 @@ class Replaying:
             if word is None:
                 self._waits[wait].wait(lane.feeder, timeout=0)
         lane.feed(self._fed, [due.get(wait) or lane.nothing for wait in plan.waits])
-        engines.are_queued(listed, self._fed)
+        engines.are_queued(listed)
         return True
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ class Replaying:
             if self._ahead:  # else it stands behind all points that were fed
                 behind = [self._waits[wait] for wait in self._pending if not record.is_surely_before(wait)]
                 points = engines.by_event(behind)
-                listed = engines.list_points(points, self._lane.drainer_id, self._lane.feeder_id)
-                engines.are_queued(listed, points)
+                listed = engines.list_points(points, self._lane.drainer_id, self._lane.feeder_id, only_last=True)
+                engines.are_queued(listed)
             self._replay._points[record] = engines.record(event, self._lane.drainer, self._timeout)
         except IpcSyncError as error:
             self._failed.add(event)

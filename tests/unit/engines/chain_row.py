@@ -10,7 +10,7 @@ import time
 from msgspec.structs import replace
 
 from ipcsync._board import Board, layout
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._native import context
@@ -110,6 +110,10 @@ class Row:
         other.chain.extend(1, STREAM, (wait,))
         ((entry),) = other.chain.entries or (None,)
         return 0 if entry is None else entry.bits
+
+    def good_bits(self, own: int) -> int | None:
+        """This event's bits if every session that they name lives; None if not, or if the bit of line `own` is set."""
+        return bits_of(self.line) if self.mine.behind.is_clear(own) else None
 
     @property
     def told(self) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import pytest
 
 from ipcsync._board import EXPIRED, Board
 from ipcsync._engines import queued
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync.errors import RecorderLost
 from tests.kit.boards import store_bits
 from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
@@ -28,8 +28,7 @@ def test_a_record_tells_the_board_whom_it_stands_behind_and_as_of_when(row: Row)
     assert _entries(row) == [(1, 1, STREAM, waits, 0b101)]
     assert row.told == (1, 0b101)
     assert row.line.as_of == 9
-    assert row.mine.has_dependencies
-    assert list(row.chain.waits()) == list(waits)
+    assert row.mine.chain.is_needed
     assert row.mine.behind.stands(1)
     assert row.mine.behind.stands(2)
     assert not row.theirs[0].behind.stands(1)
@@ -45,9 +44,6 @@ def test_records_behind_the_same_are_one_entry_and_further_waits_another(row: Ro
     row.extend(7, *waits, stream=8)
     assert row.open_ones == [(3, 5, 0b11), (6, 6, 0b111), (7, 7, 0b11)]
     assert row.told == (3, 0b111)
-    assert len(list(row.chain.waits())) == 7
-    row.chain.listed(KEY)  # as a record does first: from then on they are found
-    assert len(queued.waits_on(row.theirs[2])) == 1
 
 
 def test_a_record_that_failed_and_is_repeated_on_another_stream_proves_no_wait_of_the_first(row: Row) -> None:
@@ -55,7 +51,7 @@ def test_a_record_that_failed_and_is_repeated_on_another_stream_proves_no_wait_o
     row.extend(1, wait)
     row.extend(2, wait)
     row.extend(2)
-    assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 2, STREAM)]
+    assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 1, STREAM), (2, 2, 0)]
     row.extend(2, stream=8)
     assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 1, STREAM), (2, 2, 0)]
     row.extend(3, stream=8)
@@ -69,7 +65,7 @@ def test_what_is_good_already_is_stood_behind_by_nothing_and_leaves_its_list(row
     row.record(1, 1)
     good, pending = queued.of(KEY)
     row.extend(1, row.wait(0, 1))
-    assert (row.told, row.chain.entries, row.mine.has_dependencies) == ((0, 0), [], False)
+    assert (row.told, row.chain.entries, row.mine.chain.is_needed) == ((0, 0), [], False)
     row.extend(2, good, pending)
     assert _entries(row) == [(2, 2, STREAM, (pending,), 0b10)]
     assert queued.of(KEY) == [pending]
@@ -103,7 +99,7 @@ def test_a_record_that_failed_and_is_made_again_stands_behind_what_either_did(ro
     row.extend(1, first)
     row.extend(2, first)
     row.extend(2, first)
-    assert _entries(row) == [(1, 2, STREAM, (first,), 0b1)]
+    assert _entries(row) == [(1, 1, STREAM, (first,), 0b1), (2, 2, 0, (first,), 0b1)]
     row.extend(2, second)
     assert _entries(row) == [(1, 1, STREAM, (first,), 0b1), (2, 2, 0, (first, second), 0b11)]
     row.extend(3, third)
@@ -117,7 +113,7 @@ def test_what_was_good_of_others_and_is_not_any_more_only_the_recorder_can_tell(
     row.board.session(0).set_state(EXPIRED)
     row.extend(2, row.wait(1))
     assert row.open_ones == [(1, 1, 0b1), (2, 2, 0b10 | OWN)]
-    assert row.mine.behind.good_bits(ME) is None
+    assert row.good_bits(ME) is None
 
 
 def test_behind_what_only_the_recorder_can_tell_it_has_to_tell_of_all_that_follows(row: Row) -> None:
@@ -128,13 +124,13 @@ def test_behind_what_only_the_recorder_can_tell_it_has_to_tell_of_all_that_follo
 
 def test_a_session_that_came_later_is_good_only_for_who_looked_since(row: Row) -> None:
     row.extend(1, row.wait(0))
-    assert row.mine.behind.good_bits(ME) == 0b1
+    assert row.good_bits(ME) == 0b1
     row.board.session(0).assign(9 << 16, 1, 0, 0, 1, "new")
     row.board.words[row._owner(0)] = 1
-    assert row.mine.behind.good_bits(ME) is None
+    assert row.good_bits(ME) is None
     row.line.as_of = 9
-    assert row.mine.behind.good_bits(ME) == 0b1
-    assert row.mine.behind.good_bits(0) is None
+    assert row.good_bits(ME) == 0b1
+    assert row.good_bits(0) is None
 
 
 # --- whom a wait depends on -------------------------------------------------------------------------------------------

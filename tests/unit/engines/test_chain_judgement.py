@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ipcsync._board import EXPIRED
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import RecorderLost
 from tests.kit.boards import store_bits
@@ -35,7 +35,7 @@ def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_s
     row.chain.store()
     assert row.told == (0, 0)
     assert row.line.behind == 0
-    assert not row.mine.has_dependencies
+    assert not row.mine.chain.is_needed
     assert row.line.lost == 0
 
 
@@ -103,7 +103,7 @@ def test_a_loss_is_told_with_whose_end_it_was_and_asked_for_once_all_before_it_i
     row.complete(0, 1)
     assert row.chain.judge(4) == 2
     assert row.chain.wants_break
-    assert row.mine.has_dependencies
+    assert row.mine.chain.is_needed
     row.chain.store()
     assert row.told[0] == 3
     with pytest.raises(RecorderLost, match="whose recorder 's1'"):
@@ -181,16 +181,16 @@ def test_each_of_those_that_are_named_must_live(row: Row) -> None:
     row.line.as_of = COUNT
     for bits in (0b1, 0b11, 0b101, 0b1111):
         store_bits(row.line, bits)
-        assert row.mine.behind.good_bits(ME) == bits
+        assert row.good_bits(ME) == bits
         assert row.mine.behind.is_clear(serial_of(ME))
         assert not row.mine.behind.is_clear(serial_of(0)), "of its own it tells nothing"
-        assert row.mine.behind.good_bits(0) is None
+        assert row.good_bits(0) is None
     row.kill(0)
     for bits in (0b1, 0b11, 0b101, 0b1111):
         store_bits(row.line, bits)
-        assert row.mine.behind.good_bits(ME) is None
+        assert row.good_bits(ME) is None
     store_bits(row.line, 0b1110)
-    assert row.mine.behind.good_bits(ME) == 0b1110
+    assert row.good_bits(ME) == 0b1110
 
 
 def test_a_recorder_is_asked_more_and_more_seldom_and_often_again_later(row: Row) -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
 import ipcsync
 from ipcsync._board import CLOSED
 from ipcsync._engines import queued
-from ipcsync._engines.compiled import Gathered, Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import RecorderLost
 from ipcsync.testing import StreamGate
 from tests.kit.boards import store_bits
 from tests.kit.driver_functions import amid, replaced
-from tests.unit.engines.chain_row import KEY, STREAM, Row
+from tests.unit.engines.chain_row import KEY, Row
 from tests.unit.engines.test_engine_chains import Chain, _serial, chain
 
 __all__ = ["chain"]
@@ -36,7 +34,6 @@ def _resume(key: int) -> None:
         lost = [wait for wait in queued.of(key) if isinstance(wait.known(), Loss)]
         if not lost:
             return
-        queued.set_aside(lost)
         queued.drop(lost)
     raise AssertionError("what is lost does not leave the list")
 
@@ -45,23 +42,18 @@ def _key(stream: ipcsync.Stream) -> int:
     return queued.list_of(stream._handle, 0)
 
 
-# --- a wait in whose place another one is listed ----------------------------------------------------------------------
+# --- what leaves a list -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by", ["record", "record_all"])
-def test_what_a_record_has_looked_at_is_judged_though_another_wait_took_its_place(chain: Chain, by: str) -> None:
+def test_what_a_record_has_looked_at_is_judged_though_a_later_wait_was_listed(chain: Chain) -> None:
     """Its recorder dies, and its use is released, between the look and the record."""
     stream = chain.stream
     with StreamGate(chain.held):
         chain.record(chain.a, chain.held)
         chain.mine.wait(1, stream, 1, False)
-        gathered = Gathered()
-        gathered.add(None)
-        waits = gathered.waits() if by == "record_all" else chain.b.chain.listed(_key(stream))
+        waits = queued.latest(_key(stream))
         chain.record(chain.a, chain.held)
         chain.mine.wait(2, stream, 1, False)
-        if by == "record":
-            del gathered
         chain.kill(0)
         chain.board.slot(0).break_at(0)
     chain.held.synchronize()
@@ -116,16 +108,6 @@ def test_what_a_stream_did_not_wait_for_is_not_waited_for_when_a_later_one_is_fo
     assert chain.mine.try_release()
 
 
-def test_what_is_kept_stands_for_all_that_the_forgotten_one_stood_for(chain: Chain) -> None:
-    stream, line = chain.stream, chain.board.slot(0)
-    with StreamGate(chain.held):
-        _record_behind(chain, 5, 1, 5)
-        for lost, kept in ((5, 4), (3, 2), (2, 1)):
-            line.lose(lost, _serial(1))
-            _resume(_key(stream))
-            assert [(wait.generation, wait.since) for wait in queued.of(_key(stream))] == [(kept, 1)]
-
-
 def test_a_use_is_released_once_the_earlier_generations_are_judged_too(chain: Chain) -> None:
     stream, line = chain.stream, chain.board.slot(0)
     with StreamGate(chain.held):
@@ -175,74 +157,5 @@ def test_threads_that_list_and_forget_waits_at_once_lose_none(row: Row) -> None:
     for worker in workers:
         worker.join()
     assert [queued.of(number) for number in range(threads)] == [[]] * threads
-    left = {wait.view.name: wait.generation for wait in queued.of(KEY)}
-    assert left == {f"e{number}": rounds for number in range(threads)}
-
-
-# --- looks that meet a change -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by", ["resume", "release"])
-def test_a_loss_that_grows_amid_the_look_for_open_ones_hides_none(
-    chain: Chain, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream, line = chain.stream, chain.board.slot(0)
-    with StreamGate(chain.held):
-        _record_behind(chain, 3, 1, 3)
-        line.lose(3, _serial(1))
-    stream.synchronize()
-    fate = chain.mine.fate
-
-    def lose_first(generation: int) -> Any:
-        line.lose(2, _serial(1))
-        return fate(generation)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(chain.mine, "fate", lose_first)
-        if by == "resume":
-            _resume(_key(stream))
-        else:
-            chain.mine.close()
-            assert not chain.mine.try_release()
-    _resume(_key(stream))
-    assert [wait.generation for wait in queued.of(_key(stream))] == [1]
-    line.lose(1, _serial(1))
-    with pytest.raises(RecorderLost):
-        chain.record(chain.b, stream)
-
-
-def test_the_holders_may_become_more_while_another_thread_looks_at_them(row: Row) -> None:
-    holders = [Gathered() for _ in range(3)]
-    seen = 0
-
-    class Other(Gathered):
-        def waits(self) -> list[Wait]:
-            nonlocal seen
-            seen += 1
-            _in_a_thread(lambda: holders.append(Gathered()))
-            return super().waits()
-
-    holders.append(Other())
-    assert queued.waits_on(row.theirs[0]) == []
-    assert seen == 1
-
-
-def test_a_wait_that_goes_from_a_list_to_a_record_is_found_on_its_way(chain: Chain) -> None:
-    """While its use is released, and another wait takes its place in the list."""
-    key, found = _key(chain.stream), list[Wait]()
-    chain.b.chain.listed(key)  # a holder from now on
-    wait = queued.add(key, chain.mine, 1, STREAM)
-
-    def meet() -> None:
-        found.extend(chain.b.chain.listed(key))
-        queued.add(key, chain.mine, 2, STREAM)
-
-    class Other(Gathered):
-        def waits(self) -> list[Wait]:
-            _in_a_thread(meet)
-            return []
-
-    other = Other()
-    assert wait in queued.waits_on(chain.mine)
-    assert found == [wait]
-    del other
+    left = sorted((wait.view.name, wait.generation) for wait in queued.of(KEY))
+    assert left == [(f"e{number}", each) for number in range(threads) for each in range(1, rounds + 1)]

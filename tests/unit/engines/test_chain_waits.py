@@ -9,7 +9,7 @@ import ipcsync._drivers
 from ipcsync._board import EXPIRED
 from ipcsync._drivers import unwrap
 from ipcsync._engines import queued
-from ipcsync._engines.compiled import Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.testing import StreamGate
 from tests.kit.boards import store_bits
@@ -26,37 +26,40 @@ def test_a_wait_listed_once_its_use_was_released_reads_no_other_uses_words(row: 
     assert listed.known() is True
 
 
-def test_of_one_event_a_stream_keeps_the_latest_wait_that_is_not_known_good(row: Row) -> None:
+def test_a_stream_keeps_each_wait_that_is_not_known_good_and_its_record_stands_behind_the_last(row: Row) -> None:
     view, other = row.theirs[0], row.theirs[1]
-    queued.add(KEY, view, 2, STREAM)
-    (kept,) = queued.of(KEY)
-    for generation in (1, 2):
-        queued.add(KEY, view, generation, STREAM)
-        assert queued.of(KEY) == [kept]
-    queued.add(KEY, other, 1, 8)
-    queued.add(KEY, view, 3, STREAM)
-    assert [(wait.view, wait.generation, wait.stream, wait.key) for wait in queued.of(KEY)] == [
-        (view, 3, STREAM, KEY),
-        (other, 1, 8, KEY),
-    ]
-    latest = queued.of(KEY)[0]
-    latest.verdict = True
-    queued.add(KEY, view, 1, STREAM)
-    assert queued.of(KEY)[0].generation == 1
-    assert queued.of(KEY + 1) == []
-    queued.drop([kept, latest])
-    assert len(queued.of(KEY)) == 2, "these had left it before"
-    queued.drop(queued.of(KEY))
-    assert queued.everything() == []
+    second = queued.add(KEY, view, 2, STREAM)
+    for _ in range(2):
+        assert queued.add(KEY, view, 2, STREAM) is second
+    first = queued.add(KEY, view, 1, STREAM)
+    assert queued.of(KEY) == [first, second]
+    assert queued.add(KEY, view, 1, STREAM) is first
+    others = queued.add(KEY, other, 1, 8)
+    third = queued.add(KEY, view, 3, STREAM)
+    assert queued.of(KEY) == [first, second, third, others]
+    assert queued.latest(KEY) == [third, others]
+    assert queued.of(KEY + 1) == queued.latest(KEY + 1) == []
+    queued.drop([third])
+    assert queued.latest(KEY) == [second, others]
+    queued.drop([third, *queued.of(KEY)])
+    assert not queued.has_any()
 
 
-def test_a_wait_that_another_stream_of_the_list_did_not_get_does_not_stand_for_this_ones(row: Row) -> None:
+def test_what_is_known_good_makes_room_for_later_waits(row: Row) -> None:
+    view = row.theirs[0]
+    made = [queued.add(KEY, view, generation, STREAM) for generation in (1, 2, 3)]
+    row.complete(0, 2)
+    assert view.query(2)
+    fourth = queued.add(KEY, view, 4, STREAM)
+    assert queued.of(KEY) == [made[2], fourth]
+    assert [wait.verdict for wait in made] == [True, True, None]
+
+
+def test_each_stream_of_a_list_has_its_own_wait(row: Row) -> None:
     interrupted = queued.add(KEY, row.theirs[0], 2, STREAM)
-    assert queued.add(KEY, row.theirs[0], 1, 8) is interrupted
     other = queued.add(KEY, row.theirs[0], 2, 8)
-    assert (other is not interrupted, other.stream, queued.of(KEY)) == (True, 8, [other])
     other.is_queued = True
-    assert queued.add(KEY, row.theirs[0], 2, STREAM) is other
+    assert (interrupted.is_queued, queued.latest(KEY)) == (False, [interrupted, other])
 
 
 def test_the_blocking_streams_of_a_device_share_a_list_that_is_no_streams_own() -> None:
@@ -77,7 +80,7 @@ def test_lists_of_streams_that_nobody_records_on_are_swept_once_there_are_many(r
         queued.add(key, row.theirs[1], 1, STREAM)
     for key in range(100, 5000):
         queued.add(key, row.theirs[0], 1, STREAM)
-    left = [wait.view for wait in queued.everything()]
+    left = [wait.view for wait in queued.of(None)]
     assert left.count(row.theirs[1]) == 100
     assert len(left) < 4000, "what is known good is forgotten"
 
@@ -98,7 +101,8 @@ def test_what_is_lost_of_an_event_that_is_released_still_spoils_its_stream(row: 
     assert (left.key, left.stream, left.generation, left.label) == (1, STREAM, 3, "generation 3 of 'e0'")
     assert isinstance(left.verdict, Loss)
     assert left.known() is left.verdict
-    assert not left.is_for(view)
+    assert left.view is not view
+    assert left is not kept
     assert [wait.view for wait in queued.of(2)] == [row.theirs[1]]
     assert queued.waits_on(view) == []
     queued.drop([left])
@@ -153,29 +157,11 @@ def test_what_a_lost_coordinator_leaves_is_passed_once_every_stream_is_past_it(
         monkeypatch.setattr(row.guard, "coordinator_is_alive", lambda: False)
         view.close()
         assert view.try_release()
-        (lost,) = queued.of(-1)
+        lost, _ = queued.of(-1)
+        assert lost.stream == theirs
         assert isinstance(lost.known(), Loss)
-        assert not other.query() or lost.is_passed(theirs)
-        assert not lost.is_passed(mine), "a silent pass"
+        assert not lost.is_passed(), "a silent pass"
         gate.open()
-        until(lambda: lost.is_passed(mine), "the held stream is past it")
-    queued.drop([lost])
-    assert queued.everything() == []
-
-
-def test_a_listed_wait_stands_for_that_of_another_stream_of_its_list_too(row: Row) -> None:
-    view = row.theirs[0]
-    queued.add(KEY, view, 1, 8)
-    queued.add(KEY, view, 2, STREAM)
-    (listed,) = queued.of(KEY)
-    assert (listed.generation, listed.since, listed.stream, set(listed.others)) == (2, 1, STREAM, {8})
-
-
-def test_a_lost_wait_that_is_set_aside_leaves_the_others_of_its_place(row: Row) -> None:
-    view = row.theirs[0]
-    lost = queued.add(KEY, view, 1, STREAM)
-    lost.verdict = Loss("died", 0, "s0", 4711)
-    queued.set_aside([lost])
-    queued.add(KEY, view, 5, STREAM)
-    queued.drop([lost])
-    assert [wait.generation for wait in queued.of(KEY)] == [5]
+        until(lost.is_passed, "the held stream is past it")
+    queued.drop(queued.of(-1))
+    assert queued.of(None) == []

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._engines import core
-from ipcsync._engines.compiled import INTERFACE
+from ipcsync._engines import INTERFACE, core
 
 _CALLS: list[Any] = [
     ipcsync.Point.wait,

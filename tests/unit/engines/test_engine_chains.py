@@ -13,7 +13,6 @@ import pytest
 import ipcsync
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, INT64_MAX, Board, layout
 from ipcsync._engines import queued
-from ipcsync._engines.compiled import Lost
 from ipcsync._engines.engine import Engine
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._native import context
@@ -98,7 +97,7 @@ def chain(board: Board) -> Iterator[Chain]:
     one.stream.synchronize()
     for engine in one.engines:
         engine.close()
-    queued.drop(queued.everything())
+    queued.drop(queued.of(None))
 
 
 def test_what_stands_behind_nothing_says_so(chain: Chain) -> None:
@@ -117,7 +116,7 @@ def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settle
         with pytest.raises(WaitTimeout, match=r"^generation 1 of .*b/out.* was not complete within 0.02 s$"):
             chain.c.synchronize(1, 0.02)
         assert [(entry.first, entry.last, entry.bits) for entry in chain.b.chain.entries] == [(1, 1, 1)]
-        (wait,) = chain.b.chain.waits()
+        (wait,) = queued.of(None)
         assert (wait.generation, wait.verdict, wait.label) == (1, None, f"generation 1 of {chain.mine.label}")
     chain.stream.synchronize()
     assert chain.c.query(1)
@@ -206,7 +205,7 @@ def test_a_stream_behind_the_dead_is_spoilt_until_it_is_resumed(chain: Chain) ->
         with pytest.raises(RecorderLost, match="a/out"):
             chain.record(other, chain.stream)
         lost = queued.lost_on(chain.stream._handle, 0)
-        assert [(wait.generation, wait.is_for(chain.mine)) for wait in lost] == [(1, True)]
+        assert [(wait.generation, wait.view is chain.mine) for wait in lost] == [(1, True)]
         began = time.monotonic_ns()
         assert not queued.await_passed(lost, chain.stream._handle, 0, began + 20_000_000, lambda: None)
         assert time.monotonic_ns() - began >= 20_000_000
@@ -216,7 +215,7 @@ def test_a_stream_behind_the_dead_is_spoilt_until_it_is_resumed(chain: Chain) ->
 
 def test_what_was_released_keeps_its_verdict(chain: Chain) -> None:
     with chain.begin():
-        (wait,) = chain.b.chain.waits()
+        (wait,) = queued.of(None)
         assert wait.known() is None
         chain.kill(0)
         fate = wait.known()
@@ -224,26 +223,23 @@ def test_what_was_released_keeps_its_verdict(chain: Chain) -> None:
         assert fate is not True
         chain.board.words[chain._owner(0)] = 1  # the line is another's now
         assert wait.known() is fate
-        left = Lost(wait)
-        assert (left.generation, left.verdict, left.label) == (1, fate, wait.label)
-        assert not left.is_for(chain.mine)
 
 
 def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
     with chain.begin():
         behind, line = chain.c.behind, chain.board.slot(1)
-        assert behind.good_bits(1) == 1
-        assert behind.good_bits(0) is None
+        assert bits_of(line) == 1
+        assert not behind.is_clear(_serial(0)), "of its own it tells nothing"
         assert behind.is_clear(_serial(1))
-        for serial, bits in ((9 << 16, None), (_serial(0), 1)):  # as_of is of before the ninth came
+        for serial, is_clear in ((9 << 16, False), (_serial(0), True)):  # as_of is of before the ninth came
             chain.board.session(0).assign(serial, 1, 0, 0, 1, "new")
-            assert behind.good_bits(1) is None  # nobody holds its mark yet
+            assert not behind.is_clear(_serial(1))  # nobody holds its mark yet
             chain.board.words[chain._owner(0)] = 1
-            assert behind.good_bits(1) == bits
+            assert behind.is_clear(_serial(1)) is is_clear
         chain.board.session(0).set_state(EXPIRED)
         assert not behind.is_clear(_serial(1))
         store_bits(line, 0)
-        assert behind.good_bits(1) == 0
+        assert behind.is_clear(_serial(1))
 
 
 def test_an_event_that_broke_says_of_each_generation_what_is_true(chain: Chain) -> None:

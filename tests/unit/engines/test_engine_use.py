@@ -13,7 +13,7 @@ import ipcsync
 from ipcsync._board import CLOSED, INT64_MAX
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
 from ipcsync._engines import imports, queued
-from ipcsync._engines.compiled import Gathered, Wait
+from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine
 from ipcsync._native import context
 from ipcsync.errors import DeviceMismatch, EventClosed, RecorderLost, WaitTimeout
@@ -266,24 +266,19 @@ def test_an_event_that_is_closed_or_used_anew_says_so(row: Row) -> None:
     assert serial_of(ME) == row.mine.recorder
 
 
-def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(row: Row) -> None:
+def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As by a record on another thread, which finds the event closed next; its recorder lives."""
     row.record(0, 1)
     view = row.theirs[0]
     listed: list[Wait] = []
 
-    class Other(Gathered):
-        def waits(self) -> list[Wait]:  # looked at behind the lists
-            if not listed:
-                listed.append(queued.add(KEY, view, 1, STREAM))
-            return []
-
-    other = Other()
+    monkeypatch.setattr(view, "free_streams", lambda: listed.append(queued.add(KEY, view, 1, STREAM)))
     view.close()
     until(view.try_release, "it to be released")
     assert [wait.verdict for wait in listed] == [True]
     assert queued.of(KEY) == []
-    del other
 
 
 def test_an_import_that_is_destroyed_is_not_asked_about_whoever_has_to_wait_for_the_others(
