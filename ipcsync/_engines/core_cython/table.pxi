@@ -129,7 +129,7 @@ cdef Wait add_wait(int64_t key, Slot view, int64_t generation, uint64_t stream):
     cdef list listed = listed_for(key, view, stream)
     cdef bint collects
     for made in listed[-1:] if listed else ():
-        if made.generation == generation:
+        if made.generation == generation and made.verdict is not True:
             return made  # nothing changes, so nothing is locked
     made = Wait(view, generation, key, stream)
     collects = begin(table)
@@ -154,7 +154,10 @@ cdef Wait put(Wait made):
     while place and (<Wait>listed[place - 1]).generation > made.generation:
         place -= 1
     if place and (<Wait>listed[place - 1]).generation == made.generation:
-        return listed[place - 1]
+        if (<Wait>listed[place - 1]).verdict is not True:
+            return listed[place - 1]
+        place -= 1
+        del listed[place]
     listed.insert(place, made)
     list_count = len(lists)
     return made
