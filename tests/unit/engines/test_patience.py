@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ipcsync._engines import compiled
+from ipcsync._engines import core
 
-_HEADER = Path(compiled.__file__).with_name("core_cython") / "parking.h"
+_HEADER = Path(core.__file__).with_name("core_cython") / "parking.h"
 _PROGRAM = f"""
 #include "{_HEADER}"
 static struct patience patience;
