@@ -6,6 +6,12 @@
 
 cdef class Records(Waits):
 
+    cdef dict watched  # since when, by `awake`, records have waited for each hazard
+    cdef int64_t awake, looked  # for how long some record has, in ns, of any thread; the last look
+
+    def __cinit__(self, *_):
+        self.watched = {}
+
     cdef int64_t record_on(
         self, Handle handle, bint is_ours, int64_t deadline, timeout, behind
     ) except -1:
@@ -232,3 +238,127 @@ cdef class Records(Waits):
         """Record the next generation on the CUstream `handle`, of the event's device and with its context if it is a
         default one; its number. `behind`: further waits that it stands behind, or None."""
         return self.record_on(<Handle><uintptr_t>int(handle), True, deadline_ns, timeout, behind)
+
+    # --- room in the ring ---------------------------------------------------------------------------------------------
+
+    cdef bint is_announced(self) noexcept nogil:
+        """Whether another process may be about to queue a wait on a CUDA event that is about to be recorded again."""
+        cdef const uint64_t *words = <const uint64_t *>self.hazards
+        cdef uint64_t word
+        step(FENCE)
+        ipcsync_fence()  # behind the store of `completed`: who announces later sees that
+        if self.load(LOAD_VISITED, VISITED) == 0:
+            return False
+        step(LOAD_VISITS)
+        for word in range((self.sessions.sessions + 7) // 8):
+            if ipcsync_has_odd(ipcsync_load(words + word)):
+                return True
+        return False
+
+    cdef inline void raise_room(self) noexcept nogil:
+        """Let records go on behind what is complete, unless somebody may be about to queue a wait for that."""
+        if self._room < self._completed + self.depth and (MISTAKE == 16 or not self.is_announced()):
+            self._room = self._completed + self.depth
+
+    cdef bint find_room(self, int64_t generation) except -1 nogil:
+        """Whether there is room for a record of `generation` after a look at what is complete; without a judgement."""
+        if generation <= self._room:
+            return True
+        if not self.try_state():
+            return False
+        try:
+            if self.chain.is_needed:  # asked with `state`: another thread's record may stand behind something by now
+                return False
+            if not self.closed():
+                self.store(self.engine.harvest(self))
+                self.raise_room()
+        finally:
+            self.state.give()
+        return generation <= self._room
+
+    cdef bint make_room(self, int64_t generation, int64_t deadline, timeout) except -1:
+        """Wait until there is room for a record of `generation`."""
+        cdef int64_t oldest = generation - self.depth
+        if self.calls.mine():
+            self.raise_reentered()
+        self.publish_room()
+        if generation <= self._room:
+            return False
+        if oldest > self._completed:
+            self.guard.count_full_ring()
+            self.await_oldest(oldest, deadline, timeout)
+        if generation > self._room:
+            self.await_hazards(oldest, deadline, timeout)
+        return True
+
+    cdef bint publish_room(self) except -1:
+        self.check_open()
+        self.publish()
+        if self.chain.loss is not None:
+            self.raise_no_record()
+        self.enter_state()
+        self.raise_room()
+        self.state.give()
+        return True
+
+    cdef bint look_for_room(self) except -1:
+        self.check_use()
+        if not self.is_open():
+            self.raise_no_record()
+        return self.publish_room()
+
+    cdef bint await_oldest(self, int64_t oldest, int64_t deadline, timeout) except -1:
+        cdef int64_t now, first = ipcsync_now()
+        cdef int found
+        while oldest > self._completed:
+            now = ipcsync_now()
+            if now >= deadline:
+                self.raise_full(oldest, timeout)
+            if now - first > FULL_NS:
+                self.note_full(oldest)
+            with nogil:
+                found = self.await_driver(oldest, first, min(deadline, now + <int64_t>SLICE_NS))
+            PyErr_CheckSignals()
+            self.guard.check_liveness()
+            self.look_for_room()
+            if found == 1 and oldest > self._completed:  # it stands behind something that is not judged yet
+                self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))
+                with nogil:
+                    self.behind.pause(deadline)
+        return True
+
+    cdef bint await_hazards(self, int64_t oldest, int64_t deadline, timeout) except -1:
+        """Wait while a process may be about to queue a wait for a complete generation whose CUDA event is next.
+
+        Such a call takes microseconds. Those of processes found dead, which the coordinator ends, do not count, nor what
+        has been seen for long: its process may be stopped, its stream's queue be full.
+        """
+        cdef int64_t done = self._completed
+        cdef int64_t pause = 0
+        hazards = self.hazards_left()
+        deadline = max(deadline, self.looked + LEAST_NS)
+        while True:
+            hazards &= self.hazards_left()
+            if not hazards:
+                break
+            if self.looked >= deadline:
+                self.raise_visited(oldest, timeout)
+            with nogil:
+                ipcsync_pause(pause)
+            PyErr_CheckSignals()
+            pause = min(2 * pause + 10000, <int64_t>LONGEST_GAP_NS)
+            self.look_for_room()
+            if pause == LONGEST_GAP_NS:
+                self.watched |= {hazard: -PATIENCE_NS for hazard in hazards if not self.session_is_alive(hazard[0])}
+        self.enter_state()
+        self._room = max(self._room, done + self.depth)
+        self.state.give()
+        return True
+
+    cdef set hazards_left(self):
+        """The hazards to wait for: a session's line, and its byte."""
+        cdef int64_t now = ipcsync_now()
+        self.awake += min(now - self.looked, LONGEST_LOOK_NS)  # while this process is stopped, it does not watch
+        self.looked = now
+        self.watched = {hazard: self.watched.get(hazard, self.awake) for hazard in self.line.visits().items()}
+        return {hazard for hazard, since in self.watched.items() if self.awake - since < PATIENCE_NS}

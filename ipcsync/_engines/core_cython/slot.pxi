@@ -77,7 +77,6 @@ cdef class Slot:
             self._recorded = self._begun = max(self.last(), 0)
         self._completed = min(max(<int64_t>(ipcsync_load(self.place + COMPLETED) - self.base), 0), self._recorded)
         self._room = 0 if self.engine.has_ring else FOREVER
-        self.raise_room()
 
     # --- words of the board -------------------------------------------------------------------------------------------
 
@@ -166,27 +165,6 @@ cdef class Slot:
     cdef inline bint is_on_board(self, int64_t generation) noexcept nogil:
         cdef int64_t done = self.board_completed()  # before what is recorded: C's order of arguments is anybody's
         return generation <= min(done, self.last(), self._lost_from - 1)
-
-    # --- room in the ring ---------------------------------------------------------------------------------------------
-
-    cdef bint is_announced(self) noexcept nogil:
-        """Whether another process may be about to queue a wait on a CUDA event that is about to be recorded again."""
-        cdef const uint64_t *words = <const uint64_t *>self.hazards
-        cdef uint64_t word
-        step(FENCE)
-        ipcsync_fence()  # behind the store of `completed`: who announces later sees that
-        if self.load(LOAD_VISITED, VISITED) == 0:
-            return False
-        step(LOAD_VISITS)
-        for word in range((self.sessions.sessions + 7) // 8):
-            if ipcsync_has_odd(ipcsync_load(words + word)):
-                return True
-        return False
-
-    cdef inline void raise_room(self) noexcept nogil:
-        """Let records go on behind what is complete, unless somebody may be about to queue a wait for that."""
-        if self._room < self._completed + self.depth and (MISTAKE == 16 or not self.is_announced()):
-            self._room = self._completed + self.depth
 
     # --- looks that raise ---------------------------------------------------------------------------------------------
 
