@@ -59,11 +59,9 @@ cdef class Records(Waits):
         """GO_ON or DEPENDS, with the turn; or what is to be done before the next try."""
         cdef unsigned long long id = 0
         cdef int64_t next
-        cdef bint repeats
         if not self.is_usable(handle):
             return CAPTURES
-        repeats = self._begun != self._recorded
-        if not repeats and not self.find_room(self._recorded + 1):
+        if self._begun == self._recorded and not self.find_room(self._recorded + 1):
             return NO_ROOM
         step(GET_ID)
         if cuStreamGetId(handle, &id) != 0:

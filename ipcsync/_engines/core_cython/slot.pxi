@@ -173,14 +173,10 @@ cdef class Slot:
         cdef int found = self.look(generation)
         if found < 0:
             with gil:
-                self._raise_for(found, generation)
+                if found == WAS_CLOSED:
+                    self.raise_closed()
+                self.raise_lost(generation)
         return found == COMPLETE
-
-    def _raise_for(self, int found, int64_t generation):
-        """The error of a look."""
-        if found == WAS_CLOSED:
-            self.raise_closed()
-        self.raise_lost(generation)
 
     cdef inline bint check_open(self) except -1 nogil:
         if self.closed():
