@@ -135,6 +135,8 @@ class Recorders(Looks):
             bits |= self._whose(world, up, generation, own)
         if stage.entries and not self.has("as_of by force") and not self.bits_are_good(world, i, slot.bits, slot.as_of):
             bits |= own  # those of the older records: still theirs?
+        if self.scenario.behind_all and any(not self.on_board(world, *wait) for wait in stage.other.waits):
+            bits |= own  # its stream does not wait for these
         unqueued = () if self.has("listed is queued") else stage.unqueued
         proves = tuple(wait for wait in stage.waits if wait not in unqueued)
         entry = Entry(stage.made + 1, pending, bits, proves, stage.is_other)

@@ -84,6 +84,7 @@ def _by_code(program: tuple[Op, ...], board: Board, streams: tuple[ipcsync.Strea
 def _by_model(program: tuple[Op, ...], *, behind_all: bool) -> Outcome:
     scenario = Scenario(((("rec",),), program), ("event", "timeline"), 1, behind_all=behind_all)
     model = Model(scenario)
+    model._accepts = lambda *_: False  # type: ignore[method-assign] # what is waited for is not complete on the board
     world = model.start().slot(0, recorded=1, sent=2, physical=2, truth=2)
     while (op := world.stages[1].op) < len(program):
         is_beat = program[op] == ("beats",) and world.stages[1].step == "next"

@@ -110,6 +110,7 @@ cdef class Chain:
         cdef Wait wait
         if self.loss_ is not None:
             raise self.loss_.error(view.name, view.label, generation)
+        cdef bint is_in_order = True
         known, pending = [], []
         step(LOAD_NEWEST)
         newest = ipcsync_load(view.sessions.header + NEWEST)  # before the looks that follow
@@ -117,12 +118,14 @@ cdef class Chain:
             if wait.view is view:
                 continue
             fate = self.fate_of(wait)
-            if isinstance(fate, Loss):
-                raise wait.behind(fate).error(view.name, view.label, generation)
-            if wait.verdict is True:
-                known.append(wait)
-            elif fate is None:
+            if fate is None:
                 pending.append(wait)
+                # A wait that another thread is about to queue, or that the driver refused, is not before it.
+                is_in_order = is_in_order and (wait.is_queued or wait.stream != stream)
+            elif isinstance(fate, Loss):
+                raise wait.behind(fate).error(view.name, view.label, generation)
+            elif wait.verdict is True:
+                known.append(wait)
         if known:
             drop(known)
         if not pending:
@@ -130,8 +133,6 @@ cdef class Chain:
         if MISTAKE == 10:
             step(LOAD_NEWEST)
             newest = ipcsync_load(view.sessions.header + NEWEST)
-        # A wait that another thread is about to queue, or that the driver refused, is not before it.
-        is_in_order = all([wait.is_queued for wait in pending if wait.stream == stream])
         entry = Entry(generation, generation, stream if is_in_order else 0, tuple(pending), view.behind.bit_words)
         self.newest = newest
         if view.stands_behind_all and any([wait.stream != stream for wait in pending]):
@@ -177,9 +178,10 @@ cdef class Chain:
 
     cdef void store_links(self, int64_t generation):
         cdef Queries view = self.view()
+        cdef Entry last = self.entries_[-1]
         if MISTAKE == 11:
             view.behind.store_as_of(self.newest)
-        self.store_all_bits()
+        view.behind.store_bits(last.of, True)  # those of the others are there
         if MISTAKE != 11:
             view.behind.store_as_of(self.newest)
         if view.behind.first_unsettled() == 0:
@@ -203,7 +205,8 @@ cdef class Chain:
         if last is not None and last.is_alike(entry):  # behind the same waits as the record before
             self.keep(self.entries_[:-1] + [last.but(last.first, entry.last, last.stream)])
         else:
-            self.keep(self.entries_ + [entry])
+            self.entries_.append(entry)
+            self.is_needed = True
 
     cdef object fate_of(self, Wait wait):
         """As `Wait.known`; an event of this session itself counts unless it stands behind something."""

@@ -112,12 +112,15 @@ cdef class Behind:
 
     # --- for the recorder ---------------------------------------------------------------------------------------------
 
-    cdef void store_bits(self, const uint64_t *bits) noexcept nogil:
+    cdef void store_bits(self, const uint64_t *bits, bint adds=False) noexcept nogil:
+        cdef uint64_t before, after
         cdef int word
         for word in range(self.bit_words):
-            if ipcsync_load(self.bits + word) != bits[word]:
+            before = ipcsync_load(self.bits + word)
+            after = before | bits[word] if adds else bits[word]
+            if after != before:
                 step(STORE_BITS)
-                ipcsync_store(self.bits + word, bits[word])
+                ipcsync_store(self.bits + word, after)
 
     cdef void store_first(self, int64_t generation) noexcept nogil:
         """Store the first generation that stands behind something, 0 for none; after the bits, before its record."""

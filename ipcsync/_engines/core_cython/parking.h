@@ -222,13 +222,13 @@ static void learn(struct patience *patience, int64_t took, int is_late) {
     else if (took > sleep_ns + 2 * PAUSE_LEAST_NS && patience->vain < 30) patience->vain++;
     else if (patience->vain > 0) patience->vain--; /* a longer look might have paid */
     if (is_late && far > -least) far = -least;
-    patience->odd = is_late || far > patience->mean / 2 ? patience->odd + 1 : 0;
+    patience->odd = is_late || far > patience->mean / 4 ? patience->odd + 1 : 0;
     if (patience->odd == MOST_ODD) { /* work takes another time now: it is learned anew */
         patience->odd = patience->count = 0;
         return;
     }
     if (patience->count == 0) patience->mean = took, patience->deviation = 0;
-    if (far > patience->mean / 2) far = patience->mean / 2; /* an exception counts for little */
+    if (far > patience->mean / 4) far = patience->mean / 4; /* an exception counts for little */
     if (patience->count < MEAN_OF) patience->count++;
     patience->mean += far / patience->count;
     patience->deviation += ((far < 0 ? -far : far) - patience->deviation) / patience->count;

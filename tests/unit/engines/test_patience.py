@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ipcsync._engines import core
+import ipcsync._engines
 
-_HEADER = Path(core.__file__).with_name("core_cython") / "parking.h"
+_HEADER = Path(ipcsync._engines.__file__).with_name("core_cython") / "parking.h"
 _PROGRAM = f"""
 #include "{_HEADER}"
 static struct patience patience;
