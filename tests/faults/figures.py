@@ -19,6 +19,7 @@ import ipcsync
 from ipcsync.typing import EngineName
 from tests.faults import actions, fixtures
 from tests.faults.fixtures import Blocked, Held
+from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -84,7 +85,7 @@ def deaths_of_holders(count: int, engine: EngineName, figures: Figures) -> None:
             peers = {f"e-{number}": Peer() for number in range(batch, min(batch + _BATCH, count))}
             for name, peer in peers.items():
                 peer.call(actions.open_recorder, coordinator.endpoint, name, engine)
-                peer.call(actions.hold)
+                peer.call(remote.hold)
             for name, peer in peers.items():
                 _kill_one(client, listener, name, peer, engine, figures)
             for peer in peers.values():

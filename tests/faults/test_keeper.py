@@ -35,7 +35,7 @@ from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import EXEC, IPCSYNC, children_of
 
-pytestmark = [pytest.mark.keeper, pytest.mark.process]
+pytestmark = [pytest.mark.keeper, pytest.mark.own_coordinator, pytest.mark.process]
 _ENGINES = pytest.mark.parametrize("engine", fixtures.ENGINES)
 
 
