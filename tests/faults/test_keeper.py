@@ -27,7 +27,6 @@ from ipcsync.typing import EngineName
 from tests.faults import chain_actions as do
 from tests.faults import fixtures, restart_figures, restart_storm
 from tests.faults.chain_line import Line, NewPeer
-from tests.faults.figures import Figures
 from tests.faults.fixtures import Blocked, has_ended, state_of
 from tests.kit.descriptors import descriptors
 from tests.kit.examples import LONG
@@ -513,7 +512,7 @@ def test_row_57_an_outcome_that_cannot_be_told_ends_nothing(kept: Coordinator, c
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_row_57_a_hundred_upgrades_under_load_meet_no_error() -> None:
-    restart_figures.upgrades(100, Figures())
+    restart_figures.upgrades(100, restart_figures.Figures())
 
 
 @pytest.mark.parametrize(
