@@ -38,7 +38,7 @@ from ipcsync._engines import queued
 from ipcsync.pytest_plugin import run
 from ipcsync.typing import EngineName
 from tests.kit import zygote
-from tests.kit.peer import Peer
+from tests.kit.peer import Peer, at_end
 from tests.kit.until import DEADLINE_S
 
 if os.environ.get("IPCSYNC_TEST_KEEPER"):  # the same tests, over coordinators that have a keeper
@@ -108,33 +108,35 @@ def _end(coordinators: list[ipcsync.Coordinator]) -> None:
     assert not wrong, f"coordinators did not end in order (pid, status): {wrong}"
 
 
-@pytest.fixture
-def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
-    """A coordinator of the test's own."""
-    return new_coordinator()
-
-
 _Served = tuple[ipcsync.Coordinator, dict[str, str]]
 
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[list[_Served]]:
-    """The coordinator of `any_coordinator`, if there is one, and the settings that it was started with."""
+    """The coordinator that the tests share, if there is one, and the settings that it was started with."""
     one: list[_Served] = []
     yield one
     _end([coordinator for coordinator, _ in one])
 
 
 @pytest.fixture
-def any_coordinator(served: list[_Served]) -> Iterator[ipcsync.Coordinator]:
-    """The coordinator of earlier tests, or another one if they have left anything in it or it has other settings."""
+def coordinator(
+    request: pytest.FixtureRequest, served: list[_Served], new_coordinator: Callable[..., ipcsync.Coordinator]
+) -> Iterator[ipcsync.Coordinator]:
+    """The coordinator of earlier tests, or another one if they have left anything in it or it has other settings.
+
+    A test marked `own_coordinator` has one of its own.
+    """
+    if request.node.get_closest_marker("own_coordinator"):
+        yield new_coordinator()
+        return
     settings = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
-    if served and served[0][1] != settings:
+    if served and (served[0][1] != settings or not _has_nothing_left(served[0][0])):
         _end([served.pop()[0]])
     if not served:
         served.append((ipcsync.launch(), settings))
     yield served[0][0]
-    if not _has_nothing_left(served[0][0]):
+    if not served[0][0].is_running:
         _end([served.pop()[0]])
 
 
@@ -148,7 +150,7 @@ def _has_nothing_left(coordinator: ipcsync.Coordinator) -> bool:
     try:
         with ipcsync.connect(coordinator.endpoint, timeout=_LEAVE_S) as client:
             deadline = time.monotonic() + _LEAVE_S
-            while (stats := client.stats())["sessions"] > 1 or stats["pool_in_use"]:
+            while (stats := client.stats())["sessions"] > 1 or stats["pool_in_use"] or stats["quarantined"]:
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(0.005)
@@ -179,6 +181,12 @@ def client(new_client: Callable[..., ipcsync.Client]) -> ipcsync.Client:
 
 
 @pytest.fixture
+def event(client: ipcsync.Client, engine: EngineName) -> ipcsync.SharedEvent:
+    """An event of this process, which records on it."""
+    return client.event("e", recorder=True, engine=engine)
+
+
+@pytest.fixture
 def new_peer() -> Iterator[Callable[..., Peer]]:
     """Starts real processes that run what they are told, with the environment given; none outlives the test."""
     peers: list[Peer] = []
@@ -188,6 +196,8 @@ def new_peer() -> Iterator[Callable[..., Peer]]:
         return peers[-1]
 
     yield start
+    for end in at_end:
+        end()  # what is held here, since a peer's stream could wait for it
     for peer in peers:
         peer.dismiss()  # all at once: one with work in flight takes a second to end
     for peer in peers:
@@ -203,7 +213,7 @@ def peer(new_peer: Callable[..., Peer]) -> Peer:
 
 
 _STARTS_PROCESSES = {
-    "any_coordinator",
+    "coordinator",
     "foreign",
     "ipcsync_coordinator",
     "ipcsync_spawn",

@@ -178,7 +178,7 @@ def test_corruption_is_one_line_on_stderr(demo: Demo) -> None:
 
 
 @pytest.mark.driver
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_any_number_of_workers_hands_on_all_of_the_file(demo: Demo, tmp_path: Path, workers: int) -> None:
     data = bytes(range(256)) * 40 + b"and a short last chunk"
     (tmp_path / "file").write_bytes(data)
@@ -203,7 +203,7 @@ def test_without_the_waits_an_empty_file_proves_nothing(demo: Demo, tmp_path: Pa
     assert "nothing to hand on" in found["reason"]
 
 
-@pytest.mark.parametrize("size", [1, 2000])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.thorough), 2000])
 def test_a_file_of_zeros_without_the_waits_is_corrupt(demo: Demo, tmp_path: Path, size: int) -> None:
     (tmp_path / "file").write_bytes(bytes(size))  # which is what new memory holds
     found = demo.run_json(str(tmp_path / "file"), "--break", "--workers", "2", status=1)
@@ -254,7 +254,7 @@ def test_a_file_that_cannot_be_read_is_a_wrong_call_in_one_line(demo: Demo, tmp_
 @pytest.mark.parametrize(
     ("number", "send"),
     [
-        pytest.param(signal.SIGINT, os.kill, id="SIGINT"),
+        pytest.param(signal.SIGINT, os.kill, id="SIGINT", marks=pytest.mark.thorough),
         pytest.param(signal.SIGINT, os.killpg, id="Ctrl-C of a terminal"),
         pytest.param(signal.SIGTERM, os.kill, id="SIGTERM"),
     ],
@@ -274,7 +274,9 @@ def test_an_interrupt_ends_everything_in_order(
     assert demo.left() == []
 
 
-@pytest.mark.parametrize("victim", [1, 2, 3])
+@pytest.mark.parametrize(
+    "victim", [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(3, marks=pytest.mark.thorough)]
+)
 def test_a_killed_worker_is_named(demo: Demo, running: Callable[..., subprocess.Popen[str]], victim: int) -> None:
     process = running("--workers", "3")
     everyone = stages_of(process)

@@ -19,7 +19,7 @@ from ipcsync.cli.doctor.workers import CheckFailed, Worker, Workers
 from tests.kit.until import until
 from tests.kit.zygote import IPCSYNC
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
 
 NAMES = [
     "driver",

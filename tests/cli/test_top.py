@@ -21,7 +21,7 @@ import ipcsync
 from tests.kit.until import DEADLINE_S
 from tests.kit.zygote import IPCSYNC
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
 
 _RUN = [*IPCSYNC, "top"]
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

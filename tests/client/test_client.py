@@ -24,12 +24,6 @@ NewClient = Callable[..., ipcsync.Client]
 # --- connecting -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
-    """A coordinator of the test's own: what it has counted and told is looked at."""
-    return new_coordinator()
-
-
 def test_a_client_says_what_it_is_connected_to(coordinator: ipcsync.Coordinator) -> None:
     with ipcsync.connect(coordinator.endpoint, name="worker") as client:
         assert (client.endpoint, client.name, client.is_connected) == (coordinator.endpoint, "worker", True)
@@ -214,6 +208,7 @@ def test_list_sessions_tells_who_is_connected(
     assert [row.name for row in client.list_sessions()] == ["mine"]
 
 
+@pytest.mark.own_coordinator
 def test_stats_count_what_is_there(coordinator: ipcsync.Coordinator, new_client: NewClient, peer: Peer) -> None:
     client, other = new_client(), new_client()
     first = client.stats()

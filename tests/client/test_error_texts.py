@@ -14,6 +14,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import actions, fixtures
 from tests.faults.fixtures import until_lost
+from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
@@ -135,7 +136,7 @@ def test_a_lost_coordinator_is_named(
 
 def _what_an_expired_session_says() -> tuple[str, str, str]:
     with pytest.raises(ipcsync.SessionLost) as caught:
-        actions.client().stats()
+        remote.client().stats()
     error = caught.value
     assert isinstance(error, ipcsync.SessionExpired)
     return error.endpoint, error.session, str(error)

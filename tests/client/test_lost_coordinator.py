@@ -24,13 +24,7 @@ from tests.faults import chain_actions as do
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
-pytestmark = pytest.mark.driver
-
-
-@pytest.fixture
-def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
-    """A coordinator of the test's own: what it has counted and told is looked at."""
-    return new_coordinator()
+pytestmark = [pytest.mark.driver, pytest.mark.own_coordinator]
 
 
 @pytest.fixture

@@ -21,12 +21,6 @@ NAMES = [f"cache/{number}" for number in range(150)]
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 
 
-@pytest.fixture
-def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
-    """A coordinator of the test's own: what it has counted and told is looked at."""
-    return new_coordinator()
-
-
 @pytest.mark.parametrize(
     ("remembered", "reply_queue", "window"),
     [
@@ -85,6 +79,7 @@ def test_a_quota_leaves_none_open(new_coordinator: NewCoordinator) -> None:
         assert len(client.events(NAMES[:100], depth=1)) == 100
 
 
+@pytest.mark.own_coordinator
 def test_requests_that_were_sent_twice_are_done_once(client: ipcsync.Client, coordinator: ipcsync.Coordinator) -> None:
     before = client.messages_sent
     os.kill(coordinator.pid, signal.SIGSTOP)

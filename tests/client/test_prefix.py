@@ -15,12 +15,6 @@ NewClient = Callable[..., ipcsync.Client]
 
 
 @pytest.fixture
-def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
-    """A coordinator of the test's own: what it has counted and told is looked at."""
-    return new_coordinator()
-
-
-@pytest.fixture
 def job(new_client: NewClient) -> ipcsync.Client:
     """A client of a job, beside `client`, which has no prefix."""
     return new_client("of-a-job", prefix="job-7/")

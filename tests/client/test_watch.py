@@ -14,16 +14,10 @@ import ipcsync
 from ipcsync.typing import NoticeKind
 from tests.kit.peer import Peer
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
 
 LONG_S = 30.0
 STORM = 1500  # events, of two announcements each
-
-
-@pytest.fixture
-def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
-    """A coordinator of the test's own: what it has counted and told is looked at."""
-    return new_coordinator()
 
 
 def told(notices: Iterator[ipcsync.Notice], count: int) -> list[tuple[NoticeKind, str]]:

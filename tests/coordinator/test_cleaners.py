@@ -40,7 +40,7 @@ def served(request: pytest.FixtureRequest, directory: Path, tmp_path: Path) -> I
 
 
 @pytest.fixture
-def client(served: subprocess.Popen[bytes], directory: Path) -> Iterator[ipcsync.Client]:
+def served_client(served: subprocess.Popen[bytes], directory: Path) -> Iterator[ipcsync.Client]:
     with ipcsync.connect(endpoints.endpoint_in(str(directory)), name="old", timeout=DEADLINE_S) as one:
         yield one
 
@@ -65,13 +65,13 @@ def _assert_is_whole(directory: Path, client: ipcsync.Client, keeper: int) -> No
 @pytest.mark.keeper
 @pytest.mark.parametrize("what", _FILES)
 def test_single_files_that_are_removed_are_made_anew_and_that_is_logged(
-    client: ipcsync.Client, directory: Path, tmp_path: Path, what: str
+    served_client: ipcsync.Client, directory: Path, tmp_path: Path, what: str
 ) -> None:
-    stats = client.stats()
+    stats = served_client.stats()
     for _ in range(2):
         for name in _FILES[what]:
             (directory / name).unlink()
-        _assert_is_whole(directory, client, stats["keeper_pid"])
+        _assert_is_whole(directory, served_client, stats["keeper_pid"])
     log = (tmp_path / "log").read_text()
     assert log.count("lock file was removed: made anew") == (2 if what in ("lock", "all") else 0)
     assert log.count("a socket in the runtime directory was removed: made anew") == 2 * len(
@@ -79,11 +79,11 @@ def test_single_files_that_are_removed_are_made_anew_and_that_is_logged(
     )
     if stats["keeper_pid"] != stats["pid"]:
         os.kill(stats["pid"], signal.SIGKILL)
-        until(lambda: client.stats()["starts"] == 2, "the next one serves")
-        _assert_is_whole(directory, client, stats["keeper_pid"])
+        until(lambda: served_client.stats()["starts"] == 2, "the next one serves")
+        _assert_is_whole(directory, served_client, stats["keeper_pid"])
         command = [*IPCSYNC, "reload", "--runtime-dir", str(directory)]
         assert subprocess.run(command, timeout=2 * DEADLINE_S, check=False).returncode == 0
-        _assert_is_whole(directory, client, stats["keeper_pid"])
+        _assert_is_whole(directory, served_client, stats["keeper_pid"])
 
 
 # --- the lock, in one process -----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from tests.faults import fixtures
 from tests.kit.until import DEADLINE_S
 from tests.kit.zygote import IPCSYNC
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
 
 
 def _start(directory: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:

@@ -18,7 +18,7 @@ from ipcsync._launch import Coordinator, directory_prefix
 from ipcsync._linux.process import pid_namespace
 from tests.kit.zygote import EXEC, IPCSYNC
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
 
 _LAUNCH = "import ipcsync\nwith ipcsync.launch(log_level='error'):\n    pass\n"
 

@@ -54,17 +54,19 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[ipcsync.Client]:
+def served_client(served: Served) -> Iterator[ipcsync.Client]:
     with ipcsync.connect(served.endpoint, name="client", timeout=DEADLINE_S) as one:
         yield one
 
 
-def test_a_reload_says_what_it_took_and_what_only_a_restart_takes(served: Served, client: ipcsync.Client) -> None:
+def test_a_reload_says_what_it_took_and_what_only_a_restart_takes(
+    served: Served, served_client: ipcsync.Client
+) -> None:
     served.config.write_text("max_sessions = 80\nlease_ttl = 30.0\nlog_json = true\n")
     done = served.reload()
     expected = "lease_ttl 20.0 -> 30.0; not before a restart: max_sessions 40 -> 80"
     assert (done.returncode, done.stdout, done.stderr) == (0, f"reloaded: {expected}\n", "")
-    stats = client.stats()
+    stats = served_client.stats()
     assert (stats["max_sessions"], stats["lease_ttl_s"]) == (40, 30.0)
     assert [line["note"] for line in served.log if line["event"] == "reload"] == [expected]
     again = served.reload()
@@ -73,28 +75,28 @@ def test_a_reload_says_what_it_took_and_what_only_a_restart_takes(served: Served
     assert served.reload().stdout == "reloaded\n"
 
 
-def test_a_reload_that_is_refused_has_the_reason_of_the_settings(served: Served, client: ipcsync.Client) -> None:
-    pid = client.stats()["pid"]
+def test_a_reload_that_is_refused_has_the_reason_of_the_settings(served: Served, served_client: ipcsync.Client) -> None:
+    pid = served_client.stats()["pid"]
     served.config.write_text("log_json = true\nsesions = 80\n")
     done = served.reload()
     why = f"{served.config}: unknown setting 'sesions'; the old code goes on"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"ipcsync: not reloaded: {why}\n")
-    assert client.stats()["pid"] == pid
+    assert served_client.stats()["pid"] == pid
     assert [line["outcome"] for line in served.log if line["event"] == "reload"] == [why], "and each line is JSON"
 
 
 def test_a_death_after_which_the_settings_cannot_be_read_is_logged_with_the_reason(
-    served: Served, client: ipcsync.Client
+    served: Served, served_client: ipcsync.Client
 ) -> None:
-    pid = client.stats()["pid"]
+    pid = served_client.stats()["pid"]
     served.config.write_text("pool = 'many'\n")
     os.kill(pid, signal.SIGKILL)
     until(lambda: len([line for line in served.log if "must be a whole number" in str(line.get("how"))]) > 1, "tried")
     served.config.write_text("log_json = true\n")
-    assert client.stats(timeout=DEADLINE_S)["pid"] != pid, "it is tried again until they can"
+    assert served_client.stats(timeout=DEADLINE_S)["pid"] != pid, "it is tried again until they can"
 
 
-def test_the_first_line_of_each_log_has_the_version(served: Served, client: ipcsync.Client) -> None:
-    assert client.stats()["version"] == ipcsync.__version__
+def test_the_first_line_of_each_log_has_the_version(served: Served, served_client: ipcsync.Client) -> None:
+    assert served_client.stats()["version"] == ipcsync.__version__
     first = {str(line["event"]): line for line in served.log}
     assert first["serving"]["version"] == first["ready"]["version"] == ipcsync.__version__

@@ -105,8 +105,14 @@ StreamGate.__exit__ = lambda self, *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("engine", ["event", "timeline"])
-@pytest.mark.parametrize("name", [*_ORDERED_BY_WAITS, "graph_layers"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        pytest.param(name, engine, marks=[] if (number + offset) % 2 else pytest.mark.thorough)
+        for number, name in enumerate([*_ORDERED_BY_WAITS, "graph_layers"])
+        for offset, engine in enumerate(("event", "timeline"))
+    ],
+)
 def test_in_a_recipe_nobody_outlives_a_killed_peer_by_long(name: str, engine: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_KILLED_AT_ITS_GATE)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])

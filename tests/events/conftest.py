@@ -7,19 +7,12 @@ from collections.abc import Iterator
 import pytest
 from cuda.bindings.driver import CUstreamCaptureMode
 
-import ipcsync
 from ipcsync import _drivers
 from ipcsync.typing import EngineName
 from tests.events.stage import NewClient, Stage
 from tests.kit.driver_calls import DriverCalls
 
 _GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
-
-
-@pytest.fixture
-def coordinator(any_coordinator: ipcsync.Coordinator) -> ipcsync.Coordinator:
-    """These tests are of what happens between its clients: any will do."""
-    return any_coordinator
 
 
 @pytest.fixture
@@ -35,9 +28,3 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverCalls]:
     yield made
     made.end()
     _drivers.load().cuThreadExchangeStreamCaptureMode(_GLOBAL)  # which one that was refused did not restore
-
-
-@pytest.fixture
-def event(client: ipcsync.Client, engine: EngineName) -> ipcsync.SharedEvent:
-    """An event of this process, which records on it."""
-    return client.event("e", recorder=True, engine=engine)

@@ -16,16 +16,17 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.events.stage import NewClient
 from tests.faults import actions
+from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
 pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper]
 
-ENDS: dict[str, Callable[[Peer], object]] = {"closed": lambda peer: peer.call(actions.close_client), "died": Peer.kill}
+ENDS: dict[str, Callable[[Peer], object]] = {"closed": lambda peer: peer.call(remote.close_client), "died": Peer.kill}
 
 
 @pytest.fixture
-def peer(peer: Peer, coordinator: ipcsync.Coordinator, engine: EngineName) -> Peer:
+def sender(peer: Peer, coordinator: ipcsync.Coordinator, engine: EngineName) -> Peer:
     """A sender, with a named event."""
     peer.call(actions.open_recorder, coordinator.endpoint, "ckpt", engine)
     return peer
@@ -42,9 +43,9 @@ def _next(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("cause", list(ENDS))
-def test_what_was_known_complete_is_complete(client: ipcsync.Client, peer: Peer, cause: str) -> None:
-    data = peer.call(actions.record_complete, "ckpt")
-    _end(peer, cause, client)
+def test_what_was_known_complete_is_complete(client: ipcsync.Client, sender: Peer, cause: str) -> None:
+    data = sender.call(actions.record_complete, "ckpt")
+    _end(sender, cause, client)
     asked = client.messages_sent
     point = client.point(data)
     point.synchronize(0)
@@ -62,9 +63,9 @@ def test_what_was_known_complete_is_complete(client: ipcsync.Client, peer: Peer,
 
 
 @pytest.mark.parametrize("cause", list(ENDS))
-def test_what_was_not_recorded_is_lost_with_its_sender(client: ipcsync.Client, peer: Peer, cause: str) -> None:
-    data = peer.call(actions.record_complete, "ckpt")
-    _end(peer, cause, client)
+def test_what_was_not_recorded_is_lost_with_its_sender(client: ipcsync.Client, sender: Peer, cause: str) -> None:
+    data = sender.call(actions.record_complete, "ckpt")
+    _end(sender, cause, client)
     lost = client.point(_next(data))
     done: list[ipcsync.Point] = []
     lost.add_done_callback(done.append)
@@ -74,16 +75,16 @@ def test_what_was_not_recorded_is_lost_with_its_sender(client: ipcsync.Client, p
     assert raised.value.cause == "behind"
     error = lost.exception()
     assert isinstance(error, ipcsync.RecorderLost)
-    assert (error.event, error.generation, error.session, error.pid) == ("ckpt", 2, "recorder", peer.pid)
+    assert (error.event, error.generation, error.session, error.pid) == ("ckpt", 2, "recorder", sender.pid)
     assert error.cause == cause
     until(lambda: bool(done), "the callback was called")
     assert client.point(data).query()
 
 
-def test_work_in_flight_of_a_killed_sender_is_lost(client: ipcsync.Client, peer: Peer) -> None:
-    peer.call(actions.hold)
-    data = peer.call(actions.record, "ckpt")
-    _end(peer, "died", client)
+def test_work_in_flight_of_a_killed_sender_is_lost(client: ipcsync.Client, sender: Peer) -> None:
+    sender.call(remote.hold)
+    data = sender.call(actions.record, "ckpt")
+    _end(sender, "died", client)
     point = client.point(data)
     with pytest.raises(ipcsync.RecorderLost) as raised:
         point.synchronize(10)
@@ -92,10 +93,10 @@ def test_work_in_flight_of_a_killed_sender_is_lost(client: ipcsync.Client, peer:
 
 
 def test_an_asynchronous_client_is_told_the_same(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, sender: Peer
 ) -> None:
-    data = peer.call(actions.record_complete, "ckpt")
-    _end(peer, "closed", client)
+    data = sender.call(actions.record_complete, "ckpt")
+    _end(sender, "closed", client)
 
     async def use() -> None:
         async with ipcsync.aconnect(coordinator.endpoint) as other:

@@ -17,40 +17,24 @@ from ipcsync._engines.engine import Engine
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
 from ipcsync._session import handshake
-from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName, Stats
+from tests.kit import remote
+from tests.kit.remote import client, event, stream
 
-_client: ipcsync.Client | None = None
-_events: dict[str, ipcsync.SharedEvent] = {}
 _points: dict[str, ipcsync.Point] = {}
-_streams: list[ipcsync.Stream] = []
-_gates: list[StreamGate] = []
 _kept: list[ipcsync.Coordinator] = []
 _hooks: list[Any] = []  # C callbacks, which must outlive their use
 
 STEPS = ("before the driver's call", "before it is published", "before the wake")
 
 
-def client() -> ipcsync.Client:
-    assert _client is not None
-    return _client
-
-
-def stream() -> ipcsync.Stream:
-    if not _streams:
-        _streams.append(ipcsync.Stream())
-    return _streams[0]
-
-
 def connect(endpoint: str, name: str, lease_ttl: float | None = None) -> int:
     """Connect; which line of the board the session has."""
-    global _client  # noqa: PLW0603 - one client a peer
-    _client = ipcsync.connect(endpoint, name=name, lease_ttl=lease_ttl)
-    return _client._session.lease.welcome.line
+    return remote.connect(endpoint, name, {"lease_ttl": lease_ttl})
 
 
 def open_event(name: str, engine: EngineName, recorder: bool = True, depth: int = 4) -> None:
-    _events[name] = client().event(name, recorder=recorder, engine=engine, depth=depth)
+    remote.open_event(name, {"recorder": recorder, "engine": engine, "depth": depth})
 
 
 def open_recorder(endpoint: str, name: str, engine: EngineName, lease_ttl: float | None = None) -> None:
@@ -59,25 +43,16 @@ def open_recorder(endpoint: str, name: str, engine: EngineName, lease_ttl: float
     open_event(name, engine)
 
 
-def hold() -> None:
-    """Hold all later work of this peer's stream."""
-    _gates.append(StreamGate(stream()))
-
-
-def open_gate() -> None:
-    _gates[-1].open()
-
-
 def record(name: str) -> bytes:
-    return bytes(_events[name].record(stream()))
+    return bytes(event(name).record(stream()))
 
 
 def record_complete(name: str) -> bytes:
     """Record, and wait until the board says that it is complete."""
-    point = _events[name].record(stream())
+    point = event(name).record(stream())
     point.synchronize(20)
-    while _events[name].completed < point.generation:
-        _events[name]._engine.publish_completed()
+    while event(name).completed < point.generation:
+        event(name)._engine.publish_completed()
     return bytes(point)
 
 
@@ -93,10 +68,6 @@ def engine_of(point: str) -> Any:
 def wait_on_stream(point: str) -> None:
     """Queue a wait on this peer's stream."""
     _points[point].wait(stream(), timeout=20)
-
-
-def stream_is_done() -> bool:
-    return stream().query()
 
 
 def error_of(fn: Callable[..., Any], *args: Any) -> str:
@@ -117,7 +88,7 @@ def synchronize(point: str, timeout: float | None = None) -> None:
 
 
 def synchronize_at(name: str, generation: int, timeout: float | None = None) -> None:
-    _events[name].at(generation).synchronize(timeout)
+    event(name).at(generation).synchronize(timeout)
 
 
 def parked() -> tuple[int, int]:
@@ -131,12 +102,8 @@ def park_nobody() -> None:
     engine.park_pending = lambda _: None
 
 
-def close_event(name: str) -> None:
-    _events[name].close()
-
-
 def is_released(name: str) -> bool:
-    engine = _events[name]._engine
+    engine = event(name)._engine
     assert engine is not None
     return engine.is_released
 
@@ -145,16 +112,12 @@ def stats() -> Stats:
     return client().stats()
 
 
-def close_client() -> None:
-    client().close()
-
-
 def errors_of_every_use(name: str) -> dict[str, str]:
     """What each use of the client and of one event raises."""
-    event = _events[name]
+    opened = event(name)
     uses: dict[str, Callable[[], Any]] = {
-        "record": lambda: event.record(stream()),
-        "at": lambda: event.at(1),
+        "record": lambda: opened.record(stream()),
+        "at": lambda: opened.at(1),
         "open": lambda: client().event("another"),
         "open again": lambda: client().event(name, recorder=True),
         "stats": lambda: client().stats(),
@@ -206,7 +169,7 @@ def steps_of(call: str, name: str) -> int:
 def die_at_step(call: str, name: str, at: int) -> None:
     """SIGKILL before the compiled core's step number `at` of a call."""
     if call == "record":
-        _keep_the_heartbeat_out(_events[name])
+        _keep_the_heartbeat_out(event(name))
     signal_at_step(core.STEPS, [signal.SIGKILL], at)
     _CALLS[call](name)
 
@@ -218,7 +181,7 @@ def _keep_the_heartbeat_out(event: ipcsync.SharedEvent) -> None:
 
 
 def die_in_record(name: str, step: str) -> None:
-    _signal_at(step, _events[name], signal.SIGKILL)
+    _signal_at(step, event(name), signal.SIGKILL)
     record(name)
 
 
@@ -230,7 +193,7 @@ def stop_before_queued(point: str) -> None:
 
 def stop_in_record(name: str, step: str) -> str:
     """SIGSTOP inside a record; how the record ended once the process went on."""
-    _signal_at(step, _events[name], signal.SIGSTOP)
+    _signal_at(step, event(name), signal.SIGSTOP)
     return error_of(record, name)
 
 

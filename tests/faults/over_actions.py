@@ -12,6 +12,7 @@ import time
 from ipcsync._board import over
 from tests.faults import actions
 from tests.faults.forking import FORKS
+from tests.kit import remote
 
 _LONGEST_S = 100.0
 _AWAKE_S = 8.0
@@ -79,5 +80,5 @@ def connect_often(endpoint: str, times: int) -> int:
     """Have so many sessions, one after the other; how many locks of coordinators this process keeps afterwards."""
     for _ in range(times):
         actions.connect(endpoint, "again")
-        actions.close_client()
+        remote.close_client()
     return len(over._held)

@@ -13,6 +13,7 @@ import ipcsync
 from ipcsync._linux.process import pid_namespace
 from ipcsync.typing import EngineName
 from tests.faults import actions, fixtures
+from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S
 
@@ -49,7 +50,7 @@ def scenario(engine: EngineName, outer_namespace: int) -> dict[str, object]:
     with ipcsync.launch() as coordinator, ipcsync.connect(coordinator.endpoint, name="main") as client:
         recorder = Peer()
         recorder.call(actions.open_recorder, coordinator.endpoint, "e", engine)
-        recorder.call(actions.hold)
+        recorder.call(remote.hold)
         point = client.point(recorder.call(actions.record, "e"))
         was_complete = point.query()
         fixtures.stop(coordinator.pid)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import ipcsync
 from ipcsync._board import INT64_MAX
 from tests.faults import actions
+from tests.kit import remote
 
 _before: list[ipcsync.Event] = []
 _behind: list[ipcsync.Event] = []
 
 CALLS: dict[str, Callable[[], Callable[..., None]]] = {
-    "Stream.synchronize": lambda: actions.stream().synchronize,
+    "Stream.synchronize": lambda: remote.stream().synchronize,
     "Event.synchronize": lambda: _behind[0].synchronize,
     "synchronize": lambda: ipcsync.synchronize,
 }
@@ -22,9 +23,9 @@ def wait_for(endpoint: str, data: bytes) -> None:
     """Connect, and queue a wait for the point between two records of events of this process."""
     actions.connect(endpoint, "waiter")
     actions.take(data, "p")
-    _before.append(actions.stream().record_event())
+    _before.append(remote.stream().record_event())
     actions.wait_on_stream("p")
-    _behind.append(actions.stream().record_event())
+    _behind.append(remote.stream().record_event())
 
 
 def record_behind(name: str) -> bytes:
@@ -61,4 +62,4 @@ def is_released(point: str) -> bool:
 def beat_often() -> None:
     """Run the heartbeat's work, which finds a lost coordinator, a few times."""
     for _ in range(5):
-        actions.client()._session.attachments.beat()
+        remote.client()._session.attachments.beat()

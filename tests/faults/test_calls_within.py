@@ -225,9 +225,9 @@ def test_row_42_a_finalizer_that_waits_on_the_heartbeats_thread_ends_no_session(
 
 
 def test_row_42_a_default_clients_callback_waits_for_other_threads(
-    any_coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("IPCSYNC_ENDPOINT", any_coordinator.endpoint)
+    monkeypatch.setenv("IPCSYNC_ENDPOINT", coordinator.endpoint)
     client = ipcsync.default_client()
     lock = client._session.connection._lock
     has_it, told = threading.Event(), threading.Event()

@@ -27,20 +27,6 @@ pytestmark = pytest.mark.driver
 GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[ipcsync.Client]:
-    """One client for all of these tests."""
-    with ipcsync.launch(lease_ttl=60) as coordinator, ipcsync.connect(coordinator.endpoint) as client:
-        yield client
-
-
-@pytest.fixture
-def event(client: ipcsync.Client, engine: EngineName, request: pytest.FixtureRequest) -> Iterator[ipcsync.SharedEvent]:
-    """An event of the test's own, that this process records on."""
-    with client.event(request.node.name, recorder=True, engine=engine) as event:
-        yield event
-
-
 def begin(stream: ipcsync.Stream) -> None:
     unwrap(load().cuStreamBeginCapture(stream.cuda_stream, GLOBAL), "cuStreamBeginCapture")
 

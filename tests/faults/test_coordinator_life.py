@@ -26,7 +26,7 @@ from tests.faults.fixtures import Blocked, ForeignPeer, Held
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
-pytestmark = [pytest.mark.driver, pytest.mark.keeper]
+pytestmark = [pytest.mark.driver, pytest.mark.keeper, pytest.mark.own_coordinator]
 
 
 @pytest.fixture

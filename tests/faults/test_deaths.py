@@ -19,11 +19,12 @@ from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.liveness import ProcessWatch
 from tests.faults import actions, fixtures, pid_reuse
 from tests.faults.fixtures import Blocked, ForeignPeer, until_lost
+from tests.kit import remote
 from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
-pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper]
+pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper, pytest.mark.own_coordinator]
 
 
 def _assert_a_name_can_be_opened_anew(
@@ -105,7 +106,7 @@ def test_row_02_work_that_a_dead_recorder_left_unfinished_is_lost_for_every_wait
     recorder, waiter = new_peer(), new_peer()
     recorder.call(actions.open_recorder, coordinator.endpoint, "e", engine)
     good = recorder.call(actions.record_complete, "e")
-    recorder.call(actions.hold)
+    recorder.call(remote.hold)
     lost = client.point(recorder.call(actions.record, "e"))
     event = client.event("e", engine=engine)
     waiter.call(actions.connect, coordinator.endpoint, "waiter")
@@ -136,7 +137,7 @@ def test_row_02_work_that_a_dead_recorder_left_unfinished_is_lost_for_every_wait
     assert waiter.call(actions.error_of, actions.query, "lost") == "RecorderLost"
     if engine == "timeline":
         # What was queued on a stream is released, and does not count as success.
-        until(lambda: waiter.call(actions.stream_is_done), "the stream's release")
+        until(lambda: waiter.call(remote.stream_is_idle), "the stream's release")
         assert waiter.call(actions.error_of, actions.query, "lost") == "RecorderLost"
     waiter.kill()
     event.close()
@@ -152,7 +153,7 @@ def test_row_02_work_that_its_driver_calls_complete_after_the_death_does_not_cou
     if told_by == "/proc":
         recorder.call(actions.have_no_robust_futexes)
     recorder.call(actions.open_recorder, coordinator.endpoint, "e", "event")
-    recorder.call(actions.hold)
+    recorder.call(remote.hold)
     lost = client.point(recorder.call(actions.record, "e"))
     assert not lost.query()
     fixtures.stop(coordinator.pid)
@@ -187,7 +188,7 @@ def test_row_03_a_recorder_killed_inside_a_record_leaves_nothing_half_published(
         Blocked(event.at(3).synchronize),
     ]
     if held:
-        peer.call(actions.hold)
+        peer.call(remote.hold)
 
     peer.begin(actions.die_in_record, "e", step)
 
@@ -218,7 +219,7 @@ def test_row_03_a_ring_that_a_record_was_killed_in_is_not_used_again(
 ) -> None:
     peer.call(actions.open_recorder, coordinator.endpoint, "e", "event")
     event = client.event("e")
-    peer.call(actions.hold)
+    peer.call(remote.hold)
     recorded = event.handles[0]
     peer.begin(actions.die_in_record, "e", step)
     until_lost(client, "pidfd")
@@ -240,7 +241,7 @@ def test_row_06_a_zombie_that_nobody_reaps_is_dead(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
     peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
-    peer.call(actions.hold)
+    peer.call(remote.hold)
     point = client.point(peer.call(actions.record, "e"))
     started = start_time(peer.pid)
     assert started is not None

@@ -18,7 +18,7 @@ from tests.kit.examples import LONG
 from tests.kit.raw_client import resident_kib
 from tests.kit.until import until
 
-pytestmark = pytest.mark.keeper
+pytestmark = [pytest.mark.keeper, pytest.mark.own_coordinator]
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 NewClient = Callable[..., ipcsync.Client]

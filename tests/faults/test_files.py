@@ -21,7 +21,7 @@ from tests.kit.peer import Peer
 from tests.kit.raw_client import run_coordinator
 from tests.kit.until import until
 
-pytestmark = [pytest.mark.keeper, pytest.mark.process]
+pytestmark = [pytest.mark.keeper, pytest.mark.own_coordinator, pytest.mark.process]
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 

@@ -16,7 +16,7 @@ from tests.faults import flood
 from tests.kit.raw_client import Raw, assert_serves, await_end, failure_in, refusals, request, resident_kib, unix_socket
 from tests.kit.until import until
 
-pytestmark = pytest.mark.keeper
+pytestmark = [pytest.mark.keeper, pytest.mark.own_coordinator]
 
 _FRAME = decode.MAX_FRAME
 

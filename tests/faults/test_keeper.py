@@ -27,7 +27,6 @@ from ipcsync.typing import EngineName
 from tests.faults import chain_actions as do
 from tests.faults import fixtures, restart_figures, restart_storm
 from tests.faults.chain_line import Line, NewPeer
-from tests.faults.figures import Figures
 from tests.faults.fixtures import Blocked, has_ended, state_of
 from tests.kit.descriptors import descriptors
 from tests.kit.examples import LONG
@@ -35,7 +34,7 @@ from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import EXEC, IPCSYNC, children_of
 
-pytestmark = [pytest.mark.keeper, pytest.mark.process]
+pytestmark = [pytest.mark.keeper, pytest.mark.own_coordinator, pytest.mark.process]
 _ENGINES = pytest.mark.parametrize("engine", fixtures.ENGINES)
 
 
@@ -513,7 +512,7 @@ def test_row_57_an_outcome_that_cannot_be_told_ends_nothing(kept: Coordinator, c
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_row_57_a_hundred_upgrades_under_load_meet_no_error() -> None:
-    restart_figures.upgrades(100, Figures())
+    restart_figures.upgrades(100, restart_figures.Figures())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ipcsync._engines import core
 from ipcsync.testing import StreamGate
 from tests.faults import actions
 from tests.faults.fixtures import Blocked, resume, state_of, until_lost
-from tests.kit import driver_functions
+from tests.kit import driver_functions, remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
@@ -50,7 +50,7 @@ def _hold_up(coordinator: ipcsync.Coordinator, peer: Peer, event: ipcsync.Shared
 
 
 @pytest.fixture
-def event(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer) -> Iterator[ipcsync.SharedEvent]:
+def full_ring(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer) -> Iterator[ipcsync.SharedEvent]:
     """A ring of two that is about to go round, and a wait that is about to be queued on it."""
     event = client.event("e", recorder=True, engine="event", depth=2)
     _hold_up(coordinator, peer, event, ipcsync.Stream())
@@ -60,19 +60,19 @@ def event(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer) 
 
 
 @pytest.mark.usefixtures("patience")
-def test_a_ring_goes_round_once_the_wait_is_queued(event: ipcsync.SharedEvent, peer: Peer) -> None:
+def test_a_ring_goes_round_once_the_wait_is_queued(full_ring: ipcsync.SharedEvent, peer: Peer) -> None:
     held = ipcsync.Stream()
     with StreamGate(held):
         for timeout in (0, 0.01):
             with pytest.raises(ipcsync.WaitTimeout, match=r"generation 1 .* another process has been about to queue"):
-                event.record(held, timeout=timeout)
-        record = Blocked(lambda: event.record(held))
+                full_ring.record(held, timeout=timeout)
+        record = Blocked(lambda: full_ring.record(held))
         resume(peer.pid)
         assert isinstance(record.outcome(), ipcsync.Point)
-        assert event.record(held).generation == 4, "on the CUDA event of the second"
+        assert full_ring.record(held).generation == 4, "on the CUDA event of the second"
         peer.result()
-        until(lambda: peer.call(actions.stream_is_done), "the stream past its wait")
-        assert not event.at(3).query()
+        until(lambda: peer.call(remote.stream_is_idle), "the stream past its wait")
+        assert not full_ring.at(3).query()
 
 
 @pytest.mark.usefixtures("patience")
@@ -100,19 +100,19 @@ def test_a_record_of_an_asyncio_task_goes_on_once_the_wait_is_queued(
 
 
 @pytest.mark.usefixtures("patience")
-def test_one_who_is_stopped_there_is_not_waited_for_long(event: ipcsync.SharedEvent, peer: Peer) -> None:
+def test_one_who_is_stopped_there_is_not_waited_for_long(full_ring: ipcsync.SharedEvent, peer: Peer) -> None:
     stream = ipcsync.Stream()
     core.set_times(patience_ns=10_000_000)
     for generation in range(3, 12):
-        assert event.record(stream, timeout=60).generation == generation
+        assert full_ring.record(stream, timeout=60).generation == generation
         stream.synchronize()
     core.set_times(patience_ns=_LONG_NS)
-    errors = [_error_of(event, stream) for _ in range(3)]
+    errors = [_error_of(full_ring, stream) for _ in range(3)]
     assert "WaitTimeout" in errors, "it is given up on after that time, and not for good"
     resume(peer.pid)
-    assert event.record(stream).generation >= 12
+    assert full_ring.record(stream).generation >= 12
     peer.result()
-    until(lambda: peer.call(actions.stream_is_done), "the stream past its wait")
+    until(lambda: peer.call(remote.stream_is_idle), "the stream past its wait")
 
 
 def _error_of(event: ipcsync.SharedEvent, stream: ipcsync.Stream) -> str:
@@ -120,51 +120,51 @@ def _error_of(event: ipcsync.SharedEvent, stream: ipcsync.Stream) -> str:
 
 
 @pytest.mark.usefixtures("patience")
-def test_what_is_not_watched_is_no_patience(event: ipcsync.SharedEvent, peer: Peer) -> None:
+def test_what_is_not_watched_is_no_patience(full_ring: ipcsync.SharedEvent, peer: Peer) -> None:
     core.set_times(patience_ns=300_000_000)
     stream = ipcsync.Stream()
     for _ in range(2):
         with pytest.raises(ipcsync.WaitTimeout):
-            event.record(stream, timeout=0)
+            full_ring.record(stream, timeout=0)
         time.sleep(0.35)
     resume(peer.pid)
-    assert event.record(stream).generation == 3
+    assert full_ring.record(stream).generation == 3
 
 
 @pytest.mark.usefixtures("patience")
-def test_what_many_threads_watch_at_once_is_no_more_patience(event: ipcsync.SharedEvent, peer: Peer) -> None:
+def test_what_many_threads_watch_at_once_is_no_more_patience(full_ring: ipcsync.SharedEvent, peer: Peer) -> None:
     core.set_times(patience_ns=5_000_000_000)
     count, stream = 64, ipcsync.Stream()
     start = threading.Barrier(count)
 
     def record() -> str:
         start.wait()
-        return actions.error_of(lambda: event.record(stream, timeout=0.2))
+        return actions.error_of(lambda: full_ring.record(stream, timeout=0.2))
 
     with ThreadPoolExecutor(count) as threads:
         assert {call.result() for call in [threads.submit(record) for _ in range(count)]} == {"WaitTimeout"}
     resume(peer.pid)
-    assert event.record(stream).generation == 3
+    assert full_ring.record(stream).generation == 3
 
 
 @pytest.mark.usefixtures("patience")
-def test_a_record_that_waits_for_a_visit_ends_with_its_event(event: ipcsync.SharedEvent) -> None:
+def test_a_record_that_waits_for_a_visit_ends_with_its_event(full_ring: ipcsync.SharedEvent) -> None:
     stream = ipcsync.Stream()
-    record = Blocked(lambda: event.record(stream))
-    event.close()
+    record = Blocked(lambda: full_ring.record(stream))
+    full_ring.close()
     assert isinstance(record.outcome(), ipcsync.EventClosed)
 
 
 @pytest.mark.usefixtures("patience")
 def test_one_who_is_killed_there_is_not_waited_for(
-    event: ipcsync.SharedEvent, client: ipcsync.Client, peer: Peer
+    full_ring: ipcsync.SharedEvent, client: ipcsync.Client, peer: Peer
 ) -> None:
     stream = ipcsync.Stream()
-    line = event._engine.line
+    line = full_ring._engine.line
     assert line.visits()
     os.kill(peer.pid, signal.SIGKILL)
     for generation in range(3, 12):
-        assert event.record(stream).generation == generation
+        assert full_ring.record(stream).generation == generation
         stream.synchronize()
     until_lost(client, "pidfd")
     until(lambda: not line.visits(), "the coordinator has ended the visit")

@@ -18,10 +18,11 @@ from ipcsync.typing import EngineName
 from ipcsync_coordinator import config
 from tests.faults import actions, fixtures, patched
 from tests.faults.fixtures import Blocked, until_lost
+from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
-pytestmark = [pytest.mark.keeper, pytest.mark.driver, pytest.mark.process]
+pytestmark = [pytest.mark.driver, pytest.mark.keeper, pytest.mark.own_coordinator, pytest.mark.process]
 
 TTL_S = 1.0
 
@@ -77,7 +78,7 @@ ALL_EXPIRED = dict.fromkeys(("record", "at", "open", "open again", "stats", "unn
 def _assert_the_process_lets_go(client: ipcsync.Client, owner: Peer) -> None:
     """Its slot waits for it in quarantine, however long, and is free once it closes."""
     assert client.stats()["quarantined"] == 1
-    owner.call(actions.close_client)
+    owner.call(remote.close_client)
     until(lambda: client.stats()["quarantined"] == 0, "the end of the quarantine")
 
 
@@ -111,10 +112,10 @@ def test_row_04_a_process_that_is_stopped_while_its_last_records_drain_loses_the
     client: ipcsync.Client, owner: Peer
 ) -> None:
     event = client.event("e")
-    owner.call(actions.hold)
+    owner.call(remote.hold)
     point = client.point(owner.call(actions.record, "e"))
     session = client._session.lease.board.session(event._engine.line.recorder & 0xFFFF)
-    owner.call(actions.close_client)
+    owner.call(remote.close_client)
     waiting = Blocked(point.synchronize)
     closed_ns = time.monotonic_ns()
     until(lambda: session.heartbeat > closed_ns + 2e9 * TTL_S, "it drains for longer than its lease")
@@ -128,7 +129,7 @@ def test_row_04_a_process_that_is_stopped_while_its_last_records_drain_loses_the
     assert event.at(1).query()
     fixtures.resume(owner.pid)
     event.close()
-    owner.call(actions.open_gate)
+    owner.call(remote.let_go)
     until(lambda: client.stats()["pool_in_use"] == 0, "the slot is free once it has drained")
 
 

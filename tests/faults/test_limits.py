@@ -20,7 +20,7 @@ from tests.kit.peer import Peer
 from tests.kit.raw_client import Raw, request, resident_kib
 from tests.kit.until import until
 
-pytestmark = pytest.mark.keeper
+pytestmark = [pytest.mark.keeper, pytest.mark.own_coordinator]
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 

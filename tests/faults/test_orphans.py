@@ -16,7 +16,7 @@ from ipcsync.testing import StreamGate
 from tests.kit import driver_functions
 from tests.kit.until import until
 
-pytestmark = [pytest.mark.driver, pytest.mark.keeper]
+pytestmark = [pytest.mark.driver, pytest.mark.keeper, pytest.mark.own_coordinator]
 
 _Dying = Callable[[ipcsync.Point, str], Engine]
 _QUERY, _WAIT = "cuEventQuery", "cuStreamWaitEvent"

@@ -33,7 +33,7 @@ NewPeer = Callable[..., Peer]
 def _recorder_of(peer: Peer, endpoint: str, engine: EngineName, lease_ttl: float | None = None) -> bytes:
     """A peer that records, and whose work is held; the point."""
     peer.call(actions.open_recorder, endpoint, "e", engine, lease_ttl)
-    peer.call(actions.hold)
+    peer.call(remote.hold)
     return peer.call(actions.record, "e")
 
 
@@ -98,7 +98,7 @@ def test_an_expired_recorder_is_not_over_before_it_ends(
     assert not client.wait_over(point, 0.1)
     fixtures.resume(peer.pid)
     assert peer.call(actions.error_of, actions.stats) == "SessionExpired"
-    peer.call(actions.close_client)  # its session is gone, and the process goes on
+    peer.call(remote.close_client)  # its session is gone, and the process goes on
     assert not client.wait_over(point, 0.1)
     peer.kill()
     assert client.wait_over(point, DEADLINE_S)
@@ -109,7 +109,7 @@ def test_a_recorder_that_closed_is_over_once_its_process_is(
 ) -> None:
     peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
     point = client.event("e").at(1)
-    peer.call(actions.close_client)
+    peer.call(remote.close_client)
     error = _lost(point)
     assert (error.cause, error.over) == ("closed", None)
     assert not client.wait_over(point, 0.1)

@@ -21,6 +21,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import actions, forking
 from tests.faults.fixtures import Blocked, finish, until_lost
+from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -56,7 +57,7 @@ class Held:
         self.peer = peer
         peer.call(actions.open_recorder, endpoint, name, engine)
         self.event = client.event(name)
-        peer.call(actions.hold)
+        peer.call(remote.hold)
         self.point = client.point(peer.call(actions.record, name))
 
     def parked(self) -> int:
@@ -71,7 +72,7 @@ class Held:
 
     def open(self) -> None:
         """Let the work end."""
-        self.peer.call(actions.open_gate)
+        self.peer.call(remote.let_go)
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_a_wait_ends_when_its_event_is_closed(held: Held) -> None:
 
 def test_a_recorder_that_closes_lets_go_once_its_thread_is_out_of_the_driver(held: Held) -> None:
     call = held.waiting()
-    held.peer.call(actions.close_event, "e")
+    held.peer.call(remote.close_event, "e")
     assert not held.peer.call(actions.is_released, "e")
     assert held.parked() == 1
     held.open()

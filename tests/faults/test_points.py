@@ -40,8 +40,9 @@ def test_row_36_a_handle_of_zeros_or_noise_is_a_typed_error(handle: bytes) -> No
 def test_row_36_a_handle_opened_in_its_own_process_is_a_typed_error() -> None:
     event = ipcsync.Event(interprocess=True)
     event.record(ipcsync.Stream())
-    with pytest.raises(ipcsync.HandleError, match="this process exported the handle itself"):
+    with pytest.raises(ipcsync.HandleError, match="this process exported the handle itself") as caught:
         ipcsync.Event.from_ipc_handle(0, event.ipc_handle())
+    assert caught.value.code == 201
     event.synchronize()
 
 

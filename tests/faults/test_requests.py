@@ -28,6 +28,7 @@ NewCoordinator = Callable[..., ipcsync.Coordinator]
 # --- row 15 -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.own_coordinator
 def test_row_15_a_retried_request_gets_the_same_reply_and_is_done_once(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client
 ) -> None:
@@ -187,6 +188,7 @@ def test_row_17_closing_an_object_twice_leaves_another_object_over_the_attachmen
     assert second.record(ipcsync.Stream()).generation == 1
 
 
+@pytest.mark.own_coordinator
 def test_row_17_closing_another_sessions_attachment_is_refused(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client
 ) -> None:
@@ -224,6 +226,7 @@ def _open_as_recorder(endpoint: str, name: str) -> tuple[str, str]:
         return "opened", client.list_events(name)[0].recorder
 
 
+@pytest.mark.own_coordinator
 def test_row_17_a_second_recorder_is_refused_until_the_first_has_closed(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
 ) -> None:

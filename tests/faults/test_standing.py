@@ -13,6 +13,7 @@ import pytest
 import ipcsync
 from ipcsync.typing import EngineName
 from tests.faults import actions, standing_actions
+from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S
 
@@ -27,7 +28,7 @@ def recorder(coordinator: ipcsync.Coordinator, new_peer: NewPeer) -> Peer:
     """A process with a record that is not complete until it opens its gate."""
     peer = new_peer()
     peer.call(actions.connect, coordinator.endpoint, "recorder")
-    peer.call(actions.hold)
+    peer.call(remote.hold)
     return peer
 
 
@@ -80,7 +81,7 @@ def test_row_66_until_then_it_waits_for_the_recorder_and_at_most_for_its_timeout
     assert (kind, timeout) == ("WaitTimeout", "0.1")
     assert text.endswith("was not done within 0.1 s: it stands behind generation 1 of 'kv'")
     waiter.begin(standing_actions.outcome, call)
-    recorder.call(actions.open_gate)
+    recorder.call(remote.let_go)
     assert waiter.result() == ("", "", 0, "")
 
 

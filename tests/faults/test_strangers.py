@@ -24,7 +24,7 @@ from tests.kit.raw_client import Raw, assert_serves, await_end, refusals, reques
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import IPCSYNC
 
-pytestmark = pytest.mark.keeper
+pytestmark = [pytest.mark.keeper, pytest.mark.own_coordinator]
 
 # --- row 28 -----------------------------------------------------------------------------------------------------------
 

@@ -25,13 +25,6 @@ _TTL_S = 1.0
 NewClient = Callable[..., ipcsync.Client]
 
 
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> EngineName:
-    """Each engine."""
-    name: EngineName = request.param
-    return name
-
-
 # --- row 47 -----------------------------------------------------------------------------------------------------------
 
 

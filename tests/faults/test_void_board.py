@@ -10,11 +10,12 @@ import pytest
 
 import ipcsync
 from tests.faults import actions, fixtures, standing_actions
+from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
 from tests.kit.zygote import children_of
 
-pytestmark = pytest.mark.driver
+pytestmark = [pytest.mark.driver, pytest.mark.own_coordinator]
 
 NewPeer = Callable[..., Peer]
 
@@ -29,7 +30,7 @@ def recorder(kept: ipcsync.Coordinator, new_peer: NewPeer) -> Peer:
     """Two timelines, each with a record that is not complete."""
     peer = new_peer()
     peer.call(actions.connect, kept.endpoint, "recorder")
-    peer.call(actions.hold)
+    peer.call(remote.hold)
     for name in ("kv", "other"):
         peer.call(actions.open_event, name, "timeline")
     return peer
@@ -57,7 +58,7 @@ def test_row_73_the_streams_of_a_client_go_on_and_what_is_behind_them_is_lost(
     assert waiter.call(actions.error_of, actions.synchronize, "p") == "CoordinatorLost"
     assert waiter.call(standing_actions.is_released, "p")
     assert not waiter.call(standing_actions.is_released, "not waited for"), "another's word was touched"
-    recorder.call(actions.open_gate)
+    recorder.call(remote.let_go)
 
 
 def test_row_73_a_client_that_was_closed_lets_its_streams_go_on_too(
@@ -65,11 +66,11 @@ def test_row_73_a_client_that_was_closed_lets_its_streams_go_on_too(
 ) -> None:
     waiter = new_peer()
     waiter.call(standing_actions.wait_for, kept.endpoint, recorder.call(actions.record, "kv"))
-    waiter.call(actions.close_client)
-    assert not waiter.call(actions.stream_is_done)
+    waiter.call(remote.close_client)
+    assert not waiter.call(remote.stream_is_idle)
     _kill(kept)
     assert waiter.call(standing_actions.outcome, "Stream.synchronize") == ("", "", 0, "")
-    recorder.call(actions.open_gate)
+    recorder.call(remote.let_go)
 
 
 def test_row_73_of_a_coordinator_and_a_keeper_that_are_only_silent_nothing_is_released(
@@ -83,9 +84,9 @@ def test_row_73_of_a_coordinator_and_a_keeper_that_are_only_silent_nothing_is_re
     try:
         waiter.call(standing_actions.beat_often)
         assert not waiter.call(standing_actions.is_released, "p")
-        assert not waiter.call(actions.stream_is_done)
-        recorder.call(actions.open_gate)
-        until(lambda: waiter.call(actions.stream_is_done), "the record, which is good")
+        assert not waiter.call(remote.stream_is_idle)
+        recorder.call(remote.let_go)
+        until(lambda: waiter.call(remote.stream_is_idle), "the record, which is good")
     finally:
         for pid in reversed(both):
             os.kill(pid, signal.SIGCONT)

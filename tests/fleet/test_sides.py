@@ -14,12 +14,6 @@ from tests.fleet.sides import End, Sides, learn
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture
-def coordinator(any_coordinator: ipcsync.Coordinator) -> ipcsync.Coordinator:
-    """Nothing is asked of it but to serve."""
-    return any_coordinator
-
-
 def _begun(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch, end: Callable[[Callable[[], object]], End]
 ) -> Sides:

