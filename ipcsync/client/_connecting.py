@@ -1,12 +1,17 @@
-"""`connect`: it returns a client, or raises and leaves nothing open."""
+"""How a process gets a client: by `connect`, or the one that its libraries share."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 
+from ipcsync._locks import OuterLock, under
 from ipcsync._native import fork
+from ipcsync._wire import names
 from ipcsync.client._opening import ConnectOptions
 from ipcsync.client.client import Client
+from ipcsync.errors import ClientClosed, SessionLost
 from ipcsync.typing import Chains, EngineChoice
 
 
@@ -52,3 +57,93 @@ def connect(
     except BaseException:
         client._drop()
         raise
+
+
+# --- the default client -----------------------------------------------------------------------------------------------
+
+_lock = OuterLock()  # a finalizer or a signal handler may ask in the middle of a connect
+_client: Client | None = None
+_listeners: list[_Listener] = []
+
+
+class _Listener:
+    """A callback, and the client it was last called with."""
+
+    __slots__ = ("tell", "told")
+
+    def __init__(self, tell: Callable[[Client], object]) -> None:
+        self.tell = tell
+        self.told: Client | None = None
+
+
+def default_client(*, on_connect: Callable[[Client], object] | None = None) -> Client:
+    """This process's own client: connected at first use, and a new one once its session is lost or it was closed.
+
+    It takes the coordinator of $IPCSYNC_ENDPOINT or of the runtime directory, as `connect` does, and is named by the
+    program and its pid ("trainer-4711"), which is what others read in lists and errors. Events and points of a lost
+    session stay lost: compare `client.session_id` with the one you kept, or give `on_connect`. It is called once with
+    the present client, at once, and once with each later one, by the call that connects it. That call raises its
+    exceptions; the next one then tells those that were not told yet. It is kept for the life of the process: give a
+    function of a module, not a new one each time.
+
+    Of threads that ask at the same time one connects and tells; the others wait until it has, and get the same client.
+
+    In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked
+    afterwards, and the errors of `connect`.
+    """
+    fork.arm()  # before the lock, which may be held for ever in a forked child
+    return under(_lock, _get, on_connect)
+
+
+def _name() -> str:
+    """The program's name and the pid; of a module that is run by `-m`, the module's."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    program = "" if spec is None else spec.name.removesuffix(".__main__")
+    if program in ("", "__main__"):
+        program = os.path.basename((sys.argv or [""])[0]).removesuffix(".py")
+    name = f"{program}-{os.getpid()}"
+    return name if program not in ("", "-c", "-") and names.why_not(name) is None else f"python-{os.getpid()}"
+
+
+def _get(on_connect: Callable[[Client], object] | None) -> Client:
+    client = _present() or _connect()
+    if on_connect is not None and all(listener.tell != on_connect for listener in _listeners):
+        _listeners.append(_Listener(on_connect))
+    for listener in _listeners:
+        # A listener may ask for the client too, and so tell others, or get one that connected meanwhile.
+        if client is _client and listener.told is not client:
+            listener.told = client
+            listener.tell(client)
+    return client
+
+
+def _present() -> Client | None:
+    """The client of the last call, if its session lives; else None, and that client is closed."""
+    global _client  # noqa: PLW0603 - one a process
+    client = _client
+    if client is None:
+        return None
+    try:
+        client._session.check_liveness()
+    except (ClientClosed, SessionLost) as error:
+        if isinstance(error, SessionLost):
+            client.close()
+        if _client is client:  # a call within this one may have connected another one
+            _client = None
+    return _client
+
+
+def _connect() -> Client:
+    global _client  # noqa: PLW0603 - one a process
+    client = Client.__new__(Client)  # before it has a session, so that an exception anywhere finds it here
+    try:
+        Client.__init__(client, ConnectOptions(name=_name()))
+        if _client is not None:  # a call within this one, on the same thread, was first
+            client.close()
+            return _client
+        _client = client
+    except BaseException:
+        if _client is not client:
+            client._drop()
+        raise
+    return client

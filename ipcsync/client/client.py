@@ -24,7 +24,6 @@ from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
-from ipcsync.client import _wait_over
 from ipcsync.client._opening import (
     DEFAULT_DEPTH,
     ConnectOptions,
@@ -38,15 +37,14 @@ from ipcsync.client._opening import (
     open_stream,
     plain,
 )
-from ipcsync.client._record_all import Everything, chosen
+from ipcsync.client._recording import Everything, UnnamedEvents, chosen
 from ipcsync.client._twins import ClientView, Closing
-from ipcsync.client._unnamed import UnnamedEvents
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs._lane import beside
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.replay import Replaying, end_all
 from ipcsync.client.graphs.upcoming import Upcoming
-from ipcsync.client.point import Point, bound
+from ipcsync.client.point import Point, bound, wait_over
 from ipcsync.client.reservation import RING, Reservation
 from ipcsync.errors import ConnectError, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
@@ -341,7 +339,7 @@ class Client(ClientView, Closing):
         if not isinstance(point, Point):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
         attached, left = point._bound_within(timeout)
-        return _wait_over.wait(attached.engine, left)
+        return wait_over(attached.engine, left)
 
     def stream(
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import ipcsync
-from ipcsync.client import default
+from ipcsync.client import _connecting
 from ipcsync.typing import EngineChoice, EngineName
 
 pytestmark = [pytest.mark.driver, pytest.mark.usefixtures("nothing_queued")]
@@ -42,7 +42,7 @@ def test_the_environment_sets_it_where_connect_does_not(
         assert told.event("e").engine == other
     with ipcsync.default_client() as client:
         assert client.event("e").engine == engine
-    assert default._present() is None
+    assert _connecting._present() is None
 
     async def opened() -> set[str]:
         async with ipcsync.aconnect() as client, ipcsync.aconnect(engine=other) as told:

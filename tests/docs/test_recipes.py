@@ -143,7 +143,6 @@ _long = pytest.mark.thorough  # it takes as long as the recipe waits for anythin
         pytest.param("preforked_http", 0, marks=_long),
         pytest.param("preforked_http", 1, marks=_long),
         pytest.param("survive_restart", 0, marks=_long),
-        pytest.param("survive_restart", 1, marks=_long),
     ],
 )
 def test_a_recipe_ends_with_all_its_processes_if_one_is_killed(name: str, number: int) -> None:

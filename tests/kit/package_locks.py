@@ -13,12 +13,12 @@ from ipcsync._locks import Unwinding
 from ipcsync._native import event as native_event
 from ipcsync._native import living, pinned
 from ipcsync._trace import writer
-from ipcsync.client import default
+from ipcsync.client import _connecting
 
 
 def module_locks() -> Iterator[tuple[str, Unwinding]]:
     """Those that a process has one of."""
-    parts: list[Any] = [_drivers, default, native_event, over, pinned, writer]
+    parts: list[Any] = [_connecting, _drivers, native_event, over, pinned, writer]
     parts += [imports._imports, living._living, traced._releases, *over._held.values()]
     for part in parts:
         yield from _locks_in(part)

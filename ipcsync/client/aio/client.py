@@ -22,10 +22,9 @@ from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
-from ipcsync.client import _wait_over
 from ipcsync.client._connecting import connect
 from ipcsync.client._opening import DEFAULT_DEPTH, note_depth
-from ipcsync.client._record_all import chosen
+from ipcsync.client._recording import chosen
 from ipcsync.client._twins import AsyncClosing, ClientView
 from ipcsync.client.aio import _fan_in
 from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
@@ -36,7 +35,7 @@ from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.client import Client, warn_if_dropped
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
-from ipcsync.client.point import Point, bound
+from ipcsync.client.point import Point, Polling, bound
 from ipcsync.client.reservation import Reservation
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
@@ -275,7 +274,7 @@ class AsyncClient(ClientView, AsyncClosing):
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
         _, plain, left = await point._bound(timeout)
-        polling = _wait_over.Polling(plain._bound().engine, left)
+        polling = Polling(plain._bound().engine, left)
         while not polling.has_ended():
             await asyncio.sleep(polling.pause_s)
         return polling.is_over

@@ -1,0 +1,223 @@
+"""Records without a name: on a stream's own event, or behind many streams at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from ipcsync import _drivers
+from ipcsync._deadline import deadline_of, left_of
+from ipcsync._drivers import unwrap
+from ipcsync._engines import Engine, queued
+from ipcsync._engines.core import Wait
+from ipcsync._locks import CallLock, take
+from ipcsync._native import joining
+from ipcsync._native.context import OnDevice
+from ipcsync._native.stream import Stream, resolve
+from ipcsync._session.references import Opening
+from ipcsync._session.session import Session
+from ipcsync.client._opening import DEFAULT_DEPTH, OpenOptions, open_events
+from ipcsync.client.event import SharedEvent
+from ipcsync.client.point import Point
+from ipcsync.errors import DriverError, EventClosed, QuotaExceeded, Reentered, WaitTimeout
+from ipcsync.typing import EngineChoice, StreamLike
+
+StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
+"""A stream's address; the thread's id if the address means another stream on each, else 0; device; engine."""
+
+_MANY = 32
+_LOOKS = 16  # how many events are looked at before another one is made
+
+
+class UnnamedEvents:
+    """The events behind `Client.record`: `events`, by stream."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.events: dict[StreamKey, SharedEvent] = {}
+        self._look_from = 0
+        self._lock = CallLock()
+
+    def take(self, key: StreamKey, depth: int, timeout: float | None = None) -> SharedEvent:
+        """The event of a stream: its own, another's whose work is complete, or a new one.
+
+        `timeout` is that of a request, the session's by default.
+        """
+        lock = self._lock
+        if lock.is_mine() and lock.is_held_below():
+            raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
+        self._session.check_not_below("a first record on a stream")
+        seconds, openings = self._session.timeout if timeout is None else timeout, [Opening()]
+        deadline = deadline_of(seconds)
+        try:
+            if not take(lock, min(seconds, threading.TIMEOUT_MAX)):
+                raise WaitTimeout(
+                    f"other threads' first records on streams took all of the {seconds} s", timeout=seconds
+                )
+            with lock:
+                lock.release()
+                return self._take(key, depth, openings, deadline)
+        except BaseException:
+            lock.unwind()
+            if key not in self.events:
+                self._session.abandon(openings)
+            raise
+
+    def _take(self, key: StreamKey, depth: int, openings: list[Opening], deadline: int) -> SharedEvent:
+        event = self.events.get(key)
+        if event is not None and event.is_lost:
+            self._drop(key, event)
+            event = None
+        if event is None and len(self.events) >= _MANY:
+            event = self._take_over(key, depth)
+        return event if event is not None else self._open(key, openings, depth, left_of(deadline))
+
+    def _open(self, key: StreamKey, openings: list[Opening], depth: int, left: float) -> SharedEvent:
+        try:
+            options = OpenOptions(recorder=True, device=key[2], engine=key[3], depth=depth, timeout=left)
+            (event,) = open_events(self._session, [""], options, openings)
+        except QuotaExceeded:
+            idle = self._take_over(key, depth, looks=len(self.events))
+            if idle is None:
+                raise
+            return idle
+        self.events[key] = event
+        return event
+
+    def _drop(self, key: StreamKey, event: SharedEvent) -> None:
+        event.close()  # first: an exception in between must leave it to be found again
+        self.events.pop(key, None)
+
+    def _take_over(self, key: StreamKey, depth: int, looks: int = _LOOKS) -> SharedEvent | None:
+        """An event of the same kind whose work is complete, taken from its stream; None if there is none.
+
+        Its points stay valid: a generation is complete once all before it are, on whichever stream it was recorded. The
+        other stream's next record gets an event as a new stream does. Lost events are closed: nobody may ever record on
+        their streams again.
+        """
+        others = list(self.events)
+        # From another place each time, so that busy ones are not looked at again at once.
+        self._look_from = (self._look_from + looks) % max(len(others), 1)
+        for other in others[self._look_from :] + others[: self._look_from]:
+            event = self.events[other]
+            if event.is_lost:
+                event._opening.close(wait=False)  # first, as in `_drop`
+                self.events.pop(other, None)
+                continue
+            if not looks:
+                break
+            looks -= 1
+            if other[2:] == key[2:] and _is_idle(event) and (event.depth == depth or event.engine == "timeline"):
+                self.events[key] = event
+                del self.events[other]
+                return event
+        return None
+
+
+def _is_idle(event: SharedEvent) -> bool:
+    """Whether all its records are complete, and more are possible."""
+    try:
+        return not event.is_lost and event.state == "open" and event.completed == event.generation
+    except EventClosed:
+        return False
+
+
+# --- behind many streams ----------------------------------------------------------------------------------------------
+
+_KEPT = 8
+
+
+class Everything:
+    """The two steps of `Client.record_all`: a stream is made to wait for the others, and is recorded on.
+
+    Such a stream is used for nothing else, and for one record at a time: what another thread makes it wait for may
+    never be complete. Thread-safe.
+    """
+
+    def __init__(self, unnamed: UnnamedEvents) -> None:
+        self._unnamed = unnamed
+        self._kept: dict[int, list[Stream]] = {}  # by context; those that no record uses now
+        self._homes: dict[int, list[Stream]] = {}  # of those that one does, by their addresses
+
+    def record(
+        self,
+        joined: Stream,
+        waits: list[Wait],
+        engine: EngineChoice,
+        timeout: float | None,
+        after: Sequence[tuple[Engine, int]],
+    ) -> Point:
+        """Record on the stream that `join` returned, behind the waits that it returned."""
+        try:
+            key = (joined.stream_id, 0, joined.device_index, engine)
+            event = self._unnamed.events.get(key)
+            if event is None or event.is_lost:
+                event = self._unnamed.take(key, DEFAULT_DEPTH)
+            return event._record_on(joined._handle, joined.device_index, timeout, after, waits)
+        finally:
+            self._give_back(joined)
+
+    def _give_back(self, joined: Stream) -> None:
+        home = self._homes.pop(joined.stream_id, None)
+        if home is not None and len(home) < _KEPT:
+            home.append(joined)
+
+    def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, list[Wait]]:
+        """A stream that waits for all work submitted to `streams` so far, and the waits that this work stands behind.
+
+        None means all streams of a context of device `ordinal`.
+        """
+        joined = self._take(ordinal, must_be_idle=streams is not None)
+        try:
+            # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
+            # cover are in the list.
+            if streams is None:
+                joining.wait_for_all(joined)
+                return joined, queued.latest(None)
+            joining.wait_for_each(joined, streams)
+            keys = {queued.list_of(stream._handle, stream._index, "record") for stream in streams}
+            return joined, [wait for key in keys for wait in queued.latest(key)]
+        except BaseException:
+            self._give_back(joined)
+            raise
+
+    def _take(self, ordinal: int, *, must_be_idle: bool) -> Stream:
+        """An idle stream if there is one, else a new one, which is dropped after its record if enough are kept.
+
+        Until `record` gives it back, no other call gets it.
+
+        A stream that still waits may do so for ever, since a recorder may be dead. It serves as well as an idle one for
+        a record of everything, which stands behind the kept streams too.
+        """
+        with OnDevice(ordinal) as inside, inside:
+            kept = self._kept.setdefault(int(unwrap(_drivers.load().cuCtxGetCurrent(), "cuCtxGetCurrent")), [])
+            try:
+                idle = next((stream for stream in kept if stream.query()), None)
+            except DriverError:  # their context was destroyed, and another one has its address
+                kept.clear()
+                idle = None
+            taken = idle if idle is not None or must_be_idle or not kept else kept[-1]
+            if taken is None or not _take_out(kept, taken):
+                taken = Stream(ordinal)
+        self._homes[taken.stream_id] = kept
+        return taken
+
+
+def _take_out(kept: list[Stream], stream: Stream) -> bool:
+    """Whether the stream was still there: another thread may have been first."""
+    try:
+        kept.remove(stream)
+    except ValueError:
+        return False
+    return True
+
+
+def chosen(streams: Iterable[StreamLike | None] | None) -> list[Stream] | None:
+    """The streams that the caller of `record_all` named. ValueError for an empty list, TypeError for another type."""
+    if streams is None:
+        return None
+    named = [resolve(stream) for stream in streams]
+    if not named:
+        raise ValueError("streams is empty: a point behind nothing would be complete at once; None means all of them")
+    return named
