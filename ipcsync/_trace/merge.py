@@ -34,10 +34,17 @@ Key = tuple[bytes, int, int, int]
 
 
 class Track(NamedTuple):
-    """A stream or a thread of a process."""
+    """A thread of a process, or a stream with the `place` of a thread among those that call on it.
+
+    So the slices of a track lie in each other or apart, as those of one tid must.
+    """
 
     kind: str
     number: int
+    place: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}" + (f" ({self.place + 1})" if self.place else "")
 
 
 class Slice(NamedTuple):
@@ -74,14 +81,15 @@ class Summary:
 
 @dataclass
 class _Process:
-    """One process, with its tracks; `pid` is its number in the document."""
+    """One process, with its tracks, streams first; `pid` is its number in the document."""
 
     trace: ProcessTrace
     pid: int
     slices: dict[Track, list[Slice]] = field(default_factory=lambda: defaultdict(list))
-    records: list[tuple[Key, Slice]] = field(default_factory=list)
+    records: list[tuple[Key, Track, int]] = field(default_factory=list)
     releases: list[tuple[Key, Track, int, str]] = field(default_factory=list)
     pending: list[Slice] = field(default_factory=list)
+    tids: dict[Track, int] = field(default_factory=dict)
 
 
 class Merge:
@@ -119,31 +127,29 @@ class Merge:
         sources: dict[Key, Source] = {}
         drawn = []
         for process in processes:
-            release_slices = _release_slices(process)
-            lanes = _Lanes(process)
-            drawn.append((process, release_slices, lanes))
-            for key, record in process.records:
-                sources[key] = Source(process.pid, lanes.tid(record), record.began)
-        for process, _, lanes in drawn:
-            yield from self._of_process(process, lanes)
-        for process, release_slices, lanes in drawn:  # behind all slices: an arrow's end takes the one that lies there
-            yield from self._arrows(process, release_slices, lanes, sources)
+            drawn.append((process, _release_slices(process)))
+            process.tids = {track: tid for tid, track in enumerate(sorted(process.slices), 1)}
+            for key, track, began in process.records:
+                sources[key] = Source(process.pid, process.tids[track], began)
+        for process, _ in drawn:
+            yield from self._of_process(process)
+        for process, release_slices in drawn:  # behind all slices: an arrow's end takes the one that lies there
+            yield from self._arrows(process, release_slices, sources)
 
-    def _of_process(self, process: _Process, lanes: _Lanes) -> Iterator[Event]:
+    def _of_process(self, process: _Process) -> Iterator[Event]:
         pid = process.pid
         yield _metadata(pid, 0, "process_name", name=_title(process.trace))
         yield _metadata(pid, 0, "process_labels", labels=process.trace.command)
-        for order, (tid, name) in enumerate(lanes.names()):
-            yield _metadata(pid, tid, "thread_name", name=name)
-            yield _metadata(pid, tid, "thread_sort_index", sort_index=order)
-        for slices in process.slices.values():
-            for one in slices:
+        for track, tid in process.tids.items():
+            yield _metadata(pid, tid, "thread_name", name=str(track))
+            yield _metadata(pid, tid, "thread_sort_index", sort_index=tid)
+            for one in process.slices[track]:
                 yield {
                     "ph": "X",
                     "cat": _CATEGORY,
                     "name": one.name,
                     "pid": pid,
-                    "tid": lanes.tid(one),
+                    "tid": tid,
                     "ts": self._us(one.began),
                     "dur": (one.ended - one.began) / 1000,
                     "args": one.args,
@@ -154,10 +160,8 @@ class Merge:
             yield {"ph": "e", **about, "ts": self._us(one.ended)}
         self._count(process.trace.entries)
 
-    def _arrows(
-        self, process: _Process, slices: Sequence[Slice], lanes: _Lanes, sources: dict[Key, Source]
-    ) -> Iterator[Event]:
-        for (key, _, _, name), drawn in zip(process.releases, slices, strict=True):
+    def _arrows(self, process: _Process, slices: Sequence[Slice], sources: dict[Key, Source]) -> Iterator[Event]:
+        for (key, track, _, name), drawn in zip(process.releases, slices, strict=True):
             source = sources.get(key)
             if source is None:
                 self.summary.unmatched += 1
@@ -166,10 +170,9 @@ class Merge:
             self.summary.arrows += 1
             about = {"cat": _CATEGORY, "name": name, "id": self._flow}
             yield {"ph": "s", **about, "pid": source.pid, "tid": source.tid, "ts": self._us(source.began)}
-            tid = lanes.tid(drawn)
             # Inside of the release's slice: at its edge lies the end of the call that it follows.
             middle = (self._us(drawn.began) + self._us(drawn.ended)) / 2
-            yield {"ph": "f", "bp": "e", **about, "pid": process.pid, "tid": tid, "ts": middle}
+            yield {"ph": "f", "bp": "e", **about, "pid": process.pid, "tid": process.tids[track], "ts": middle}
 
     def _us(self, ns: int) -> float:
         return (ns - self._start) / 1000
@@ -208,6 +211,7 @@ def _process(trace: ProcessTrace, pid: int) -> _Process:
     """What the entries of one process draw."""
     process = _Process(trace, pid)
     threads: dict[int, int] = {}
+    callers: dict[int, list[int]] = defaultdict(list)  # the threads that call on each stream
     for entry in trace.entries:
         use = trace.uses[entry.use]
         key = (use.epoch, use.slot, use.incarnation, entry.generation)
@@ -217,6 +221,10 @@ def _process(trace: ProcessTrace, pid: int) -> _Process:
         is_good = entry.outcome is Outcome.OK
         on_stream = entry.kind in (Kind.RECORD, Kind.RELEASED) or (entry.kind is Kind.WAIT and is_good)
         track = Track("stream", entry.stream) if on_stream else thread
+        if entry.kind is not Kind.RELEASED and on_stream:
+            if entry.thread not in callers[entry.stream]:
+                callers[entry.stream].append(entry.thread)
+            track = track._replace(place=callers[entry.stream].index(entry.thread))
         if entry.kind is Kind.RELEASED:
             process.pending.append(Slice(entry.began, entry.ended, f"pending on {point}", args))
         else:
@@ -224,7 +232,7 @@ def _process(trace: ProcessTrace, pid: int) -> _Process:
             call = Slice(entry.began, entry.ended, name, args)
             process.slices[track].append(call)
             if entry.kind is Kind.RECORD:
-                process.records.append((key, call))
+                process.records.append((key, track, call.began))
         if is_good and entry.kind in (Kind.RELEASED, Kind.PASSED, Kind.SYNCHRONIZE):
             process.releases.append((key, track, entry.ended, point))
     return process
@@ -262,47 +270,3 @@ def _release_slices(process: _Process) -> list[Slice]:
         process.slices[track].append(one)
         slices.append(one)
     return slices
-
-
-class _Lane:
-    """One tid, and when the slices end that are open on it, the innermost last."""
-
-    def __init__(self, tid: int) -> None:
-        self.tid = tid
-        self.ends: list[int] = []
-
-    def has_room(self, one: Slice) -> bool:
-        """Whether a slice, which begins behind all before it, lies in or behind those."""
-        while self.ends and self.ends[-1] <= one.began:
-            self.ends.pop()
-        return not self.ends or one.ended <= self.ends[-1]
-
-
-class _Lanes:
-    """The tids of one process: one for each track, and more where calls of several threads overlap on it.
-
-    Slices of one tid must lie in each other or apart.
-    """
-
-    def __init__(self, process: _Process) -> None:
-        self._names: list[tuple[int, str]] = []
-        self._tids: dict[int, int] = {}  # by the slice's identity: two may be equal
-        for track in sorted(process.slices):
-            lanes: list[_Lane] = []
-            for one in sorted(process.slices[track], key=lambda one: (one.began, -one.ended)):
-                lane = next((lane for lane in lanes if lane.has_room(one)), None)
-                if lane is None:
-                    lane = _Lane(len(self._names) + 1)
-                    lanes.append(lane)
-                    more = f" ({len(lanes)})" if len(lanes) > 1 else ""
-                    self._names.append((lane.tid, f"{track.kind} {track.number}{more}"))
-                lane.ends.append(one.ended)
-                self._tids[id(one)] = lane.tid
-
-    def tid(self, one: Slice) -> int:
-        """Where a slice is drawn."""
-        return self._tids[id(one)]
-
-    def names(self) -> list[tuple[int, str]]:
-        """Each tid, and what it is called; streams first."""
-        return self._names

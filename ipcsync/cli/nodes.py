@@ -29,11 +29,11 @@ def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
         print_json(rows)
         return
     echo("1 node" if len(rows) == 1 else f"{len(rows)} nodes")
-    table = [
-        [row["name"], row["state"], row["links"], _ago(row["last_heard_s"]), row["epoch"][:8], row["reason"]]
-        for row in rows
-    ]
-    print_table(["node", "state", "links", "heard", "epoch", "reason"], table)
+    for row in rows:
+        row["heard"] = "" if row["last_heard_s"] is None else f"{row['last_heard_s']:.1f} s ago"
+        row["epoch"] = row["epoch"][:8]
+    columns = ["name", "state", "links", "heard", "epoch", "reason"]
+    print_table(["node", *columns[1:]], [[row[column] for column in columns] for row in rows])
 
 
 def _ask(runtime_dir: str | None, timeout: float) -> list[dict[str, Any]]:
@@ -48,7 +48,3 @@ def _ask(runtime_dir: str | None, timeout: float) -> list[dict[str, Any]]:
         raise Failed(str(error)) from None
     with Reader(where, timeout) as reader:
         return [{**asdict(row), "epoch": row.epoch.hex()} for row in reader.nodes()]
-
-
-def _ago(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.1f} s ago"

@@ -94,9 +94,13 @@ class Child:
             raise ChildError(f"{self._label} (pid {self.pid}) did not end within {timeout} s; it runs on")
         late = not self._child.has_ended()
         self.kill()
-        trace = self._read_trace()
+        trace = os.pread(self._trace, 1 << 20, 0).decode(errors="replace").strip()
         late = late or trace.startswith("Timeout (")  # the text of faulthandler
-        why = f"ran past its {self._limit:g} s" if late else f"ended without a result: {self._how()}"
+        why = (
+            f"ran past its {self._limit:g} s"
+            if late
+            else f"ended without a result: {child.in_words(self._child.status)}"
+        )
         self._failure = ChildError(
             f"{self._label} (pid {self.pid}) {why}{_block(trace)}", traceback=trace, status=self._child.status
         )
@@ -143,12 +147,6 @@ class Child:
         notes = [*getattr(error, "__notes__", []), f"{self._label} (pid {self.pid}) raised{_block(trace)}"]
         error.__dict__["__notes__"] = notes
         return error
-
-    def _read_trace(self) -> str:
-        return os.pread(self._trace, 1 << 20, 0).decode(errors="replace").strip()
-
-    def _how(self) -> str:
-        return child.in_words(self._child.status)
 
     def kill(self) -> None:
         """Kill it and every process that it started by SIGKILL, and reap it; does nothing once it has ended."""

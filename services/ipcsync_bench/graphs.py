@@ -1,4 +1,4 @@
-"""Replays of graphs that wait and record: what the host pays, and how late the node behind a gate begins."""
+"""Replays of graphs that wait and record: what the host pays."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from ipcsync_bench.rows import Row, Target, at_most_more, compare, interleave
 
 _COUNTS = (1, 8, 80)
 _MORE_US = {1: 8.0, 80: 30.0}
-_HOP_US = 3.1  # between two streams, by a word of host memory, on an H100
-_LONGEST_S = 10.0
+LONGEST_S = 10.0
 
 
-def _call(function: str, *arguments: Any) -> Any:
+def call(function: str, *arguments: Any) -> Any:
+    """The value of a driver's call."""
     return unwrap(getattr(_drivers.load(), function)(*arguments), function)
 
 
-def _captured(stream: ipcsync.Stream, put: Callable[[], object]) -> Any:
+def captured(stream: ipcsync.Stream, put: Callable[[], object]) -> Any:
+    """A graph of what `put` queues."""
     mode = _drivers.load().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    _call("cuStreamBeginCapture", stream._handle, mode)
+    call("cuStreamBeginCapture", stream._handle, mode)
     put()
-    graph = _call("cuStreamEndCapture", stream._handle)
-    made = _call("cuGraphInstantiate", graph, 0)
-    _call("cuGraphDestroy", graph)
+    graph = call("cuStreamEndCapture", stream._handle)
+    made = call("cuGraphInstantiate", graph, 0)
+    call("cuGraphDestroy", graph)
     return made
 
 
@@ -53,8 +54,8 @@ class _Replays:
                 if not is_bare:
                     record.capture(self.stream)
 
-        self.graph = _captured(self.stream, partial(put, is_bare=False))
-        self.bare = _captured(self.stream, partial(put, is_bare=True))
+        self.graph = captured(self.stream, partial(put, is_bare=False))
+        self.bare = captured(self.stream, partial(put, is_bare=True))
         self.sent = other.event(f"bench/sent/{count}", recorder=True, engine="timeline")
         self.seen = client.event(f"bench/sent/{count}")
         self.done = client.event(f"bench/done/{count}", recorder=True, engine="timeline")
@@ -65,24 +66,24 @@ class _Replays:
             points = {wait: self.seen.at(self.sent.record(self.sending).generation) for wait in self.waits}
             records = dict.fromkeys(self.records, self.done)
             start = time.perf_counter()
-            with self._client.replay(points, records, stream=self.stream, timeout=_LONGEST_S) as made:
-                _call("cuGraphLaunch", self.graph, self.stream._handle)
+            with self._client.replay(points, records, stream=self.stream, timeout=LONGEST_S) as made:
+                call("cuGraphLaunch", self.graph, self.stream._handle)
             took = time.perf_counter() - start
             gate.open()
-        made[self.records[-1]].synchronize(_LONGEST_S)
+        made[self.records[-1]].synchronize(LONGEST_S)
         return took * 1e6
 
     def launch(self) -> float:
         """Microseconds of a launch of the other graph."""
         start = time.perf_counter()
-        _call("cuGraphLaunch", self.bare, self.stream._handle)
+        call("cuGraphLaunch", self.bare, self.stream._handle)
         took = time.perf_counter() - start
         self.stream.synchronize()
         return took * 1e6
 
 
 def graphs(rounds: int, scale: float) -> Iterator[Row]:
-    """The host's time of a replay, and the GPU's between a record and the node behind its gate."""
+    """The host's time of a replay."""
     count = max(20, int(200 * scale))
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
@@ -91,62 +92,15 @@ def graphs(rounds: int, scale: float) -> Iterator[Row]:
             replays = _Replays(client, other, layers)
             peer = "bare cuGraphLaunch without them"
             contest = {
-                "ipcsync": partial(_median, replays.replay, count),
-                peer: partial(_median, replays.launch, count),
+                "ipcsync": partial(median, replays.replay, count),
+                peer: partial(median, replays.launch, count),
             }
             targets: dict[str, Target] = {peer: at_most_more(_MORE_US[layers], "µs")} if layers in _MORE_US else {}
             what = "1 wait and 1 record" if layers == 1 else f"{layers} waits and {layers} records"
             yield from compare(f"a replay with {what}, host", interleave(contest, rounds), "µs", targets)
-        yield from _delays(client, other, count, rounds)
 
 
-def _median(measure: Callable[[], float], count: int) -> float:
+def median(measure: Callable[[], float], count: int) -> float:
+    """Of so many figures, after one that warms up."""
     measure()
     return statistics.median(measure() for _ in range(count))
-
-
-def _delays(client: ipcsync.Client, other: ipcsync.Client, count: int, rounds: int) -> Iterator[Row]:
-    """From the moment at which a recorder's stream goes on, until the host sees the work behind the wait."""
-    stream, sending = ipcsync.Stream(), ipcsync.Stream()
-    source, seen = Memory(8), Memory(8, pinned=True)
-    sent = other.event("bench/delay", recorder=True, engine="timeline")
-    known = client.event("bench/delay")
-    wait = ipcsync.GraphWait()
-
-    def put() -> None:
-        wait.capture(stream)
-        seen.copy_from(source, stream)
-
-    graph, value = _captured(stream, put), 0
-
-    def through(queue: Callable[[ipcsync.Point], None]) -> float:
-        nonlocal value
-        value = value % 255 + 1
-        with StreamGate(sending) as gate:
-            source.fill(value, sending)
-            point = known.at(sent.record(sending).generation)
-            queue(point)
-            time.sleep(0.0005)  # until all streams wait
-            start = time.perf_counter()
-            gate.open()
-        while seen.read()[0] != value:
-            pass
-        took = time.perf_counter() - start
-        stream.synchronize()
-        return took * 1e6
-
-    def by_graph(point: ipcsync.Point) -> None:
-        with client.replay({wait: point}, stream=stream, timeout=_LONGEST_S):
-            _call("cuGraphLaunch", graph, stream._handle)
-
-    def by_stream(point: ipcsync.Point) -> None:
-        point.wait(stream)
-        seen.copy_from(source, stream)
-
-    peer = "Point.wait and the copy, without a graph"
-    contest = {
-        "ipcsync": partial(_median, partial(through, by_graph), count),
-        peer: partial(_median, partial(through, by_stream), count),
-    }
-    row = "a record until the node behind its gate, GPU"
-    yield from compare(row, interleave(contest, rounds), "µs", {peer: at_most_more(1.5 * _HOP_US, "µs")})

@@ -77,7 +77,6 @@ class Bridge:
         self.why = "stopped"
         questions = Questions(transport, settings.link_ttl)
         self.nodes = Nodes(transport, settings.node, owner, session.epoch, settings.link_ttl, questions.owner_of)
-        self.names = Names(transport, self.nodes, self.counters, self._last_received)
         self.publisher = Publisher(transport, self, self.counters)
         self.exports = Exports(session.board, self.publisher.changed_on_thread, self.publisher.failed_on_thread)
         self.answers = Answers(settings, session, self.exports, self.publisher, self)
@@ -85,6 +84,7 @@ class Bridge:
         self.mirrors = Mirrors(session, self.begin)
         wake = self._wake.set
         self.subscriber = Subscriber(settings, transport, questions, self.mirrors, self.counters, self.begin, wake)
+        self.names = Names(transport, self.nodes, self.counters, self.subscriber.last_received)
         self.remote_requests = RemoteRequests(
             settings,
             session,
@@ -203,9 +203,6 @@ class Bridge:
         except Exception:
             log.exception("failed: other nodes are sent no news any more")
             self.stop("expired")
-
-    def _last_received(self, node: str) -> float:
-        return self.subscriber.last_received(node)
 
     @property
     def term(self) -> int:

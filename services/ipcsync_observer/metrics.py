@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -35,6 +35,9 @@ GAUGES = {
 """Name of the metric, after `ipcsync_`: key in `Client.stats()`, and its description."""
 
 
+Values: TypeAlias = float | Mapping[Any, float]
+"""One value, or one for each value of the label, or of the labels."""
+
 NODES_LOST = tuple(filter(None, REASONS))
 BRIDGE_COUNTS = {
     "remote_requests": "Requests of sessions about other nodes.",
@@ -63,16 +66,11 @@ class CoordinatorCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
         sample, is_up = self._sampler.latest, not self._sampler.problem
-        up = GaugeMetricFamily("ipcsync_up", "Whether the coordinator answers within a second.")
-        up.add_metric([], float(is_up))
-        yield up
-        connects = CounterMetricFamily("ipcsync_observer_connects", "Times the observer connected to a coordinator.")
-        connects.add_metric([], self._sampler.connects)
-        yield connects
+        yield _gauge("up", "Whether the coordinator answers within a second.", is_up)
+        yield _counter("observer_connects", "Times the observer connected to a coordinator.", self._sampler.connects)
         if is_up:
-            info = GaugeMetricFamily("ipcsync_info", "1; the labels say what serves.", labels=["version", "driver"])
-            info.add_metric([sample.stats["version"], sample.stats["driver"]], 1.0)
-            yield info
+            what = {(sample.stats["version"], sample.stats["driver"]): 1.0}
+            yield _gauge("info", "1; the labels say what serves.", what, "version", "driver")
             yield from _gauges(sample.stats)
             yield _memory(sample.stats)
             yield from _counters(sample.stats)
@@ -82,93 +80,65 @@ class CoordinatorCollector(Collector):
 
 
 def _bridge(bridge: BridgeInfo | None) -> Iterator[Metric]:
-    up = GaugeMetricFamily("ipcsync_bridge_up", "Whether a bridge to other nodes answers within a quarter of a second.")
-    up.add_metric([], float(bridge is not None))
-    yield up
+    yield _gauge(
+        "bridge_up", "Whether a bridge to other nodes answers within a quarter of a second.", bridge is not None
+    )
     if bridge is None:
         return
-    connected = GaugeMetricFamily("ipcsync_bridge_connected", "Whether it is connected to a NATS server.")
-    connected.add_metric([], float(bool(bridge.server)))
-    yield connected
-    links = GaugeMetricFamily(
-        "ipcsync_bridge_links", "Events that are waited for on another node than their own.", labels=["direction"]
-    )
-    links.add_metric(["mirrored"], bridge.mirrors)
-    links.add_metric(["exported"], bridge.exports)
-    yield links
-    nodes = GaugeMetricFamily("ipcsync_bridge_nodes", "Other nodes that it speaks with, by state.", labels=["state"])
-    for state in ("linked", "lost"):
-        nodes.add_metric([state], sum(peer.state == state for peer in bridge.peers))
-    yield nodes
+    yield _gauge("bridge_connected", "Whether it is connected to a NATS server.", bool(bridge.server))
+    text = "Events that are waited for on another node than their own."
+    yield _gauge("bridge_links", text, {"mirrored": bridge.mirrors, "exported": bridge.exports}, "direction")
+    nodes = {state: sum(peer.state == state for peer in bridge.peers) for state in ("linked", "lost")}
+    yield _gauge("bridge_nodes", "Other nodes that it speaks with, by state.", nodes, "state")
     for name, text in BRIDGE_COUNTS.items():
-        counter = CounterMetricFamily(f"ipcsync_bridge_{name}", text)
-        counter.add_metric([], bridge.counts.get(name, 0))
-        yield counter
-    lost = CounterMetricFamily("ipcsync_bridge_nodes_lost", "Nodes that were lost, and why.", labels=["reason"])
-    for reason in NODES_LOST:
-        lost.add_metric([reason], bridge.nodes_lost.get(reason, 0))
-    yield lost
-    refusals = CounterMetricFamily(
-        "ipcsync_bridge_refusals", "What sessions asked of other nodes and did not get, by error.", labels=["error"]
-    )
-    for error, count in bridge.refusals.items():
-        refusals.add_metric([error], count)
-    yield refusals
+        yield _counter(f"bridge_{name}", text, bridge.counts.get(name, 0))
+    lost = {reason: bridge.nodes_lost.get(reason, 0) for reason in NODES_LOST}
+    yield _counter("bridge_nodes_lost", "Nodes that were lost, and why.", lost, "reason")
+    text = "What sessions asked of other nodes and did not get, by error."
+    yield _counter("bridge_refusals", text, bridge.refusals, "error")
 
 
 def _gauges(stats: dict[str, Any]) -> Iterator[Metric]:
     for name, (key, text) in GAUGES.items():
-        gauge = GaugeMetricFamily(f"ipcsync_{name}", text)
-        gauge.add_metric([], float(stats[key]))
-        yield gauge
+        yield _gauge(name, text, stats[key])
 
 
 def _memory(stats: dict[str, Any]) -> Metric:
-    memory = GaugeMetricFamily("ipcsync_memory_bytes", "Memory in RAM, by process.", labels=["process"])
-    memory.add_metric(["coordinator"], stats["memory_bytes"])
+    memory = {"coordinator": stats["memory_bytes"]}
     if stats["pid"] != stats["keeper_pid"]:
-        memory.add_metric(["keeper"], stats["keeper_memory_bytes"])
-    return memory
+        memory["keeper"] = stats["keeper_memory_bytes"]
+    return _gauge("memory_bytes", "Memory in RAM, by process.", memory, "process")
 
 
 def _counters(stats: dict[str, Any]) -> Iterator[Metric]:
-    restarts = CounterMetricFamily(
-        "ipcsync_restarts",
-        "Coordinators that followed another: it died, hung and was killed, or was reloaded.",
-        labels=["reason"],
-    )
-    for reason, count in stats["restarts"].items():
-        restarts.add_metric([reason], count)
-    yield restarts
-    requests = CounterMetricFamily(
-        "ipcsync_requests",
-        "Requests by operation, and by result: ok, late, or the error's name.",
-        labels=["op", "result"],
-    )
-    for op, results in stats["results"].items():
-        for result, count in results.items():
-            requests.add_metric([op, result], count)
-    yield requests
-    refusals = CounterMetricFamily("ipcsync_refusals", "Refusals, by reason.", labels=["reason"])
-    for reason, count in stats["refusals"].items():
-        refusals.add_metric([reason], count)
-    yield refusals
-    deaths = CounterMetricFamily(
-        "ipcsync_deaths", "Sessions lost: seen by the process's death, or by its silence.", labels=["how"]
-    )
-    for how, count in stats["deaths"].items():
-        deaths.add_metric([how], count)
-    yield deaths
-    resyncs = CounterMetricFamily("ipcsync_resyncs", "Snapshots asked for again, because of a gap in the feed.")
-    resyncs.add_metric([], stats["resyncs"])
-    yield resyncs
+    text = "Coordinators that followed another: it died, hung and was killed, or was reloaded."
+    yield _counter("restarts", text, stats["restarts"], "reason")
+    text = "Requests by operation, and by result: ok, late, or the error's name."
+    requests = {(op, result): count for op, results in stats["results"].items() for result, count in results.items()}
+    yield _counter("requests", text, requests, "op", "result")
+    yield _counter("refusals", "Refusals, by reason.", stats["refusals"], "reason")
+    text = "Sessions lost: seen by the process's death, or by its silence."
+    yield _counter("deaths", text, stats["deaths"], "how")
+    yield _counter("resyncs", "Snapshots asked for again, because of a gap in the feed.", stats["resyncs"])
 
 
 def _events(sample: Sample) -> Metric:
-    events = GaugeMetricFamily("ipcsync_events", "Shared events, by engine and state.", labels=["engine", "state"])
-    for (engine, state), count in sorted(Tally((row.info.engine, row.info.state) for row in sample.events).items()):
-        events.add_metric([engine, state], count)
-    return events
+    counts = Tally((row.info.engine, row.info.state) for row in sample.events)
+    return _gauge("events", "Shared events, by engine and state.", dict(sorted(counts.items())), "engine", "state")
+
+
+def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
+    return _filled(GaugeMetricFamily(f"ipcsync_{name}", text, labels=labels), values)
+
+
+def _counter(name: str, text: str, values: Values, *labels: str) -> Metric:
+    return _filled(CounterMetricFamily(f"ipcsync_{name}", text, labels=labels), values)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+    for key, value in values.items() if isinstance(values, Mapping) else [((), values)]:
+        family.add_metric([key] if isinstance(key, str) else key, float(value))
+    return family
 
 
 def _latency(latency: dict[str, Any]) -> Metric:

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 
 from ipcsync import AttachmentInfo, BridgeInfo, EventInfo, IpcSyncError, SessionInfo
@@ -107,7 +108,8 @@ class Sampler:
         events = [row for row in sample.events if wanted in row.info.name.casefold()]
         found = len(events)
         if found > _ROWS:
-            events = sorted(events, key=_urgency)[:_ROWS]
+            events.sort(key=lambda row: (row.info.state != "broken", -row.pending_s, -(row.rate or 0.0), row.info.name))
+            del events[_ROWS:]
         places = {(row.info.slot, row.info.incarnation) for row in events}
         links = [link for link in sample.links if (link.slot, link.incarnation) in places]
         return {
@@ -124,7 +126,7 @@ class Sampler:
             "events_found": found,
             "events_total": len(sample.events),
             "links": [asdict(link) for link in links],
-            "bridge": None if sample.bridge is None else _plain(sample.bridge),
+            "bridge": None if sample.bridge is None else msgspec.to_builtins(sample.bridge),
         }
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -160,7 +162,9 @@ class Sampler:
         links = reader.list_attachments(_LINKS)
         self._answered_at = self._now()
         events = [
-            SeenEvent(track.info, track.rate, track.pending_s, [_place(point) for point in track.points])
+            SeenEvent(
+                track.info, track.rate, track.pending_s, [(round(at, 2), made, done) for at, made, done in track.points]
+            )
             for track in self._tracks.see(infos, now)
         ]
         self.latest = Sample(
@@ -188,15 +192,3 @@ def _bridge_of(reader: Reader) -> BridgeInfo | None:
         return reader.bridge(_BRIDGE_S)
     except IpcSyncError:
         return None
-
-
-def _plain(bridge: BridgeInfo) -> dict[str, Any]:
-    return {**asdict(bridge), "peers": [asdict(peer) for peer in bridge.peers]}
-
-
-def _place(point: tuple[float, int, int]) -> tuple[float, int, int]:
-    return (round(point[0], 2), point[1], point[2])
-
-
-def _urgency(row: SeenEvent) -> tuple[bool, float, float, str]:
-    return (row.info.state != "broken", -row.pending_s, -(row.rate or 0.0), row.info.name)

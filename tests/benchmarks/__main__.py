@@ -15,6 +15,7 @@ LABORATORY: dict[str, tuple[str, str]] = {
     ),
     "chained": ("tests.benchmarks.calls", "wait on a pending point and record behind it"),
     "wake_up": ("tests.benchmarks.wake_up", "a wait on the host for work that lasts milliseconds"),
+    "graphs": ("tests.benchmarks.graphs", "a replay of a graph that waits for points and records"),
     "deaths": ("tests.benchmarks.deaths", "a recorder is killed, until a wait on the host raises"),
     "rates": ("tests.benchmarks.control", "requests a second, 1 to 32 clients, 1 and 64 in flight"),
     "round_trip": ("tests.benchmarks.control", "one request in flight, p50 and p99, beside Redis and a Manager"),

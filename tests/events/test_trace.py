@@ -301,7 +301,7 @@ def test_the_demo_is_traced_and_merged(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     events = _merge(directory)
     titles = {row["args"]["name"] for row in events if row["name"] == "process_name"}
-    assert titles == {"demo", "demo stage 1", "demo stage 2"}
+    assert titles == {"demo source", "demo stage 1", "demo stage 2", "demo sink"}
     between = {(source[0], target[0]) for source, target in trace_rules.arrows(events)}
     assert len(between) > 1
 

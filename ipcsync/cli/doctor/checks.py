@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ipcsync.cli.doctor import actions, platforms, two_process_checks
@@ -109,14 +110,6 @@ def _mig(context: Context) -> Outcome:
             "MIG has no CUDA IPC: events there use the engine 'timeline'.",
         )
     return "ok", "no device is a MIG instance", ""
-
-
-def _platform(_context: Context) -> Outcome:
-    return platforms.kind()
-
-
-def _mps(_context: Context) -> Outcome:
-    return platforms.mps()
 
 
 def _ipc_attribute(context: Context) -> Outcome:
@@ -250,23 +243,19 @@ def _pid_values(context: Context) -> Outcome:
 # --- the engines ------------------------------------------------------------------------------------------------------
 
 
-def _event_handles(context: Context) -> Outcome:
-    return _engine(context, "event", "recorded in one process, waited for by a stream of another")
+_TRIED = {
+    "event": "recorded in one process, waited for by a stream of another",
+    "timeline": "the board's page registered, written by a stream, read by the CPU and by another's wait",
+}
 
 
-def _timeline(context: Context) -> Outcome:
-    return _engine(
-        context, "timeline", "the board's page registered, written by a stream, read by the CPU and by another's wait"
-    )
-
-
-def _engine(context: Context, engine: EngineName, what: str) -> Outcome:
+def _engine(engine: EngineName, context: Context) -> Outcome:
     count = len(context.found["devices"])
     reasons = {device: _why_not(context, engine, device) for device in range(count)}
     problems = [f"device {device}: {reason}" for device, reason in reasons.items() if reason]
     context.works[engine] = not problems
     if not problems:
-        return "ok", f"{what}, on {count} device{'s' if count > 1 else ''}", ""
+        return "ok", f"{_TRIED[engine]}, on {count} device{'s' if count > 1 else ''}", ""
     text = "; ".join(problems)
     if engine == "event":
         return "warn", text, "Events use the engine 'timeline' where that works: see the next check."
@@ -331,17 +320,17 @@ _ON_FAILURE = {
 CHECKS: tuple[tuple[str, Callable[[Context], Outcome], bool], ...] = (
     ("driver", _driver, True),
     ("devices", _devices, True),
-    ("platform", _platform, False),
+    ("platform", lambda _: platforms.kind(), False),
     ("mig", _mig, False),
-    ("mps", _mps, False),
+    ("mps", lambda _: platforms.mps(), False),
     ("ipc-attribute", _ipc_attribute, False),
     ("compute-mode", _compute_mode, True),
     ("coordinator", _coordinator, True),
     ("dev-shm", _dev_shm, True),
     ("pid-namespace", _pid_namespace, False),
     ("pid-values", _pid_values, False),
-    ("event-handles", _event_handles, False),
-    ("timeline", _timeline, True),
+    ("event-handles", partial(_engine, "event"), False),
+    ("timeline", partial(_engine, "timeline"), True),
     ("cpu-writes", _cpu_writes, False),
     ("recorder-death", _recorder_death, False),
 )

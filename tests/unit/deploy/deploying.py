@@ -66,7 +66,11 @@ def exported_metrics() -> set[str]:
     source = Path(metrics.__file__).read_text()
     names = {f"ipcsync_{name}" for name in metrics.GAUGES}
     names |= {f"ipcsync_bridge_{name}_total" for name in metrics.BRIDGE_COUNTS}
-    for family, name in re.findall(r'(\w+)MetricFamily\(\s*"(\w+)"', source):
+    families = re.findall(r'(\w+)MetricFamily\(\s*"(\w+)"', source)
+    families += [
+        (kind.title(), f"ipcsync_{name}") for kind, name in re.findall(r'_(gauge|counter)\(\s*"(\w+)"', source)
+    ]
+    for family, name in families:
         names |= {
             "Gauge": {name},
             "Counter": {f"{name}_total"},
