@@ -251,6 +251,7 @@ class SlotLine:
         if fence:
             fence()
         self.futex.wake()
+        Futex(self.completed_address).wake()  # who waits for work sleeps there
 
     def wait_recorded(self, seen: int, timeout_ns: int) -> None:
         """Sleep while `recorded` still is `seen`, for at most `timeout_ns`.

@@ -9,7 +9,9 @@ cdef extern from "parking.h" nogil:
         int64_t look
         int64_t nudged
         int64_t gap
-    int await_work(void *event, const uint64_t *word, uint64_t wanted, int64_t until, const void *nudge, patience *last)
+    int await_work(
+        void *event, const uint64_t *word, uint64_t wanted, const uint64_t *state, uint64_t broken, int64_t until, const void *nudge, patience *last
+    )
     bint park_for "park"(void **events, int count, const void *word)
     bint is_in_berth "is_parked"(void *event)
     int64_t rings()

@@ -231,7 +231,7 @@ cdef class Queries(Slot):
             event = self.event(generation)
         step(AWAIT_WORK)
         is_there = await_work(
-            event, self.place + COMPLETED, self.base + generation, until, self.doorbell(), &self.patience
+            event, self.place + COMPLETED, self.base + generation, self.place + STATE, BROKEN, until, self.doorbell(), &self.patience
         )
         if event != NULL:
             ipcsync_add(&self.sleepers, -1)
