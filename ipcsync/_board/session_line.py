@@ -9,6 +9,7 @@ from ipcsync._board.layout import (
     LABEL,
     LIVE,
     S_HEARTBEAT,
+    S_LOCK,
     S_NAMESPACE,
     S_NUDGE,
     S_OWNER,
@@ -92,9 +93,17 @@ class SessionLine:
         """Whether a lock shows the end of the process whose session has the line."""
         return bool(self._words[self._first + S_SHOWS_END] == self.serial)
 
-    def shows_end(self) -> None:
-        """Store that it does (client), once the lock is held."""
+    def shows_end(self, lock: int) -> None:
+        """Store that it does (client), once the lock is held by the socket of that inode."""
+        self._words[self._first + S_LOCK] = lock
+        if fence:
+            fence()
         self._words[self._first + S_SHOWS_END] = self.serial
+
+    @property
+    def lock(self) -> int:
+        """The inode of the socket that keeps the lock, if `end_is_shown`."""
+        return self._words[self._first + S_LOCK]
 
     @property
     def indices(self) -> tuple[int, int]:

@@ -250,7 +250,7 @@ def test_row_06_a_zombie_that_nobody_reaps_is_dead(
 
     assert isinstance(waiting.outcome(), ipcsync.RecorderLost)
     until_lost(client, "pidfd")
-    assert fixtures.state_of(peer.pid) == "Z"
+    until(lambda: fixtures.state_of(peer.pid) == "Z", "its end")
     assert not is_running(peer.pid, started)
     assert client.stats()["deaths"] == {"pidfd": 1, "ttl": 0}
     client.event("e", recorder=True, engine=engine)

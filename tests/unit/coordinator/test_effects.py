@@ -13,7 +13,7 @@ from ipcsync._wire.messages import Announcement
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import _watermark
 from ipcsync_coordinator.records import Effect
-from ipcsync_coordinator.state import Change, Slot
+from ipcsync_coordinator.state import Change, SessionEnd, Slot
 from tests.unit.coordinator.effects_scene import Scene
 
 
@@ -36,7 +36,7 @@ def test_a_session_is_put_on_the_board_and_told_and_taken_off_at_its_end(scene: 
     assert before <= line.heartbeat <= time.monotonic_ns()
     assert assign == Effect("assign", session.line, (session.serial, 17, 170, namespace, line.heartbeat, "s"))
     assert scene.board.newest == 1
-    scene.registry.expire(session)
+    scene.registry.lose(session, "expired")
     assert scene.settle() == [Effect("expire", session.line)]
     assert line.state == EXPIRED
     assert scene.outside.forgotten == []
@@ -118,9 +118,9 @@ def test_the_age_of_the_oldest_slot_in_quarantine_is_told(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("end", ["expire", "release_dead"])
+@pytest.mark.parametrize("end", ["expired", "died"])
 def test_a_break_says_what_stays_good_and_why(
-    scene: Scene, engine: EngineName, end: str, caplog: pytest.LogCaptureFixture
+    scene: Scene, engine: EngineName, end: SessionEnd, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder, waiter = scene.session("r"), scene.session("w")
     slot = scene.open(recorder, engine)
@@ -128,9 +128,9 @@ def test_a_break_says_what_stays_good_and_why(
     line = scene.board.slot(0)
     line.publish(5)
     line.store_completed(3)
-    getattr(scene.registry, end)(recorder)
+    scene.registry.lose(recorder, end)
     scene.registry.take_changes()
-    has_expired = end == "expire"
+    has_expired = end == "expired"
     with caplog.at_level(logging.WARNING, "ipcsync.coordinator"):
         steps = scene.effects.plan([Change("broken", slot)])
         scene.effects.carry_out(steps)
@@ -138,9 +138,8 @@ def test_a_break_says_what_stays_good_and_why(
     assert (line.state, line.watermark, line.has_expired) == (BROKEN, 3, has_expired)
     assert line.completed == (INT64_MAX if engine == "timeline" else 3)
     assert scene.effects.releaser.holds_any() == (engine == "timeline")
-    cause = "expired" if has_expired else "died"
     told_of = [(each.kind, each.name, each.slot, each.session, each.pid, each.cause) for each in scene.outside.heard()]
-    assert told_of == [("broken", "e", 0, "r", 17, cause)]
+    assert told_of == [("broken", "e", 0, "r", 17, end)]
     assert scene.effects.quarantine_oldest_s() > 0
     (said,) = caplog.records
     told = {
@@ -149,7 +148,7 @@ def test_a_break_says_what_stays_good_and_why(
         "recorder": "r",
         "session": "id-r",
         "pid": 17,
-        "cause": cause,
+        "cause": end,
         "generation": 5,
         "good_to": 3,
     }
