@@ -74,6 +74,8 @@ assert coordinator.stop() == 0
         ("memfd_create", errno.ENOSYS),
         pytest.param("memfd_create", errno.EPERM, marks=pytest.mark.thorough),
         ("madvise", errno.EINVAL),
+        ("futex_waitv", errno.ENOSYS),
+        pytest.param("futex_waitv", errno.EPERM, marks=pytest.mark.thorough),
     ],
 )
 def test_row_72_a_call_for_which_there_is_another_way(call: str, error: int, *, keeper: bool) -> None:
