@@ -51,10 +51,6 @@ class Releaser:
         if line.completed != count:
             line.store_completed(count)
 
-    def holds_any(self) -> bool:
-        """Whether there is anything to store again."""
-        return bool(self._held)
-
     def reassert(self) -> None:
         """Store INT64_MAX again where a write has lowered the word."""
         for line in self._held.values():
