@@ -214,6 +214,10 @@ class CoordinatorStats(TypedDict):
     pool_in_use: int
     pool_high_water: int
     cuda_events: int
+    kept: dict[str, int]
+    """What of dead recorders their GPU work may still touch: words ("timeline") and CUDA events ("event")."""
+    kept_limit: dict[str, int]
+    """From how many on new events of that engine are refused."""
     quarantined: int
     quarantine_oldest_s: float
     feed_number: int

@@ -39,6 +39,7 @@ H_PROBE = 16  # a stream of the coordinator writes it, to test that streams can
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
 S_HEARTBEAT, S_OWNER, S_NUDGE = 8, 9, 10  # `nudge` is never stored to: a futex that wakes the client's thread
 S_SHOWS_END = 11  # the session's serial, if a lock shows its process's end
+S_LOCK = 12  # the inode of the socket that keeps that lock, which forked children have too
 # Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
 L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED, L_REASON = range(6)
 L_AWAITED, L_FOLLOWED = 6, 7  # 1: a record is to wake who waits, or the bridge; the waiters' and the bridge's

@@ -1,4 +1,7 @@
-"""Whether the process of another session lives."""
+"""Whether the process of another session lives: the one place that says so, for clients and the coordinator.
+
+The compiled core reads the same words, and asks here where they do not say it.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ class Peer:
         "_process",
         "_shows_end",
         "label",
+        "lock",
         "pid",
         "serial",
     )
@@ -36,15 +40,26 @@ class Peer:
         self._process: Process | None = None
         # Kept, since the line may be another session's later; ("", 0) if it is already.
         self._shows_end = self._line.end_is_shown
+        self.lock = self._line.lock if self._shows_end else 0  # of what shows the process's end; 0: nothing
         self.label, self.pid = board.who(serial)  # after the process: the line was this session's then
         self._shows_end = self._shows_end and self._line.serial == serial
 
     def is_alive(self) -> bool:
         """Whether the process still runs and still has its session's line. Costs about 0.2 µs."""
-        owner = self._line.owner  # before the serial, which another session changes later
+        owner = self.owner  # before the serial, which another session changes later
         if self._line.serial != self.serial:
             return False
         return not owner & OWNER_DIED if owner else self._ask_the_kernel()
+
+    @property
+    def owner(self) -> int:
+        """The word that the kernel marks; 0: no thread holds it."""
+        return self._line.owner
+
+    @property
+    def owner_address(self) -> int:
+        """Its address in this process."""
+        return self._line.owner_address
 
     def is_over(self) -> bool | None:
         """Whether the process, and every child forked from it, has closed all files; None if that is never known.

@@ -32,14 +32,14 @@ def hold(board: Board, line: SessionLine, *, by_exec: bool = False) -> None:
     The lock is kept while the coordinator lives, also when the session ends: its work may still be under way.
     """
     try:
-        under(_lock, _hold, board, line.serial, by_exec)
+        lock = under(_lock, _hold, board, line.serial, by_exec)
     except OSError as error:
         log.debug("the end of this process will not be seen on %s: %s", board.path, error)
         return
-    line.shows_end()
+    line.shows_end(lock)
 
 
-def _hold(board: Board, serial: int, by_exec: bool) -> None:
+def _hold(board: Board, serial: int, by_exec: bool) -> int:
     held = _held.get(board.epoch)
     if held is None:
         for epoch, other in items_of(_held):
@@ -51,6 +51,7 @@ def _hold(board: Board, serial: int, by_exec: bool) -> None:
     if by_exec:
         held.survive_exec()
     held.hold(_byte(serial))
+    return held.inode
 
 
 def is_over(board: Board, serial: int) -> bool:

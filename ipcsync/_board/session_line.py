@@ -9,6 +9,7 @@ from ipcsync._board.layout import (
     LABEL,
     LIVE,
     S_HEARTBEAT,
+    S_LOCK,
     S_NAMESPACE,
     S_NUDGE,
     S_OWNER,
@@ -35,6 +36,7 @@ class SessionLine:
     heartbeat = Word(S_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the last beat; of the client's thread
     # A robust futex: the id of the client's thread that holds it, marked OWNER_DIED by the kernel; 0: not held.
     owner = Word(S_OWNER)
+    lock = Word(S_LOCK)  # the inode of the socket that keeps the lock, if `end_is_shown`; the client's
 
     def __init__(self, words: memoryview, address: int, offset: int, label: int) -> None:
         self._label = label // 8
@@ -70,8 +72,10 @@ class SessionLine:
         """Whether a lock shows the end of the process whose session has the line."""
         return bool(self.words[self.first + S_SHOWS_END] == self.serial)
 
-    def shows_end(self) -> None:
-        """Store that it does (client), once the lock is held."""
+    def shows_end(self, lock: int) -> None:
+        """Store that it does (client), once the lock is held by the socket of that inode."""
+        self.lock = lock
+        fence()
         self.words[self.first + S_SHOWS_END] = self.serial
 
     @property

@@ -170,3 +170,4 @@ class SlotLine:
         self.state = state
         fence()
         self.futex.wake()
+        Futex(self.completed_address).wake()  # who waits for work sleeps there

@@ -17,7 +17,8 @@ _GIVE_UP_S = 0.1
 class DeathMark:
     """A word at `address`: not 0 once `show` returned, OWNER_DIED after this process's death or exec.
 
-    The thread calls `on_nudge` when another process wakes `nudge`, a word that stays 0. It calls nothing else: a
+    With a `nudge` the mark wakes one process that waits on the word, and the thread calls `on_nudge` when another
+    process wakes `nudge`, a word that stays 0. It calls nothing else: a
     library may have robust mutexes of its own, and a thread has one list of them. A nudge that comes while it is awake
     is missed, so a process that needs an answer nudges again. If no thread can be started, or the kernel refuses, the
     word stays 0, and other processes have to ask the kernel.
@@ -42,7 +43,7 @@ class DeathMark:
 
     def _hold(self) -> None:
         try:
-            with suppress(OSError), robust.held(self._address) as is_held:
+            with suppress(OSError), robust.held(self._address, wakes=self._nudge is not None) as is_held:
                 self._has_begun.set()
                 self._sleep()
                 if is_held and self._is_given_up:

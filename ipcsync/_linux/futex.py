@@ -101,13 +101,14 @@ class _Waiter(ctypes.Structure):
 class FutexSet:
     """Up to `MOST_FUTEXES` futexes, any of which wakes a waiter; the first `count` are waited on.
 
-    Without the kernel's `futex_waitv`, a wait is a sleep of a millisecond.
+    Where the kernel has no `futex_waitv`, or a sandbox refuses it, a wait is a sleep of `pause_s` seconds.
     """
 
-    __slots__ = ("_waiters", "count")
+    __slots__ = ("_pause_s", "_waiters", "count")
 
-    def __init__(self) -> None:
+    def __init__(self, pause_s: float = 0.001) -> None:
         self.count = 0
+        self._pause_s = pause_s
         self._waiters = (_Waiter * MOST_FUTEXES)()
 
     def put(self, index: int, address: int) -> None:
@@ -129,7 +130,7 @@ class FutexSet:
         count, clock = ctypes.c_uint(self.count), ctypes.c_int(_CLOCK_MONOTONIC)
         if _syscall(_SYS_FUTEX_WAITV, self._waiters, count, 0, ctypes.byref(limit), clock) < 0:
             code = ctypes.get_errno()
-            if code == errno.ENOSYS:
-                time.sleep(min(timeout_ns / 1e9, 0.001))
+            if code in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
+                time.sleep(min(timeout_ns / 1e9, self._pause_s))
             elif code not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
                 raise OSError(code, f"futex_waitv: {errno.errorcode.get(code, code)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from contextlib import suppress
 
 from ipcsync._linux import locks
 from ipcsync._locks import CallLock, holding
@@ -33,6 +34,7 @@ class LastLock:
                 self._fd = keeper.detach()  # a socket object would be closed when the interpreter ends
         finally:
             os.close(file)
+        self.inode: int = os.fstat(self._fd).st_ino
         self._lock = CallLock()
 
     @holding("_lock")
@@ -69,3 +71,20 @@ class LastLock:
     def drop(self) -> None:
         """Release this process's locks, once no process asks for them any more."""
         os.close(self._fd)
+
+
+def holders(inode: int) -> list[int]:
+    """The processes that have the socket of a `LastLock`, as far as this one may see them. Looks at all of /proc."""
+    wanted, found = f"socket:[{inode}]", []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it is gone, or another user's
+            names = os.listdir(f"/proc/{pid}/fd")
+            if any(_leads_to(f"/proc/{pid}/fd/{name}", wanted) for name in names):
+                found.append(int(pid))
+    return found
+
+
+def _leads_to(link: str, wanted: str) -> bool:
+    with suppress(OSError):  # it was closed meanwhile
+        return os.readlink(link) == wanted
+    return False

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 OWNER_DIED = 0x4000_0000  # FUTEX_OWNER_DIED: the holder ended without releasing it
+WAITERS = 0x8000_0000  # FUTEX_WAITERS: the kernel wakes one who waits on the word as it marks it
+_THREAD = 0x3FFF_FFFF  # FUTEX_TID_MASK
 _SYS_SET, _SYS_GET = {"x86_64": (273, 274), "aarch64": (99, 100)}.get(platform.machine(), (-1, -1))
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,13 +36,13 @@ _LENGTH = ctypes.c_size_t(_Head.entry.offset)
 
 
 @contextmanager
-def held(address: int) -> Iterator[bool]:
+def held(address: int, *, wakes: bool = False) -> Iterator[bool]:
     """Hold the 32-bit word at `address`, which is aligned and stays mapped, on the calling thread.
 
     The word is the thread's id while the thread is inside, and 0 once it has left. If the thread ends inside, by its
     process's death or exec too, the kernel stores OWNER_DIED, and does so before the process gives up its memory and
     files, and with them its device work (do_exit: exit_mm begins with the robust futexes; exit_files comes later). It
-    touches the word only while that is the thread's id.
+    touches the word only while that is the thread's id. `wakes`: the word has WAITERS too, before and after.
 
     Gives False, and leaves the word alone, if the kernel refuses. Inside, libc's own robust mutexes of this thread are
     not robust: a thread has one list. `Abandon` raised inside ends here, with the word still held.
@@ -58,7 +60,8 @@ def held(address: int) -> Iterator[bool]:
         yield False
         return
     word = ctypes.c_uint32.from_address(address)
-    word.value = thread = threading.get_native_id()
+    thread = threading.get_native_id()
+    word.value = thread | (WAITERS if wakes else 0)
     try:
         yield True
     except Abandon:
@@ -71,7 +74,7 @@ def held(address: int) -> Iterator[bool]:
 
 
 def _release(word: ctypes.c_uint32, thread: int, before: ctypes.c_void_p) -> None:
-    if word.value == thread:  # else it belongs to another thread by now
+    if word.value & _THREAD == thread:  # else it belongs to another thread by now
         word.value = 0
     if _libc.syscall(_SYS_SET, before, _LENGTH) != 0:
         code = ctypes.get_errno()

@@ -170,8 +170,8 @@ class Session:
         self._shutdown = Shutdown(connection, welcome.token, self.lease, self.attachments, forget_child)
         if not outliving.may_be_served():
             over.hold(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
+        self.lease.show()  # first: from Ready on the coordinator waits for the mark
         connection.request(messages.Ready(), self.token, timeout, self._beat_and_check)
-        self.lease.show()
         self._check_wanted()
         devices.collectors.append(self.attachments.collect)
         sessions.add(self)

@@ -89,6 +89,7 @@ def _show(found: dict[str, Any]) -> None:
         "starts": _starts(stats),
         "sessions": f"{stats['sessions']} of {stats['max_sessions']}; TTL {stats['lease_ttl_s']:g} s by default",
         "events": f"{stats['pool_in_use']} of {stats['pool_size']}, {stats['quarantined']} in quarantine",
+        "kept": ", ".join(f"{count} of {stats['kept_limit'][kind]} {kind}" for kind, count in stats["kept"].items()),
         "deaths": ", ".join(f"{count} by {how}" for how, count in stats["deaths"].items()) + _since(stats),
     }
     width = max(map(len, facts))

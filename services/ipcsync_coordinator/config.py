@@ -35,11 +35,15 @@ class Settings:
     driver: str = _setting("auto", "auto, cuda or host")
     devices: str = _setting("", "ordinals to serve, separated by commas; all by default")
     pool: int = _setting(
-        2048, "the most shared events there may be, those in quarantine included", least=1, most=65_536
+        2048,
+        "the most shared events there may be, those in quarantine included; of each engine half as many more are kept "
+        "for the dead",
+        least=1,
+        most=65_536,
     )
     max_cuda_events: int = _setting(
         10_000,
-        "the most CUDA events behind them, with those that the dead left pending; drivers fail beyond some 20,000",
+        "the most CUDA events behind them; at most half are kept for the dead; drivers fail beyond some 20,000",
         least=1,
         most=1_000_000,
     )

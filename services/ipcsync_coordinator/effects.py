@@ -49,11 +49,12 @@ class Effects:
         feed: Feed,
         on_forget: Callable[[Session], None],
         tombstones: Tombstones,
+        later: Callable[[float, Callable[[], None]], object] = lambda *_: None,
     ) -> None:
         self.pool = pool
         self.feed = feed
         self._tombstones = tombstones
-        self.releaser = Releaser()
+        self.releaser = Releaser(later)
         self._board = board
         self._on_forget = on_forget
         self._lines: dict[int, SlotLine] = {}
@@ -64,6 +65,7 @@ class Effects:
             "closed": lambda slot: Effect("close", slot.index),
             "broken": self._plan_break,
             "drained": self._plan_drain,
+            "kept": self._plan_keep,
             "session_opened": self._plan_assign,
             "session_closed": lambda session: Effect("expire", session.line),
             "line_freed": lambda session: Effect("forget", session.line),
@@ -85,6 +87,7 @@ class Effects:
             "opened": self._opened,
             "closed": self._closed,
             "broken": self._broken,
+            "kept": self._leave_quarantine,
             "unwanted": self._unwanted,
             "session_opened": self._session_opened,
             "session_closed": self._session_closed,
@@ -137,10 +140,13 @@ class Effects:
         ring, slot.ring = slot.ring, []
         if slot.origin is not None and change.was_broken:
             self._tombstones.add(slot.origin, Tombstone(slot.node, slot.good, slot.reason))
-        if slot.origin is None:
+        if slot.origin is None and slot.remains is None:
             slot.remains = self._remains(slot, recorded, completed, was_broken=change.was_broken)
         # On either engine: the next use begins at `recorded`, and must find everything before it complete.
         return Step(change, Effect("free", slot.index, (recorded,)), ring, is_reusable)
+
+    def _plan_keep(self, slot: Slot) -> None:
+        slot.remains = self._remains(slot, self.line(slot.index).recorded, 0, was_broken=True)
 
     def _remains(self, slot: Slot, recorded: int, completed: int, *, was_broken: bool) -> Remains:
         cause: RemainsCause = "closed"
@@ -177,7 +183,8 @@ class Effects:
             self._store(step.effect)
         if change.kind == "freed":
             (self.pool.give_back if step.is_reusable else self.pool.destroy)(step.ring)
-            self._quarantined_ns.pop(change.slot.index if change.slot else -1, None)
+            assert change.slot is not None
+            self._leave_quarantine(change.slot)
         elif change.kind in self._consequences:
             self._consequences[change.kind](change.slot or change.session)
 
@@ -219,10 +226,11 @@ class Effects:
         line.finish(FREE)
 
     def resume(self, slot: Slot) -> None:
-        """Continue the quarantine of a slot that an earlier coordinator left in it."""
-        if slot.engine == "timeline" and (slot.state == "broken" or slot.is_drained):
+        """Continue what an earlier coordinator began with a slot: its quarantine, and its word's release."""
+        if slot.engine == "timeline" and (slot.state in ("broken", "kept") or slot.is_drained):
             self.releaser.hold(slot.index, self.line(slot.index))
-        self._quarantine(slot)
+        if slot.is_quarantined:
+            self._quarantine(slot)
 
     def free_again(self, slot: Slot) -> None:
         """Store that a slot is free, where the board differs: a word still released lets a later use's waits pass."""
@@ -273,6 +281,9 @@ class Effects:
 
     def _quarantine(self, slot: Slot) -> None:
         self._quarantined_ns.setdefault(slot.index, time.monotonic_ns())
+
+    def _leave_quarantine(self, slot: Slot) -> None:
+        self._quarantined_ns.pop(slot.index, None)
 
     def quarantined_s(self, slot: Slot) -> float | None:
         """For how many seconds a slot has been in quarantine, None if it is not."""

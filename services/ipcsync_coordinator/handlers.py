@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ipcsync import __version__
-from ipcsync._board import Board, over
+from ipcsync._board import Board, Peer
 from ipcsync._linux.process import pid_namespace, resident_bytes, shm_identity, time_namespace
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
@@ -26,6 +26,7 @@ from ipcsync.errors import (
     QuotaExceeded,
 )
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
+from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.limits import Sender
@@ -34,7 +35,7 @@ from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable, Use
-from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.state import UNKNOWN, Session, Slot
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.resources import StartupConfig
 
@@ -62,6 +63,7 @@ class Handlers:
         transactions: Transactions,
         fleet: Fleet,
         feed_endpoint: str,
+        deaths: DeathWatch,
         room: Callable[[], int] = lambda: _UNLIMITED,
     ) -> None:
         self._settings = settings
@@ -78,6 +80,7 @@ class Handlers:
         self._commit = transactions.commit
         self.fleet = fleet
         self._feed_endpoint = feed_endpoint
+        self._deaths = deaths
         self._room = room  # how many sessions the file descriptors allow
         self._namespace = pid_namespace()
         self._time_namespace = time_namespace()
@@ -106,6 +109,11 @@ class Handlers:
     def serve(self) -> None:
         """Note that requests are answered from now on."""
         self._serves_ns = time.monotonic_ns()
+
+    def watch(self, entry: SessionEntry) -> None:
+        """Have a session that is ready be watched for its process's death."""
+        entry.peer = Peer(self._board, entry.session.serial)
+        self._deaths.watch(entry.peer)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -208,6 +216,7 @@ class Handlers:
         entry.session.is_ready = True
         self._registry.touched.sessions.add(entry.session)
         entry.watch.has_lifeline = entry.watch.holds_lifeline()
+        self.watch(entry)
         return _DONE
 
     def _bye(self, entry: SessionEntry, body: messages.Bye) -> messages.Message:
@@ -225,23 +234,44 @@ class Handlers:
         """Forget a session whose line is free."""
         entry = self._sessions.forget(session.serial)
         if entry is not None:
+            self._deaths.forget(session.serial)
             entry.watch.close()
 
     def lose(self, entry: SessionEntry, how: str) -> None:
-        """End a session whose process is dead ("pidfd"), or was silent for longer than its TTL ("ttl")."""
+        """End a session whose process is dead ("pidfd"), or was silent for longer than its TTL ("ttl").
+
+        Its slots stay until it is gone: a dead process submits nothing more, and what it submitted may go on.
+        """
         session = entry.session
+        self._note_loss(entry, how)
+        # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
+        if not (session.is_ready or entry.watch.holds_lifeline()):
+            self._registry.release_dead(session)
+        else:
+            self._registry.lose(session, "died" if entry.is_dead else "expired")
+        self._commit()
+
+    def bury(self, entry: SessionEntry) -> None:
+        """Free the slots of a session whose process is gone, but those that a GPU may still touch for it.
+
+        A child forked from it keeps the driver's files, and so its work. Without a lock that shows their end, as under
+        CUDA MPS, that is never known.
+        """
+        self._note_loss(entry, "pidfd")
+        peer = entry.peer or Peer(self._board, entry.session.serial)
+        self._registry.release_dead(entry.session, held=0 if peer.is_over() else peer.lock or UNKNOWN)
+        entry.watch.close()  # its pidfd would call at every turn of the loop
+        self._commit()
+
+    def _note_loss(self, entry: SessionEntry, how: str) -> None:
+        session = entry.session
+        entry.is_dead = entry.is_dead or how == "pidfd"
         if session.state == "live":
             self._metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how=how))
         # A death cannot be refused: it is appended now if there is room, else at a later tick.
         with suppress(QuotaExceeded):
             self._journal.make_room(self._size_of_end(session))
-        # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
-        if how == "pidfd" or not (entry.session.is_ready or entry.watch.holds_lifeline()):
-            self._release_dead(entry)
-        else:
-            self._registry.expire(session)
-        self._commit()
 
     def drains(self, entry: SessionEntry) -> bool:
         """Whether the session said goodbye before its last records were known complete, and they may still count."""
@@ -256,19 +286,6 @@ class Handlers:
         self._registry.break_drained(session)
         self._commit()
 
-    def _release_dead(self, entry: SessionEntry) -> None:
-        """End the session of a dead process. What a GPU may still write for it is kept until that is over.
-
-        A child forked from it keeps the driver's files, and so its work. Without a lock that shows their end, as under
-        CUDA MPS, it is never known.
-        """
-        line = self._board.session(entry.session.line)
-        works_on = not (line.end_is_shown and over.is_over(self._board, entry.session.serial))
-        if not (works_on and entry.is_dead):
-            self._registry.release_dead(entry.session, works_on=works_on)
-        entry.is_dead = True
-        entry.watch.close()  # its pidfd would call at every turn of the loop
-
     # --- events -------------------------------------------------------------------------------------------------------
 
     def _open(self, entry: SessionEntry, body: messages.Open) -> messages.Message:
@@ -280,6 +297,7 @@ class Handlers:
             self._registry.check_room(entry.session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
             engine = self._choose_engine(entry, body.default_engine if body.engine == "auto" else body.engine, device)
+            self._registry.check_kept(engine, self._effects.pool.aside)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
                 slot = self._registry.create(
@@ -325,7 +343,7 @@ class Handlers:
     def attachment_again(self, entry: SessionEntry, use: Use) -> messages.Message:
         """The attachment that a reply gave. A session that has left the slot since has read that reply."""
         slot = self._registry.slots.get(use.slot)
-        if slot is None or slot.incarnation != use.incarnation or slot.state == "free":
+        if slot is None or slot.incarnation != use.incarnation or slot.is_over:
             return codec.failure_of(EventClosed(f"the event of slot {use.slot} was closed by this session"))
         return replace(attachment_of(slot, entry.session, self._effects.pool), recorder=use.is_recorder)
 
@@ -374,7 +392,8 @@ class Handlers:
 
     def stats(self) -> dict[str, object]:
         """The counts of `Client.stats()`."""
-        slots = [slot for slot in self._registry.slots.values() if slot.state != "free"]
+        registry, pool = self._registry, self._effects.pool
+        slots = [slot for slot in registry.slots.values() if not slot.is_over]
         opened_ns = [entry.session.opened_ns for entry in self._sessions if entry.session.state == "live"]
         now_ns = time.monotonic_ns()
         return {
@@ -390,7 +409,9 @@ class Handlers:
             "pool_size": self._registry.limits.slots,
             "pool_in_use": self._registry.in_use,
             "pool_high_water": self._registry.high_water,
-            "cuda_events": self._effects.pool.made,
+            "cuda_events": pool.made,
+            "kept": {"timeline": registry.kept["timeline"], "event": registry.kept_cuda_events + pool.aside},
+            "kept_limit": {"timeline": registry.limits.kept_slots, "event": registry.limits.kept_cuda_events},
             "quarantined": sum(slot.is_quarantined for slot in slots),
             "quarantine_oldest_s": self._effects.quarantine_oldest_s(),
             "feed_number": self._effects.feed.number,

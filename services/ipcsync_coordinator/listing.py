@@ -21,12 +21,13 @@ def event_rows(
     registry: Registry, board: Board, effects: Effects, prefix: str, most: int | None = None
 ) -> list[messages.EventInfo]:
     """The first `most` events whose names begin with `prefix`, those in quarantine included."""
-    slots = (slot for slot in registry.slots.values() if slot.state != "free" and slot.name.startswith(prefix))
+    slots = (slot for slot in registry.slots.values() if not slot.is_over and slot.name.startswith(prefix))
     return [_event(slot, board, effects) for slot in islice(slots, most)]
 
 
 def _event(slot: Slot, board: Board, effects: Effects) -> messages.EventInfo:
     assert slot.state != "free"
+    assert slot.state != "kept"
     line = board.slot(slot.index)
     generation = max(line.recorded - slot.base, 0)
     completed = line.completed if slot.state == "open" else min(line.completed, line.watermark or line.completed)
@@ -94,7 +95,7 @@ def attachment_rows(registry: Registry, prefix: str, limit: int) -> list[message
 
 def _uses(registry: Registry, prefix: str) -> Iterator[messages.AttachmentInfo]:
     for slot in registry.slots.values():
-        if slot.state != "free" and slot.name.startswith(prefix):
+        if not slot.is_over and slot.name.startswith(prefix):
             for serial in sorted(slot.active | slot.draining):
                 yield _use(registry, slot, serial)
 

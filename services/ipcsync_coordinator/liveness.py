@@ -1,4 +1,4 @@
-"""Whether sessions live: deaths by pidfd (or lifeline), silence by the TTL, and credit for this process's pauses."""
+"""When a session's process is gone: by its pidfd, or its lifeline. And credit for this process's own pauses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ipcsync._board import Board
-from ipcsync._linux.process import PidFd, PidFdError, start_time
-from ipcsync._linux.robust import OWNER_DIED
+from ipcsync._linux.process import PidFd, PidFdError, is_running, start_time
 from ipcsync._logs import fields
 
 if TYPE_CHECKING:
@@ -90,14 +89,14 @@ class ProcessWatch:
         first = ProcessWatch(sender.pid, sender.routing, self._board, self._index)
         self.pid, self.started, self._pidfd, self._routing = first.pid, first.started, first._pidfd, sender.routing
 
-    def lifeline_is_cut(self) -> bool:
-        """Whether the lifeline was released where no pidfd says so: there is none, or the process called exec."""
-        may_be_cut = self._watched_by is None or self._line.owner & OWNER_DIED
-        return bool(may_be_cut) and self.gave_up_lifeline()
+    def has_let_go(self) -> bool:
+        """Whether the process has released its lifeline: its last step when it closes, or calls exec.
 
-    def gave_up_lifeline(self) -> bool:
-        """Whether the process has released its lifeline: its last step when it exits, calls exec or closes."""
-        return self.has_lifeline and not self.holds_lifeline()
+        A dying one releases it before a driver's files are closed: its pidfd, if there is one, says when it is gone.
+        """
+        if not self.has_lifeline or self.holds_lifeline():
+            return False
+        return self._watched_by is None or is_running(self.pid, self.started)
 
     def holds_lifeline(self) -> bool:
         """Whether a process holds the session's lifeline now."""
@@ -117,7 +116,7 @@ def warn_without_pidfds() -> None:
     try:
         PidFd(os.getpid()).close()
     except PidFdError as error:
-        log.warning("sessions' deaths are noticed at the next tick", extra=fields(why=error))
+        log.warning("dead sessions' ends are noticed at the next tick", extra=fields(why=error))
     except OSError:
         return  # descriptors are short, which says nothing of them
 

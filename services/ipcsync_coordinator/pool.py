@@ -52,6 +52,11 @@ class Pool:
             self._devices[shared.device].is_open = True
 
     @property
+    def aside(self) -> int:
+        """How many of dead recorders are set aside, with a pending record."""
+        return len(self._aside)
+
+    @property
     def devices(self) -> list[str]:
         """The UUIDs of the devices that this coordinator serves."""
         return list(self._devices)

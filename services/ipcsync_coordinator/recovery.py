@@ -11,7 +11,7 @@ from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Session, Slot
 
-_STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}
+_STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED, "kept": BROKEN}
 
 
 def recover(
@@ -39,7 +39,7 @@ def recover(
         effects.redo(records[-1].effects)
         journal.carried_out()
     for slot in left.slots:
-        if slot.is_quarantined:
+        if slot.is_quarantined or slot.state == "kept":
             effects.resume(slot)
     effects.pool.sweep(serial for slot in left.slots for serial in slot.ring)
     return [slot for slot in left.slots if board.slot(slot.index).state != _STATES[slot.state]]

@@ -12,7 +12,7 @@ What it promises, and the tests check against a model:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from ipcsync._wire import names
@@ -26,10 +26,20 @@ from ipcsync.errors import (
     RecorderLost,
     RecorderTaken,
 )
-from ipcsync_coordinator.state import Change, FinishedState, Limits, Recorder, Session, SessionState, Slot, Touched
+from ipcsync_coordinator.state import (
+    Change,
+    FinishedState,
+    Limits,
+    Recorder,
+    Session,
+    SessionEnd,
+    SessionState,
+    Slot,
+    Touched,
+)
 from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
 
-_MOST_KEPT = 256  # free slots that are not used again yet
+_MOST_UNUSED = 256  # free slots that are not used again yet
 
 
 class Registry:
@@ -46,10 +56,13 @@ class Registry:
         self.changes: list[Change] = []
         self.touched = Touched()  # since the journal was last appended to
         self.high_water = 0
-        self.in_use = 0
+        self._taken = 0  # slots that are not free
+        self.kept: Counter[str] = Counter({"timeline": 0, "event": 0})  # slots, by engine
+        self.kept_cuda_events = 0
+        self.held: dict[int, list[Slot]] = {}  # by their recorders, who are gone
         # The longest free first, and not at once: a point of its last use may be on its way to who sees it first.
         self._free: deque[int] = deque()
-        self._kept = min(limits.slots // 8, _MOST_KEPT)
+        self._unused = min(limits.slots // 8, _MOST_UNUSED)
         self._frees = 0  # how often a slot became free
         # The longest free first: a closed session's process may still hold the lock of its line.
         self._free_lines = deque(range(limits.sessions))
@@ -67,7 +80,12 @@ class Registry:
         self.slots = {slot.index: slot for slot in slots}
         self.names = {slot.name: slot for slot in slots if slot.name and slot.state == "open" and slot.origin is None}
         self.mirrors = {slot.origin: slot for slot in slots if slot.origin is not None and slot.state != "free"}
-        self.in_use = sum(slot.state != "free" for slot in slots)
+        self._taken = sum(slot.state != "free" for slot in slots)
+        for slot in slots:
+            if slot.held:
+                self._hold(slot)
+            if slot.state == "kept":
+                self._count_kept(slot, 1)
         free = sorted((slot for slot in slots if slot.state == "free"), key=lambda slot: slot.freed)
         self._free = deque(slot.index for slot in free)
         self._frees = max((slot.freed for slot in slots), default=0)
@@ -92,7 +110,7 @@ class Registry:
         recorder = None if slot.recorder is None else self.sessions.get(slot.recorder.serial)
         was_broken = slot.state == "broken"
         if recorder is not None and recorder.state == "live" and not slot.is_drained and slot.origin is None:
-            self.expire(recorder)
+            self.lose(recorder, "expired")
         if was_broken or slot.state != "broken":
             self._finish(slot, "broken")
 
@@ -129,9 +147,12 @@ class Registry:
         session.end = session.end or "closed"
         self._end(session, "closed", breaks=False, released=released)
 
-    def expire(self, session: Session) -> None:
-        """End an expired session. Names and roles are free; slots and line stay until it releases them or is dead."""
-        session.end = session.end or "expired"
+    def lose(self, session: Session, end: SessionEnd) -> None:
+        """End a session that expired, or whose process died. Names and roles are free.
+
+        Slots and line stay until it releases them, or its process is gone.
+        """
+        session.end = session.end or end
         self._end(session, "expired", breaks=True, released=False)
 
     def drains(self, session: Session) -> bool:
@@ -148,18 +169,58 @@ class Registry:
                 slot.reason = "expired"
                 self._finish(slot, "broken")
 
-    def release_dead(self, session: Session, *, works_on: bool = False) -> None:
-        """End a session whose process is proven dead, and so cannot touch any slot.
+    def release_dead(self, session: Session, *, held: int = 0) -> None:
+        """End a session whose process is gone, and so cannot touch any slot.
 
-        `works_on`: what it submitted to a GPU may go on. The words that this may write stay its own, until a call
-        without it.
+        `held`: what it submitted to a GPU may go on, as in `Slot`. What this may touch is kept, until `end_held`.
         """
         session.end = session.end or "died"
-        self._end(session, "closed", breaks=True, released=True, works_on=works_on)
+        self._end(session, "closed", breaks=True, released=True, held=held)
 
-    def _end(
-        self, session: Session, state: SessionState, *, breaks: bool, released: bool, works_on: bool = False
-    ) -> None:
+    def end_held(self, serial: int) -> None:
+        """Free what a recorder left: nothing of its work can run any more."""
+        for slot in self.held.pop(serial, ()):
+            slot.held = 0
+            self.touched.slots.add(slot)
+            if slot.state == "kept":
+                self._count_kept(slot, -1)
+                self._free_slot(slot, was_broken=True)
+
+    def _hold(self, slot: Slot) -> None:
+        assert slot.recorder is not None
+        self.held.setdefault(slot.recorder.serial, []).append(slot)
+
+    def _count_kept(self, slot: Slot, by: int) -> None:
+        self.kept[slot.engine] += by
+        self.kept_cuda_events += by * len(slot.ring)
+
+    @property
+    def in_use(self) -> int:
+        """How many slots count for the pool: all but the free ones, and those kept within their own limit."""
+        return self._taken - sum(min(count, self.limits.kept_slots) for count in self.kept.values())
+
+    def check_kept(self, engine: str, aside: int) -> None:
+        """Raise QuotaExceeded if too much of an engine is kept for a new event; `aside`: CUDA events that are, too."""
+        bounds = [(self.kept[engine], self.limits.kept_slots, "slots", "half of --pool")]
+        if engine == "event":
+            count = self.kept_cuda_events + aside
+            bounds.append((count, self.limits.kept_cuda_events, "CUDA events", "half of --max-cuda-events"))
+        for count, limit, what, setting in bounds:
+            if count >= limit:
+                raise QuotaExceeded(
+                    f"new events of the engine {engine!r} are refused: {count} {what} of dead recorders are kept "
+                    f"({setting}), since their GPU work may go on: {self._why_kept()}",
+                    limit=limit,
+                )
+
+    def _why_kept(self) -> str:
+        pids = {slot.recorder.pid for slots in self.held.values() for slot in slots if slot.recorder and slot.held > 0}
+        if pids:
+            named = ", ".join(map(str, sorted(pids)[:8]))
+            return f"a process forked from pid {named} still has the driver's files open: end it (the log names it)"
+        return "whether it does is never known (CUDA MPS, or no lock): start the coordinator anew"
+
+    def _end(self, session: Session, state: SessionState, *, breaks: bool, released: bool, held: int = 0) -> None:
         if self.sessions.get(session.serial) is not session:
             return
         was_live = session.state == "live"
@@ -172,9 +233,11 @@ class Registry:
             if slot.recorder is not None and slot.is_recorded_by(session) and slot.recorder.end != session.end:
                 slot.recorder.end = session.end
                 self.touched.slots.add(slot)
-            self._leave(
-                slot, session, breaks=breaks, released=released and not (works_on and _is_written(slot, session))
-            )
+            if held and _is_touched(slot, session):
+                slot.held = held
+                self.touched.slots.add(slot)
+                self._hold(slot)
+            self._leave(slot, session, breaks=breaks, released=released)
         for name in session.streams:
             if not any(name in other.streams for other in self.sessions.values() if other is not session):
                 self.streams.pop(name, None)
@@ -237,7 +300,7 @@ class Registry:
         self.check_room(session, name)
         assert origin is not None or not (name and name in self.names)
         index = len(self.slots)
-        if len(self._free) > self._kept or (self._free and index >= self.limits.slots):
+        if len(self._free) > self._unused or (self._free and index >= self.limits.slots + 2 * self.limits.kept_slots):
             index = self._free.popleft()
         slot = self.slots.setdefault(index, Slot(index))
         slot.incarnation += 1
@@ -245,7 +308,7 @@ class Registry:
         slot.depth, slot.ring = depth, ring
         slot.recorder, slot.is_drained, slot.left, slot.remains = None, False, set(), None
         slot.origin, slot.node, slot.reason, slot.good, slot.is_tombstone = origin, node, "", 0, False
-        self.in_use += 1
+        self._taken += 1
         self.high_water = max(self.high_water, self.in_use)
         if origin is not None:
             self.mirrors[origin] = slot
@@ -272,7 +335,7 @@ class Registry:
     def attach(self, session: Session, index: int, incarnation: int) -> Slot:
         """Attach to the use of a slot that a point names; RecorderLost if it is over."""
         slot = self.slots.get(index)
-        if slot is None or slot.incarnation != incarnation or slot.state == "free":
+        if slot is None or slot.incarnation != incarnation or slot.is_over:
             raise RecorderLost(
                 f"the event of this point (slot {index}, use {incarnation}) is gone: its recorder has closed it or "
                 "died, and its slot has been used for another event since, so whether the work was complete is not "
@@ -328,7 +391,7 @@ class Registry:
         of this bridge.
         """
         slot = self._used(index, incarnation)
-        if incarnation < slot.incarnation or slot.state in ("broken", "free"):
+        if incarnation < slot.incarnation or slot.is_over or slot.state == "broken":
             return
         if slot.origin is None or not slot.is_recorded_by(session):
             raise EventClosed(f"this session is not the bridge that mirrors on slot {index}")
@@ -348,7 +411,7 @@ class Registry:
         EventClosed for a session that does not record there.
         """
         slot = self._used(index, incarnation)
-        if incarnation < slot.incarnation or slot.state in ("broken", "free") or slot.is_drained:
+        if incarnation < slot.incarnation or slot.is_over or slot.state == "broken" or slot.is_drained:
             return
         if not slot.is_recorded_by(session):
             raise EventClosed(f"this session does not record on slot {index}: it cannot break it")
@@ -451,12 +514,21 @@ class Registry:
             self.changes.append(Change(state, slot=slot))
 
     def _release(self, slot: Slot) -> None:
-        was_broken, slot.state = slot.state == "broken", "free"
-        self.touched.slots.add(slot)
         slot.active, slot.draining = set(), set()  # new ones, since an emptied set keeps its memory
+        if slot.held:
+            slot.state = "kept"
+            self._count_kept(slot, 1)
+            self.touched.slots.add(slot)
+            self.changes.append(Change("kept", slot=slot))
+        else:
+            self._free_slot(slot, was_broken=slot.state == "broken")
+
+    def _free_slot(self, slot: Slot, *, was_broken: bool) -> None:
+        slot.state = "free"
+        self.touched.slots.add(slot)
         if slot.origin is not None:
             self.mirrors.pop(slot.origin, None)
-        self.in_use -= 1
+        self._taken -= 1
         self._frees += 1
         slot.freed = self._frees
         self._free.append(slot.index)
@@ -467,6 +539,6 @@ def _is_drained_by(slot: Slot, session: Session) -> bool:
     return slot.is_recorded_by(session) and slot.state == "closed" and not slot.is_drained
 
 
-def _is_written(slot: Slot, session: Session) -> bool:
-    """Whether GPU work that `session` submitted may write the slot's word; the bridge itself writes a mirror's."""
-    return slot.engine == "timeline" and slot.origin is None and slot.is_recorded_by(session) and not slot.is_drained
+def _is_touched(slot: Slot, session: Session) -> bool:
+    """Whether GPU work of `session` may touch the slot's word or ring; the bridge itself writes a mirror's."""
+    return slot.origin is None and slot.is_recorded_by(session) and not slot.is_drained

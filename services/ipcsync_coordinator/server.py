@@ -19,12 +19,14 @@ from ipcsync._wire import codec, endpoints
 from ipcsync._zeromq import new_context
 from ipcsync_coordinator import limits, records
 from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Feed
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.kept import Kept
 from ipcsync_coordinator.limits import Descriptors, Gate, Sender, StrikeCounter, cut
 from ipcsync_coordinator.liveness import PauseCredit, warn_without_pidfds
 from ipcsync_coordinator.metrics import Metrics
@@ -36,11 +38,10 @@ from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.startup import Startup
 from ipcsync_coordinator.state import Limits, Session
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_keeper.resources import listen
+from ipcsync_keeper.resources import listen, reserve
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_RELEASE_S = 0.05
 _UNREADY_NS = 30_000_000_000
 
 
@@ -69,11 +70,15 @@ class Server:
         )
         self.registry = Registry(_limits(settings))
         pool = Pool(config.devices, startup.driver, settings.max_cuda_events, held=config.events)
-        self.effects = Effects(self.board, pool, self.feed, self._forget, self.registry.tombstones)
+        self.effects = Effects(
+            self.board, pool, self.feed, self._forget, self.registry.tombstones, self._loop.call_later
+        )
         journal = Journal(startup.journal, lambda: records.whole(self.registry, self.sessions))
         self.sessions = SessionTable(journal.most_replies(settings.remembered_requests), settings.max_sessions)
         self._transactions = Transactions(self.registry, self.sessions, self.effects, journal)
         self._differing = recover(journal, self.registry, self.sessions, self.effects, self.board, time.monotonic_ns())
+        self._deaths = DeathWatch(Inbox(self._died).put)
+        self._kept = Kept(self.registry, self.board, self._transactions.commit)
         first_want = (config.starts - 1) << codec.FEED_START_BITS
         self.fleet = Fleet(self.registry, self.effects, self.sessions, self._transactions, self.board.epoch, first_want)
         self.handlers = Handlers(
@@ -87,6 +92,7 @@ class Server:
             self._transactions,
             self.fleet,
             self._feed_endpoint,
+            self._deaths,
             self._descriptors.sessions,
         )
         strikes = StrikeCounter(settings.max_invalid, settings.max_sessions)
@@ -219,16 +225,23 @@ class Server:
             log.error("journal and board differ", extra=fields(slot=slot.index, name=slot.name, state=slot.state))
             if slot.state == "free":
                 self.effects.free_again(slot)
-            else:
+            elif slot.state != "kept":  # which no session uses
                 self.registry.break_slot(slot)
         self._transactions.commit()
         for entry in self.sessions:
-            on_death = partial(self.handlers.lose, entry, "pidfd")
-            if entry.session.was_confirmed and not entry.watch.watch_at_once(self._loop, on_death):
-                on_death()
+            if entry.session.is_ready:
+                self.handlers.watch(entry)
+            on_end = partial(self.handlers.bury, entry)
+            if entry.session.was_confirmed and not entry.watch.watch_at_once(self._loop, on_end):
+                on_end()
+
+    def _died(self, serial: int) -> None:
+        entry = self.sessions.of_serial(serial)
+        if entry is not None:
+            self.handlers.lose(entry, "pidfd")
 
     def _confirm(self, entry: SessionEntry, sender: Sender) -> None:
-        if entry.watch.confirm(sender, self._loop, partial(self.handlers.lose, entry, "pidfd")):
+        if entry.watch.confirm(sender, self._loop, partial(self.handlers.bury, entry)):
             session = entry.session
             session.pid, session.started, session.was_confirmed = entry.watch.pid, entry.watch.started, True
             self.registry.touched.sessions.add(session)
@@ -244,8 +257,7 @@ class Server:
         try:
             self._beat()
         finally:  # whatever failed: without the next tick there is no heartbeat, and silence is not seen
-            busy = self.effects.releaser.holds_any()
-            self._loop.call_later(min(_RELEASE_S, self._tick_s) if busy else self._tick_s, self._tick)
+            self._loop.call_later(self._tick_s, self._tick)
 
     def _beat(self) -> None:
         now_ns = time.monotonic_ns()
@@ -259,7 +271,7 @@ class Server:
             self.feed.tick()
             self.effects.pool.destroy_aside()
             self._check_place()
-        self.effects.releaser.reassert()
+        self._kept.look(now_ns)
         self.effects.pool.refill()
         self.fleet.tick(now_ns)
         self._drain_link()
@@ -326,14 +338,14 @@ class Server:
         log.warning("a socket in the runtime directory was removed: made anew", extra=fields(path=path))
 
     def _check(self, entry: SessionEntry, now_ns: int) -> None:
-        if entry.is_dead or entry.watch.lifeline_is_cut():
-            self.handlers.lose(entry, "pidfd")
-        elif entry.session.state == "live":
+        if entry.peer is not None and not entry.is_dead and not entry.peer.is_alive():
+            self.handlers.lose(entry, "pidfd")  # whatever became of the thread that waits for the mark
+        if entry.session.state == "live":
             if self._is_silent(entry, now_ns):
                 self.handlers.lose(entry, "ttl")
-        elif entry.watch.gave_up_lifeline() or not (entry.session.is_ready or entry.watch.holds_lifeline()):
+        elif entry.watch.has_let_go() or not (entry.session.is_ready or entry.watch.holds_lifeline()):
             # Its goodbye was lost, it called exec, or it was never ready, and expired with its lifeline held.
-            self.handlers.lose(entry, "pidfd")
+            self.handlers.bury(entry)
         elif self.handlers.drains(entry) and self._is_silent(entry, now_ns):
             self.handlers.break_drained(entry)
 
@@ -352,6 +364,7 @@ class Server:
         self._loop.remove_reader(link.socket)
         link.close()
         self._gate.stop()
+        self._deaths.close()
         self._requests.socket.close()
         self.feed.close()
         self._zap.close()
@@ -369,6 +382,8 @@ def _limits(settings: Settings) -> Limits:
         attachments=settings.max_attachments,
         streams=settings.max_streams,
         name_bytes=settings.max_name,
+        kept_slots=reserve(settings.pool),
+        kept_cuda_events=settings.max_cuda_events // 2,
     )
 
 

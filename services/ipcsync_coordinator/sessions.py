@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from ipcsync._board import Peer
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.state import Session
 
@@ -32,7 +33,8 @@ class SessionEntry:
     session: Session
     watch: ProcessWatch
     beat_ns: int  # the latest heartbeat seen
-    is_dead: bool = False  # its process is, and what that submitted to a GPU may go on
+    peer: Peer | None = None  # says whether its process lives, once that is ready
+    is_dead: bool = False  # its process is, and not gone yet
     replies: OrderedDict[int, Kept] = field(default_factory=OrderedDict)
     deadline_ns: int = 0  # of its last request; all requests of one call have the same
 

@@ -15,7 +15,7 @@ from ipcsync._wire import names
 from ipcsync._wire.messages import Remains
 from ipcsync_coordinator.tombstones import Origin
 
-SlotState = Literal["free", "open", "broken", "closed"]
+SlotState = Literal["free", "open", "broken", "closed", "kept"]
 SessionState = Literal["live", "expired", "closed"]
 SessionEnd = Literal["", "closed", "died", "expired"]
 FinishedState = Literal["broken", "closed"]
@@ -25,6 +25,7 @@ ChangeKind = Literal[
     "closed",
     "broken",
     "drained",
+    "kept",
     "freed",
     "session_opened",
     "session_closed",
@@ -42,6 +43,12 @@ class Limits:
     attachments: int = 4096
     streams: int = 1024
     name_bytes: int = names.MAX_BYTES
+    kept_slots: int = 1024
+    kept_cuda_events: int = 5_000
+
+
+UNKNOWN = -1
+"""In place of a lock's inode: no lock shows the process's end."""
 
 
 class Recorder(Struct, eq=False, array_like=True):
@@ -108,7 +115,10 @@ class Slot(Struct, eq=False, array_like=True):
 
     Once any slot is broken, `good` is the last generation that counts, and `reason` is "expired" if its recorder
     did, "behind" if that lives and what it recorded stood behind a lost wait.
-    `remains` is what became of its last use, while it is free, and `freed` grows with each slot that becomes free.
+    `remains` is what became of its last use, once that is over, and `freed` grows with each slot that becomes free.
+
+    `held` is not 0 once its recorder is gone while a GPU may still touch word or ring for it: the inode of the lock
+    that shows the end of that, or `UNKNOWN`. Released by every session it is then "kept" instead of "free".
     """
 
     index: int
@@ -132,6 +142,12 @@ class Slot(Struct, eq=False, array_like=True):
     is_tombstone: bool = False
     remains: Remains | None = None
     freed: int = 0
+    held: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no session uses it."""
+        return self.state in ("free", "kept")
 
     def is_recorded_by(self, session: Session) -> bool:
         """Whether that session is its recorder."""
@@ -174,9 +190,9 @@ class Touched:
 class Change:
     """A consequence of a transition, to be carried out on the board, in the pool and on the feed.
 
-    kind: opened, recorder, closed, broken, drained (all records of a closed one are complete), freed (slot); unwanted
-    (mirror that only the bridge uses); session_opened, session_closed, line_freed (session). `was_broken`: of a slot
-    that is freed.
+    kind: opened, recorder, closed, broken, drained (all records of a closed one are complete), kept, freed (slot);
+    unwanted (mirror that only the bridge uses); session_opened, session_closed, line_freed (session). `was_broken`: of
+    a slot that is freed.
     """
 
     kind: ChangeKind

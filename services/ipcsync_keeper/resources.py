@@ -35,6 +35,11 @@ class KeeperConfig(msgspec.Struct, frozen=True):
     max_sessions: int
 
 
+def reserve(pool: int) -> int:
+    """How many slots of each engine are kept outside of the pool, while a dead recorder's GPU work may go on."""
+    return max(pool // 2, 1)
+
+
 class StartupConfig(msgspec.Struct, frozen=True):
     """What a coordinator is told at its start. Times are of CLOCK_MONOTONIC, in ns.
 
@@ -68,7 +73,7 @@ class Resources:
             devices = served_devices(keeper.devices)
             self.epoch = os.urandom(16)
             path = self.directory.board_path(self.epoch)
-            self.board = Board.create(path, self.epoch, keeper.max_sessions, keeper.pool)
+            self.board = Board.create(path, self.epoch, keeper.max_sessions, keeper.pool + 2 * reserve(keeper.pool))
             try:
                 if not self.board.show_life():
                     log.warning("no robust futex: clients check /proc or a file lock to see whether this process lives")

@@ -72,11 +72,24 @@ class CoordinatorCollector(Collector):
             what = {(sample.stats["version"], sample.stats["driver"]): 1.0}
             yield _gauge("info", "1; the labels say what serves.", what, "version", "driver")
             yield from _gauges(sample.stats)
+            yield from _kept(sample.stats)
             yield _memory(sample.stats)
             yield from _counters(sample.stats)
             yield _events(sample)
             yield _latency(sample.stats["latency"])
             yield from _bridge(sample.bridge)
+
+
+def _kept(stats: dict[str, Any]) -> Iterator[Metric]:
+    text = "Words (timeline) and CUDA events (event) of dead recorders that their GPU work may still touch."
+    kept = GaugeMetricFamily("ipcsync_kept", text, labels=["engine"])
+    text = "From how many of them on new events of that engine are refused."
+    limit = GaugeMetricFamily("ipcsync_kept_limit", text, labels=["engine"])
+    for engine, count in stats["kept"].items():
+        kept.add_metric([engine], count)
+        limit.add_metric([engine], stats["kept_limit"][engine])
+    yield kept
+    yield limit
 
 
 def _bridge(bridge: BridgeInfo | None) -> Iterator[Metric]:

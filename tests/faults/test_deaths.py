@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import ipcsync
+from ipcsync._board import INT64_MAX
 from ipcsync._linux.process import Process, is_running, pid_namespace, start_time
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -251,7 +252,7 @@ def test_row_06_a_zombie_that_nobody_reaps_is_dead(
 
     assert isinstance(waiting.outcome(), ipcsync.RecorderLost)
     until_lost(client, "pidfd")
-    assert fixtures.state_of(peer.pid) == "Z"
+    until(lambda: fixtures.state_of(peer.pid) == "Z", "its end")
     assert not is_running(peer.pid, started)
     assert client.stats()["deaths"] == {"pidfd": 1, "ttl": 0}
     client.event("e", recorder=True, engine=engine)
@@ -332,3 +333,62 @@ def test_row_07_a_new_process_with_the_pid_of_a_dead_recorder_is_not_taken_for_i
         "the new session has the old pid": True,
         "deaths": {"pidfd": 1, "ttl": 0},
     }
+
+
+# --- rows 61 and 63 ---------------------------------------------------------------------------------------------------
+
+
+def test_row_61_at_its_mark_a_recorder_is_dead_for_all_and_its_slot_stays_until_it_is_gone(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
+    peer.call(actions.hold)
+    point = client.point(peer.call(actions.record, "e"))
+    event, stream = client.event("e"), ipcsync.Stream()
+    slot = event._engine.slot
+    point.wait(stream)
+    waiting = [Blocked(point.synchronize), Blocked(event.at(2).synchronize)]
+
+    peer.call(actions.be_marked_as_dead)
+
+    for call in waiting:
+        assert isinstance(call.outcome(), ipcsync.RecorderLost)
+    if engine == "timeline":
+        until(stream.query, "the stream goes on")
+    until_lost(client, "pidfd")
+    peer.call(actions.open_gate)  # what it submitted ends, and lowers a timeline's word
+    if engine == "timeline":
+        until(lambda: event._engine.line.completed == INT64_MAX, "the word is released again")
+    assert event.completed == 0, "nothing late counts"
+    with client.event("e", recorder=True, engine=engine) as anew:
+        assert anew._engine.slot != slot
+    event.close()
+    until(lambda: client.stats()["pool_in_use"] == 1, "the others have let go")
+    assert client.stats()["quarantined"] == 1
+    peer.kill()
+    until(lambda: client.stats()["pool_in_use"] == 0, "it is gone, and over")
+
+
+@pytest.mark.process
+def test_row_63_many_recorders_die_at_once_while_clients_start(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[[], Peer], engine: EngineName
+) -> None:
+    recorders, points = [new_peer() for _ in range(8)], []
+    for number, recorder in enumerate(recorders):
+        recorder.call(actions.open_recorder, coordinator.endpoint, str(number), engine)
+        recorder.call(actions.hold)
+        points.append(client.point(recorder.call(actions.record, str(number))))
+    waiting = [Blocked(point.synchronize) for point in points]
+    newcomers = [new_peer() for _ in range(4)]
+
+    for recorder in recorders:
+        os.kill(recorder.pid, signal.SIGKILL)
+    for newcomer in newcomers:
+        newcomer.call(actions.open_recorder, coordinator.endpoint, f"of {newcomer.pid}", engine)
+
+    for call in waiting:
+        assert isinstance(call.outcome(), ipcsync.RecorderLost)
+    for newcomer in newcomers:
+        assert client.point(newcomer.call(actions.record_complete, f"of {newcomer.pid}")).query()
+    until(lambda: client.stats()["deaths"]["pidfd"] == len(recorders), "each death is counted")
+    until(lambda: client.stats()["pool_in_use"] == len(recorders) + len(newcomers), "nothing is lost")

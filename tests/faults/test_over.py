@@ -168,21 +168,53 @@ def test_a_forked_child_keeps_the_drivers_files_and_so_the_recorder_is_not_over(
     assert client.wait_over(point, DEADLINE_S)
 
 
-def test_what_a_dead_recorders_work_may_write_is_not_used_again_before_that_is_over(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, sleepers: list[int]
+def test_row_62_what_a_dead_recorders_work_may_touch_is_not_used_again_before_that_is_over(
+    peer: Peer, sleepers: list[int], engine: EngineName, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _recorder_of(peer, coordinator.endpoint, "timeline")
-    peer.call(actions.open_event, "other", "event")
-    (info,) = client.list_events("e")
-    sleepers.append(peer.call(over_actions.fork_sleeper, "os.fork", os.getpid()))
-    peer.kill()
-    until_lost(client, "pidfd")
-    with client.event("e", recorder=True, engine="timeline") as anew:
-        assert anew._engine.slot != info.slot
-        assert client.stats()["quarantined"] == 1, "what no GPU writes for the dead is free"
-        assert len(client.list_sessions()) == 1
+    """Neither its slot nor its CUDA events, though the pool is used up otherwise; the log says who keeps them."""
+    with ipcsync.launch(pool=4) as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+        _recorder_of(peer, coordinator.endpoint, engine)
+        with client.event("e") as old:
+            slot, serials = old._engine.slot, set(old._engine._serials)
+        sleepers.append(peer.call(over_actions.fork_sleeper, "os.fork", os.getpid()))
+        peer.kill()
+        until(lambda: client.stats()["kept"][engine] == max(len(serials), 1), "it is kept")
+        for number in range(4):
+            anew = client.event(str(number), recorder=True, engine=engine)
+            assert anew._engine.slot != slot
+            assert not serials & set(anew._engine._serials)
+        assert (client.stats()["pool_in_use"], client.stats()["quarantined"]) == (4, 0)
+        until(lambda: f"held_by={sleepers[0]}" in capfd.readouterr().err, "the log names it")
         os.kill(sleepers[0], signal.SIGKILL)
-        until(lambda: client.stats()["quarantined"] == 0, "the word is given up")
+        until(lambda: client.stats()["kept"][engine] == 0, "it is given up")
+
+
+def test_row_68_crashes_again_and_again_are_bounded_told_and_refused_by_engine(
+    new_peer: NewPeer, engine: EngineName, tmp_path: Path
+) -> None:
+    """Under MPS, where what the dead submitted is never known to be over."""
+    other: EngineName = "event" if engine == "timeline" else "timeline"
+    with (
+        ipcsync.launch(pool=12, max_cuda_events=160) as coordinator,
+        ipcsync.connect(coordinator.endpoint) as client,
+    ):
+        limit = client.stats()["kept_limit"]
+        assert limit == {"timeline": 6, "event": 80}
+        mine = client.event("mine", recorder=True, engine=engine, depth=1)
+        refused = f"new events of the engine '{engine}' are refused.*MPS"
+        for number in range(limit["timeline"]):
+            client.event(str(number), recorder=True, engine=engine).close()
+            peer = new_peer(**_mps(tmp_path, "the driver says so" if ipcsync.driver_name() == "host" else _DAEMON))
+            _recorder_of(peer, coordinator.endpoint, engine)
+            peer.kill()
+            until(lambda: client.stats()["pool_in_use"] == 1, "it is kept")
+        with pytest.raises(ipcsync.QuotaExceeded, match=refused) as full:
+            client.event("e", recorder=True, engine=engine)
+        assert full.value.limit == limit["timeline"]
+        assert client.stats()["kept"][other] == 0
+        fixtures.finish(mine.record(ipcsync.Stream()))
+        with client.event("rest", recorder=True, engine=other) as rest:
+            fixtures.finish(rest.record(ipcsync.Stream()))
 
 
 @pytest.mark.parametrize("kind", ["os.fork", "PyDLL"])
@@ -328,13 +360,12 @@ def test_under_mps_what_a_dead_recorders_work_may_write_is_never_used_again(new_
         with ipcsync.connect(coordinator.endpoint) as client:
             peer = new_peer(**_mps(tmp_path, "the driver says so" if ipcsync.driver_name() == "host" else _DAEMON))
             _recorder_of(peer, coordinator.endpoint, "timeline")
-            peer.call(actions.open_event, "other", "event")
             (info,) = client.list_events("e")
             peer.kill()
-            until_lost(client, "pidfd")
+            until(lambda: client.stats()["kept"]["timeline"] == 1, "the word is kept")
             with client.event("e", recorder=True, engine="timeline") as anew:
                 assert anew._engine.slot != info.slot
-            until(lambda: client.stats()["quarantined"] == 1, "all but the word is free")
+            assert client.stats()["kept"]["timeline"] == 1
         until(lambda: not coordinator.is_running, "it has no use for a coordinator either")
 
 

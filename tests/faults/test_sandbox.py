@@ -72,6 +72,8 @@ assert coordinator.stop() == 0
         ("pidfd_open", errno.ENOSYS, False),
         ("memfd_create", errno.ENOSYS, True),
         ("madvise", errno.EINVAL, True),
+        ("futex_waitv", errno.ENOSYS, True),
+        pytest.param("futex_waitv", errno.EPERM, True, marks=pytest.mark.thorough),
         pytest.param("pidfd_open", errno.EPERM, True, marks=pytest.mark.thorough),
         pytest.param("memfd_create", errno.EPERM, True, marks=pytest.mark.thorough),
         pytest.param("memfd_create", errno.ENOSYS, False, marks=pytest.mark.thorough),

@@ -50,6 +50,7 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     stats = {
         "version": "1.2", "driver": "cuda", "sessions": 3, "max_sessions": 9,
         "pool_size": 10, "pool_in_use": 2, "pool_high_water": 4, "cuda_events": 8, "quarantined": 1,
+        "kept": {"timeline": 2, "event": 16}, "kept_limit": {"timeline": 5, "event": 100},
         "quarantine_oldest_s": 1.5, "oldest_lease_s": 60.5, "attachments": 5, "feed_number": 12, "uptime_s": 99.5,
         "starts": 2, "start_s": 0.25, "pause_s": 0.125, "restarts": {"died": 1, "hung": 0, "reloaded": 3},
         "pid": 8, "keeper_pid": 7, "memory_bytes": 40e6, "keeper_memory_bytes": 30e6,
@@ -89,6 +90,7 @@ def test_counters_have_their_labels(sampler: Sampler) -> None:
     assert samples["ipcsync_requests_total", ("open", "RecorderTaken")] == 1
     assert samples["ipcsync_refusals_total", ("uid",)] == 2
     assert samples["ipcsync_deaths_total", ("pidfd",)] == 1
+    assert (samples["ipcsync_kept", ("event",)], samples["ipcsync_kept_limit", ("timeline",)]) == (16, 5)
     assert samples["ipcsync_resyncs_total", ()] == 1
     assert samples["ipcsync_restarts_total", ("died",)] == 1
     assert samples["ipcsync_restarts_total", ("reloaded",)] == 3

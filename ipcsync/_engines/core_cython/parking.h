@@ -244,11 +244,12 @@ static int64_t soon_after(const struct patience *patience) {
 /* Wait until the driver says that `event` is complete, or `*word` has reached `wanted`, which is looked at all the same:
  * the event may be another generation's by now. Without an event only for the word. The wait began at `began`, maybe with
  * an earlier call. `nudge` is the recorder's, or null.
- * 1: look; 0: `until` passed, a signal came, or the driver has an error, which the caller's next call meets.
+ * 1: look; 0: `until` passed, a signal came, `*state` is `broken`, or the driver has an error, which the caller's next
+ * call meets.
  */
 static int await_work(
-    void *event, const uint64_t *word, uint64_t wanted, int64_t began, int64_t until, const void *nudge,
-    struct patience *patience
+    void *event, const uint64_t *word, uint64_t wanted, const uint64_t *state, uint64_t broken, int64_t began,
+    int64_t until, const void *nudge, struct patience *patience
 ) {
     int64_t now = monotonic_ns(), soon = soon_after(patience);
     int64_t first = soon ? 0 : sleep_ns >> patience->vain; /* how long the first look lasts */
@@ -260,6 +261,7 @@ static int await_work(
         result = (int64_t)(seen - wanted) >= 0;
         int error = result || event == NULL ? NOT_READY_YET : parking.query(event);
         result |= error == 0;
+        is_interrupted |= __atomic_load_n(state, __ATOMIC_ACQUIRE) == broken;
         if (result || error != NOT_READY_YET || is_interrupted) break;
         int64_t last = now;
         now = monotonic_ns();

@@ -5,7 +5,8 @@ cdef extern from "parking.h" nogil:
     struct patience:
         pass
     int await_work(
-        void *event, const uint64_t *word, uint64_t wanted, int64_t began, int64_t until, const void *nudge, patience *last
+        void *event, const uint64_t *word, uint64_t wanted, const uint64_t *state, uint64_t broken, int64_t began,
+        int64_t until, const void *nudge, patience *last
     )
     bint park_for "park"(void **events, int count, const void *word)
     bint is_in_berth "is_parked"(void *event)

@@ -213,7 +213,8 @@ cdef class Queries(Streams):
             return found
         step(AWAIT_WORK)
         is_there = await_work(
-            event, self.place + COMPLETED, self.base + generation, began, until, self.doorbell(), &self.patience
+            event, self.place + COMPLETED, self.base + generation, self.place + STATE, BROKEN, began, until,
+            self.doorbell(), &self.patience
         )
         if event != NULL:
             ipcsync_add(&self.sleepers, -1)

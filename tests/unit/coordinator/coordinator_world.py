@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from ipcsync import _drivers
-from ipcsync._board import Board
+from ipcsync._board import Board, Peer
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator import records
 from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
@@ -55,6 +56,11 @@ SENDER = Sender(b"routing", Frame())
 class _NoSocket:
     def send(self, _frame: bytes, _flags: int) -> None:
         """Nobody subscribes."""
+
+
+class _NoWatch(DeathWatch):
+    def watch(self, _peer: Peer) -> None:
+        """Nobody dies, so no thread waits for that."""
 
 
 class DirectDriver(DriverClient):
@@ -121,6 +127,7 @@ class World:
             self.transactions,
             Fleet(self.registry, effects, self.sessions, self.transactions, self.board.epoch, 0),
             "ipc://feed",
+            _NoWatch(lambda _: None),
         )
         self.dispatcher = Dispatcher(
             SETTINGS,
@@ -162,8 +169,8 @@ class World:
     def release_all(self) -> None:
         """All processes are dead, and have closed all files."""
         for entry in self.sessions:
-            self.board.session(entry.session.line).shows_end()
-            self.handlers.lose(entry, "pidfd")
+            self.board.session(entry.session.line).shows_end(17)
+            self.handlers.bury(entry)
 
     def _destroy_events(self) -> None:
         self.events.destroy([shared.serial for shared in self.events.held()])

@@ -20,7 +20,7 @@ from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.transactions import Transactions
 from tests.unit.coordinator.coordinator_world import SENDER, World
 
-STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}
+STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED, "kept": BROKEN}
 _LINES = {"live": LIVE, "expired": EXPIRED, "closed": EXPIRED}
 
 
@@ -112,7 +112,7 @@ class Scene:
     def hello(self, who: str) -> None:
         welcome = self.ask(who, messages.Hello(who.encode().ljust(16), _drivers.name(), who))
         self.tokens[who], self.serials[welcome.serial] = welcome.token, who
-        self.world.board.session(welcome.serial & 0xFFFF).shows_end()  # as a client does; here it has no lock
+        self.world.board.session(welcome.serial & 0xFFFF).shows_end(17)  # as a client does; here it has no lock
 
     def die(self, who: str) -> None:
         entry = self.world.sessions.find(self.tokens[who])
@@ -123,6 +123,7 @@ class Scene:
         entry = self.world.sessions.find(self.tokens[who])
         if entry is not None:
             self.world.handlers.lose(entry, "pidfd")
+            self.world.handlers.bury(entry)
 
     def fall_silent(self, who: str) -> None:
         def expire() -> None:
@@ -177,7 +178,9 @@ class Scene:
         held = {
             slot.index
             for slot in world.registry.slots.values()
-            if slot.is_quarantined and slot.engine == "timeline" and (slot.state == "broken" or slot.is_drained)
+            if slot.state != "free"
+            and slot.engine == "timeline"
+            and (slot.state in ("broken", "kept") or slot.is_drained)
         }
         assert set(world.effects.releaser._held) == held
         found = _folded(read)

@@ -9,12 +9,16 @@ Key = tuple[int, int]
 
 @dataclass
 class Use:
-    """One use of a slot. `holders` may still touch it, of whom `active` have it open."""
+    """One use of a slot. `holders` may still touch it, of whom `active` have it open.
+
+    `is_held`: its recorder is gone, and GPU work of that may still touch it.
+    """
 
     name: str
     state: str = "open"
     recorder: int | None = None
     is_drained: bool = False
+    is_held: bool = False
     active: set[int] = field(default_factory=set)
     holders: set[int] = field(default_factory=set)
 
@@ -24,6 +28,7 @@ class Model:
 
     def __init__(self) -> None:
         self.uses: dict[Key, Use] = {}
+        self.kept: dict[Key, int] = {}  # uses that are over, by their recorder, whose GPU work is not
         self.live: set[int] = set()
         self.there: set[int] = set()  # live, or may still touch something (its own line, if it only fell silent)
         self.silent: set[int] = set()
@@ -57,13 +62,27 @@ class Model:
             use.is_drained = use.recorder is None
         if not use.holders:
             del self.uses[key]
+            if use.is_held:
+                assert use.recorder is not None
+                self.kept[key] = use.recorder
 
-    def end(self, session: int, *, broke: bool, released: bool) -> None:
+    def end(self, session: int, *, broke: bool, released: bool, held: bool = False) -> None:
         self.live.discard(session)
         for key in [key for key, use in self.uses.items() if session in use.holders]:
+            self.uses[key].is_held |= held and self.uses[key].recorder == session and not self.uses[key].is_drained
             self.leave(session, key, broke=broke, released=released)
         if released or session not in self.silent:
             self.settle(session)
+
+    def working(self) -> list[int]:
+        """Recorders that are gone, and whose GPU work may go on."""
+        held = {use.recorder for use in self.uses.values() if use.is_held and use.recorder is not None}
+        return sorted(held | set(self.kept.values()))
+
+    def work_ends(self, session: int) -> None:
+        self.kept = {key: recorder for key, recorder in self.kept.items() if recorder != session}
+        for use in self.uses.values():
+            use.is_held &= use.recorder != session
 
     def settle(self, session: int) -> None:
         if session not in self.live and not any(session in use.holders for use in self.uses.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from ipcsync._wire.messages import Announcement
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import _watermark
 from ipcsync_coordinator.records import Effect
-from ipcsync_coordinator.state import Change, Slot
+from ipcsync_coordinator.release import Releaser
+from ipcsync_coordinator.state import Change, SessionEnd, Slot
 from tests.unit.coordinator.effects_scene import Scene
 
 
@@ -36,7 +38,7 @@ def test_a_session_is_put_on_the_board_and_told_and_taken_off_at_its_end(scene: 
     assert before <= line.heartbeat <= time.monotonic_ns()
     assert assign == Effect("assign", session.line, (session.serial, 17, 170, namespace, line.heartbeat, "s"))
     assert scene.board.newest == 1
-    scene.registry.expire(session)
+    scene.registry.lose(session, "expired")
     assert scene.settle() == [Effect("expire", session.line)]
     assert line.state == EXPIRED
     assert scene.outside.forgotten == []
@@ -118,9 +120,9 @@ def test_the_age_of_the_oldest_slot_in_quarantine_is_told(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("end", ["expire", "release_dead"])
+@pytest.mark.parametrize("end", ["expired", "died"])
 def test_a_break_says_what_stays_good_and_why(
-    scene: Scene, engine: EngineName, end: str, caplog: pytest.LogCaptureFixture
+    scene: Scene, engine: EngineName, end: SessionEnd, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder, waiter = scene.session("r"), scene.session("w")
     slot = scene.open(recorder, engine)
@@ -128,19 +130,18 @@ def test_a_break_says_what_stays_good_and_why(
     line = scene.board.slot(0)
     line.publish(5)
     line.store_completed(3)
-    getattr(scene.registry, end)(recorder)
+    scene.registry.lose(recorder, end)
     scene.registry.take_changes()
-    has_expired = end == "expire"
+    has_expired = end == "expired"
     with caplog.at_level(logging.WARNING, "ipcsync.coordinator"):
         steps = scene.effects.plan([Change("broken", slot)])
         scene.effects.carry_out(steps)
     assert [step.effect for step in steps] == [Effect("break", 0, (3, has_expired, engine == "timeline", ""))]
     assert (line.state, line.watermark, line.has_expired) == (BROKEN, 3, has_expired)
     assert line.completed == (INT64_MAX if engine == "timeline" else 3)
-    assert scene.effects.releaser.holds_any() == (engine == "timeline")
-    cause = "expired" if has_expired else "died"
+    assert bool(scene.effects.releaser._held) == (engine == "timeline")
     told_of = [(each.kind, each.name, each.slot, each.session, each.pid, each.cause) for each in scene.outside.heard()]
-    assert told_of == [("broken", "e", 0, "r", 17, cause)]
+    assert told_of == [("broken", "e", 0, "r", 17, end)]
     assert scene.effects.quarantine_oldest_s() > 0
     (said,) = caplog.records
     told = {
@@ -149,7 +150,7 @@ def test_a_break_says_what_stays_good_and_why(
         "recorder": "r",
         "session": "id-r",
         "pid": 17,
-        "cause": cause,
+        "cause": end,
         "generation": 5,
         "good_to": 3,
     }
@@ -183,13 +184,13 @@ def test_what_waits_ahead_is_released_once_a_timeline_is_drained_and_until_it_is
     line.store_completed(2)
     scene.registry.close(recorder, 0, 1, released=True)
     assert scene.settle() == [Effect("close", 0), Effect("drain", 0, (2,))]
-    assert (line.watermark, line.completed, scene.effects.releaser.holds_any()) == (2, INT64_MAX, True)
+    assert (line.watermark, line.completed, bool(scene.effects.releaser._held)) == (2, INT64_MAX, True)
     line.store_completed(2)
     scene.effects.releaser.reassert()
     assert line.completed == INT64_MAX
     scene.registry.close(waiter, 0, 1, released=True)
     scene.settle()
-    assert (line.state, line.completed, scene.effects.releaser.holds_any()) == (FREE, 2, False)
+    assert (line.state, line.completed, bool(scene.effects.releaser._held)) == (FREE, 2, False)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -200,7 +201,7 @@ def test_a_later_coordinator_releases_what_the_one_before_it_did(
     slot = Slot(0, state, 1, "e", engine=engine, is_drained=is_drained)
     scene.effects.resume(slot)
     is_held = engine == "timeline" and (state == "broken" or is_drained)
-    assert scene.effects.releaser.holds_any() == is_held
+    assert bool(scene.effects.releaser._held) == is_held
     assert scene.board.slot(0).completed == (INT64_MAX if is_held else 0)
     assert scene.effects.quarantine_oldest_s() > 0
 
@@ -266,3 +267,24 @@ def test_what_stays_good_at_a_break(
     line.lose(lost, 0)
     line.store_completed(completed)
     assert _watermark(Slot(0, "open", 1, "e", engine=engine, base=10), line) == good
+
+
+def test_a_released_word_is_stored_again_each_millisecond_at_first_and_less_often_later(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[float, Callable[[], None]]] = []
+    releaser, line = Releaser(lambda *call: calls.append(call)), scene.board.slot(0)
+    for index in (0, 1):
+        releaser.hold(index, scene.board.slot(index))
+    for fresh_ns, seconds in ((10**12, 0.001), (0, 0.05)):
+        ((_, again),) = calls
+        calls.clear()
+        line.store_completed(3)
+        monkeypatch.setattr(releaser, "_fresh_until", fresh_ns and time.monotonic_ns() + fresh_ns)
+        again()
+        assert line.completed == INT64_MAX
+        assert calls == [(seconds, releaser._again)]
+    for index in (0, 1):
+        releaser.reset(index, scene.board.slot(index), 3)
+    calls.pop()[1]()
+    assert not calls, "nothing is held any more"

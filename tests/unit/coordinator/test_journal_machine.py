@@ -201,8 +201,22 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tokens)
     @rule(at=st.integers(0, 7))
-    def die(self, at: int) -> None:
-        self._lose(at, "pidfd", lambda _: True)
+    def be_marked_as_dead(self, at: int) -> None:
+        self._lose(at, "pidfd", lambda entry: entry.session.is_ready)
+
+    @precondition(lambda self: self.tokens)
+    @rule(at=st.integers(0, 7))
+    def be_gone(self, at: int) -> None:
+        entry = self.world.sessions.find(self._pick(at))
+        if entry is not None:
+            self.answered.pop(entry.session.token, None)
+            self.world.handlers.bury(entry)
+
+    @rule()
+    def end_what_is_kept(self) -> None:
+        for serial in list(self.world.registry.held):
+            self.world.registry.end_held(serial)
+        self.world.transactions.commit()
 
     @precondition(lambda self: self.tokens)
     @rule(at=st.integers(0, 7))

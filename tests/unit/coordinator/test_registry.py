@@ -15,7 +15,7 @@ from ipcsync.errors import (
     RecorderTaken,
 )
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import Limits, Session, Slot
+from ipcsync_coordinator.state import UNKNOWN, Limits, Session, Slot
 
 
 class Scene:
@@ -100,7 +100,7 @@ def test_a_recorder_that_released_its_slot_breaks_nothing_any_more(scene: Scene)
 def test_an_expired_session_loses_name_and_role_at_once_and_its_slot_only_by_proof(scene: Scene) -> None:
     silent, other = scene.session("silent"), scene.session("other")
     slot = scene.open(silent, "e", recorder=True)
-    scene.registry.expire(silent)
+    scene.registry.lose(silent, "expired")
     assert (slot.state, slot.is_quarantined, scene.registry.in_use) == ("broken", True, 1)
     again = scene.open(other, "e", recorder=True)
     assert again is not slot
@@ -244,7 +244,7 @@ def test_an_event_without_a_recorder_ends_with_the_last_who_has_it_open(scene: S
     first, second = scene.session("1"), scene.session("2")
     slot = scene.open(first, "e")
     scene.open(second, "e")
-    scene.registry.expire(first)
+    scene.registry.lose(first, "expired")
     assert scene.registry.find("e") is slot
     scene.close(second, slot, released=False)
     assert slot.state == "closed"
@@ -301,7 +301,7 @@ def test_a_slot_that_is_freed_says_whether_it_was_broken(scene: Scene, released:
 def test_how_a_session_ended_is_told_and_the_first_end_counts(scene: Scene) -> None:
     states = []
     for end in (
-        scene.registry.expire,
+        lambda it: scene.registry.lose(it, "expired"),
         scene.registry.release_dead,
         lambda it: scene.registry.end_session(it, released=True),
     ):
@@ -334,3 +334,25 @@ def test_a_use_of_which_only_is_known_that_all_was_complete_ends_no_session(scen
     scene.happened()
     scene.registry.break_slot(slot)
     assert (slot.state, recorder.state, scene.happened()) == ("broken", "live", ["broken"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "aside", "why"), [("timeline", 0, "2 slots"), ("event", 0, "2 slots"), ("event", 2, "5 CUDA events")]
+)
+def test_new_events_of_an_engine_are_refused_once_too_much_of_it_is_kept(engine: str, aside: int, why: str) -> None:
+    kept_slots = 3 if aside else 2
+    scene = Scene(Limits(slots=6, sessions=4, kept_slots=kept_slots, kept_cuda_events=5))
+    recorder = scene.session("r")
+    for name, rings in (("a", [1, 2]), ("b", [3])):
+        slot = scene.open(recorder, name, recorder=True)
+        slot.engine, slot.ring = engine, rings if engine == "event" else []
+    other = {"timeline": "event", "event": "timeline"}[engine]
+    scene.registry.check_kept(engine, aside)
+    scene.registry.release_dead(recorder, held=UNKNOWN)
+    assert (scene.registry.in_use, scene.registry.kept[engine]) == (0, 2)
+    scene.registry.check_kept(other, 0)
+    with pytest.raises(QuotaExceeded, match=f"{engine!r} are refused: {why} of dead recorders are kept.*MPS"):
+        scene.registry.check_kept(engine, aside)
+    scene.registry.end_held(recorder.serial)
+    scene.registry.check_kept(engine, aside)
+    assert scene.registry.kept_cuda_events == 0

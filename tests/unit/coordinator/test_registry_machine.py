@@ -36,10 +36,12 @@ from tests.unit.coordinator.registry_model import Key, Model, Use
 
 _Row = TypeVar("_Row", Session, Slot)
 
-_LIMITS = Limits(slots=3, sessions=3, attachments=2, streams=2)
+_LIMITS = Limits(slots=3, sessions=3, attachments=2, streams=2, kept_slots=2)
+_LINES = _LIMITS.slots + 2 * _LIMITS.kept_slots
+_LOCK = 17
 _NOBODY = 1 << 40  # the serial of no session
 _NAMES = ("", "a", "b")
-_STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}
+_STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED, "kept": BROKEN}
 
 
 class _Wire:
@@ -60,7 +62,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
-        self.board = Board.create(self._path, os.urandom(16), _LIMITS.sessions, _LIMITS.slots)
+        self.board = Board.create(self._path, os.urandom(16), _LIMITS.sessions, _LINES)
         self.registry = self.registry_type(_LIMITS)
         self.wire = _Wire()
         self.forgotten: set[int] = set()
@@ -101,6 +103,7 @@ class Machine(RuleBasedStateMachine):
                 assert change.slot is not None
                 key = (change.slot.index, change.slot.incarnation)
                 assert key not in self.model.uses, f"{key} was freed while {self.model.uses[key].holders} may touch it"
+                assert key not in self.model.kept, f"{key} was freed while GPU work may touch it"
         self.effects.carry_out(self.effects.plan(changes))
 
     # --- rules --------------------------------------------------------------------------------------------------------
@@ -142,13 +145,14 @@ class Machine(RuleBasedStateMachine):
             assert self.model.uses[key].recorder not in (None, me)
             return
         except errors.QuotaExceeded:
-            assert full or (key is None and len(self.model.uses) >= _LIMITS.slots)
+            assert full or (key is None and self._in_pool() >= _LIMITS.slots)
             return
         assert not full
         found = (slot.index, slot.incarnation)
         if key is None:
             assert found not in self.points, "the same use of a slot was handed out twice"
-            assert all(index != slot.index for index, _ in self.model.uses), "a slot was handed out that is in use"
+            others = [*self.model.uses, *self.model.kept]
+            assert all(index != slot.index for index, _ in others), "a slot was handed out that is in use"
             self.model.uses[found] = Use(name)
             self.points.add(found)
         else:
@@ -242,18 +246,40 @@ class Machine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 5))
     def fall_silent(self, at: int) -> None:
         session = self._pick(self.model.live, at)
-        self.registry.expire(session)
+        self.registry.lose(session, "expired")
         self.model.silent.add(session.serial)
         self.model.end(session.serial, broke=True, released=False)
         self._settle()
 
     @precondition(lambda self: self.model.there)
     @rule(at=st.integers(0, 5))
-    def die(self, at: int) -> None:
+    def be_marked_as_dead(self, at: int) -> None:
         session = self._pick(self.model.there, at)
-        self.registry.release_dead(session)
-        self.model.end(session.serial, broke=True, released=True)
+        self.registry.lose(session, "died")
+        self.model.silent.add(session.serial)
+        self.model.end(session.serial, broke=True, released=False)
         self._settle()
+
+    @precondition(lambda self: self.model.there)
+    @rule(at=st.integers(0, 5), works_on=st.booleans())
+    def be_gone(self, at: int, works_on: bool) -> None:
+        session = self._pick(self.model.there, at)
+        self.registry.release_dead(session, held=_LOCK if works_on else 0)
+        self.model.end(session.serial, broke=True, released=True, held=works_on)
+        self._settle()
+
+    @precondition(lambda self: self.model.working())
+    @rule(at=st.integers(0, 5))
+    def end_its_work(self, at: int) -> None:
+        working = self.model.working()
+        assert sorted(self.registry.held) == working
+        serial = working[at % len(working)]
+        self.registry.end_held(serial)
+        self.model.work_ends(serial)
+        self._settle()
+
+    def _in_pool(self) -> int:
+        return len(self.model.uses) + max(len(self.model.kept) - _LIMITS.kept_slots, 0)
 
     @precondition(lambda self: self.sessions)
     @rule(at=st.integers(0, 50))
@@ -261,7 +287,7 @@ class Machine(RuleBasedStateMachine):
         gone = set(self.sessions) - self.model.there
         if gone:
             self.registry.release_dead(self._pick(gone, at))
-            self.registry.expire(self._pick(gone, at))
+            self.registry.lose(self._pick(gone, at), "expired")
             assert not self.registry.changes
 
     @precondition(lambda self: self.model.live)
@@ -305,6 +331,7 @@ class Machine(RuleBasedStateMachine):
             )
             for slot in self._in_use()
             if slot.state != "free"
+            if slot.state != "kept"
         ]
         rows = [
             messages.SessionInfo(session.id, "", 0, 0, 0.0, 0.0)
@@ -314,7 +341,7 @@ class Machine(RuleBasedStateMachine):
         return messages.SnapshotReply(self.feed.number, events, rows)
 
     def _in_use(self) -> Iterator[Slot]:
-        return (slot for slot in self.registry.slots.values() if slot.state != "free")
+        return (slot for slot in self.registry.slots.values() if not slot.is_over)
 
     @invariant()
     def every_use_is_as_the_model_says(self) -> None:
@@ -322,10 +349,12 @@ class Machine(RuleBasedStateMachine):
         for slot in self._in_use():
             recorder = slot.recorder.serial if slot.recorder is not None else None
             holders = slot.active | slot.draining
-            use = Use(slot.name, slot.state, recorder, slot.is_drained, set(slot.active), holders)
+            use = Use(slot.name, slot.state, recorder, slot.is_drained, bool(slot.held), set(slot.active), holders)
             found[slot.index, slot.incarnation] = use
         assert found == self.model.uses
-        assert self.registry.in_use == len(found) <= _LIMITS.slots
+        kept = {(slot.index, slot.incarnation) for slot in self.registry.slots.values() if slot.state == "kept"}
+        assert kept == self.model.kept.keys()
+        assert self.registry.in_use == self._in_pool() <= _LIMITS.slots
         assert set(self.registry.sessions) == self.model.there == set(self.sessions) - self.forgotten
         assert self.registry.names == {
             use.name: self.registry.slots[key[0]]
@@ -406,10 +435,10 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_grows_that_should_not(self) -> None:
-        assert len(self.registry.slots) <= _LIMITS.slots
+        assert len(self.registry.slots) <= _LINES
         assert len(self.registry.sessions) <= _LIMITS.sessions
         for session in self.registry.sessions.values():
-            assert len(session.left) <= _LIMITS.slots
+            assert len(session.left) <= _LINES
 
 
 def _as_read(row: _Row) -> _Row:
@@ -420,7 +449,7 @@ def _as_read(row: _Row) -> _Row:
 def _slot_as_it_is(slot: Slot) -> Any:
     recorder = None if slot.recorder is None else slot.recorder.serial
     sets = frozenset(slot.active), frozenset(slot.draining), frozenset(slot.left)
-    return slot.state, slot.incarnation, slot.name, recorder, slot.is_drained, *sets
+    return slot.state, slot.incarnation, slot.name, recorder, slot.is_drained, slot.held, *sets
 
 
 SETTINGS = examples(120, stateful_step_count=30)

@@ -9,12 +9,12 @@ from hypothesis import Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.state import Session, SessionEnd, Slot
 from tests.unit.coordinator.test_registry_machine import SETTINGS, Machine
 
 
 class _ReleasesOnExpiry(Registry):
-    def expire(self, session: Session) -> None:
+    def lose(self, session: Session, end: SessionEnd) -> None:
         self._end(session, "expired", breaks=True, released=True)
 
 
@@ -58,16 +58,34 @@ class _SaysNothingOfAClose(Registry):
 
 
 class _ReusesTheLineOfAnExpiredSession(Registry):
-    def expire(self, session: Session) -> None:
-        super().expire(session)
+    def lose(self, session: Session, end: SessionEnd) -> None:
+        super().lose(session, end)
         if session.line not in self._free_lines:
             self._free_lines.append(session.line)
 
 
 class _LeavesTheStreamsOfTheDead(Registry):
-    def release_dead(self, session: Session, *, works_on: bool = False) -> None:
+    def release_dead(self, session: Session, *, held: int = 0) -> None:
         session.streams.clear()
-        super().release_dead(session, works_on=works_on)
+        super().release_dead(session, held=held)
+
+
+class _FreesWhatAGpuMayTouch(Registry):
+    def release_dead(self, session: Session, *, held: int = 0) -> None:
+        super().release_dead(session)
+
+
+class _KeepsNothingOverARestart(Registry):
+    def _hold(self, slot: Slot) -> None:
+        if slot.state != "kept":
+            super()._hold(slot)
+
+
+class _GivesOutWhatIsKept(Registry):
+    def _count_kept(self, slot: Slot, by: int) -> None:
+        super()._count_kept(slot, by)
+        if by > 0:
+            self._free.append(slot.index)
 
 
 class _LetsAnybodyBreak(Registry):
@@ -104,6 +122,9 @@ class _BreaksWhatIsWell(Registry):
         _SaysNothingOfAClose,
         _ReusesTheLineOfAnExpiredSession,
         _LeavesTheStreamsOfTheDead,
+        _FreesWhatAGpuMayTouch,
+        _KeepsNothingOverARestart,
+        _GivesOutWhatIsKept,
         _LetsAnybodyBreak,
         pytest.param(_BreaksWhatIsWell, marks=pytest.mark.thorough),
     ],

@@ -44,6 +44,15 @@ def test_a_held_word_is_the_threads_id_and_0_once_it_left(word: Word) -> None:
     assert word.value.value == 0
 
 
+def test_a_word_that_wakes_has_the_bit_for_it_and_is_released_whoever_set_that(word: Word) -> None:
+    with robust.held(_address(word), wakes=True):
+        assert word.value.value == threading.get_native_id() | robust.WAITERS
+    assert word.value.value == 0
+    with robust.held(_address(word)):
+        word.value.value |= robust.WAITERS  # as a waiter of the C library's kind does
+    assert word.value.value == 0
+
+
 def test_a_word_that_another_took_meanwhile_is_left_alone(word: Word) -> None:
     with robust.held(_address(word)):
         word.value.value = 12345
