@@ -30,7 +30,7 @@ from tests.contract import actions as contract
 from tests.contract import probe_actions
 from tests.faults import actions, fixtures
 from tests.faults.fixtures import Held
-from tests.kit import driver_kit
+from tests.kit import driver_kit, remote
 from tests.kit.peer import Peer
 from tests.kit.refused import refuse
 from tests.kit.until import DEADLINE_S, until
@@ -97,7 +97,7 @@ def record_long(name: str) -> bytes:
     driver_kit.use_device(0)
     contract.create_stream("long")
     probe_actions.submit_long_work("long", *_LONG)
-    return bytes(actions._events[name].record(int(contract._named["long"])))
+    return bytes(remote.event(name).record(int(contract._named["long"])))
 
 
 class _Waits:
@@ -136,7 +136,7 @@ def deaths_of_holders(count: int, engine: EngineName, work: str, figures: Figure
             for name, peer in peers.items():
                 peer.call(actions.open_recorder, coordinator.endpoint, name, engine)
                 if work in ("held", "torn down late"):
-                    peer.call(actions.hold)
+                    peer.call(remote.hold)
             for name, peer in peers.items():
                 _kill_one(client, listener, name, peer, engine, work, figures)
             for peer in peers.values():
@@ -181,7 +181,7 @@ def deaths_in_a_crowd(engine: EngineName, figures: Figures) -> None:
         calls: dict[str, Callable[[], object]] = {}
         for number, peer in enumerate(peers):
             peer.call(actions.open_recorder, coordinator.endpoint, str(number), engine)
-            peer.call(actions.hold)
+            peer.call(remote.hold)
             calls[str(number)] = client.point(peer.call(actions.record, str(number))).synchronize
         waits = _Waits(calls)
         time.sleep(0.05)

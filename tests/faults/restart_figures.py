@@ -14,11 +14,12 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import ipcsync
 from ipcsync._board.runtime_dir import RELOAD, read_outcome
+from tests.faults.figures import Figures
 from tests.faults.fixtures import launch_patched, private_dir
 from tests.kit.until import until
 from tests.kit.zygote import children_of
@@ -50,31 +51,6 @@ def _world(sessions: int, events: int, *, spare: bool = False) -> Iterator[tuple
             names = [f"{number}-{event}" for event in range(events // sessions // 4)]
             client.events(names, recorder=True, engine="event", timeout=60.0)
         yield one, opened[0]
-
-
-class Figures:
-    """Measured times in ms, by what was measured."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, list[float]] = {}
-
-    def add(self, what: str, began: float, ended: float) -> None:
-        """One more, from two readings of the monotonic clock in seconds."""
-        self.rows.setdefault(what, []).append((ended - began) * 1e3)
-
-    def table(self, limits: Callable[[str], tuple[str, float]]) -> Iterator[str]:
-        """A line for each row: how many, median, 99th percentile, longest, and the limit that it must keep."""
-        yield f"{'':64} {'n':>5} {'p50':>8} {'p99':>8} {'max':>8}   ms"
-        for what, times in self.rows.items():
-            kind, limit = limits(what)
-            over = "" if self.figure(what, kind) <= limit else "   OVER"
-            figures = " ".join(f"{self.figure(what, kind):8.1f}" for kind in ("p50", "p99", "max"))
-            yield f"{what:64} {len(times):5} {figures}   {kind} <= {limit:g}{over}"
-
-    def figure(self, what: str, kind: str) -> float:
-        """The median ("p50"), the 99th percentile ("p99") or the longest ("max") of a row."""
-        times = sorted(self.rows[what])
-        return times[min(len(times) - 1, int({"p50": 0.5, "p99": 0.99, "max": 1.0}[kind] * len(times)))]
 
 
 def restarts(count: int, what: str, sessions: int, events: int, figures: Figures, *, spare: bool = False) -> None:

@@ -342,7 +342,7 @@ def test_row_61_at_its_mark_a_recorder_is_dead_for_all_and_its_slot_stays_until_
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
     peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
-    peer.call(actions.hold)
+    peer.call(remote.hold)
     point = client.point(peer.call(actions.record, "e"))
     event, stream = client.event("e"), ipcsync.Stream()
     slot = event._engine.slot
@@ -356,7 +356,7 @@ def test_row_61_at_its_mark_a_recorder_is_dead_for_all_and_its_slot_stays_until_
     if engine == "timeline":
         until(stream.query, "the stream goes on")
     until_lost(client, "pidfd")
-    peer.call(actions.open_gate)  # what it submitted ends, and lowers a timeline's word
+    peer.call(remote.let_go)  # what it submitted ends, and lowers a timeline's word
     if engine == "timeline":
         until(lambda: event._engine.line.completed == INT64_MAX, "the word is released again")
     assert event.completed == 0, "nothing late counts"
@@ -376,7 +376,7 @@ def test_row_63_many_recorders_die_at_once_while_clients_start(
     recorders, points = [new_peer() for _ in range(8)], []
     for number, recorder in enumerate(recorders):
         recorder.call(actions.open_recorder, coordinator.endpoint, str(number), engine)
-        recorder.call(actions.hold)
+        recorder.call(remote.hold)
         points.append(client.point(recorder.call(actions.record, str(number))))
     waiting = [Blocked(point.synchronize) for point in points]
     newcomers = [new_peer() for _ in range(4)]

@@ -25,7 +25,7 @@ from ipcsync._board.runtime_dir import OUTCOME, RELOAD
 from ipcsync._launch import Coordinator
 from ipcsync.typing import EngineName
 from tests.faults import chain_actions as do
-from tests.faults import fixtures, restart_figures, restart_storm
+from tests.faults import figures, fixtures, restart_figures, restart_storm
 from tests.faults.chain_line import Line, NewPeer
 from tests.faults.fixtures import Blocked, has_ended, state_of
 from tests.kit.descriptors import descriptors
@@ -512,7 +512,7 @@ def test_row_57_an_outcome_that_cannot_be_told_ends_nothing(kept: Coordinator, c
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_row_57_a_hundred_upgrades_under_load_meet_no_error() -> None:
-    restart_figures.upgrades(100, restart_figures.Figures())
+    restart_figures.upgrades(100, figures.Figures())
 
 
 @pytest.mark.parametrize(
