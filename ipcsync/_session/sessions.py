@@ -7,16 +7,16 @@ import functools
 import logging
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ipcsync._engines import queued
 from ipcsync._native import fork
-from ipcsync._shared import WeakList
 from ipcsync.errors import ClientClosed, ConnectError, EventClosed
 
 if TYPE_CHECKING:
+    from ipcsync._session.attachments import AttachmentRef
     from ipcsync._session.lease import SessionLease
-    from ipcsync._session.references import AttachmentRef
     from ipcsync._wire.point import PointKey
 
 log = logging.getLogger("ipcsync")
@@ -42,26 +42,32 @@ class Member(Protocol):
 
 _S = TypeVar("_S", bound=Member)
 
-_sessions: WeakList[Member] = WeakList()  # they begin and end on threads of their own
-_leases: WeakList[SessionLease] = WeakList()  # some are still draining after their session was closed
+_sessions: list[Member] = []  # each begins and ends on its owner's thread
+_leases: list[SessionLease] = []  # some are still draining after their session was closed
 
 
 def add(session: Member) -> None:
-    """Add a session, until `remove`, and its lease, as long as that has a thread."""
-    _sessions.add(session)
-    _leases.add(session.lease)
+    """Add a session, until `remove`, and its lease, until `remove_lease`."""
+    _sessions.append(session)
+    _leases.append(session.lease)
     _arm_exit()
 
 
 def remove(session: Member) -> None:
-    """Remove a session."""
-    _sessions.remove(session)
+    """Remove a session; twice does nothing."""
+    with suppress(ValueError):
+        _sessions.remove(session)
+
+
+def remove_lease(lease: SessionLease) -> None:
+    """Remove a lease that is over."""
+    _leases.remove(lease)
 
 
 def session_of(epoch: bytes) -> Member:
     """This process's session for a point's epoch, as `first_of` finds it. ConnectError if there is none."""
     fork.check()
-    session = first_of(epoch, _sessions.living())
+    session = first_of(epoch, list(_sessions))
     if session is None:
         raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
     return session
@@ -91,7 +97,7 @@ def _close_at_exit() -> None:
     """Close the sessions that the program left open: an exit without a goodbye counts as a death."""
     _hush_daemons()
     queued.tell_at_exit()  # while the boards, by which it is known, are mapped
-    for session in _sessions.living():
+    for session in _sessions:
         _close(session)
 
 
@@ -104,7 +110,7 @@ def _close(session: Member) -> None:
 
 def _announce_death() -> None:
     """Announce the death of draining sessions: C's exit handlers, a driver's too, come next and may take long."""
-    for lease in _leases.living():
+    for lease in _leases:
         lease.announce_death()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ipcsync._engines import Engine
     from ipcsync._native.device import Device
-    from ipcsync._session.references import AttachmentRef
+    from ipcsync._session.attachments import AttachmentRef
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks whether a process has ended
 _LEAST_S = 0.05  # for a point's first question to the coordinator, also of a call that only looks

@@ -156,11 +156,7 @@ def test_many_closes_that_each_take_their_time_cost_no_session(
         return reply
 
     monkeypatch.setattr(Connection, "request", slow)
-    with monkeypatch.context() as patch:
-        patch.setattr(session.attachments.closes, "flush", lambda *_, **__: None)
-        for event in events:
-            event.close()
-    session.lease.wake()
+    session.abandon([event._opening for event in events])
     until(lambda: len(told) == len(events), "all were told")
     client.check()
 

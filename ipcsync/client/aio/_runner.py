@@ -26,7 +26,7 @@ from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream
-from ipcsync._session.references import AttachmentRef
+from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
 from ipcsync._shared import WeakList
