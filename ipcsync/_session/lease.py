@@ -200,36 +200,32 @@ class SessionLease:
 
     def run(self, until: Callable[[], bool], work: Callable[[], None] = lambda: None) -> None:
         """Beat on the calling thread until `until()`, asked after each `work()`, for which `ring` wakes it."""
-        thread = get_ident()
-        _beating[thread] = self
+        pidfd = -1 if self._pidfd is None else self._pidfd.fileno()
+        period_s = self._beat_s if pidfd >= 0 else min(self._beat_s, _LIFELINE_S)
+        _beating[get_ident()] = self
         try:
             with select.epoll() as poll:
-                self._run(poll, until, work)
+                poll.register(self._bell.fileno(), select.EPOLLIN | select.EPOLLET)  # the edge, so that nobody reads it
+                if pidfd >= 0:
+                    poll.register(pidfd, select.EPOLLIN)
+                next_ns = 0
+                while True:
+                    work()
+                    if until():
+                        return
+                    if self._is_due or monotonic_ns() >= next_ns:
+                        self._is_due = False
+                        next_ns = monotonic_ns() + int(1e9 * min(period_s, self._beat()))
+                        continue  # to what was asked for meanwhile
+                    events = poll.poll(left_of(next_ns))
+                    if fork.is_in_bad_fork():
+                        return
+                    if any(fd == pidfd for fd, _ in events):
+                        poll.unregister(pidfd)
+                        with suppress(IpcSyncError):  # the next call raises it
+                            self._diagnose()
         finally:
-            _beating.pop(thread, None)
-
-    def _run(self, poll: select.epoll, until: Callable[[], bool], work: Callable[[], None]) -> None:
-        poll.register(self._bell.fileno(), select.EPOLLIN | select.EPOLLET)  # the edge alone, so that nobody reads it
-        pidfd = -1 if self._pidfd is None else self._pidfd.fileno()
-        if pidfd >= 0:
-            poll.register(pidfd, select.EPOLLIN)
-        period_s = self._beat_s if pidfd >= 0 else min(self._beat_s, _LIFELINE_S)
-        next_ns = 0
-        while True:
-            work()
-            if until():
-                return
-            if self._is_due or monotonic_ns() >= next_ns:
-                self._is_due = False
-                next_ns = monotonic_ns() + int(1e9 * min(period_s, self._beat()))
-                continue  # to what a ring asked for meanwhile
-            events = poll.poll(left_of(next_ns))
-            if fork.is_in_bad_fork():
-                return
-            if any(fd == pidfd for fd, _ in events):
-                poll.unregister(pidfd)
-                with suppress(IpcSyncError):  # the next call raises it
-                    self._diagnose()
+            del _beating[get_ident()]
 
     def _beat(self) -> float:
         self.beat()

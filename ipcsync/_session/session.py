@@ -152,7 +152,8 @@ class Session:
             # What it had stays in use, so this process keeps the lifeline: for others the session expires.
             log.exception("%r ends: its own thread failed", self)
             self.lease.lose(IpcSyncError(f"the session's own thread failed, and with it the session: {error!r}"))
-            self._stop()
+            if not self._is_shut_down:
+                self._stop()
         finally:
             self._has_ended.set()
 
@@ -347,23 +348,17 @@ class Session:
         """
         seconds = self.timeout if timeout is None else timeout
         deadline = deadline_of(seconds)
-        if not self._sees_all_devices:
-            # Attach as a waiter first: if this process cannot use the event, leaving later as its recorder would close
-            # it for everybody.
-            first = [
-                replace(body, recorder=False)
-                for body in bodies
-                if isinstance(body, messages.Open)
-                if body.recorder and body.name
-            ]
-            before = [Opening() for _ in first]
-            try:
+        named = [body for body in bodies if isinstance(body, messages.Open) and body.recorder and body.name]
+        first = [] if self._sees_all_devices else [replace(body, recorder=False) for body in named]
+        before = [Opening() for _ in first]
+        try:
+            if first:
+                # Attach as a waiter first: if this process cannot use the event, leaving later as its recorder would
+                # close it for everybody.
                 self._attach(first, before, deadline, seconds)
-                self._attach(bodies, openings, deadline, seconds)
-            finally:
-                self.abandon(before)
-        else:
             self._attach(bodies, openings, deadline, seconds)
+        finally:
+            self.abandon(before)
 
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event. Asks the coordinator only if this session has none to the event yet.
@@ -545,7 +540,6 @@ class Session:
         self.waits.join(1.0, self._closer, self._pause)
         self.lease.say_goodbye()
         self._say_goodbye(1.0)
-        self._retire()
         if not self._is_complete():
             self._has_ended.set()
             self.lease.run(self._is_complete, self._work)
@@ -582,23 +576,17 @@ class Session:
             return True
         return self._has_said_goodbye and not self._drains and not self.attachments.has_closes
 
-    def _retire(self) -> None:
-        """No call of the process finds the session any more; twice does nothing."""
-        sessions.remove(self)
-        with suppress(ValueError):
-            devices.collectors.remove(self._collect)
-
     def _stop(self) -> None:
         """Take no more calls; those that came are answered."""
         self._is_shut_down = True
-        self._retire()
+        sessions.remove(self)
+        devices.collectors.remove(self._collect)
         self.connection.close()
         self._work()
 
     def _release(self, forget_child: Callable[[], None]) -> None:
         """Release everything, as the owner's thread ends."""
         self._stop()
-        sessions.remove_lease(self.lease)
         self.driving.stop()
         self._driver_thread.join(_CALL_S)
         self.lease.stop()

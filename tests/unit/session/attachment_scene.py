@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ipcsync._board import Board
 from ipcsync._deadline import deadline_of
 from ipcsync._native import context
@@ -61,6 +63,7 @@ class Scene:
         self.table = AttachmentTable(board, self.lease, self.coordinator.send, Waits())
         self.driving = Driving(self.table, self.lease, lambda call: call(), 60.0)
         self.device = context.uuid_of(0)
+        self.session: Any = self  # as far as an opening needs it
         board.session(0).assign(SERIAL, 0, 0, 0, 1)
 
     def reply(self, slot: int = 0, *, recorder: bool = False, device: str | None = None) -> Attachment:
@@ -89,12 +92,12 @@ class Scene:
     def open(self, slot: int = 0, *, recorder: bool = False, reply: Attachment | None = None) -> Opening:
         opening = Opening()
         self.table.tell_all(1.0, deadline_of(1.0))
-        attached = self.table.add(reply or self.reply(slot, recorder=recorder), 0, opening, self)
+        attached = self.table.add(reply or self.reply(slot, recorder=recorder), 0, opening, self.session)
         self.driving.test(attached.engine)
         return opening
 
     def share(self, opening: Opening, another: Opening) -> None:
-        self.table.share(opening, another, self)
+        self.table.share(opening, another, self.session)
 
     def close_opening(self, opening: Opening, *, wait: bool) -> None:
         for use in self.table.close([opening]):

@@ -211,7 +211,7 @@ def test_a_closed_table_takes_nothing_in_and_tells_nothing_that_the_goodbye_does
     scene.table.close_all()
     assert scene.table.find((0, 1)) is scene.table.find((1, 1)) is None
     with pytest.raises(ClientClosed, match=r"^the client was closed while the event was opened$"):
-        scene.table.add(scene.reply(2), 0, Opening(), scene)
+        scene.table.add(scene.reply(2), 0, Opening(), scene.session)
     scene.driving.look()
     scene.table.forget_closes()
     scene.table.tell()

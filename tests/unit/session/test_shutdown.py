@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ipcsync._native import device as devices
 from ipcsync._native import pinned
 from ipcsync._session import sessions
 from ipcsync._session.session import Session
@@ -40,5 +41,6 @@ def test_a_board_stays_mapped_while_a_gpu_may_write_to_it_or_a_call_may_register
     session.driving = SimpleNamespace(is_making=is_used == "a call", stop=_ignore)
     session._driver_thread = SimpleNamespace(join=_ignore, is_alive=lambda: is_used == "the driver")
     sessions.add(session)
+    devices.collectors.append(session._collect)
     session._release(_ignore)
     assert kept == [keeps]
