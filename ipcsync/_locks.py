@@ -51,7 +51,6 @@ __all__ = [
     "attempt",
     "holding",
     "take",
-    "taking",
     "trying",
     "under",
     "under_within",
@@ -216,19 +215,6 @@ def holding(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:
                 if not within:
                     lock.unwind()
                 raise
-
-        return functools.update_wrapper(call, method)
-
-    return wrap
-
-
-def taking(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:
-    """As `holding`, by `take`: it may raise Reentered, so nothing that tidies up may call the method."""
-
-    def wrap(method: Method[S, P, T]) -> Method[S, P, T]:
-        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            lock: CallLock = getattr(self, name)
-            return under(lock, method, self, *args, **kwargs)
 
         return functools.update_wrapper(call, method)
 

@@ -78,8 +78,6 @@ class Engine(Outcome):
         self._driver = context.driver()
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self._serials = attachment.serials
-        # Set by the client: the drained close was sent; a failed release was logged.
-        self.has_told_closed = self.has_told_drained = self.has_failed = False
         self.has_told_depth = False
         if self.node:
             self._flags |= self._flush()

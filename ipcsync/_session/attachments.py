@@ -1,54 +1,137 @@
-"""The attachments of one client.
+"""The attachments of one client, and what the coordinator is told of them.
 
 An attachment ends with the last `close` of its event objects. One that only points made ends once its event is finished
-and no point of it is left in this process. It then drains: see `draining`.
+and no point of it is left in this process. It then drains until nothing here touches the slot: see `driving`.
+
+If a slot was closed and attached to again, the coordinator must see the close first. So each request that attaches is
+sent behind all closes.
 """
 
 from __future__ import annotations
 
-import time
+import enum
+import logging
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast
+from weakref import WeakValueDictionary
 
 from ipcsync._board import Board
-from ipcsync._deadline import deadline_of, left_of
+from ipcsync._deadline import left_of
 from ipcsync._engines import Engine, Guard
-from ipcsync._locks import CallLock, holding, trying
-from ipcsync._session.closes import PendingCloses
-from ipcsync._session.draining import Draining, note_failure
-from ipcsync._session.making import EngineMaker
-from ipcsync._session.references import AttachmentRef, Key, Opening
-from ipcsync._session.waits import Waits
-from ipcsync._shared import items_of
-from ipcsync._wire.messages import Attachment, Break, Close
+from ipcsync._native import context
+from ipcsync._native.device import Device
+from ipcsync._session.finished import Finished
+from ipcsync._session.waits import Pending, WaitEntry, Waits
+from ipcsync._wire.messages import Attachment, Break, Close, Message, Remains
 from ipcsync.errors import (
     ClientClosed,
-    CoordinatorLost,
-    DriverError,
+    ConnectError,
+    DeviceMismatch,
     EventClosed,
+    InvalidDevice,
     IpcSyncError,
-    SessionExpired,
+    QuotaExceeded,
+    SessionLost,
+    WaitTimeout,
 )
 
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
+    from ipcsync._session.session import Session
 
-_MANY_POINTS = 64  # attachments for points, most of which may be over by now and hold slots of others
-_CALL_S = 1.0  # for another thread's call, when its event is closed
-_SLICE_S = 0.05  # between beats
+log = logging.getLogger("ipcsync")
+
+Key: TypeAlias = tuple[int, int]
+"""One use of a slot: its number and its incarnation."""
+
+MANY_POINTS = 64  # attachments for points, most of which may be over by now and hold slots of others
+_BEAT_S = 0.05  # for a close that no call waits for
 
 
-class ClosedMeanwhile(Exception):  # noqa: N818 - not an error: the request is made anew
-    """A reply is of a use that its recorder, this session, has closed since, and the coordinator did not know."""
+class AttachmentRef:
+    """One attachment, as events and points of this process hold it."""
+
+    __slots__ = ("__weakref__", "_waits", "device", "engine")
+
+    def __init__(self, waits: Waits, engine: Engine) -> None:
+        self._waits = waits
+        self.engine: Engine = engine
+        self.device: Device = Device(engine.ordinal)
+
+    def when_done(
+        self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False
+    ) -> WaitEntry:
+        """Call `notify(None)` once the point is complete, or `notify(error)`; on a thread of the session.
+
+        `is_callback`: `notify` is a user's, and may block. Else it returns at once.
+        """
+        return self._waits.add(pending, notify, is_callback=is_callback)
+
+    def forget(self, entry: WaitEntry) -> None:
+        """Cancel a wait. If it ends at this moment, `notify` may still be called."""
+        self._waits.remove(entry)
+
+
+class Opening:
+    """One event object's share in an attachment, from before the coordinator is asked until it is closed.
+
+    Its caller makes it before the request, so that an exception at any later moment finds it there, to be closed.
+    """
+
+    __slots__ = ("_session", "attached", "use")
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self.use: Use | None = None
+        self.attached: AttachmentRef | None = None
+
+    def bind(self, session: Session, use: Use, attached: AttachmentRef) -> None:
+        """The coordinator has granted it."""
+        self.attached, self.use, self._session = attached, use, session
+        use.openings.add(self)
+
+    def share(self, another: Opening) -> None:
+        """Have `another` be one of the same use, for a copy of the event object. EventClosed if this one is closed."""
+        if self._session is None:
+            raise EventClosed("the event was closed in this process")
+        self._session.share(self, another)
+
+    def close(self, *, wait: bool = True) -> None:
+        """End it; the last one ends the attachment. Twice does nothing. `wait`: until the coordinator has the close."""
+        if self._session is not None:
+            self._session.close_opening(self, wait=wait)
+
+
+class Life(enum.IntEnum):
+    """How far an attachment has come; it only grows."""
+
+    OPEN = 0
+    CLOSED = 1  # in this process
+    DRAINING = 2  # and work of it was found that goes on
+    DRAINED = 3  # and its records were found complete
+    RELEASED = 4  # nothing of this process touches the slot
+
+
+class Use:
+    """One attachment's use of one slot. The session's owner alone changes it."""
+
+    __slots__ = ("attached", "engine", "has_failed", "is_given_up", "key", "life", "openings", "told")
+
+    def __init__(self, engine: Engine, attached: AttachmentRef) -> None:
+        self.engine = engine
+        self.key: Key = engine.slot, engine.incarnation
+        self.life = self.told = Life.OPEN  # and what the coordinator knows of that
+        self.openings: set[Opening] = set()  # by event objects
+        self.attached: AttachmentRef | None = attached  # None once it ends
+        self.is_given_up = False  # its request was: it ends, unless it is used all the same
+        self.has_failed = False  # the driver has, for it, which was logged
 
 
 class AttachmentTable:
-    """All attachments of one client, by (slot, incarnation).
+    """All attachments of one client. The session's owner calls its methods; any thread may call the two `find…`.
 
-    Each step leaves what the next one needs where the heartbeat's thread finds it: that thread completes what an
-    exception interrupts.
+    `send` asks the coordinator, for some seconds at most; `shown(name)` is the user's name for a name there.
     """
 
     def __init__(
@@ -60,40 +143,28 @@ class AttachmentTable:
         tracing: Tracing | None = None,
         shown: Callable[[str], str] = str,
     ) -> None:
-        self._waits = waits
+        self._board = board
         self._guard = guard
-        self._since_beat = 0  # attachments made for points since the last one
-        self._lock = CallLock()  # around changes of the fields below; never held during a driver call that may block
-        self._engines: dict[Key, Engine] = {}
-        self.draining: Draining = Draining(self._lock, PendingCloses(send, self._engines))
-        self.closes: PendingCloses = self.draining.closes
-        self._maker = EngineMaker(board, guard, tracing, shown)
-        self._is_closed = False
-        self._opened: dict[Key, set[Opening]] = {}  # by event objects; an empty set: the use is to be ended
+        self._send = send
+        self._waits = waits
+        self._tracing = tracing
+        self._shown = shown
+        self.uses: dict[Key, Use] = {}
+        self.ending: list[Use] = []
+        """Those closed here, until the coordinator knows that they are released."""
+        self._late: list[Key] = []  # what requests that were given up have attached to, and nothing here uses
         self._mirrors: dict[tuple[bytes, int, int], Key] = {}  # by what they mirror
-        self._held: dict[Key, weakref.ref[AttachmentRef]] = {}
-        self._abandoned: set[Key] = set()  # uses that an interrupted request may have made
+        self._finished: WeakValueDictionary[Key, AttachmentRef] = WeakValueDictionary()  # uses that others had finished
+        self.since_beat = 0  # attachments made for points since the last one
+        self.is_due = False  # there may be something to tell that was not tried yet
+        self._is_closed = False
 
-    @holding("_lock")
-    def share(self, opening: Opening, another: Opening) -> None:
-        """Have `another` be a further opening of the same use. EventClosed if `opening` is closed."""
-        openings = self._opened.get(opening.key, set())
-        if opening.attached is None or opening not in openings:
-            raise EventClosed("the event was closed in this process")
-        another.bind(self, opening.key, opening.attached)
-        openings.add(another)
+    # --- attaching ----------------------------------------------------------------------------------------------------
 
-    @property
-    def is_in_use_below(self) -> bool:
-        """Whether a call of this thread, which this one interrupts, changes what is attached."""
-        lock = self._lock
-        return self.closes.is_in_use_below or (lock.is_mine() and lock.is_held_below())
-
-    @holding("_lock")
     def find(self, key: Key) -> AttachmentRef | None:
         """The attachment to a slot's use, if there is one."""
-        engine = self._engines.get(key)
-        return None if engine is None or engine.is_closed else self._hold(key, engine)
+        use = self.uses.get(key)
+        return self._finished.get(key) if use is None else use.attached
 
     def find_mirror(self, origin: tuple[bytes, int, int]) -> AttachmentRef | None:
         """The attachment to what mirrors (epoch, slot, incarnation) of another node, if there is one."""
@@ -101,245 +172,237 @@ class AttachmentTable:
         found = None if key is None else self.find(key)
         return found if found is not None and found.engine.origin == origin else None
 
-    def _hold(self, key: Key, engine: Engine) -> AttachmentRef:
-        reference = self._held.get(key)
-        held = reference() if reference is not None else None
-        if held is None or held.engine is not engine:
-            held = AttachmentRef(self._waits, engine)
-            self._held[key] = weakref.ref(held)
-        return held
+    def add(
+        self, reply: Message, here: int, opening: Opening | None = None, session: Session | None = None
+    ) -> AttachmentRef:
+        """Add what the coordinator has granted for an opening of `session`, or for a point.
 
-    def add(self, reply: Attachment, opening: Opening | None = None) -> AttachmentRef:
-        """Add the coordinator's reply, for an event object's `opening` or for a point. Called in a `change`.
-
-        Raises ClosedMeanwhile: the caller calls `finish_close`, and asks anew; and as `EngineMaker.make` and `.test`.
+        `here` is the caller's device. Raises DeviceMismatch if this process does not see the event's, and ClientClosed.
         """
-        key = (reply.slot, reply.incarnation)
-        with self.draining.making():
-            while True:
-                self._raise_if_closed()
-                engine = self._engines.get(key)
-                if engine is None or engine.is_closed:
-                    # Two recorder's uses of one slot would undo each other's words, and the close would never be told.
-                    if reply.recorder and self._is_being_closed(key):
-                        raise ClosedMeanwhile
-                    engine = self._make_anew(key, reply)
-                try:
-                    self._maker.test(engine, reply)  # not under the lock: a driver's call may block
-                    attached = self._put(key, engine, reply, opening)
-                except BaseException:
-                    if self._engines.get(key) is not engine:
-                        engine.close()
-                        self.draining.add(engine)
-                    raise
-                if attached is not None:
-                    return attached
-
-    def _is_being_closed(self, key: Key) -> bool:
-        """Whether a recorder's close of that use has begun, and the coordinator was not told."""
-        for old in list(self.draining.engines):  # first: from there it goes to the pending closes
-            if (old.slot, old.incarnation) == key and old.is_recorder and old.is_closed and not old.has_told_closed:
-                return True
-        return self.closes.has_recorders(key)
-
-    def finish_close(self, key: Key, timeout: float, deadline: int) -> None:
-        """Tell the coordinator of the close of that use. Called in a `change`; WaitTimeout as `PendingCloses.tell`."""
-        self._complete_close(key)
-        for old in list(self.draining.engines):
-            if (old.slot, old.incarnation) == key:
-                self.draining.end(old)
-        self.closes.tell(timeout, deadline, key)  # of no other: another reply may be of a use that is closed too
-
-    @holding("_lock")
-    def _complete_close(self, key: Key) -> None:
-        """Do what an exception, or a handler within `_put`, left of it."""
-        known = self._engines.get(key)
-        if known is None or known.is_closed:
-            self._begin_close(key)
-            self._opened.pop(key, None)
-
-    def _raise_if_closed(self) -> None:
+        if isinstance(reply, Remains):
+            return self._finish(reply, here)
+        assert isinstance(reply, Attachment)
         if self._is_closed:
             raise ClientClosed("the client was closed while the event was opened")
+        use = self.uses.get((reply.slot, reply.incarnation))
+        if use is None:
+            engine = self._make(reply, here)
+            use = Use(engine, AttachmentRef(self._waits, engine))
+            self.uses[use.key] = use
+            if engine.node:
+                self._mirrors[engine.origin] = use.key
+        use.engine.is_recorder = use.engine.is_recorder or reply.recorder
+        attached = use.attached
+        assert attached is not None
+        if opening is None or session is None:
+            self.since_beat += 1
+        else:
+            opening.bind(session, use, attached)
+        return attached
 
-    def _make_anew(self, key: Key, reply: Attachment) -> Engine:
-        engine = self._maker.make(reply)
-        for old in list(self.draining.engines):
+    def _make(self, reply: Attachment, here: int) -> Engine:
+        try:
+            # A mirror has no GPU: its word works on every device of this process.
+            ordinal = here if reply.origin is not None else context.ordinal_of(reply.device)
+        except InvalidDevice as error:
+            raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
+        traced = self._tracing and self._tracing.engine(self._board, self._guard, reply, ordinal)
+        engine = traced or Engine(self._board, self._guard, reply, ordinal)
+        engine.name = self._shown(reply.name)
+        for old in self.ending:
             # What this session recorded there, attached to again: both share the chain. Of a use that only waited, the
             # chain ends with it, and this one may record.
-            if (old.slot, old.incarnation) == key and old.is_recorder:
-                engine.chain, engine.earlier = old.chain, old
+            if old.key == (reply.slot, reply.incarnation) and old.engine.is_recorder and old.life < Life.RELEASED:
+                engine.chain, engine.earlier = old.engine.chain, old.engine
         return engine
 
-    @holding("_lock")
-    def _put(self, key: Key, engine: Engine, reply: Attachment, opening: Opening | None) -> AttachmentRef | None:
-        """None if another close, the last one of the use, has ended it meanwhile."""
-        self._raise_if_closed()
-        if engine.is_closed:
+    def _finish(self, remains: Remains, here: int) -> AttachmentRef:
+        """A use that is over, and free of all sessions."""
+        try:
+            ordinal = context.ordinal_of(remains.device)
+        except InvalidDevice:
+            ordinal = here  # nothing of it is used
+        finished = Finished(self._board, self._guard, remains, ordinal, self._shown(remains.name))
+        found = AttachmentRef(self._waits, cast("Engine", finished))  # it has what a point asks of an engine
+        self._finished[remains.slot, remains.incarnation] = found
+        return found
+
+    def share(self, opening: Opening, another: Opening, session: Session) -> None:
+        """Have `another` be a further opening of the same use. EventClosed if `opening` is closed."""
+        use, attached = opening.use, opening.attached
+        if use is None or attached is None or opening not in use.openings:
+            raise EventClosed("the event was closed in this process")
+        another.bind(session, use, attached)
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+
+    def close(self, openings: Sequence[Opening]) -> list[Use]:
+        """Close the shares of event objects; the uses of which they were the last, which now drain."""
+        ended = []
+        for opening in openings:
+            use = opening.use
+            if use is not None and opening in use.openings:
+                use.openings.remove(opening)
+                if not use.openings:
+                    self._end(use)
+                    ended.append(use)
+        return ended
+
+    def _end(self, use: Use) -> None:
+        use.life, use.attached = Life.CLOSED, None
+        self.ending.append(use)
+        del self.uses[use.key]
+        if self._mirrors.get(use.engine.origin) == use.key:
+            del self._mirrors[use.engine.origin]
+        use.engine.close()
+
+    def give_up(self, attached: AttachmentRef) -> None:
+        """No caller has what was attached to for a point."""
+        use = self.uses.get((attached.engine.slot, attached.engine.incarnation))
+        if use is not None:
+            use.is_given_up = True
+
+    def give_back(self, late: Message) -> None:
+        """Close an attachment whose request was given up."""
+        if not isinstance(late, Attachment):
+            return
+        key = late.slot, late.incarnation
+        if (use := self.uses.get(key)) is not None:
+            use.is_given_up = True
+            use.engine.is_recorder = use.engine.is_recorder or late.recorder  # the role ends with the use that is open
+        elif all(old.key != key for old in self.ending):  # whose close is told later
+            self._late.append(key)
+            self.is_due = True
+
+    def end_unused(self) -> None:
+        """End the uses that only points made, once their events are over and no point is left."""
+        self.since_beat = 0
+        for use in list(self.uses.values()):
+            if use.openings or not (use.is_given_up or use.engine.state != "open"):
+                continue
+            assert use.attached is not None
+            reference, use.attached = weakref.ref(use.attached), None  # so that `find` gives it to nobody meanwhile
+            use.attached, use.is_given_up = reference(), False
+            if use.attached is None:
+                self._end(use)
+
+    def advance(self, use: Use, life: Life) -> None:
+        """How far a use that was closed is, by the driver's word."""
+        if life > use.life:
+            use.life, self.is_due = life, True
+
+    def close_all(self, pause: Callable[[], object] = lambda: None) -> None:
+        """End every attachment, and take in nothing more; the goodbye tells it. `pause` is called behind each."""
+        self._is_closed = True
+        for use in list(self.uses.values()):
+            use.openings.clear()
+            self._end(use)
+            pause()
+        for use in self.ending:
+            use.told = max(use.told, Life.DRAINING)
+
+    # --- what the coordinator is told ---------------------------------------------------------------------------------
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether any closed use is not released."""
+        return any(use.life < Life.RELEASED for use in self.ending)
+
+    @property
+    def has_closes(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._late) or any(use.told < use.life for use in self.ending)
+
+    def tell(self, seconds: float = _BEAT_S) -> None:
+        """Tell the closes, as far as the coordinator takes each within `seconds`; a later beat tells the others."""
+        self.is_due = False
+        try:
+            for use in list(self.ending):
+                # Of one that was just closed it will be known soon what is left of it.
+                if use.life > Life.CLOSED and not self._tell(use, seconds):
+                    return
+            self._tell_late(seconds)
+        except QuotaExceeded as error:
+            log.debug("closes wait: %s", error)
+
+    def tell_all(self, timeout: float, deadline: int) -> None:
+        """Tell all closes before something is attached.
+
+        WaitTimeout if the coordinator does not take one by `deadline`, that of a call of `timeout` seconds: told later,
+        it would end the new attachment. QuotaExceeded if it has no memory for it.
+        """
+        if not all(self._tell(use, left_of(deadline)) for use in list(self.ending)) or not self._tell_late(
+            left_of(deadline)
+        ):
+            text = f"the coordinator did not take an earlier close within {timeout} s"
+            raise WaitTimeout(text, timeout=timeout)
+
+    def _tell(self, use: Use, seconds: float) -> bool:
+        """Whether the coordinator knows how far a use has come."""
+        life = max(use.life, Life.DRAINING)
+        if use.told < life and (body := self._close_of(use, life)) is not None and not self._sent(body, seconds):
+            return False
+        use.told = life
+        if life is Life.RELEASED and use in self.ending:
+            self.ending.remove(use)
+        return True
+
+    def _close_of(self, use: Use, life: Life) -> Close | None:
+        """What to tell; None for nothing, since to the coordinator the uses of one slot by this session are one."""
+        again = self.uses.get(use.key)
+        if again is not None and (again.engine.is_recorder or not use.engine.is_recorder):
             return None
-        known = self._engines.get(key)
-        if known is not None and known is not engine:  # its close was interrupted
-            self._begin_close(key)
-        engine.is_recorder = engine.is_recorder or reply.recorder
-        attached = self._hold(key, engine)
-        if opening is not None:
-            opening.bind(self, key, attached)
-            self._opened.setdefault(key, set()).add(opening)
-        else:
-            self._since_beat += 1
-        if engine.node:
-            self._mirrors[engine.origin] = key
-        self._engines[key] = engine
-        return None if engine.is_closed else attached  # by a call within this one
+        is_touched = again is not None or any(
+            old is not use and old.key == use.key and old.life < Life.RELEASED for old in self.ending
+        )
+        is_released = life is Life.RELEASED and not is_touched
+        return Close(
+            *use.key, released=is_released, drained=use.engine.is_recorder and life > Life.DRAINING and not is_released
+        )
 
-    def close_one(self, opening: Opening, *, wait: bool) -> None:
-        """Close the share of one event object; the last one ends the attachment."""
-        attached = opening.attached
+    def _tell_late(self, seconds: float) -> bool:
+        while self._late:
+            if not self._sent(Close(*self._late[0]), seconds):
+                return False
+            del self._late[0]
+        return True
+
+    def _sent(self, body: Close | Break, seconds: float) -> bool:
+        """Whether the coordinator took it, or never will. QuotaExceeded if it has no memory for it now."""
         try:
-            if wait and attached is not None and self._opened.get(opening.key) == {opening}:
-                attached.engine.await_calls(_CALL_S)
-        finally:  # an exception that ends the wait must not leave it open
-            self._remove(opening)
-        if attached is not None and attached.engine in self.draining.engines:
-            self.draining.end(attached.engine)
-        if wait:
-            self.closes.flush(wait=True)
+            self._send(body, seconds)
+        except (WaitTimeout, ConnectError):
+            return False  # sent again later, under a new id: twice does nothing
+        except QuotaExceeded:
+            raise
+        except (SessionLost, EventClosed, ClientClosed) as error:
+            log.debug("%r: %s", body, error)  # its session or use is over already
+        except IpcSyncError as error:
+            log.warning("slot %d may stay open until this client is closed: %s", body.slot, error)
+        return True
 
-    @holding("_lock")
-    def _remove(self, opening: Opening) -> None:
-        openings = self._opened.get(opening.key)
-        if openings is None:
-            return
-        openings.discard(opening)
-        if not openings:
-            self._begin_close(opening.key)
-            self._forget_openings(opening.key)
+    def forget_closes(self) -> None:
+        """The goodbye of the session covers them."""
+        self.ending = [use for use in self.ending if use.life < Life.RELEASED]
+        self._late.clear()
 
-    def _forget_openings(self, key: Key) -> None:
-        left = self._opened.pop(key, None)
-        if left:  # a call within this one has opened the event again
-            self._opened.setdefault(key, set()).update(left)
+    def end(self) -> None:
+        """Forget `send`: the coordinator is told nothing any more."""
+        self._send = _to_nobody
 
-    @holding("_lock")
-    def _begin_close(self, key: Key) -> None:
-        """Close a use, which then drains until it is released."""
-        engine = self._engines.get(key)
-        if engine is None:
-            return
-        self.draining.add(engine)
-        engine.close()
-        reference = self._held.get(key)
-        held = None if reference is None else reference()
-        # A finalizer or a signal's handler may have done all this meanwhile, and attached to the same use again.
-        if held is None or held.engine is engine:
-            self._held.pop(key, None)
-        known = self._engines.pop(key, engine)
-        if known is not engine:
-            self._engines.setdefault(key, known)
-        elif self._mirrors.get(engine.origin) == key:
-            self._mirrors.pop(engine.origin, None)
+    def beat(self) -> None:
+        """At each beat: end what nobody uses, ask for what is due, and tell what was not taken."""
+        self.end_unused()
+        for use in [*self.uses.values(), *self.ending]:
+            chain = use.engine.chain
+            if chain.wants_break and not chain.has_asked:
+                # Part of it is lost, and all before that is settled: the coordinator is asked once to break the event.
+                try:
+                    chain.has_asked = self._sent(Break(*use.key), _BEAT_S)
+                except QuotaExceeded as error:
+                    log.debug("a break waits: %s", error)
+        self.tell()
 
-    def give_back(self, late: Attachment) -> None:
-        """Close an attachment whose request was given up, or whose call an exception ended."""
-        engine = self._engines.get((late.slot, late.incarnation))
-        if engine is not None:
-            self._abandoned.add((late.slot, late.incarnation))
-            engine.is_recorder = engine.is_recorder or late.recorder  # the role ends with the use that is open here
-        self.closes.add_late(late)
 
-    def beat(self) -> bool:
-        """At each beat, on the heartbeat's thread: publish, close uses that are over, and release drained ones.
-
-        Returns whether complete records wait for another recorder's judgement, which nobody tells of.
-        """
-        self._since_beat = 0
-        # After the coordinator's death the driver must not be asked about its events, and nobody waits for the answer.
-        is_alive = self._guard.coordinator_is_alive()
-        for key, engine in items_of(self._engines):
-            if is_alive:
-                self._publish_completed(engine)
-                self._park_pending(engine)
-            else:
-                engine.free_streams()
-            openings = self._opened.get(key)
-            is_unusable = engine.state != "open" or key in self._abandoned
-            if engine.is_closed or (not openings if openings is not None else is_unusable):
-                self._drop_if_unused(key)
-        self.draining.release_all()
-        for closed in list(self.draining.engines) if is_alive else ():
-            self._park_pending(closed)
-        engines = [*self._engines.values(), *self.draining.engines]
-        for lost in engines:
-            if lost.chain.wants_break:
-                self.closes.ask_for_break(lost)
-        return is_alive and any(engine.chain.is_due for engine in engines)
-
-    def _publish_completed(self, engine: Engine) -> None:
-        """Publish; a broken CUDA context must not keep other events from it."""
-        try:
-            engine.publish_completed()
-        except DriverError as error:
-            note_failure(engine, "publish what is complete of", error)
-
-    def _park_pending(self, engine: Engine) -> None:
-        """Have a thread wait for what is pending; an event that cannot be opened here must not end the session."""
-        try:
-            engine.park_pending()
-        except DriverError as error:
-            note_failure(engine, "wait for what is pending of", error)
-
-    @trying("_lock")
-    def _drop_if_unused(self, key: Key) -> None:
-        reference = self._held.get(key)
-        engine = self._engines.get(key)
-        if engine is None or self._opened.get(key):
-            return
-        was_opened = key in self._opened
-        if engine.is_closed or was_opened or reference is None or reference() is None:
-            self._begin_close(key)
-            self._forget_openings(key)
-        self._abandoned.discard(key)
-
-    def relieve(self) -> None:
-        """Close unused attachments, if many were made for points since the last beat.
-
-        Called before each further one: a thread that attaches in a loop may leave the heartbeat's thread little time,
-        and beats are rare with a long TTL, while others wait for the slots.
-        """
-        if self._since_beat >= _MANY_POINTS:
-            self._since_beat = 0
-            with suppress(IpcSyncError):  # the heartbeat's thread meets it, too
-                self.beat()
-
-    def collect(self) -> int:
-        """For `ipc_collect`: close unused attachments; returns how many imports were closed."""
-        from ipcsync._engines import imports
-
-        before = imports.count()
-        with suppress(CoordinatorLost, SessionExpired):  # this session's own calls raise it
-            self.beat()
-        return max(before - imports.count(), 0)
-
-    def close_all(self, seconds: float, pause: Callable[[float], object] = time.sleep) -> None:
-        """End every attachment, and wait up to `seconds` for work still in flight.
-
-        Uses that still have work then go on draining, and the coordinator is told which recorders are drained: other
-        processes may wait for those, and the draining ones here for them. If nothing drains, the goodbye tells it all.
-        """
-        deadline = deadline_of(_CALL_S)
-        for engine in list(self._engines.values()):
-            while not engine.await_calls(min(_SLICE_S, left_of(deadline))) and left_of(deadline):
-                pause(0)
-        self._begin_close_all(pause)
-        self.draining.await_released(seconds, pause)
-
-    @holding("_lock")
-    def _begin_close_all(self, pause: Callable[[float], object]) -> None:
-        self._is_closed = True  # nothing is added any more
-        for key in list(self._engines):
-            self._begin_close(key)
-            pause(0)
-        for engine in self.draining.engines:
-            engine.has_told_closed = True  # the goodbye does
-        self._held.clear()
-        self._opened.clear()
+def _to_nobody(_body: Close | Break, _timeout: float) -> None:
+    raise ClientClosed("the session is over")

@@ -1,7 +1,6 @@
 """The request socket: one request at a time, each retried under its own id until its reply or its deadline.
 
-One thread uses the socket at a time, the one that holds the lock. Control requests are rare, and handing them to a
-thread of their own would double the round trip.
+One thread at a time uses a connection: the owner of its session, or whoever asks without a session.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from typing import TypeVar
 import zmq
 from zmq.backend import zmq_poll
 
-from ipcsync._deadline import bounded
-from ipcsync._locks import CallLock, holding, take, trying
-from ipcsync._session.owner import check_endpoint, check_server
-from ipcsync._shared import items_of
+from ipcsync._deadline import deadline_of
+from ipcsync._session.server import check_endpoint, check_server
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Failure, Message
 from ipcsync._zeromq import new_context
-from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, Reentered, SessionLost, WaitTimeout
+from ipcsync.errors import ConnectError, ProtocolError, SessionLost, WaitTimeout
 
 _M = TypeVar("_M", bound=Message)
 
@@ -60,25 +57,23 @@ def dealer(endpoint: str) -> zmq.Socket[bytes]:
 
 
 class Request:
-    """One request and its reply; it outlives the call that made it.
+    """One request and its reply.
 
-    `on_late` gets the reply if no call takes it: the request was given up, or an exception ended its call. `sent_to` is
-    the number of the coordinator that it was sent to last.
+    `on_late` gets the reply if the request is given up before it comes. `sent_to` is the number of the coordinator that
+    it was sent to last.
     """
 
-    __slots__ = ("body", "deadline", "frame", "id", "is_sent", "is_taken", "on_late", "reply", "sent_to", "was_awaited")
+    __slots__ = ("body", "deadline", "frame", "id", "is_sent", "on_late", "reply", "sent_to")
 
     def __init__(self, body: Message, on_late: Callable[[Message], None] | None = None) -> None:
         self.body: Message = body
         self.on_late: Callable[[Message], None] | None = on_late
         self.id: int = 0
-        self.is_sent: bool = False  # True also if it only may have been
+        self.is_sent: bool = False
         self.sent_to: int = 0
         self.frame: bytes = b""
         self.deadline: int = 0
         self.reply: Message | None = None
-        self.is_taken: bool = False
-        self.was_awaited: bool = False  # to the end of its time, so that no reply was lost before
 
 
 def _unknown() -> int:
@@ -86,7 +81,7 @@ def _unknown() -> int:
 
 
 class Connection:
-    """A DEALER socket to one coordinator. Thread-safe. `first_id`: above the ids of the session's earlier requests.
+    """A DEALER socket to one coordinator. `first_id`: above the ids of the session's earlier requests.
 
     ConnectError for a coordinator of another user, unless `checks_owner` is False: root may ask any.
     """
@@ -98,9 +93,10 @@ class Connection:
         self.endpoint = endpoint
         self.sent: int = 0
         self.window = 1  # how many requests the coordinator allows in flight
+        self.blocks_signals = False  # whether the thread that uses it does: then it may wait in the socket
         self._ids = itertools.count(first_id)
-        self._lock = CallLock()
-        self._late: dict[int, Request] = {}
+        self._rcvtimeo = -1
+        self._late: dict[int, Request] = {}  # given up, and maybe done
         self._checked = -1  # the number of the coordinator whose uid was checked last
         self.starts: Callable[[], int] = _unknown
         """How many coordinators have served; when it changes, unanswered requests are sent again under the same ids."""
@@ -113,70 +109,42 @@ class Connection:
         a timeout that is negative or NaN.
         """
         request = Request(body)
-        self.exchange([request], token, timeout, check)
+        self.exchange([request], token, deadline_of(timeout), check)
         return self.result_of(request, timeout)
 
     def exchange(
-        self, requests: Sequence[Request], token: bytes, timeout: float, check: Callable[[], None] | None = None
+        self, requests: Sequence[Request], token: bytes, deadline: int, check: Callable[[], None] | None = None
     ) -> None:
-        """Send requests, many before the first is answered, and wait until each has its reply, or for `timeout` s.
-
-        An exception may come at any moment: the caller then calls `abandon` for the replies that came or will come.
-        Raises Reentered in a finalizer or signal's handler that interrupts another request on this thread.
-        """
-        if not timeout >= 0:
-            raise ValueError(f"timeout is a number of seconds from 0 up, not {timeout!r}")
+        """Send requests, many before the first is answered, and wait until each has its reply, or until `deadline`."""
         for request in requests:
             codec.check_body(request.body)  # here: a client that keeps sending invalid requests is cut off
-        timeout = bounded(timeout)
-        deadline = time.monotonic_ns() + int(timeout * 1e9)
-        lock = self._lock
-        if lock.is_mine() and lock.is_held_below():
-            raise Reentered("a request of this client is under way on this thread, which a request here interrupts")
         try:
-            if not take(lock, timeout):
-                raise WaitTimeout(
-                    f"another request kept the connection to {self.endpoint} for {timeout} s", timeout=timeout
-                )
-            with lock:
-                lock.release()
-                self._exchange(requests, token, deadline, check)
-        except BaseException:
-            lock.unwind()
-            raise
-
-    def abandon(self, requests: Sequence[Request]) -> None:
-        """No call takes the replies of these: `drain_late` gives them to their `on_late`."""
-        for request in requests:
-            if request.is_sent and not request.is_taken and request.on_late is not None:
-                self._late[request.id] = request
+            self._exchange(requests, token, deadline, check)
+        finally:
+            for request in requests:
+                if request.is_sent and request.reply is None and request.on_late is not None:
+                    self._late[request.id] = request
 
     def result_of(self, request: Request, timeout: float) -> Message:
         """The reply's body; raises the error in it, or WaitTimeout if none came."""
-        answer = self._answer(request.reply, timeout)
-        if isinstance(answer, IpcSyncError):
-            raise answer
-        return answer
-
-    def _answer(self, reply: Message | None, timeout: float) -> Message | IpcSyncError:
+        reply = request.reply
         if reply is None:
-            return WaitTimeout(f"the coordinator at {self.endpoint} did not answer within {timeout} s", timeout=timeout)
+            text = f"the coordinator at {self.endpoint} did not answer within {timeout} s"
+            raise WaitTimeout(text, timeout=timeout)
         if not isinstance(reply, Failure):
             return reply
         error = codec.error_of(reply)
         if isinstance(error, SessionLost):
             error.endpoint = self.endpoint
-        return error
+        raise error
 
     def _exchange(
         self, requests: Sequence[Request], token: bytes, deadline: int, check: Callable[[], None] | None
     ) -> None:
         socket = self._open_socket()
         for request in requests:
-            id_ = next(self._ids)
-            request.frame = codec.encode_request(id_, request.body, token, deadline)
-            request.deadline = deadline
-            request.id = id_
+            request.deadline, request.id = deadline, next(self._ids)
+            request.frame = codec.encode_request(request.id, request.body, token, deadline)
         wanted = {request.id: request for request in requests}
         left, oldest = len(requests), 0
         resend_at = sent_to = 0
@@ -205,9 +173,6 @@ class Connection:
                 check()
         if left:
             self._receive(socket, wanted, left)  # a process that was stopped meanwhile may find its reply here
-            for request in requests:
-                request.was_awaited = request.reply is None
-            self.abandon([request for request in requests if request.was_awaited])
 
     def _allowed(self, requests: Sequence[Request]) -> list[Request]:
         """The unanswered ones of these that may be in flight now; the first is the oldest that is unanswered.
@@ -225,14 +190,12 @@ class Connection:
     def _try_send(self, socket: zmq.Socket[bytes], requests: Sequence[Request]) -> bool:
         """Whether any was sent: if there was not room for all, all are sent again later."""
         for count, request in enumerate(requests):
-            was_sent, request.is_sent = request.is_sent, True
             starts = self.starts()
             try:
                 socket.send(request.frame, _NOW)
             except zmq.Again:
-                request.is_sent = was_sent
                 return count > 0  # no coordinator is connected right now
-            request.sent_to = starts  # only now: one that was given up is sent to each coordinator once
+            request.is_sent, request.sent_to = True, starts
             self.sent += 1
         return True
 
@@ -241,16 +204,20 @@ class Connection:
 
         It ends with the last of these, `left` of which had no reply before.
         """
-        # A poll, since its limit holds across signals: a blocking receive starts its limit again after each.
-        if wait_ms and not zmq_poll([(socket, _IN)], wait_ms):
+        # Elsewhere a poll, since its limit holds across signals: a blocking receive starts its limit again after each.
+        flags = 0 if wait_ms and self.blocks_signals else _NOW
+        if wait_ms and flags and not zmq_poll([(socket, _IN)], wait_ms):
             return 0
+        if not flags and wait_ms != self._rcvtimeo:
+            self._rcvtimeo = socket.rcvtimeo = wait_ms
         answered = 0
         # Asked for, since the exception of an empty socket takes longer than a reply.
-        while socket.getsockopt(_EVENTS) & _IN:  # type: ignore[operator] # an int
+        while not flags or socket.getsockopt(_EVENTS) & _IN:  # type: ignore[operator] # an int
             try:
-                frame = socket.recv(_NOW, copy=False)
+                frame = socket.recv(flags, copy=False)
             except zmq.Again:
-                break  # what was there went with a coordinator that died
+                break  # nothing came, or what was there went with a coordinator that died
+            flags = _NOW
             if self._checks_owner and self._checked != (starts := self.starts()):
                 check_server(frame, self.endpoint)
                 self._checked = starts
@@ -273,38 +240,28 @@ class Connection:
         starts = self.starts()
         return all(
             late.sent_to == starts or self._try_send(socket, [late])
-            for late in list(self._late.values())
+            for late in self._late.values()
             if late.reply is None
         )
 
     @property
     def has_late(self) -> bool:
         """Whether `drain_late` may soon have something to do."""
-        return any(time.monotonic_ns() < late.deadline + _RETRY_NS for late in list(self._late.values()))
+        return any(time.monotonic_ns() < late.deadline + _RETRY_NS for late in self._late.values())
 
-    @trying("_lock")
     def drain_late(self) -> None:
-        """Read replies that came after their request was given up; does nothing while a request is under way.
-
-        An exception that ended a request may have lost its reply: then the request is sent again.
-        """
+        """Read replies that came after their request was given up."""
         if not self._late or self._socket is None:
             return
         self._send_late_again(self._socket)
         self._receive(self._socket, {})
         now = time.monotonic_ns()
-        for id_, request in items_of(self._late):
-            if request.reply is not None:
-                if request.on_late is not None:
-                    request.on_late(request.reply)
+        for id_, request in list(self._late.items()):
+            if request.reply is not None and request.on_late is not None:
+                request.on_late(request.reply)
+            if request.reply is not None or now >= request.deadline + _FORGOTTEN_NS:
                 del self._late[id_]
-            elif now >= request.deadline + _FORGOTTEN_NS:
-                del self._late[id_]
-            elif not request.was_awaited:
-                # Also past the deadline: the coordinator does it no more, but has the reply if it was done before.
-                self._try_send(self._socket, [request])
 
-    @holding("_lock")
     def close(self) -> None:
         """Close the socket; twice does nothing."""
         socket, self._socket = self._socket, None
@@ -314,12 +271,6 @@ class Connection:
     def take_id(self) -> int:
         """An unused id, above those of all requests so far."""
         return next(self._ids)
-
-    @property
-    def is_in_use_below(self) -> bool:
-        """Whether a request is under way in a call of this thread that this one interrupts."""
-        lock = self._lock
-        return lock.is_mine() and lock.is_held_below()
 
 
 def expect(reply: Message, kind: type[_M]) -> _M:

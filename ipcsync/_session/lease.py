@@ -1,4 +1,4 @@
-"""A session's lease: the heartbeat's thread, and the checks whether the session and its coordinator live."""
+"""A session's lease: its heartbeat, and the checks whether the session and its coordinator live."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import select
+import signal
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,11 +15,13 @@ from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board
 from ipcsync._board.words import words
+from ipcsync._deadline import left_of
 from ipcsync._engines.core import SessionCheck
 from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.process import PidFd, PidFdError, Process, pid_namespace
-from ipcsync._locks import CallLock, holding
+from ipcsync._locks import know_turns
 from ipcsync._native import fork
+from ipcsync._session.calls import Bell
 from ipcsync._wire.messages import Welcome
 from ipcsync.errors import (
     ClientClosed,
@@ -33,8 +36,9 @@ from ipcsync.errors import (
 log = logging.getLogger("ipcsync")
 
 _ENDS = (SessionLost, ClientClosed, ForkedProcessError, ProtocolError)
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
 _LIFELINE_S = 0.25
-_LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the heartbeat's thread; nothing else is done meanwhile
+_LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the owner's thread; nothing else is done meanwhile
 LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
 
 
@@ -45,7 +49,14 @@ class SessionLease:
     as expired here too, whatever the board says, and is never revived.
     """
 
-    def __init__(self, board: Board, welcome: Welcome, endpoint: str, at_beat: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        board: Board,
+        welcome: Welcome,
+        endpoint: str,
+        at_beat: Callable[[], float],
+        on_nudge: Callable[[], None] | None = None,
+    ) -> None:
         self.board = board
         self.welcome = welcome
         self.endpoint = endpoint
@@ -60,13 +71,9 @@ class SessionLease:
         self._label, _ = board.who(welcome.serial)
         self._closed = False
         self._has_said_goodbye = False
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            self._coordinator, self._pidfd = self._watch_coordinator()
-        except BaseException:
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            raise
+        self._bell = Bell()
+        self._is_due = False  # a beat, whatever the time
+        self._coordinator, self._pidfd = self._watch_coordinator()
         self._state_and_serial, self._live = self._line.state_and_serial, words(LIVE, welcome.serial)
         self._last_ns = monotonic_ns()
         self.session_check: SessionCheck = SessionCheck(
@@ -76,9 +83,8 @@ class SessionLease:
         self.check: Callable[[], None] = self.session_check.check
         self._line.heartbeat = self._last_ns
         self._due_ns = 0  # until when a call within a beat beats
-        self._waking = CallLock()
         # By it peers see on the board when this process dies.
-        self._life = DeathMark(self._line.owner_address, self._line.nudge, self.wake)
+        self._life = DeathMark(self._line.owner_address, self._line.nudge, on_nudge or self.wake)
 
     def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:
         """By its process where its pid means the same here, else (None, None): by its lifeline."""
@@ -158,7 +164,8 @@ class SessionLease:
         error.endpoint = self.endpoint
         return error
 
-    def _lose(self, error: IpcSyncError) -> None:
+    def lose(self, error: IpcSyncError) -> None:
+        """The session cannot be used any more, for good: every check raises this error, if it is the first."""
         if self._problem is None:
             self._problem = copy.copy(error)
         self.session_check.good_until = -1
@@ -174,12 +181,12 @@ class SessionLease:
         try:
             self._check_board()
         except (CoordinatorLost, ProtocolError) as error:
-            self._lose(error)
+            self.lose(error)
             raise
         if not self.coordinator_is_alive():
-            self._lose(self._coordinator_died())
+            self.lose(self._coordinator_died())
         else:
-            self._lose(
+            self.lose(
                 SessionExpired(
                     f"this process (pid {os.getpid()}, session {self._label!r}) was silent for longer than its lease's "
                     f"{self._ttl_ns / 1e9:g} s: it was stopped, or held the GIL; connect again",
@@ -191,44 +198,34 @@ class SessionLease:
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
-    def run(self, until: Callable[[], bool]) -> None:
-        """Beat on the calling thread until `until()`, asked after each beat.
-
-        A finalizer that the garbage collector calls here waits for no other thread's lock for long, since this call has
-        a lock itself.
-        """
-        thread = get_ident()
-        lock = CallLock()
-        _beating[thread] = self
+    def run(self, until: Callable[[], bool], work: Callable[[], None] = lambda: None) -> None:
+        """Beat on the calling thread until `until()`, asked after each `work()`, for which `ring` wakes it."""
+        pidfd = -1 if self._pidfd is None else self._pidfd.fileno()
+        period_s = self._beat_s if pidfd >= 0 else min(self._beat_s, _LIFELINE_S)
+        _beating[get_ident()] = self
         try:
-            with lock:
-                self._run(until)
+            with select.epoll() as poll:
+                poll.register(self._bell.fileno(), select.EPOLLIN | select.EPOLLET)  # the edge, so that nobody reads it
+                if pidfd >= 0:
+                    poll.register(pidfd, select.EPOLLIN)
+                next_ns = 0
+                while True:
+                    work()
+                    if until():
+                        return
+                    if self._is_due or monotonic_ns() >= next_ns:
+                        self._is_due = False
+                        next_ns = monotonic_ns() + int(1e9 * min(period_s, self._beat()))
+                        continue  # to what was asked for meanwhile
+                    events = poll.poll(left_of(next_ns))
+                    if fork.is_in_bad_fork():
+                        return
+                    if any(fd == pidfd for fd, _ in events):
+                        poll.unregister(pidfd)
+                        with suppress(IpcSyncError):  # the next call raises it
+                            self._diagnose()
         finally:
-            _beating.pop(thread, None)
-
-    def _run(self, until: Callable[[], bool]) -> None:
-        poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
-        if self._pidfd is not None:
-            poll.register(self._pidfd.fileno(), select.POLLIN)
-        period_s = self._beat_s if self._pidfd is not None else min(self._beat_s, _LIFELINE_S)
-        next_s = period_s
-        while not until():
-            events = poll.poll(int(1000 * min(period_s, next_s)))
-            if fork.is_in_bad_fork():
-                return
-            if self._pidfd is not None and any(fd == self._pidfd.fileno() for fd, _ in events):
-                poll.unregister(self._pidfd.fileno())
-                with suppress(IpcSyncError):  # the next call raises it
-                    self._diagnose()
-            self._drain_wake()
-            next_s = self._beat()
-
-    def _drain_wake(self) -> None:
-        try:
-            os.read(self._wake_read, 4096)
-        except BlockingIOError:
-            return
+            del _beating[get_ident()]
 
     def _beat(self) -> float:
         self.beat()
@@ -236,7 +233,7 @@ class SessionLease:
         try:
             return self._at_beat()
         except _ENDS as error:
-            self._lose(error)
+            self.lose(error)
         except Exception:  # it says nothing about the session, and the next beat may do better
             log.exception("the heartbeat of %s failed", self.endpoint)
         return LONGEST_BEAT_S
@@ -252,7 +249,7 @@ class SessionLease:
                 self._diagnose()
             self._check_board()
         except IpcSyncError as error:
-            self._lose(error)
+            self.lose(error)
         else:
             if now < self._last_ns:
                 return  # a call within this one has beaten since
@@ -272,38 +269,43 @@ class SessionLease:
         self._line.heartbeat = monotonic_ns()
 
     def wake(self) -> None:
-        """Have the thread run a beat now; nothing once it has ended, or in a forked child."""
-        if not fork.is_in_bad_fork():
-            self._wake()
+        """Have the thread run a beat now; nothing once it has ended."""
+        self._is_due = True
+        self.ring()
 
-    @holding("_waking")
-    def _wake(self) -> None:
-        if self._wake_write >= 0:
-            with suppress(BlockingIOError):  # it has enough reasons to wake already
-                os.write(self._wake_write, b"x")
+    def ring(self) -> None:
+        """Have the thread look for work now. Nothing in a forked child, which shares the parent's bell."""
+        if not fork.is_in_bad_fork():
+            self._bell.ring()
 
     def stop(self) -> None:
         """Release the resources of `run`; called by the thread that runs it, or that would have."""
         self._closed = True
         self._life.end()
-        self._close_wake()
-        os.close(self._wake_read)
         if self._pidfd is not None:
             self._pidfd.close()
         self._at_beat = _nothing  # breaks a reference cycle with the session, which would keep board and descriptors
-
-    @holding("_waking")
-    def _close_wake(self) -> None:
-        fd, self._wake_write = self._wake_write, -1  # another file may get the number from now on
-        os.close(fd)
 
     def announce_death(self) -> None:
         """Mark this process as dead for its peers: it is about to end, though this session may still drain."""
         self._life.give_up()
 
 
+def block_signals() -> None:
+    """Leave all signals to other threads than this one and those that it starts, but for faults of its own."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(_FAULTS))
+
+
 _beating: dict[int, SessionLease] = {}
 """The lease that a thread keeps alive."""
+
+
+def has_a_beat() -> bool:
+    """Whether the calling thread keeps a session alive, so that it may wait for no such thread."""
+    return get_ident() in _beating
+
+
+know_turns(has_a_beat)  # a finalizer that the garbage collector calls there waits for no lock for long
 
 
 def _slowly(reference: weakref.ref[SessionLease]) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from ipcsync._session import no_answer
 from ipcsync._session.connection import Connection, expect
 from ipcsync._session.handshake import other_version
-from ipcsync._session.owner import check_endpoint
+from ipcsync._session.server import check_endpoint
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, Message, NodeInfo, SessionInfo
 from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout

@@ -1,15 +1,20 @@
-"""One session with a coordinator, from the handshake to the goodbye: requests, attachments, waits, and the end."""
+"""One session with a coordinator, from the handshake to the goodbye.
+
+One thread owns it: the request socket, the table of attachments and the lease. It makes no driver call that may block
+and runs no user's code. Calls of other threads are handed to it, one after the other, and their end is awaited.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
-from weakref import WeakValueDictionary
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,48 +23,53 @@ from ipcsync import _room as room
 from ipcsync._board import Board, over
 from ipcsync._deadline import bounded, deadline_of, left_of
 from ipcsync._drivers import outliving
+from ipcsync._engines import imports
 from ipcsync._native import device as devices
-from ipcsync._native import fork
-from ipcsync._native.context import count, current_ordinal, ordinal_of, uuid_of
-from ipcsync._session import feed, handshake, sessions
-from ipcsync._session.attachments import AttachmentTable, ClosedMeanwhile
+from ipcsync._native import fork, pinned
+from ipcsync._native.context import count, current_ordinal, uuid_of
+from ipcsync._session import feed, handshake, lease, sessions
+from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable, Opening
+from ipcsync._session.calls import Job
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
+from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
-from ipcsync._session.finished import Finished
-from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
-from ipcsync._session.references import AttachmentRef, Key, Opening
-from ipcsync._session.shutdown import Shutdown
+from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease, block_signals
 from ipcsync._session.waits import Waits
-from ipcsync._wire import messages
+from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
 from ipcsync._worker import Latch, check_threads, start
-from ipcsync.errors import ClientClosed, InvalidDevice, Reentered
+from ipcsync.errors import ClientClosed, ConnectError, IpcSyncError, QuotaExceeded, Reentered, WaitTimeout
 from ipcsync.typing import EngineChoice
 
 if TYPE_CHECKING:
-    from ipcsync._engines import Engine
     from ipcsync._engines.traced import Tracing
 
 log = logging.getLogger("ipcsync")
-
-_JUDGING_S = 0.001  # to the next beat, while others judge what complete records here stand behind
-_SOON_S = 0.1  # while what was given up is not given back yet
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 
 DEFAULT_TIMEOUT_S = 5.0
+_SOON_S = 0.1  # to the next beat, while what was given up is not given back yet
+_TOLD_S = 0.5  # for which a close waits until it is told
+_CALL_S = 1.0  # for which it waits for other threads' calls
 _DRAIN_S = 1.0
 _END_S = 10.0  # longer than the end takes
+_SLICE_S = 0.25
+_BEAT_S = 0.05  # for a request at a beat
+_PATIENCE_NS = 1_000_000_000  # behind a call's deadline, which the owner sees first
+
+
+class _Unwanted(Exception):  # noqa: N818 - nobody gets it
+    """The caller of a request is gone."""
 
 
 class Session:
     """One session, with a lease that lives as long as this process does. Thread-safe.
 
-    The heartbeat's thread begins and ends it. The calls ask that thread and wait, so an exception that ends a call
-    leaves nothing half done. Construction opens nothing, so the caller of `begin` has the object when anything is
-    opened.
+    Its owner's thread begins and ends it. The calls ask that thread and wait, so an exception that ends a call leaves
+    nothing half done. Construction opens nothing, so the caller of `begin` has the object when anything is opened.
 
     `shown(name)` is the user's name for an event of the coordinator's name.
     """
@@ -67,7 +77,7 @@ class Session:
     connection: Connection
     lease: SessionLease
     attachments: AttachmentTable
-    _shutdown: Shutdown
+    driving: Driving
 
     def __init__(
         self, endpoint: str, name: str = "", *, behind_all: bool = False, shown: Callable[[str], str] = str
@@ -86,7 +96,9 @@ class Session:
         self._closer = 0  # the id of the thread that waits for the end
         self._shown = shown
         self._thread: threading.Thread | None = None
-        self._finished: WeakValueDictionary[Key, AttachmentRef] = WeakValueDictionary()  # uses that are over
+        self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._job: Job[Any] | None = None  # the one that the owner does
+        self._has_said_goodbye = False
 
     def begin(
         self, timeout: float = DEFAULT_TIMEOUT_S, lease_ttl: float | None = None, tracing: Tracing | None = None
@@ -95,7 +107,7 @@ class Session:
         check_threads()
         _drivers.load()  # here, so that its errors and warnings are this caller's
         try:
-            start(partial(self._run, timeout, lease_ttl, tracing), "ipcsync-heartbeat", self._fail)
+            start(partial(self._run, timeout, lease_ttl, tracing), "ipcsync-owner", self._fail)
             self._has_begun.wait()
             if self._failure is not None:
                 raise self._failure
@@ -108,10 +120,10 @@ class Session:
     def drop(self) -> None:
         """End it without waiting: no caller has it."""
         self.is_closed = True
-        if self._has_begun.is_set and self._failure is None and not fork.is_in_bad_fork():
-            self.lease.wake()
+        if self._has_begun.is_set and self._failure is None:
+            self.lease.ring()
 
-    # --- the thread ---------------------------------------------------------------------------------------------------
+    # --- the owner's thread -------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -120,30 +132,36 @@ class Session:
     def _run(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None) -> None:
         """The thread's function: the session from its begin to its end."""
         self._thread = threading.current_thread()
+        block_signals()
         try:
             with ExitStack() as undo:
-                self._begin(timeout, lease_ttl, tracing, undo)
+                forget_child = self._begin(timeout, lease_ttl, tracing, undo)
                 undo.pop_all()
         except BaseException as error:  # noqa: BLE001 - raised where the session was asked for
             self._fail(error)
             return
         finally:
             self._has_begun.set()
-        self.lease.run(lambda: self.is_closed)
-        if fork.is_in_bad_fork():
-            return
         try:
+            self.lease.run(lambda: self.is_closed, self._work)
+            if fork.is_in_bad_fork():
+                return
             self._end()
-        except Exception:
-            log.exception("closing %r failed", self)
+            self._release(forget_child)
+        except BaseException as error:
+            # What it had stays in use, so this process keeps the lifeline: for others the session expires.
+            log.exception("%r ends: its own thread failed", self)
+            self.lease.lose(IpcSyncError(f"the session's own thread failed, and with it the session: {error!r}"))
+            if not self._is_shut_down:
+                self._stop()
         finally:
             self._has_ended.set()
-        if not self._is_shut_down:
-            self.lease.run(self._shutdown.is_complete)
-            self._shutdown.end()
 
-    def _begin(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None, undo: ExitStack) -> None:
+    def _begin(
+        self, timeout: float, lease_ttl: float | None, tracing: Tracing | None, undo: ExitStack
+    ) -> Callable[[], None]:
         self.connection = connection = Connection(self.endpoint)
+        connection.blocks_signals = True
         undo.callback(connection.close)
         check = self._check_wanted_or_greeted
         welcome = handshake.greet(connection, self.name, timeout, lease_ttl, check, driver=_drivers.name())
@@ -163,23 +181,21 @@ class Session:
         connection.window = welcome.window
         connection.starts = lambda: board.starts
         self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
-        self.lease = SessionLease(board, welcome, self.endpoint, self._at_beat)
+        self.lease = SessionLease(board, welcome, self.endpoint, self._at_beat, self._nudged)
         self.lease.stands_behind_all = self._behind_all
         undo.callback(self.lease.stop)
-        self.attachments = AttachmentTable(board, self.lease, self._send_close, self.waits, tracing, self._shown)
-        self._shutdown = Shutdown(connection, welcome.token, self.lease, self.attachments, forget_child)
+        self.attachments = AttachmentTable(board, self.lease, self._tell, self.waits, tracing, self._shown)
+        self.driving = Driving(self.attachments, self.lease, self._post, min(welcome.heartbeat, LONGEST_BEAT_S))
         if not outliving.may_be_served():
             over.hold(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
         self.lease.show()  # first: from Ready on the coordinator waits for the mark
         connection.request(messages.Ready(), self.token, timeout, self._beat_and_check)
         self._check_wanted()
-        devices.collectors.append(self.attachments.collect)
+        self._driver_thread = threading.Thread(target=self.driving.run, name="ipcsync-driver", daemon=True)
+        self._driver_thread.start()
+        devices.collectors.append(self._collect)
         sessions.add(self)
-
-    def _beat_and_check(self) -> None:
-        """Beat, since this thread waits for a reply, maybe of a coordinator that is just restarted."""
-        self.lease.beat()
-        self.lease.check_liveness()
+        return forget_child
 
     def _check_wanted(self) -> None:
         if self.is_closed:
@@ -190,34 +206,58 @@ class Session:
         if not self.connection.sent:
             self._check_wanted()
 
-    def _end(self) -> None:
-        """The part of the end that `close` waits for; what still drains afterwards does so without it."""
-        self.attachments.close_all(_DRAIN_S, self._pause)
-        self.waits.join(1.0, self._closer, self._pause)
-        self._shutdown.begin(self.lease.show_heartbeat)
-        devices.collectors.remove(self.attachments.collect)
-        sessions.remove(self)
-        if self._shutdown.is_complete():
-            self._shutdown.end()
-            self._is_shut_down = True
+    def _work(self) -> None:
+        """Do the jobs, and tell what came of them."""
+        while not self._jobs.empty():
+            self._jobs.get()()
+        if self.attachments.is_due and not self.is_closed:
+            self.attachments.tell()
 
-    def _pause(self, seconds: float) -> None:
+    def _at_beat(self) -> float:
+        """Called at each beat; returns in how many seconds there is more to do."""
+        self.connection.drain_late()
+        self.attachments.beat()
+        self.driving.standing_s()
+        self.driving.wake()
+        if self.is_closed:
+            if not self._has_said_goodbye:
+                self._say_goodbye(_BEAT_S)
+            if self._drains:
+                self.lease.show_heartbeat()
+        return _SOON_S if self.connection.has_late or self.attachments.has_closes else LONGEST_BEAT_S
+
+    def _nudged(self) -> None:
+        """Another process waits for what only this one can say."""
+        self.driving.wake()
+
+    def _beat_and_check(self) -> None:
+        """In each slice of a request: beat, and look whether it goes on."""
         self.lease.beat()
-        time.sleep(seconds)
+        self.lease.check_liveness()
 
-    # --- checks -------------------------------------------------------------------------------------------------------
+    def _tell(self, body: messages.Close | messages.Break, timeout: float) -> None:
+        """Tell the coordinator what it should know, whatever became of the lease."""
+
+        def check() -> None:
+            self.lease.beat()
+            self.lease.check_coordinator()
+
+        check()  # many may be pending, and each may take its whole time
+        self.connection.request(body, self.token, timeout, check)
+
+    # --- calls of other threads ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise ForkedProcessError, ClientClosed, or the error of a session that is lost."""
         fork.check()
         if self.is_closed:
-            who = f"the client {self.name!r}" if self.name else "this client"
-            raise ClientClosed(
-                f"{who} of {self.endpoint} was closed by this process; connect again",
-                client=self.name,
-                endpoint=self.endpoint,
-            )
+            raise self._closed()
         self.lease.check()
+
+    def _closed(self) -> ClientClosed:
+        who = f"the client {self.name!r}" if self.name else "this client"
+        text = f"{who} of {self.endpoint} was closed by this process; connect again"
+        return ClientClosed(text, client=self.name, endpoint=self.endpoint)
 
     def check_liveness(self) -> None:
         """As `check`, and ask the kernel whether the coordinator's process lives."""
@@ -229,18 +269,45 @@ class Session:
         """Whether the session lives, as far as this process knows; sends nothing."""
         return not self.is_closed and not fork.is_in_bad_fork() and self.lease.is_good
 
-    def _at_beat(self) -> float:
-        """Called at each beat, on the heartbeat's thread; returns in how many seconds there is more to do."""
-        self.connection.drain_late()
-        is_judging = self.attachments.beat()
-        self.attachments.closes.flush(wait=False, timeout=0.05)
-        if self.is_closed:
-            self._shutdown.at_beat()
-        if is_judging:
-            return _JUDGING_S
-        return _SOON_S if self.connection.has_late or self.attachments.closes.has_any else LONGEST_BEAT_S
+    def check_may_wait(self) -> None:
+        """Raise Reentered on a thread that owns a session, where the collector may call any finalizer."""
+        if lease.has_a_beat():
+            raise Reentered("a finalizer on a thread of ipcsync's own makes a call that waits for such a thread")
 
-    # --- requests -----------------------------------------------------------------------------------------------------
+    def _post(self, function: Callable[[], object]) -> None:
+        """Have the owner call a function, behind those before. An exception of it ends the session."""
+        self._jobs.put(function)
+        self.lease.ring()
+
+    def submit(self, job: Job[_T]) -> Job[_T]:
+        """Have the owner do a job, behind those before."""
+        self._post(partial(self._do, job))
+        return job
+
+    def _do(self, job: Job[Any]) -> None:
+        self._job = job
+        job.run()
+        self._job = None
+
+    def _await(self, job: Job[_T], deadline: int, timeout: float) -> _T:
+        """What came of a job. If an exception ends the wait, a request that is under way for it is given up."""
+        try:
+            self.check_may_wait()
+            while not job.wait(0 if self._is_shut_down else min(_SLICE_S, left_of(deadline) + 0.001)):
+                fork.check()
+                if self._is_shut_down or sys.is_finalizing():  # then nobody does it any more
+                    self.check()
+                    raise self._closed()
+                now = time.monotonic_ns()
+                if now >= deadline + (_PATIENCE_NS if job.has_begun else 0):
+                    raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
+            return job.result()
+        except BaseException:
+            job.is_wanted = False
+            raise
+
+    def _call(self, function: Callable[[], _T], deadline: int, timeout: float) -> _T:
+        return self._await(self.submit(Job(function)), deadline, timeout)
 
     def request(self, body: Message, kind: type[_M], timeout: float | None = None) -> _M:
         """Send a request and return its reply, which is a `kind`; raises the error in the reply.
@@ -248,122 +315,50 @@ class Session:
         `timeout` in seconds, the session's own by default.
         """
         self.check()
+        codec.check_body(body)
         seconds = self.timeout if timeout is None else timeout
-        return expect(self.connection.request(body, self.token, seconds, self.check_liveness), kind)
+        deadline = deadline_of(seconds)
+        request = Request(body)
+        self._call(partial(self._exchange, [request], deadline), deadline, seconds)
+        return expect(self.connection.result_of(request, seconds), kind)
 
-    def _send_close(self, body: messages.Close | messages.Break, timeout: float) -> None:
-        if threading.current_thread() is self._thread:
-            self.lease.beat()  # many may be pending, and each may take its whole time
-        self.connection.request(body, self.token, timeout, self.lease.check_coordinator)
+    def _exchange(self, requests: Sequence[Request], deadline: int) -> None:
+        """On the owner's thread, as all that it is called by."""
+        self._check_asked()
+        self.connection.exchange(requests, self.token, deadline, self._beat_and_check_asked)
 
-    @property
-    def _is_in_use_below(self) -> bool:
-        """Whether a call of this session on this thread, which this one interrupts, has a lock."""
-        return self.connection.is_in_use_below or self.attachments.is_in_use_below
+    def _check_asked(self) -> None:
+        self.check()
+        if self._job is not None and not self._job.is_wanted:
+            raise _Unwanted
 
-    def check_not_below(self, what: str) -> None:
-        """Raise Reentered within another call that has a lock: a thread may wait for it with what this one needs."""
-        if self._is_in_use_below:
-            raise Reentered(f"a call of this client is under way on this thread, and {what} interrupts it")
+    def _beat_and_check_asked(self) -> None:
+        self._beat_and_check()
+        self._check_asked()
 
-    def _change(self, timeout: float, fn: Callable[[float], _T]) -> _T:
-        """`fn(seconds left)`, in the order of openings and closes."""
-        self.check_not_below("an opening")
-        deadline = deadline_of(timeout)
-        try:
-            return self.attachments.closes.change(timeout, lambda: fn(left_of(deadline)))
-        except Exception as error:
-            if (short := room.shortage(error, "an event")) is None:
-                raise
-            raise short from error
-
-    def open_remote(
-        self, bodies: Sequence[messages.Remote], openings: Sequence[Opening], timeout: float | None = None
+    def open(
+        self,
+        bodies: Sequence[messages.Open | messages.Remote],
+        openings: Sequence[Opening],
+        timeout: float | None = None,
     ) -> None:
-        """Attach to events of other nodes, as `open` does to those here."""
-        seconds = self.timeout if timeout is None else timeout
-        self._change(seconds, partial(self._open, bodies, openings, seconds))
-
-    def open(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float | None = None) -> None:
         """Attach to the events of `bodies`, each for the opening of its index: all or none, within `timeout` s in all.
 
         If an exception comes, also later, the caller has to `abandon` the openings.
         """
         seconds = self.timeout if timeout is None else timeout
-        self._change(seconds, partial(self._open_in_order, bodies, openings, seconds))
-
-    def _open_in_order(
-        self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float, left: float
-    ) -> None:
-        deadline = deadline_of(left)
-        named_by_recorder = [body for body in bodies if body.recorder and body.name]
-        if not named_by_recorder or self._sees_all_devices:
-            self._open(bodies, openings, timeout, left)
-            return
-        # Attach as a waiter first: if this process cannot use the event, leaving later as its recorder would close it
-        # for everybody.
-        before = [Opening() for _ in named_by_recorder]
+        deadline = deadline_of(seconds)
+        named = [body for body in bodies if isinstance(body, messages.Open) and body.recorder and body.name]
+        first = [] if self._sees_all_devices else [replace(body, recorder=False) for body in named]
+        before = [Opening() for _ in first]
         try:
-            self._open([replace(body, recorder=False) for body in named_by_recorder], before, timeout, left)
-            self._open(bodies, openings, timeout, left_of(deadline))
+            if first:
+                # Attach as a waiter first: if this process cannot use the event, leaving later as its recorder would
+                # close it for everybody.
+                self._attach(first, before, deadline, seconds)
+            self._attach(bodies, openings, deadline, seconds)
+        finally:
             self.abandon(before)
-        except BaseException:
-            self.abandon(before)
-            raise
-
-    def _open(
-        self,
-        bodies: Sequence[messages.Open | messages.Remote],
-        openings: Sequence[Opening],
-        timeout: float,
-        left: float,
-    ) -> None:
-        """`open` without the lock that orders it with closes; raises the first error of the replies.
-
-        `left` seconds are left of the call's `timeout`.
-        """
-        self.check()
-        deadline = deadline_of(left)
-        requests = [Request(body, self._give_back) for body in bodies]
-        try:
-            self.connection.exchange(requests, self.token, left, self.check_liveness)
-            for index, opening in enumerate(openings):
-                self._take(requests, index, opening, timeout, deadline)
-        except BaseException:
-            self._abandon(requests)
-            raise
-
-    def _take(
-        self, requests: list[Request], index: int, opening: Opening | None, timeout: float, deadline: int
-    ) -> AttachmentRef:
-        """Attach by the reply to a request; if the event was closed here meanwhile, tell that, and ask anew."""
-        while True:
-            reply = expect(self.connection.result_of(requests[index], timeout), messages.Attachment)
-            try:
-                attached = self.attachments.add(reply, opening)
-            except ClosedMeanwhile:
-                self.attachments.finish_close((reply.slot, reply.incarnation), timeout, deadline)
-            else:
-                requests[index].is_taken = True
-                return attached
-            # What these replies attached to has ended with that close.
-            ended = [number for number in range(index, len(requests)) if _is_of_use(requests[number].reply, reply)]
-            for number in ended:
-                requests[number].is_taken = True
-                requests[number] = Request(requests[number].body, self._give_back)
-            again = [requests[number] for number in ended]
-            self.connection.exchange(again, self.token, left_of(deadline), self.check_liveness)
-
-    def _abandon(self, requests: Sequence[Request]) -> None:
-        """Have the thread, which no exception ends, close what these requests attach to and no caller took."""
-        self.connection.abandon(requests)
-        self.lease.wake()
-
-    def abandon(self, openings: Sequence[Opening]) -> None:
-        """Close openings that no caller has; the thread sends the closes."""
-        for opening in openings:
-            opening.close(wait=False)
-        self.lease.wake()
 
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event. Asks the coordinator only if this session has none to the event yet.
@@ -372,55 +367,125 @@ class Session:
         asks: NodeLost if there is no such node, or it is lost; NoBridge; StalePoint if there never was a bridge.
         """
         self.check()
-        found = self._find(key)
-        if found is not None:
+        if (found := self.find(key)) is not None:
             return found
-        seconds = self.timeout if timeout is None else timeout
-        self.attachments.relieve()
-        return self._change(seconds, partial(self._attach, key, seconds))
-
-    def _find(self, key: PointKey) -> AttachmentRef | None:
-        if key.epoch != self.epoch:
-            return self.attachments.find_mirror((key.epoch, key.slot, key.incarnation))
-        use = key.slot, key.incarnation
-        return self.attachments.find(use) or self._finished.get(use)
-
-    def _attach(self, key: PointKey, timeout: float, left: float) -> AttachmentRef:
-        found = self._find(key)
-        if found is not None:
-            return found
-        self.check()
         if key.epoch == self.epoch:
             body: Message = messages.Attach(key.slot, key.incarnation)
         else:
             device = uuid_of(current_ordinal())
             body = messages.Remote("attach", "", "", key.epoch, key.slot, key.incarnation, device)
-        deadline = deadline_of(left)
-        requests = [Request(body, self._give_back)]
-        try:
-            self.connection.exchange(requests, self.token, left, self.check_liveness)
-            if isinstance(remains := requests[0].reply, messages.Remains):
-                return self._finish(remains)
-            return self._take(requests, 0, None, timeout, deadline)
-        except BaseException:
-            self._abandon(requests)
-            raise
+        seconds = self.timeout if timeout is None else timeout
+        return self._attach([body], [], deadline_of(seconds), seconds, key)[0]
 
-    def _finish(self, remains: messages.Remains) -> AttachmentRef:
+    def find(self, key: PointKey) -> AttachmentRef | None:
+        """The attachment to a point's event, if there is one."""
+        if key.epoch != self.epoch:
+            return self.attachments.find_mirror((key.epoch, key.slot, key.incarnation))
+        return self.attachments.find((key.slot, key.incarnation))
+
+    def _attach(
+        self,
+        bodies: Sequence[Message],
+        openings: Sequence[Opening],
+        deadline: int,
+        timeout: float,
+        key: PointKey | None = None,
+    ) -> list[AttachmentRef]:
+        """`openings` are empty for a point, that of `key`. What was attached to is tried on the caller's thread."""
+        self.check()
         try:
-            ordinal = ordinal_of(remains.device)
-        except InvalidDevice:
-            ordinal = current_ordinal()  # nothing of it is used
-        name = self._shown(remains.name)
-        finished = Finished(self.lease.board, self.lease, remains, ordinal, name)
-        found = AttachmentRef(self.waits, cast("Engine", finished))  # it has what a point asks of an engine
-        self._finished[remains.slot, remains.incarnation] = found
+            job = partial(self._do_attach, bodies, openings, deadline, timeout, current_ordinal(), key)
+            found = self._call(job, deadline, timeout)
+            with self.driving.making():
+                for attached in found:
+                    self.check()
+                    self.driving.test(attached.engine)
+        except BaseException as error:
+            if isinstance(error, Exception) and (short := room.shortage(error, "an event")) is not None:
+                raise short from error
+            raise
         return found
 
-    def _give_back(self, late: Message) -> None:
-        """Release an attachment whose request was given up."""
-        if isinstance(late, messages.Attachment):
-            self.attachments.give_back(late)
+    def _do_attach(
+        self,
+        bodies: Sequence[Message],
+        openings: Sequence[Opening],
+        deadline: int,
+        timeout: float,
+        here: int,
+        key: PointKey | None,
+    ) -> list[AttachmentRef]:
+        table = self.attachments
+        if key is not None and (known := self.find(key)) is not None:
+            return [known]
+        if table.since_beat >= MANY_POINTS:
+            # A thread that attaches in a loop holds slots for which others wait, and beats are rare with a long TTL.
+            table.end_unused()
+            self.driving.wake()
+        self._check_asked()
+        table.tell_all(timeout, deadline)
+        requests = [Request(body, table.give_back) for body in bodies]
+        found: list[AttachmentRef] = []
+        try:
+            self._exchange(requests, deadline)
+            for index, request in enumerate(requests):
+                reply = self.connection.result_of(request, timeout)
+                if key is None or not isinstance(reply, messages.Remains):
+                    expect(reply, messages.Attachment)
+                found.append(table.add(reply, here, openings[index] if openings else None, self))
+        except BaseException:
+            for request in requests[len(found) :]:
+                if request.reply is not None:
+                    table.give_back(request.reply)
+            raise
+        if self._job is not None and not self._job.is_wanted and key is not None:
+            table.give_up(found[0])
+        return found
+
+    def abandon(self, openings: Sequence[Opening]) -> None:
+        """Close openings that no caller has."""
+        if openings and self._has_begun.is_set and self._failure is None and not fork.is_in_bad_fork():
+            self._post(partial(self._close, openings))
+
+    def _close(self, openings: Sequence[Opening]) -> None:
+        if self.attachments.close(openings):
+            self.driving.wake()
+
+    def share(self, opening: Opening, another: Opening) -> None:
+        """Have `another` be a further opening of the same use. EventClosed if `opening` is closed."""
+        try:
+            job = partial(self.attachments.share, opening, another, self)
+            self._call(job, deadline_of(self.timeout), self.timeout)
+        except BaseException:
+            self.abandon([another])
+            raise
+
+    def close_opening(self, opening: Opening, *, wait: bool) -> None:
+        """Close the share of one event object; the last one ends the attachment.
+
+        `wait`: until the coordinator has that, or for half a second; not in a finalizer on a session's own thread.
+        """
+        if not wait or lease.has_a_beat() or self._is_shut_down:
+            self.abandon([opening])
+            return
+        use = opening.use
+        try:
+            if use is not None and use.openings == {opening}:
+                use.engine.await_calls(_CALL_S)
+        finally:  # an exception that ends the wait must not leave it open
+            job = self.submit(Job(partial(self.attachments.close, [opening])))
+        with suppress(WaitTimeout, ClientClosed):
+            for ended in self._await(job, deadline_of(_TOLD_S), _TOLD_S):
+                self.driving.settle(ended)
+                self._call(partial(self.attachments.tell, _TOLD_S), deadline_of(_TOLD_S), _TOLD_S)
+
+    def _collect(self) -> int:
+        """For `ipc_collect`: close unused attachments; returns how many imports were closed."""
+        before = imports.count()
+        with suppress(IpcSyncError):  # this session's own calls raise it
+            self._call(self.attachments.end_unused, deadline_of(_TOLD_S), _TOLD_S)
+            self.driving.look()
+        return max(before - imports.count(), 0)
 
     def notices(
         self, prefix: str, session_prefix: str, timeout: float | None, check: Callable[[], None] | None = None
@@ -443,26 +508,97 @@ class Session:
     def close(self) -> None:
         """End the session, and wait up to 1 s for its work; nothing in a forked child.
 
-        If an exception ends the wait, the end goes on, and another call waits for it again. Within a call of this
-        session on the same thread (in a finalizer or a signal's handler) it does not wait.
+        If an exception ends the wait, the end goes on, and another call waits for it again. In a finalizer on a
+        session's own thread it does not wait.
         """
         if fork.is_in_bad_fork():
             return
         self.is_closed = True
-        thread = threading.current_thread()
-        if self._failure is not None or thread is self._thread:
+        if self._failure is not None:
             return
         self._closer = threading.get_ident()
-        self.lease.wake()
-        if self._is_in_use_below:
+        self.lease.ring()
+        if lease.has_a_beat() or threading.current_thread() is self._driver_thread:
             return
         if self._has_ended.wait(_END_S) and self._is_shut_down and self._thread is not None:
             self._thread.join(_END_S)
 
+    def _end(self) -> None:
+        """Close, drain, say goodbye. `close` waits for that, but not for what still drains then."""
+        table, deadline = self.attachments, deadline_of(_CALL_S)
+        for use in list(table.uses.values()):
+            while not use.engine.await_calls(min(_BEAT_S, left_of(deadline))) and left_of(deadline):
+                self._pause(0)
+        table.close_all(self.lease.beat)
+        deadline, pause_s = deadline_of(_DRAIN_S), 0.0005
+        while self._drains and left_of(deadline):
+            self.driving.wake()
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+        if self._drains:  # other processes may wait for recorders that are drained, and the draining ones here for them
+            table.tell(_TOLD_S)
+        self.waits.join(1.0, self._closer, self._pause)
+        self.lease.say_goodbye()
+        self._say_goodbye(1.0)
+        if not self._is_complete():
+            self._has_ended.set()
+            self.lease.run(self._is_complete, self._work)
+
+    def _pause(self, seconds: float) -> None:
+        self.lease.beat()
+        self._work()
+        time.sleep(seconds)
+
+    @property
+    def _drains(self) -> bool:
+        """Whether anything is not released, or a call may make what is to be, since the client was closed meanwhile."""
+        return self.attachments.is_draining or self.driving.is_making
+
+    def _say_goodbye(self, timeout: float) -> None:
+        """Tell the coordinator that the session is over, except for what still drains; else a later beat does."""
+        if not self.lease.coordinator_is_alive():
+            return
+        released = not self._drains
+        try:
+            self.connection.request(messages.Bye(released=released), self.token, timeout, self.lease.show_heartbeat)
+        except (WaitTimeout, ConnectError, QuotaExceeded) as error:
+            log.info("the coordinator did not take the goodbye: %s", error)
+            return
+        except IpcSyncError as error:
+            log.info("the coordinator does not know the session any more: %s", error)
+        self._has_said_goodbye = True
+        if released:
+            self.attachments.forget_closes()
+
+    def _is_complete(self) -> bool:
+        """Whether everything is released, and a living coordinator was told of it."""
+        if not self.lease.coordinator_is_alive():
+            return True
+        return self._has_said_goodbye and not self._drains and not self.attachments.has_closes
+
+    def _stop(self) -> None:
+        """Take no more calls; those that came are answered."""
+        self._is_shut_down = True
+        sessions.remove(self)
+        devices.collectors.remove(self._collect)
+        self.connection.close()
+        self._work()
+
+    def _release(self, forget_child: Callable[[], None]) -> None:
+        """Release everything, as the owner's thread ends."""
+        self._stop()
+        self.driving.stop()
+        self._driver_thread.join(_CALL_S)
+        self.lease.stop()
+        # While the coordinator lives, attachments are released only once none of their work is queued. If it is lost,
+        # work queued here may still write the board's words: then those pages stay registered and mapped.
+        board, is_quiet = self.lease.board, self.lease.coordinator_is_alive()
+        is_used = self.driving.is_making or self._driver_thread.is_alive()  # which may register a page at any moment
+        is_pinned = pinned.is_any(board.address, board.length)
+        is_unpinned = not is_pinned or (is_quiet and pinned.unpin(board.address, board.length))
+        board.close(keep_mapping=is_used or not is_unpinned)
+        self.attachments.end()  # which refers to the session, and the collector alone would find it
+        forget_child()  # only now: a child's copy of the descriptor keeps the lifeline
+
     def __repr__(self) -> str:
         return f"<session {self.name!r} {'connected' if self.is_connected else 'closed'} {self.endpoint}>"
-
-
-def _is_of_use(reply: Message | None, other: messages.Attachment) -> bool:
-    """Whether a reply attaches to the same use of a slot as another one."""
-    return isinstance(reply, messages.Attachment) and (reply.slot, reply.incarnation) == (other.slot, other.incarnation)

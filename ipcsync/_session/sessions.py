@@ -7,61 +7,38 @@ import functools
 import logging
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ipcsync._engines import queued
 from ipcsync._native import fork
-from ipcsync._shared import WeakList
 from ipcsync.errors import ClientClosed, ConnectError, EventClosed
 
 if TYPE_CHECKING:
-    from ipcsync._session.lease import SessionLease
-    from ipcsync._session.references import AttachmentRef
-    from ipcsync._wire.point import PointKey
+    from ipcsync._session.session import Session
 
 log = logging.getLogger("ipcsync")
 
 
-class Member(Protocol):
-    """The part of a session that this module needs."""
+_S = TypeVar("_S", bound="Session")
 
-    epoch: bytes
-    timeout: float
-    lease: SessionLease
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the session lives, as far as this process knows."""
-
-    def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
-        """The attachment to a point's event."""
-
-    def close(self) -> None:
-        """End the session."""
+_sessions: list[Session] = []  # some still drain after they were closed
 
 
-_S = TypeVar("_S", bound=Member)
-
-_sessions: WeakList[Member] = WeakList()  # they begin and end on threads of their own
-_leases: WeakList[SessionLease] = WeakList()  # some are still draining after their session was closed
-
-
-def add(session: Member) -> None:
-    """Add a session, until `remove`, and its lease, as long as that has a thread."""
-    _sessions.add(session)
-    _leases.add(session.lease)
+def add(session: Session) -> None:
+    """Add a session, until `remove`."""
+    _sessions.append(session)
     _arm_exit()
 
 
-def remove(session: Member) -> None:
-    """Remove a session."""
+def remove(session: Session) -> None:
+    """Remove a session whose thread ends."""
     _sessions.remove(session)
 
 
-def session_of(epoch: bytes) -> Member:
+def session_of(epoch: bytes) -> Session:
     """This process's session for a point's epoch, as `first_of` finds it. ConnectError if there is none."""
     fork.check()
-    session = first_of(epoch, _sessions.living())
+    session = first_of(epoch, _sessions.copy())
     if session is None:
         raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
     return session
@@ -91,11 +68,11 @@ def _close_at_exit() -> None:
     """Close the sessions that the program left open: an exit without a goodbye counts as a death."""
     _hush_daemons()
     queued.tell_at_exit()  # while the boards, by which it is known, are mapped
-    for session in _sessions.living():
+    for session in _sessions.copy():
         _close(session)
 
 
-def _close(session: Member) -> None:
+def _close(session: Session) -> None:
     try:
         session.close()
     except Exception:  # one that fails must not stop the others
@@ -104,8 +81,8 @@ def _close(session: Member) -> None:
 
 def _announce_death() -> None:
     """Announce the death of draining sessions: C's exit handlers, a driver's too, come next and may take long."""
-    for lease in _leases.living():
-        lease.announce_death()
+    for session in _sessions.copy():
+        session.lease.announce_death()
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from ipcsync._deadline import deadline_of, left_of
 from ipcsync._native import device as devices
 from ipcsync._native.context import current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream
-from ipcsync._session.references import Opening
+from ipcsync._session.attachments import Opening
 from ipcsync._session.session import Session
 from ipcsync._wire import messages
 from ipcsync._wire import names as event_names
@@ -244,7 +244,7 @@ def _open_to_wait(
     """`node`: "" for whichever node has the fleet's event of a name."""
     device = devices.parse(options.device)
     bodies = [messages.Remote("open", node, name, default_device=uuid_of(device)) for name in names]
-    session.open_remote(bodies, openings, options.timeout)
+    session.open(bodies, openings, options.timeout)
     opened = [SharedEvent(opening, is_recorder=False) for opening in openings]
     for event in opened:
         if options.device is not None and event.device.index != device:

@@ -15,7 +15,7 @@ from ipcsync._locks import CallLock, take
 from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve
-from ipcsync._session.references import Opening
+from ipcsync._session.attachments import Opening
 from ipcsync._session.session import Session
 from ipcsync.client._opening import DEFAULT_DEPTH, OpenOptions, open_events
 from ipcsync.client.event import SharedEvent
@@ -47,7 +47,7 @@ class UnnamedEvents:
         lock = self._lock
         if lock.is_mine() and lock.is_held_below():
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
-        self._session.check_not_below("a first record on a stream")
+        self._session.check_may_wait()
         seconds, openings = self._session.timeout if timeout is None else timeout, [Opening()]
         deadline = deadline_of(seconds)
         try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ipcsync._engines import Engine
-    from ipcsync._session.references import AttachmentRef
+    from ipcsync._session.attachments import AttachmentRef
     from ipcsync._session.session import Session
     from ipcsync.client._opening import Naming
 

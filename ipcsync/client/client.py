@@ -18,8 +18,8 @@ from ipcsync._engines import queued
 from ipcsync._native import device as devices
 from ipcsync._native.context import LEGACY, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._session.attachments import Opening
 from ipcsync._session.feed import Notice
-from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
@@ -61,7 +61,8 @@ class Client(ClientView, Closing):
 
     A method that asks the coordinator waits for its reply at most `timeout` seconds; None means `client.timeout`. It
     raises WaitTimeout after them; ClientClosed, CoordinatorLost or SessionExpired if the session is over; ValueError
-    for a timeout that is negative or NaN; and Reentered in a finalizer or a signal's handler within another request.
+    for a timeout that is negative or NaN; and Reentered in a finalizer that the collector runs on a thread of ipcsync's
+    own.
     """
 
     _session_prefix = ""  # `list_sessions` and `watch` show only sessions whose names begin with it
@@ -411,7 +412,7 @@ class Client(ClientView, Closing):
 
         ordinal = devices.parse(device)
         reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply, timeout)
-        with self._session.attachments.draining.making():
+        with self._session.driving.making():
             self._session.check()
             return probe.of_engines(reply, ordinal, self._session.lease.board)
 
@@ -461,7 +462,7 @@ def _dropped(session: Session) -> None:
     if session.is_connected:
         who = f"the client {session.name!r}" if session.name else "a client"
         warnings.warn(
-            f"{who} of {session.endpoint} was dropped before it was closed: its session, with two threads and some "
+            f"{who} of {session.endpoint} was dropped before it was closed: its session, with three threads and some "
             "descriptors, stays until this process ends",
             ResourceWarning,
             stacklevel=2,

@@ -9,7 +9,7 @@ from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import EventBase, shortened
 from ipcsync._native import fork
 from ipcsync._native.stream import Stream, stream_handle
-from ipcsync._session.references import Opening
+from ipcsync._session.attachments import Opening
 from ipcsync.client._twins import Closing, EventView
 from ipcsync.client.point import Point, bound
 from ipcsync.typing import StreamLike

@@ -1,29 +1,35 @@
 """The bridge's session with its coordinator: that of any client, but without a driver.
 
-The loop makes its requests; the heartbeat has a thread, as ever.
+A thread of its own has the lease and the socket. It sends what the loop's tasks have asked for meanwhile, many at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from queue import SimpleQueue
+from typing import cast
 
 import zmq
 
 from ipcsync._board import OPEN, Board
+from ipcsync._deadline import deadline_of
+from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._session import handshake
-from ipcsync._session.connection import Connection, zmq_context
-from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
+from ipcsync._session.connection import Connection, Request, zmq_context
+from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease, block_signals
 from ipcsync._wire import codec, messages
-from ipcsync._wire.messages import Announcement, Attachment, Message, Welcome
+from ipcsync._wire.messages import Announcement, Attach, Attachment, Message, Open, Welcome
 from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
 from ipcsync_bridge import handover
-from ipcsync_bridge.requests import Requests
 
+_REQUEST_S = 5.0
+_LATE_S = 0.1  # to the next look for replies to what was given up
 _AGAIN_S = 0.1
 _BUDGET = 256
 
@@ -34,32 +40,20 @@ class BridgeSession:
     def __init__(self, connection: Connection, welcome: Welcome, board: Board) -> None:
         self.board = board
         self.epoch = welcome.epoch
+        connection.starts = lambda: board.starts
         self.serial = welcome.serial
         self._welcome = welcome
-        self._connection = connection  # for what is asked before the loop's requests, and after
-        self.lease = SessionLease(self.board, welcome, connection.endpoint, lambda: LONGEST_BEAT_S)
+        self._connection = connection  # of this thread before and after that of the lease, which it belongs to
+        self.lease = SessionLease(self.board, welcome, connection.endpoint, self._at_beat)
         self._is_closed = False
         self.on_late: Callable[[Attachment], None] = lambda _: None
         """Called with what an Open or Attach that was given up has attached to after all."""
-        try:
-            self._requests = Requests(
-                connection.endpoint,
-                welcome.token,
-                welcome.window,
-                connection.take_id,
-                lambda: board.starts,
-                self.lease.check_liveness,
-                self._came_late,
-            )
-        except BaseException:
-            self.lease.stop()
-            raise
+        self._loop_calls = LoopCalls()
+        self._asked: SimpleQueue[tuple[Request, asyncio.Future[Message]]] = SimpleQueue()
         self._unanswered = 0
         self._goes_on = asyncio.Event()
         self._goes_on.set()
-        self._heart = threading.Thread(
-            target=self.lease.run, args=(lambda: self._is_closed,), name="ipcsync-heartbeat", daemon=True
-        )
+        self._heart = threading.Thread(target=self._run, name="ipcsync-owner", daemon=True)
 
     @classmethod
     def opened(cls, endpoint: str, name: str, timeout: float) -> BridgeSession:
@@ -73,7 +67,6 @@ class BridgeSession:
             board = handshake.open_board(welcome, endpoint)
             undo.callback(board.close)
             handshake.hold_lifeline(board, welcome.line, endpoint, timeout)
-            connection.starts = lambda: board.starts
             session = cls(connection, welcome, board)
             undo.callback(session._stop)
             connection.request(messages.Ready(), welcome.token, timeout, session._beat_and_check)
@@ -90,9 +83,6 @@ class BridgeSession:
         session._begin()
         return session
 
-    def _came_late(self, attached: Attachment) -> None:
-        self.on_late(attached)
-
     def _beat_and_check(self) -> None:
         """Beat, since there is no thread for that yet."""
         self.lease.beat()
@@ -100,7 +90,69 @@ class BridgeSession:
 
     def _begin(self) -> None:
         self.lease.show()
+        self._connection.window = self._welcome.window
         self._heart.start()
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        block_signals()
+        self._connection.blocks_signals = True
+        self.lease.run(lambda: self._is_closed, self._work)
+        while not self._asked.empty():
+            self._settle(*self._asked.get(), self._closed())
+
+    def _at_beat(self) -> float:
+        self._connection.drain_late()
+        return _LATE_S if self._connection.has_late else LONGEST_BEAT_S
+
+    def _work(self) -> None:
+        """Send what was asked for, as long as anything was."""
+        while not (self._is_closed or self._asked.empty()):
+            asked = [self._asked.get() for _ in range(self._asked.qsize())]
+            wanted = [(request, outcome) for request, outcome in asked if not outcome.cancelled()]
+            error: IpcSyncError | None = None
+            try:
+                self._check_liveness()
+                requests = [request for request, _ in wanted]
+                self._connection.exchange(requests, self._welcome.token, deadline_of(_REQUEST_S), self._check_liveness)
+            except IpcSyncError as lost:
+                error = lost
+            for request, outcome in wanted:
+                self._settle(request, outcome, error)
+
+    def _closed(self) -> ConnectError:
+        return ConnectError("the connection was closed", endpoint=self._connection.endpoint)
+
+    def _check_liveness(self) -> None:
+        self._beat_and_check()
+        if self._is_closed:
+            raise self._closed()
+
+    def _settle(self, request: Request, outcome: asyncio.Future[Message], error: IpcSyncError | None) -> None:
+        try:
+            if error is not None and request.reply is None:
+                raise copy.copy(error)
+            reply: Message | IpcSyncError = self._connection.result_of(request, _REQUEST_S)
+        except IpcSyncError as failure:
+            reply = failure
+        self._loop_calls.soon(self._give, request, outcome, reply)
+
+    def _give(self, request: Request, outcome: asyncio.Future[Message], reply: Message | IpcSyncError) -> None:
+        if outcome.cancelled():
+            if request.on_late is not None and not isinstance(reply, IpcSyncError):
+                self._take_late(reply)
+        elif isinstance(reply, IpcSyncError):
+            outcome.set_exception(reply)
+        else:
+            outcome.set_result(reply)
+
+    def _came_late(self, reply: Message) -> None:
+        self._loop_calls.soon(self._take_late, reply)
+
+    def _take_late(self, reply: Message) -> None:
+        if isinstance(reply, Attachment):
+            self.on_late(reply)
 
     def check(self) -> None:
         """Raise what the session was lost for."""
@@ -114,14 +166,27 @@ class BridgeSession:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def ask(self, body: Message) -> Message:
-        """The reply's body; raises the error that it carries, WaitTimeout, or SessionLost."""
+        """The reply's body; raises the error that it carries, WaitTimeout after 5 s, or SessionLost."""
         async with self._asking():
-            return await self._requests.ask(body)
+            return await self._begin_asking(body)
 
     async def ask_all(self, bodies: Iterable[Message]) -> list[Message | IpcSyncError]:
         """For each request its reply's body, or the error that `ask` raises. All are sent at once."""
         async with self._asking():
-            return await self._requests.ask_all(bodies)
+            found = await asyncio.gather(*map(self._begin_asking, bodies), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, IpcSyncError):
+                raise each
+        return cast("list[Message | IpcSyncError]", found)
+
+    def _begin_asking(self, body: Message) -> asyncio.Future[Message]:
+        codec.check_body(body)
+        outcome: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        if self._is_closed:
+            raise self._closed()
+        self._asked.put((Request(body, self._came_late if isinstance(body, Open | Attach) else None), outcome))
+        self.lease.ring()
+        return outcome
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
@@ -168,6 +233,8 @@ class BridgeSession:
         """End the session; without a goodbye, peers see a death."""
         if says_goodbye:
             self.lease.say_goodbye()
+        self._await_end()
+        if says_goodbye:
             with contextlib.suppress(IpcSyncError):
                 self._connection.request(messages.Bye(), self._welcome.token, 1.0)
         self._stop()
@@ -180,12 +247,15 @@ class BridgeSession:
         self._connection.close()
         return handover.Session(self._welcome, self.board.descriptor, self._connection.take_id())
 
-    def _stop(self) -> None:
+    def _await_end(self) -> None:
         self._is_closed = True
-        self._requests.close()
-        self.lease.wake()
+        self.lease.ring()
         if self._heart.ident is not None:  # it was started
             self._heart.join(5.0)
+        self._connection.blocks_signals = False
+
+    def _stop(self) -> None:
+        self._await_end()
         self.lease.stop()
 
 

@@ -7,12 +7,13 @@ import gc
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import ipcsync
+from ipcsync._worker import start
+from ipcsync.client.aio import _runner
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, turns_until, two_clients
@@ -336,15 +337,13 @@ def test_an_exception_in_the_middle_of_a_submit_leaves_no_session(
     class Interruption(BaseException):
         pass
 
-    adjust = ThreadPoolExecutor._adjust_thread_count
-
-    def adjust_and_be_interrupted(pool: Any) -> None:
-        adjust(pool)
+    def start_and_be_interrupted(*args: Any) -> None:
+        start(*args)
         raise Interruption
 
     async def connect() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(ThreadPoolExecutor, "_adjust_thread_count", adjust_and_be_interrupted)
+            patch.setattr(_runner, "start", start_and_be_interrupted)
             await ipcsync.aconnect(coordinator.endpoint, name="late", lease_ttl=600.0)
 
     with pytest.raises(Interruption):
@@ -359,9 +358,9 @@ def test_a_cancelled_connect_closes_its_session(coordinator: ipcsync.Coordinator
 
     async def scenario() -> None:
         with stopped(coordinator) as go_on:
-            before = threads_named("ipcsync-requests")
+            before = threads_named("ipcsync-owner")
             task = asyncio.create_task(ipcsync.aconnect(coordinator.endpoint, name="late", timeout=LONG_S))
-            await turns_until(lambda: threads_named("ipcsync-requests") - before, "it is under way")
+            await turns_until(lambda: threads_named("ipcsync-owner") - before, "it is under way")
             await cancel(task)
             go_on()
         await asyncio.to_thread(_await_notice, notices, "session_opened", "late")

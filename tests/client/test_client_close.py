@@ -16,6 +16,7 @@ from ipcsync._session.session import Session
 from ipcsync._wire.messages import Close, Message
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit.scripts import run
 from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
@@ -156,11 +157,7 @@ def test_many_closes_that_each_take_their_time_cost_no_session(
         return reply
 
     monkeypatch.setattr(Connection, "request", slow)
-    with monkeypatch.context() as patch:
-        patch.setattr(session.attachments.closes, "flush", lambda *_, **__: None)
-        for event in events:
-            event.close()
-    session.lease.wake()
+    session.abandon([event._opening for event in events])
     until(lambda: len(told) == len(events), "all were told")
     client.check()
 
@@ -203,3 +200,41 @@ def test_a_session_whose_caller_is_gone_looks_for_no_coordinator(tmp_path: Path)
     with pytest.raises(ipcsync.ClientClosed):
         session.begin(timeout=600.0)
     assert not session.connection.sent
+
+
+def test_at_the_end_of_a_program_calls_are_answered_or_refused_and_none_waits_for_a_thread_that_is_gone(
+    coordinator: ipcsync.Coordinator, new_client: NewClient
+) -> None:
+    observer = new_client("observer")
+    run(
+        """
+        import atexit, os, threading, ipcsync
+
+        client = ipcsync.connect(os.environ["ENDPOINT"], name="leaver")
+        said, at_exit = [], []
+
+        def ask(where):
+            try:
+                said.append((where, client.stats()["events"]))
+            except ipcsync.ClientClosed:
+                said.append((where, "closed"))
+
+        class Last:
+            def __del__(self, ask=ask, said=said, leave=os._exit):
+                ask("finalizer")
+                leave(said != [("thread", 1), ("exit handler", 1), ("finalizer", "closed")])
+
+        def outlive():
+            threading.main_thread().join()
+            ask("thread")
+
+        atexit.register(ask, "exit handler")
+        last, thread = Last(), threading.Thread(target=outlive)
+        thread.start()
+        event = client.event("e", recorder=True)
+        event.record(ipcsync.Stream())
+        """,
+        ENDPOINT=coordinator.endpoint,
+    )
+    until(lambda: [row.name for row in observer.list_sessions()] == ["observer"], "it said goodbye")
+    assert observer.list_events() == []

@@ -201,7 +201,7 @@ def test_what_a_handler_connected_while_the_lost_one_closed_is_kept(
         if client is first and not made:
             made.append(ipcsync.default_client())
 
-    first._session.lease._lose(ipcsync.SessionExpired("silent"))
+    first._session.lease.lose(ipcsync.SessionExpired("silent"))
     with monkeypatch.context() as patch:
         patch.setattr(ipcsync.Client, "close", close_and_be_interrupted)
         assert ipcsync.default_client() is made[0]

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from types import SimpleNamespace
-from typing import Any
+from typing import NoReturn
 
 import pytest
 
 import ipcsync
-from ipcsync import _shared
-from ipcsync._session import connection
-from ipcsync._session.attachments import AttachmentTable
-from ipcsync._session.connection import Connection
-from ipcsync._session.draining import Draining
-from ipcsync._session.lease import LONGEST_BEAT_S
-from ipcsync._session.session import Session
-from ipcsync._wire import codec
+from ipcsync._session.calls import Job
 from tests.kit import driver_functions
 from tests.kit.until import until
 
@@ -35,7 +25,7 @@ class Interruption(BaseException):
     """What a handler raises."""
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(*_: object) -> NoReturn:
     raise Interruption
 
 
@@ -45,43 +35,21 @@ def client(new_client: NewClient) -> ipcsync.Client:
     return new_client("main", lease_ttl=600.0)
 
 
-def _lose_a_reply(client: ipcsync.Client, name: str, monkeypatch: pytest.MonkeyPatch, timeout: float = 5.0) -> None:
-    """Open an event, and be interrupted when the reply was read and not kept."""
-    decode, me = codec.decode_reply, threading.current_thread()
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            codec,
-            "decode_reply",
-            lambda frame: _interrupt() if threading.current_thread() is me else decode(frame),
-        )
-        with pytest.raises(Interruption):
-            client.event(name, recorder=True, timeout=timeout)
-
-
-def _await_deadline(client: ipcsync.Client) -> None:
-    (request,) = client._session.connection._late.values()
-    until(lambda: time.monotonic_ns() >= request.deadline, "its time is over")
-
-
 def _is_gone(observer: ipcsync.Client, name: str) -> Callable[[], bool]:
     return lambda: not observer.list_events(name)
 
 
-def test_what_an_interrupted_call_opened_is_asked_about_again_soon(
-    client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    observer, beats = new_client(), list[float]()
-    at_beat = client._session._at_beat
+def _amid_a_wait(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this thread make a call in its next wait for the session's thread, as a signal's handler does."""
+    wait, me = Job.wait, threading.get_ident()
 
-    def count() -> float:
-        beats.append(at_beat())
-        return beats[-1]
+    def call_first(job: Job[object], seconds: float) -> bool:
+        if threading.get_ident() == me:
+            monkeypatch.setattr(Job, "wait", wait)
+            call()
+        return wait(job, seconds)
 
-    client._session.lease._at_beat = count
-    _lose_a_reply(client, "lost", monkeypatch)
-    until(_is_gone(observer, "lost"), "it is given back")
-    until(lambda: beats[-1] == LONGEST_BEAT_S, "nothing is left to be done soon")
-    assert beats[0], "the next beat comes soon"
+    monkeypatch.setattr(Job, "wait", call_first)
 
 
 @pytest.mark.parametrize("error", [ipcsync.DriverError("a context"), ipcsync.WaitTimeout("slow"), ipcsync.Reentered()])
@@ -103,29 +71,89 @@ def test_what_fails_at_a_beat_and_says_nothing_of_the_session_does_not_end_it(
     assert client.event("e", recorder=True).record(ipcsync.Stream()).generation == 1
 
 
-def test_a_reply_that_is_asked_for_only_behind_the_deadline_is_given_back_too(
-    client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_an_interrupted_call_opened_is_given_back(
+    client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
     observer = new_client()
-    with monkeypatch.context() as patch:
-        patch.setattr(Connection, "drain_late", lambda _: None)  # as while other threads have the lock at each beat
-        _lose_a_reply(client, "lost", monkeypatch, timeout=0.2)
-        _await_deadline(client)
-        assert observer.list_events("lost")
-    client._session.lease.wake()
+
+    def interrupt() -> None:
+        until(lambda: bool(observer.list_events("lost")) or not is_there, "the coordinator has opened it")
+        raise Interruption
+
+    _amid_a_wait(interrupt, monkeypatch)
+    with pytest.raises(Interruption):
+        client.event("lost", recorder=True)
+    client.stats()
     until(_is_gone(observer, "lost"), "it is given back")
+    assert not client._session.attachments.uses
 
 
-def test_a_request_that_no_coordinator_knows_is_forgotten(
+def test_an_interrupted_look_at_a_point_leaves_nothing_attached(
+    client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(new_client("other").event("e", recorder=True).record())
+    _amid_a_wait(_interrupt, monkeypatch)
+    with pytest.raises(Interruption):
+        client.point(data)
+    client.stats()
+    client._session.lease.wake()
+    until(lambda: [row.session for row in client.list_attachments("e")] == ["other"], "it is given back")
+
+
+def test_a_handler_may_call_anything_amid_a_call_that_waits(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_FORGOTTEN_NS", 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(Connection, "drain_late", lambda _: None)
-        _lose_a_reply(client, "lost", monkeypatch, timeout=0.2)
-        _await_deadline(client)
-    client._session.lease.wake()
-    until(lambda: not client._session.connection._late, "nothing is asked for any more")
+    first, made = client.event("first", recorder=True), list[object]()
+
+    def call() -> None:
+        made.append(client.event("second", recorder=True))
+        made.append(client.record(ipcsync.Stream()))
+        client.stats()
+        first.close()
+
+    for amid in (lambda: client.event("third"), client.stats, first.close):
+        _amid_a_wait(call, monkeypatch)
+        amid()
+    assert len(made) == 6
+    with pytest.raises(ipcsync.EventClosed):
+        first.record()
+
+
+def test_a_finalizer_on_the_sessions_own_thread_is_told_that_it_may_not_wait(client: ipcsync.Client) -> None:
+    event, raised, over = client.event("e", recorder=True), [], threading.Event()
+
+    def finalize() -> None:
+        try:
+            client.stats()
+        except ipcsync.Reentered as error:
+            raised.append(error)
+        event.close()
+        client.close()
+        over.set()
+
+    client._session._post(finalize)
+    assert over.wait(30)
+    assert len(raised) == 1
+    client.close()
+    assert event.state == "closed"
+
+
+def test_a_session_whose_own_thread_fails_ends_loudly(new_client: NewClient, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    observer, client = new_client("observer"), new_client("failing", lease_ttl=0.5)
+    event = client.event("e", recorder=True)
+    client._session._post(fail)
+    with pytest.raises(ipcsync.IpcSyncError):
+        client.stats()
+    until(lambda: not client.is_connected, "its loss is known")
+    with pytest.raises(ipcsync.IpcSyncError, match=r"own thread failed.*ZeroDivisionError"):
+        event.record()
+    assert "ends: its own thread failed" in caplog.text
+    client.close()
+    until(lambda: [row.name for row in observer.list_sessions()] == ["observer"], "for others it expires")
 
 
 def test_a_lost_event_of_a_stream_is_closed_though_the_close_was_interrupted(
@@ -160,59 +188,16 @@ def test_a_reservation_whose_close_was_interrupted_is_closed_once_it_is_dropped(
     until(lambda: client.stats()["pool_in_use"] == 0, "it is closed")
 
 
-def test_a_handlers_call_does_not_wait_for_a_thread_that_waits_for_what_it_interrupts(
-    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    event = client.event("e", recorder=True)
-    recorded: list[ipcsync.Point] = []
-    waits_to_put = threading.Event()
-    thread = threading.Thread(target=lambda: recorded.append(client.record(ipcsync.Stream())))
-    put, add = AttachmentTable._put, Draining.add
-
-    def put_late(table: AttachmentTable, *args: Any) -> Any:
-        if threading.current_thread() is thread:
-            waits_to_put.set()
-        return put(table, *args)
-
-    def add_and_be_interrupted(draining: Draining, engine: Any) -> None:
-        """In the middle of a close, with its lock held: the handler runs, while the thread has come to that lock."""
-        if not waits_to_put.is_set():
-            thread.start()
-            assert waits_to_put.wait(30)
-            with pytest.raises(ipcsync.Reentered):
-                client.record(ipcsync.Stream())
-            with pytest.raises(ipcsync.Reentered):
-                client.event("f")
-        add(draining, engine)
-
-    monkeypatch.setattr(AttachmentTable, "_put", put_late)
-    monkeypatch.setattr(Draining, "add", add_and_be_interrupted)
-    event.close()
-    thread.join(30)
-    assert len(recorded) == 1
-
-
-def test_a_session_that_begins_while_another_one_ends_is_known(
-    new_client: NewClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = new_client("first")
-
-    def refer(thing: object) -> weakref.ref[object]:
-        if isinstance(thing, Session) and thing.name == "second":
-            first.close()  # on a thread of its own, at this very moment
-        return weakref.ref(thing)
-
-    monkeypatch.setattr(_shared, "weakref", SimpleNamespace(ref=refer))
-    second = new_client("second")
-    point = second.event("e", recorder=True).record(ipcsync.Stream())
-    pickle.loads(pickle.dumps(point)).synchronize(10)
-
-
 def test_a_close_that_was_interrupted_while_it_waited_for_a_call_is_done(
     client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     observer, event = new_client(), client.event("e", recorder=True)
-    monkeypatch.setattr(event._engine, "await_calls", _interrupt)
+    await_calls, me = event._engine.await_calls, threading.get_ident()
+
+    def interrupt(seconds: float) -> bool:
+        return _interrupt() if threading.get_ident() == me else await_calls(seconds)
+
+    monkeypatch.setattr(event._engine, "await_calls", interrupt)
     with pytest.raises(Interruption), event:
         pass
     monkeypatch.undo()

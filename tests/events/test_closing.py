@@ -15,6 +15,7 @@ import pytest
 from cuda.bindings.driver import CUresult
 
 import ipcsync
+from ipcsync._session.calls import Job
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import driver_functions
@@ -134,6 +135,7 @@ def _lost_program(code: str, observer: ipcsync.Client, *arguments: str) -> Itera
 
 _EXECUTES = """
 import os, sys, ipcsync
+from ipcsync._session.calls import Job
 from ipcsync.testing import StreamGate
 client = ipcsync.connect(sys.argv[1], lease_ttl=60)
 event, stream = client.event("e", recorder=True, engine=sys.argv[2]), ipcsync.Stream()
@@ -160,7 +162,9 @@ def test_a_process_that_calls_exec_is_told_at_once_and_keeps_no_slot(
 
 _ENDS_SLOWLY = """
 import atexit, ctypes, sys, ipcsync
+from ipcsync._session.calls import Job
 from ipcsync.testing import gate
+from ipcsync._session.calls import Job
 from ipcsync.testing import StreamGate
 atexit.unregister(gate._release_all)  # what is in flight stays so to the end
 libc = ctypes.CDLL(None)
@@ -293,15 +297,14 @@ def test_a_client_that_closes_waits_for_what_another_thread_is_closing(
 def test_an_interrupted_open_leaves_the_name_to_others(
     client: ipcsync.Client, observer: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = client._session.connection
-    receive = connection._receive
+    wait = Job.wait
 
-    def interrupt(*args: Any) -> None:
-        monkeypatch.setattr(connection, "_receive", receive)
+    def interrupt(*_: Any) -> bool:
+        monkeypatch.setattr(Job, "wait", wait)
         until(lambda: observer.stats()["events"] == 1, "the coordinator has opened it")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(connection, "_receive", interrupt)
+    monkeypatch.setattr(Job, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         client.event("e", recorder=True, engine=engine)
     until(lambda: observer.stats()["events"] == 0, "what came late was given back")
@@ -312,14 +315,14 @@ def test_of_many_events_none_stays_open_when_one_cannot_be_taken_in(
     client: ipcsync.Client, observer: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attachments = client._session.attachments
-    make = attachments._maker.make
+    make = attachments._make
 
-    def fail(reply: Any) -> Any:
+    def fail(reply: Any, here: int) -> Any:
         if reply.name == "b":
             raise OSError("no space left on device")
-        return make(reply)
+        return make(reply, here)
 
-    monkeypatch.setattr(attachments._maker, "make", fail)
+    monkeypatch.setattr(attachments, "_make", fail)
     with pytest.raises(OSError, match="no space"):
         client.events(["a", "b", "c"], recorder=True, engine=engine)
     until(lambda: observer.stats()["events"] == 0, "all three were given back")
@@ -370,6 +373,6 @@ def test_nor_does_it_keep_a_client_that_has_expired_from_its_close(
     event = client.event("e", recorder=True, engine=engine)
     event.record(ipcsync.Stream())
     with driver_functions.replaced(_BROKEN):
-        client._session.lease._lose(ipcsync.SessionExpired("it was silent for too long"))
+        client._session.lease.lose(ipcsync.SessionExpired("it was silent for too long"))
         client.close()
     _assert_all_free(observer)

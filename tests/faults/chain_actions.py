@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import ipcsync
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import load, unwrap
+from ipcsync._session.attachments import Life
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.actions import signal_at_step
@@ -142,7 +144,7 @@ def forget_point(data: bytes) -> None:
 
 
 def draining() -> int:
-    return len(client()._session.attachments.draining.engines)
+    return sum(use.life < Life.RELEASED for use in client()._session.attachments.ending)
 
 
 def messages_sent() -> int:
@@ -289,8 +291,10 @@ def session_line() -> int:
 
 
 def beat() -> None:
-    """What the heartbeat's thread does at each beat."""
-    client()._session.attachments.beat()
+    """What the session's threads do at each beat."""
+    session = client()._session
+    session.driving.look()
+    session._call(session.attachments.beat, deadline_of(5.0), 5.0)
 
 
 def state_of(data: bytes) -> str:

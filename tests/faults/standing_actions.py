@@ -60,6 +60,6 @@ def is_released(point: str) -> bool:
 
 
 def beat_often() -> None:
-    """Run the heartbeat's work, which finds a lost coordinator, a few times."""
+    """Run the driver's thread's work, which finds a lost coordinator, a few times."""
     for _ in range(5):
-        remote.client()._session.attachments.beat()
+        remote.client()._session.driving.look()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync import _locks
 from ipcsync._engines import imports
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -222,26 +221,3 @@ def test_row_42_a_finalizer_that_waits_on_the_heartbeats_thread_ends_no_session(
     point.synchronize(timeout=DEADLINE_S)
     assert client.is_connected
     client.stats()
-
-
-def test_row_42_a_default_clients_callback_waits_for_other_threads(
-    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("IPCSYNC_ENDPOINT", coordinator.endpoint)
-    client = ipcsync.default_client()
-    lock = client._session.connection._lock
-    has_it, told = threading.Event(), threading.Event()
-
-    def keep() -> None:
-        with lock:
-            has_it.set()
-            told.wait(2 * _locks._PATIENCE_S)
-
-    thread = threading.Thread(target=keep, daemon=True)
-    thread.start()
-    assert has_it.wait(DEADLINE_S)
-    found: list[object] = []
-    ipcsync.default_client(on_connect=lambda mine: found.append(mine.stats()))
-    assert found
-    thread.join(DEADLINE_S)
-    client.close()

@@ -134,7 +134,7 @@ def _look_at_all(client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
     for _ in range(event.depth + 1):  # round the ring, which is asked for its oldest
         event.record(stream)
     event.at(event.generation).synchronize(10)
-    client._session.attachments.beat()
+    client._session.driving.look()
 
 
 def test_row_40_no_look_of_ours_spoils_anothers_capture(client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:

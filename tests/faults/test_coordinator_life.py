@@ -196,7 +196,7 @@ def test_row_10_a_close_that_a_stopped_coordinator_did_not_take_ends_no_later_us
         assert point != first
         assert not point.query()
     fixtures.finish(point)
-    until(lambda: not client._session.attachments.closes.has_any, "nothing to tell")
+    until(lambda: not client._session.attachments.has_closes, "nothing to tell")
     fixtures.finish(again.record(stream))
     assert again.state == "open"
     assert [info.generation for info in client.list_events() if info.state == "open"] == [2]

@@ -278,7 +278,7 @@ def test_row_16_what_came_late_is_kept_if_it_was_asked_for_again(late_client: ip
     beats = late_client._session.lease._last_ns
     until(lambda: late_client._session.lease._last_ns > beats, "a heartbeat, which tells of what came late")
     late_client.stats()
-    until(lambda: not late_client._session.attachments.closes.has_any, "nothing to tell")
+    until(lambda: not late_client._session.attachments.has_closes, "nothing to tell")
     (info,) = late_client.list_events()
     assert (info.state, info.attached, info.recorder) == ("open", 1, "late" if recorder else "")
     if recorder:
@@ -292,7 +292,7 @@ def test_row_16_a_role_that_came_late_goes_to_the_event_that_is_open_already(lat
     first = late_client.event("late")
     _open_too_late(late_client, True)
     until(lambda: late_client._session.attachments.find(_key(first)).engine.is_recorder, "the role")  # type: ignore[union-attr]
-    until(lambda: not late_client._session.attachments.closes.has_any, "nothing to tell")
+    until(lambda: not late_client._session.attachments.has_closes, "nothing to tell")
     assert {info.name: info.recorder for info in late_client.list_events()} == {"late": "late", "other": ""}
     fixtures.finish(late_client.event("late", recorder=True).record())
 

@@ -279,7 +279,8 @@ def test_a_slot_is_not_released_while_its_recorder_uses_it_again_through_a_point
             again = recorder.point(data)
             gate.open()
             again.synchronize(10)
-            recorder._session._at_beat()  # what lingered is let go of
+            recorder._session.lease.wake()
+            until(lambda: not recorder._session.attachments.ending, "what lingered is let go of")
         with pytest.raises(ipcsync.QuotaExceeded):
             other.event("f", engine=engine)
         assert again.query()

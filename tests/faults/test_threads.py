@@ -234,57 +234,28 @@ def test_row_52_threads_that_open_and_close_one_name_do_not_end_each_others_even
     assert min(rounds) > 0
 
 
-def test_row_52_an_opening_amid_the_last_close_of_its_name_is_of_a_new_event(
+def test_row_52_the_last_close_amid_an_opening_of_its_name_ends_nothing_of_the_new_one(
     client: ipcsync.Client, new_client: Callable[..., ipcsync.Client], engine: EngineName, monkeypatch: Any
 ) -> None:
-    """The close comes between the request and its reply, while work is pending."""
-    waiting = new_client("waiting")
+    """The close comes between the request and its reply: the owner does one behind the other."""
+    waiting = new_client("waiting").event("shared", engine=engine)
     first, stream, table = client.event("shared", recorder=True, engine=engine), ipcsync.Stream(), _table(client)
-    add, point = table.add, first.record(stream)
-    point.synchronize(10)
+    add = table.add
 
     def close_first(*args: Any) -> Any:
-        first.close()
+        first._opening.close(wait=False)
         return add(*args)
 
-    with StreamGate(stream) as gate:
-        seen = [waiting.point(bytes(first.record(stream)))]
-        monkeypatch.setattr(table, "add", close_first)
-        second = client.event("shared", recorder=True, engine=engine)
-        monkeypatch.undo()
-        assert _use(second) != _use(first)
-        seen.append(waiting.point(bytes(second.record(ipcsync.Stream()))))
-        seen[1].synchronize(10)
-        assert not seen[0].query()
-        gate.open()
-    seen[0].synchronize(10)
-    second.close()
-    until(lambda: not table.draining.has_any, "both have drained")
-    assert {info.state for info in client.list_events()} == {"closed"}
-
-
-@pytest.mark.parametrize("names", [["a", "b"], ["a", "a"]], ids=["two names", "one name twice"])
-def test_row_52_events_opened_amid_their_last_closes_are_new_ones(
-    client: ipcsync.Client, engine: EngineName, monkeypatch: Any, names: list[str]
-) -> None:
-    table = _table(client)
-    olds, add = [client.event(name, recorder=True, engine=engine) for name in dict.fromkeys(names)], table.add
-
-    def close_first(*args: Any) -> Any:
-        for old in olds:
-            old.close()
-        return add(*args)
-
+    first.record(stream)
     monkeypatch.setattr(table, "add", close_first)
-    news = client.events(names, recorder=True, engine=engine)
+    second = client.event("shared", recorder=True, engine=engine)
     monkeypatch.undo()
-    assert {_use(new) for new in news}.isdisjoint(map(_use, olds))
-    for new in news:
-        new.record(ipcsync.Stream()).synchronize(10)
-    assert {info.name for info in client.list_events() if info.state == "open"} == set(names)
-    for new in news:
-        new.close()
-    until(lambda: client.list_events() == [], "nothing is left open")
+    assert second.record(stream).generation == 2
+    waiting.at(2).synchronize(10)
+    second.close()
+    with pytest.raises(ipcsync.RecorderLost):
+        waiting.at(3).synchronize(10)
+    assert client.event("shared", recorder=True, engine=engine).generation == 0, "the name is free"
 
 
 @pytest.mark.parametrize("is_released", [False, True])
@@ -296,22 +267,22 @@ def test_row_52_a_point_attached_amid_the_close_of_its_event_does_not_keep_it_op
     is_released: bool,
 ) -> None:
     """The close has begun, and is not told yet."""
-    event, stream, table = client.event("shared", recorder=True, engine=engine), ipcsync.Stream(), _table(client)
+    event, stream = client.event("shared", recorder=True, engine=engine), ipcsync.Stream()
     waiting, points = new_client("waiting").event("shared"), list[ipcsync.Point]()
-    end, is_begun = table.draining.end, list[bool]()
+    settle, is_begun = client._session.driving.settle, list[bool]()
 
-    def attach_first(used: Any) -> bool:
-        if threading.current_thread() is threading.main_thread() and not is_begun:  # and not the heartbeat's
+    def attach_first(used: Any) -> None:
+        if threading.current_thread() is threading.main_thread() and not is_begun:  # and not the driver's
             is_begun.append(True)
             points.append(client.point(data))
-        return bool(end(used))
+        settle(used)
 
     with StreamGate(stream) as gate:
         data = bytes(event.record(stream))
         if is_released:
             gate.open()
             waiting.at(1).synchronize(10)
-        monkeypatch.setattr(table.draining, "end", attach_first)
+        monkeypatch.setattr(client._session.driving, "settle", attach_first)
         event.close()
         with pytest.raises(ipcsync.RecorderLost) as lost:
             waiting.at(2).synchronize(10)

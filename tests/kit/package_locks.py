@@ -25,10 +25,8 @@ def module_locks() -> Iterator[tuple[str, Unwinding]]:
 
 
 def locks_of(client: ipcsync.Client) -> Iterator[tuple[str, Unwinding]]:
-    """Those of a client, its session and its attachments; the compiled core's are taken by calls only."""
-    session = client._session
-    parts: list[Any] = [client, client._unnamed, session, session.connection, session.attachments, session.lease]
-    for part in (*parts, session.attachments.closes):
+    """Those of a client; the compiled core's are taken by calls only, and its session has none."""
+    for part in (client, client._unnamed):
         yield from _locks_in(part)
 
 

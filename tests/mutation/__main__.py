@@ -67,12 +67,9 @@ PARTS = {
     "attachments": Part(
         (
             "ipcsync/_session/attachments.py",
-            "ipcsync/_session/closes.py",
-            "ipcsync/_session/draining.py",
-            "ipcsync/_session/making.py",
-            "ipcsync/_session/references.py",
+            "ipcsync/_session/driving.py",
         ),
-        ("tests/unit/session/test_attachments.py", "tests/unit/session/test_attachments_told.py"),
+        ("tests/unit/session/test_attachments.py", "tests/unit/session/test_driving.py"),
     ),
     "engines": Part(
         (
@@ -84,7 +81,7 @@ PARTS = {
             "tests/faults/test_board_order.py",
             "tests/faults/test_chain_order.py",
             "tests/unit/session/test_attachments.py",
-            "tests/unit/session/test_attachments_told.py",
+            "tests/unit/session/test_driving.py",
             "tests/unit/engines/test_engine_chains.py",
             "tests/unit/engines/test_chain_entries.py",
             "tests/unit/engines/test_chain_judgement.py",

@@ -35,8 +35,7 @@ def scene(board: Board) -> Iterator[Scene]:
     one = Scene(board)
     yield one
     one.coordinator.refusal = None
-    one.table.close_all(5)
-    assert not one.table.draining.has_any
+    one.end()
 
 
 @pytest.fixture

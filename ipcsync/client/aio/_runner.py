@@ -2,8 +2,7 @@
 
 There are two pools, so that one kind of call does not delay the other: requests, which end by their own timeouts, and
 driver calls, which do not wait. Waits for GPU work take no thread of their own: the session's thread that looks at all
-of them tells the loop. A call that may last as long as the session has a thread for itself, which an interpreter that
-ends does not wait for: the interpreter waits for a pool's threads before it closes the sessions.
+of them tells the loop. A call that may last as long as the session has a thread for itself.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic, TypeVar, cast
 
 from ipcsync import _drivers
 from ipcsync._deadline import FULL_NS, deadline_of, left_of
@@ -26,10 +24,9 @@ from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream
-from ipcsync._session.references import AttachmentRef
+from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
-from ipcsync._shared import WeakList
 from ipcsync._worker import start
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
@@ -37,7 +34,6 @@ from ipcsync.errors import WaitTimeout
 
 _log = logging.getLogger("ipcsync")
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _REQUESTS = 16
@@ -47,12 +43,56 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 _NULL, _LEGACY, _PER_THREAD = range(3)
 
 
+class Pool:
+    """Up to `most` threads for calls, each started while the others are busy. An interpreter ends without them."""
+
+    def __init__(self, name: str, most: int = 1) -> None:
+        self._name = name
+        self._left = most  # threads that may still be started
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._idle: deque[None] = deque()  # one for each thread that waits for a call that was not submitted yet
+        self._is_shut = False
+        self._end = weakref.finalize(self, self._calls.put, None)
+        self._end.atexit = False
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Have a thread make the call; made here if there is none any more."""
+        self._calls.put(call)
+        if self._is_shut:
+            _make_all(self._calls, self._idle)
+            return
+        try:
+            self._idle.pop()
+        except IndexError:
+            if self._left > 0:
+                self._left -= 1
+                make_all = partial(_make_all, self._calls, self._idle)
+                start(make_all, self._name, lambda _: make_all())  # with no new thread, the one that was to start it
+
+    def shutdown(self) -> None:
+        """End the threads behind the calls submitted so far."""
+        self._is_shut = True  # first: what is submitted from now on may be behind the None
+        self._end()
+
+
+def _make_all(calls: SimpleQueue[Callable[[], object] | None], idle: deque[None]) -> None:
+    """Make the calls until there is nothing but the one None, which other threads are to see too."""
+    while (call := calls.get()) is not None or not calls.empty():
+        if call is None:
+            calls.put(None)
+            continue
+        call()
+        del call  # while the next one is awaited, it would keep what it used
+        idle.append(None)
+    calls.put(None)
+
+
 class Threads:
     """The threads of one asynchronous client."""
 
     def __init__(self) -> None:
-        self._requests = ThreadPoolExecutor(_REQUESTS, "ipcsync-requests")
-        self._driver = ThreadPoolExecutor(_DRIVER, "ipcsync-driver")
+        self._requests = Pool("ipcsync-requests", _REQUESTS)
+        self._driver = Pool("ipcsync-driver-calls", _DRIVER)
 
     async def request(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Return `fn()`, run in the pool of requests; `undo` gets its result if this is cancelled meanwhile."""
@@ -64,65 +104,53 @@ class Threads:
 
     def shutdown(self) -> None:
         """Have the threads end once they have finished their calls; the client is closed."""
-        self._requests.shutdown(wait=False)
-        self._driver.shutdown(wait=False)
-
-
-class OwnThread(Executor):
-    """An executor with one thread, which the end of the interpreter does not wait for."""
-
-    def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        end = weakref.finalize(self, self._calls.put, None)  # first: whatever comes next, the thread ends
-        end.atexit = False
-        make_all = partial(_make_all, self._calls)
-        start(make_all, name, lambda _: make_all())  # with no new thread, the one that was to start it makes the calls
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have the thread call `fn(*args)` after the calls submitted before."""
-        call = _Call(partial(fn, *args, **kwargs))
-        self._calls.put(call.make)
-        return call.future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - waits for nothing
-        """End the thread after the calls submitted so far."""
-        self._calls.put(None)
+        self._requests.shutdown()
+        self._driver.shutdown()
 
 
 class _Call(Generic[T]):
-    """`fn()`, made once, by whichever thread is first; `future` gets what comes of it.
+    """`fn()` on another thread, for a task that may be cancelled, or whose loop may be abandoned, at any moment."""
 
-    `is_sure`: it is made also if it is cancelled before it begins.
-    """
-
-    def __init__(self, fn: Callable[[], T], *, is_sure: bool = False) -> None:
-        self.future: Future[T] = Future()
-        self._is_sure = is_sure
-        if is_sure:
-            self.future.set_running_or_notify_cancel()
-        self._fn = deque([fn])
+    def __init__(self, fn: Callable[[], T], undo: Callable[[T], object] | None) -> None:
+        self._loop_calls = LoopCalls()
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._fn = deque([fn])  # until it begins, or never will
+        self._undo = deque([undo] if undo is not None else ())  # until it is called, once
+        self._results: list[T] = []
+        self._is_wanted = True
 
     def make(self) -> None:
-        """Make it, unless another thread does, or it was cancelled."""
+        """Make it, on a thread of a pool."""
         try:
             fn = self._fn.popleft()
         except IndexError:
             return
-        if not self._is_sure and not self.future.set_running_or_notify_cancel():
-            return
         try:
             result = fn()
         except BaseException as error:  # noqa: BLE001 - the awaiting task gets it
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
+            self._loop_calls.soon(_resolve, self.future, error)
+            return
+        self._results.append(result)
+        self._undo_if_unwanted()
+        self._loop_calls.soon(_resolve, self.future, None, result)
 
+    def give_up(self, *, surely: bool) -> None:
+        """No task waits for it. `surely`: it is made all the same."""
+        self._is_wanted = False
+        if not surely:
+            self._fn.clear()
+        self._undo_if_unwanted()
 
-def _make_all(calls: SimpleQueue[Callable[[], object] | None]) -> None:
-    """Make the calls until there is a None."""
-    while (call := calls.get()) is not None:
-        call()
-        del call  # while the next one is awaited, it would keep what it used
+    def _undo_if_unwanted(self) -> None:
+        """Undo on a thread of its own, since this may be called on the loop's, or by the garbage collector."""
+        # Asked on both sides, each after its own word: one of them sees the other's.
+        if self._is_wanted or not self._results:
+            return
+        try:
+            undo = self._undo.popleft()
+        except IndexError:
+            return  # the other side does it
+        start(partial(undo, self._results[0]), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
 
 
 class Runner:
@@ -131,7 +159,7 @@ class Runner:
     def __init__(self, session: Session, threads: Threads) -> None:
         self.session = session
         self.threads = threads
-        runners.add(self)
+        runners.append(weakref.ref(self, runners.remove))
 
     async def request(
         self,
@@ -219,33 +247,23 @@ class Runner:
         return fn() if is_of_this_thread(stream) else await self.threads.drive(partial(with_owner, owner, fn))
 
 
-runners: WeakList[Runner] = WeakList()
+runners: list[weakref.ref[Runner]] = []
 """The runners of this process: an unpickled point looks for its own among them."""
 
 
-async def run(
-    executor: Executor, fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, surely: bool = False
-) -> T:
-    """Return `fn()`, run on a thread of the executor with the CUDA context that is current on this one.
+async def run(pool: Pool, fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, surely: bool = False) -> T:
+    """Return `fn()`, run on a thread of the pool with the CUDA context that is current on this one.
 
     If this is cancelled before `fn` begins, it never does, unless `surely`; afterwards its result goes to `undo`. So it
     does if the coroutine is closed, as that of a task is whose loop was abandoned.
     """
     fork.check()
-    call = _Call(partial(_there, fn, _current_context()), is_sure=surely)
+    call = _Call(partial(_there, fn, _current_context()), undo)
     try:
-        try:
-            executor.submit(call.make)
-        except RuntimeError:
-            # The executor was shut, since the client is closed: the call itself says so. Or no further thread could be
-            # started for it: it is made here, unless a thread that is there has it.
-            call.make()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        call.future.add_done_callback(partial(LoopCalls().soon, _resolve_as, future))
-        return await future
+        pool.submit(call.make)
+        return await call.future
     except BaseException:
-        if not call.future.cancel() and undo is not None:
-            call.future.add_done_callback(partial(_undo, undo))
+        call.give_up(surely=surely)
         raise
 
 
@@ -254,17 +272,11 @@ async def run_alone(fn: Callable[[], T], undo: Callable[[T], object] | None = No
 
     `surely`: `fn` is called also if this is cancelled before.
     """
-    executor = OwnThread("ipcsync-alone")
+    pool = Pool("ipcsync-alone")
     try:
-        return await run(executor, fn, undo, surely=surely)
+        return await run(pool, fn, undo, surely=surely)
     finally:
-        executor.shutdown(wait=False)
-
-
-def _undo(undo: Callable[[T], object], done: Future[T]) -> None:
-    """Undo on a thread of its own, since this may be called on the loop's thread, or by the garbage collector."""
-    if done.exception() is None:
-        start(partial(undo, done.result()), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
+        pool.shutdown()
 
 
 def _current_context() -> DriverObject:
@@ -297,22 +309,10 @@ def with_owner(_owner: object, fn: Callable[[], T]) -> T:
     return fn()
 
 
-def _resolve(future: asyncio.Future[None], error: Exception | None) -> None:
+def _resolve(future: asyncio.Future[T], error: BaseException | None, result: T | None = None) -> None:
     if future.done():
         return  # cancelled meanwhile
     if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-
-
-def _resolve_as(future: asyncio.Future[T], done: Future[T]) -> None:
-    """`future` has what came of the call, which is done."""
-    if future.done():
-        return  # cancelled meanwhile
-    if done.cancelled():
-        future.cancel()
-    elif (error := done.exception()) is None:
-        future.set_result(done.result())
+        future.set_result(cast("T", result))
     else:
         future.set_exception(error)

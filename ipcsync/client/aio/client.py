@@ -27,7 +27,7 @@ from ipcsync.client._opening import DEFAULT_DEPTH, note_depth
 from ipcsync.client._recording import chosen
 from ipcsync.client._twins import AsyncClosing, ClientView
 from ipcsync.client.aio import _fan_in
-from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
+from ipcsync.client.aio._runner import Pool, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
 from ipcsync.client.aio._twin import taking, twin
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
 from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying, AsyncUpcoming
@@ -336,14 +336,14 @@ class AsyncClient(ClientView, AsyncClosing):
             self._session.check_liveness()
 
         notices = self._client._notices(prefix, timeout, check)
-        own = OwnThread("ipcsync-watch")
+        own = Pool("ipcsync-watch")
         try:
             while (notice := await run(own, partial(_next, notices))) is not None:
                 yield notice
         finally:
             is_over.set()
-            own.submit(_close, notices)  # after a read that may still be under way, for 50 ms at most
-            own.shutdown(wait=False)
+            own.submit(partial(_close, notices))  # after a read that may still be under way, for 50 ms at most
+            own.shutdown()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

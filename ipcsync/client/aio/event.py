@@ -197,7 +197,8 @@ def _unpickle(point: Point) -> AsyncPoint:
 
 def _runner_of(epoch: bytes) -> Runner:
     fork.check()
-    by_session = {runner.session: runner for runner in runners.living()}
+    living = [reference() for reference in list(runners)]
+    by_session = {runner.session: runner for runner in living if runner is not None}
     session = sessions.first_of(epoch, by_session)
     if session is None:
         raise ConnectError("this point needs an asynchronous client of its coordinator here: await ipcsync.aconnect()")

@@ -273,7 +273,7 @@ def test_what_is_being_closed_is_attached_to_again_by_a_question_for_it(client: 
         (row,) = wire.unpack_rows(state.rows)
         answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
         host.begin(answers.close_unused())
-        while not session._requests._sent:
+        while not session._unanswered:
             await asyncio.sleep(0)
         if question == "by key":
             body: wire.Message = wire.Attach(session.epoch, wire.pack_keys([row.key]))

@@ -16,7 +16,6 @@ from ipcsync._session import handshake
 from ipcsync._session.connection import Connection
 from ipcsync._session.lease import SessionLease
 from ipcsync._wire import messages
-from ipcsync_bridge import requests
 from ipcsync_bridge.session import BridgeSession
 from tests.kit.descriptors import descriptors
 from tests.kit.until import until
@@ -46,9 +45,8 @@ def _refuse_ready(patch: pytest.MonkeyPatch) -> None:
 STEPS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "the board": lambda patch: patch.setattr(handshake, "open_board", _fail),
     "the lifeline": lambda patch: patch.setattr(handshake, "hold_lifeline", _fail),
-    "the lease's pipe": lambda patch: patch.setattr(os, "pipe2", _fail),
+    "the lease's bell": lambda patch: patch.setattr(os, "eventfd", _fail),
     "watching the coordinator": lambda patch: patch.setattr(SessionLease, "_watch_coordinator", _fail),
-    "the socket for requests": lambda patch: patch.setattr(requests, "dealer", _fail),
     "ready": _refuse_ready,
     "the life thread": lambda patch: patch.setattr(SessionLease, "show", _fail),
     "the heartbeat's thread": lambda patch: patch.setattr(threading.Thread, "start", _fail),

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from ipcsync._session.closes import PendingCloses
+from ipcsync._deadline import FOREVER
+from ipcsync._session.attachments import AttachmentTable, Life, Use
+from ipcsync._session.waits import Waits
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync.errors import QuotaExceeded
@@ -160,23 +162,23 @@ def test_a_close_and_a_break_that_found_no_memory_are_asked_for_again(
         if isinstance(reply, messages.Failure):
             raise codec.error_of(reply)
 
-    closes = PendingCloses(send, {})
-    engine: Any = SimpleNamespace(slot=opened.slot, incarnation=opened.incarnation)
-    engine.chain = SimpleNamespace(has_asked=False)
+    table = AttachmentTable(world.board, SimpleNamespace(), send, Waits())
+    engine: Any = SimpleNamespace(slot=opened.slot, incarnation=opened.incarnation, is_recorder=True)
+    engine.chain = SimpleNamespace(has_asked=False, wants_break=True)
+    table.give_back(opened)
+    table.ending.append(use := Use(engine, engine))
+    table.advance(use, Life.RELEASED)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", _no_memory)
         patch.setattr(journal, "_LEAST_ROOM", 1 << 30)
-        closes.ask_for_break(engine)
-        closes.add_late(opened)
-        closes.flush(wait=True)
+        table.beat()
         with pytest.raises(QuotaExceeded):
-            closes.change(5, lambda: pytest.fail("nothing is opened before it is closed"))
-    assert not engine.chain.has_asked
-    assert closes.has_any
-    closes.ask_for_break(engine)
+            table.tell_all(5.0, FOREVER)
+        assert not engine.chain.has_asked
+        assert table.has_closes
+    table.beat()
     assert engine.chain.has_asked
-    closes.flush(wait=True)
-    assert not closes.has_any
+    assert not table.has_closes
     assert world.registry.in_use == 0
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 from ipcsync._board import Board
+from ipcsync._deadline import deadline_of
 from ipcsync._native import context
-from ipcsync._session.attachments import AttachmentTable
-from ipcsync._session.references import Opening
+from ipcsync._session.attachments import AttachmentRef, AttachmentTable, Opening
+from ipcsync._session.driving import Driving
 from ipcsync._session.waits import Waits
 from ipcsync._wire.messages import Attachment, Break, Close
-from ipcsync.errors import (
-    IpcSyncError,
-)
+from ipcsync.errors import IpcSyncError
+from tests.kit.until import until
 
 SERIAL = 1 << 16
+TOLD_S = 0.5
 
 
 class Coordinator:
@@ -24,9 +23,11 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.told: list[Close | Break] = []
+        self.timeouts: list[float] = []
         self.refusal: IpcSyncError | None = None
 
-    def send(self, body: Close | Break, _timeout: float) -> None:
+    def send(self, body: Close | Break, timeout: float) -> None:
+        self.timeouts.append(timeout)
         if self.refusal is not None:
             raise self.refusal
         self.told.append(body)
@@ -53,13 +54,16 @@ class Lease:
 
 
 class Scene:
-    """A table, and what the coordinator would do to the board."""
+    """A table and the driver's calls for it, with one thread as owner and caller, and the coordinator's board."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
         self.coordinator = Coordinator()
-        self.table = AttachmentTable(board, Lease(), self.coordinator.send, Waits())
+        self.lease = Lease()
+        self.table = AttachmentTable(board, self.lease, self.coordinator.send, Waits())
+        self.driving = Driving(self.table, self.lease, lambda call: call(), 60.0)
         self.device = context.uuid_of(0)
+        self.session: Any = self  # as far as an opening needs it
         board.session(0).assign(SERIAL, 0, 0, 0, 1)
 
     def reply(self, slot: int = 0, *, recorder: bool = False, device: str | None = None) -> Attachment:
@@ -80,28 +84,33 @@ class Scene:
             serials=[],
         )
 
-    def attach_for_a_point(self, slot: int) -> None:
-        self.table.add(self.reply(slot))
+    def attach(self, slot: int = 0) -> AttachmentRef:
+        """As for a point."""
+        self.table.tell_all(1.0, deadline_of(1.0))
+        return self.table.add(self.reply(slot), 0)
 
-    def open(self, slot: int = 0, *, recorder: bool = False) -> Opening:
+    def open(self, slot: int = 0, *, recorder: bool = False, reply: Attachment | None = None) -> Opening:
         opening = Opening()
-        self.table.closes.change(1, lambda: self.table.add(self.reply(slot, recorder=recorder), opening))
+        self.table.tell_all(1.0, deadline_of(1.0))
+        attached = self.table.add(reply or self.reply(slot, recorder=recorder), 0, opening, self.session)
+        self.driving.test(attached.engine)
         return opening
 
-    @contextmanager
-    def changing(self) -> Iterator[threading.Event]:
-        """Another thread is within a change of the table, until the event is set."""
-        entered, left = threading.Event(), threading.Event()
+    def share(self, opening: Opening, another: Opening) -> None:
+        self.table.share(opening, another, self.session)
 
-        def stay() -> None:
-            entered.set()
-            left.wait(30)
+    def close_opening(self, opening: Opening, *, wait: bool) -> None:
+        for use in self.table.close([opening]):
+            if wait:
+                self.driving.settle(use)
+                self.table.tell(TOLD_S)
 
-        thread = threading.Thread(target=self.table.closes.change, args=(5, stay))
-        thread.start()
-        entered.wait(30)
-        try:
-            yield left
-        finally:
-            left.set()
-            thread.join(30)
+    def look(self) -> list[Close | Break]:
+        """One look of the driver's thread, and what the coordinator is told of it."""
+        self.driving.look()
+        self.table.tell()
+        return self.coordinator.heard()
+
+    def end(self) -> None:
+        self.table.close_all()
+        until(lambda: self.driving.look() is False and not self.table.is_draining, "all is released")

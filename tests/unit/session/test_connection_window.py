@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import zmq
 
+from ipcsync._deadline import deadline_of
 from ipcsync._session.connection import Connection, Request
 from ipcsync._wire import codec, messages
 
@@ -67,7 +68,7 @@ def test_further_requests_go_out_as_soon_as_the_oldest_is_answered_and_never_mor
     connection.window = _WINDOW
     requests = [Request(messages.Stats()) for _ in range(10)]
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(connection.exchange, requests, b"t" * 16, _WAIT_S)
+        asked = thread.submit(connection.exchange, requests, b"t" * 16, deadline_of(_WAIT_S))
         try:
             first = side.next(_WINDOW)
             assert side.nothing_comes()
@@ -98,7 +99,7 @@ def test_requests_are_sent_again_once_no_reply_has_come_for_a_second_and_not_whi
     connection.window = _WINDOW
     requests = [Request(messages.Stats()) for _ in range(10)]
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(connection.exchange, requests, b"t" * 16, 3600.0)
+        asked = thread.submit(connection.exchange, requests, b"t" * 16, 3600 * 10**9)
         try:
             sent = side.next(_WINDOW)
             while len(sent) < len(requests):
@@ -134,7 +135,7 @@ def test_a_request_whose_reply_went_with_its_coordinator_is_sent_again(
     connection = Connection(side.endpoint)
     request = Request(messages.Stats())
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(connection.exchange, [request], b"t" * 16, _WAIT_S)
+        asked = thread.submit(connection.exchange, [request], b"t" * 16, deadline_of(_WAIT_S))
         try:
             for _ in range(2):
                 side.answer(*side.next(1))

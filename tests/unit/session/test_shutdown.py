@@ -7,33 +7,40 @@ from typing import Any
 
 import pytest
 
+from ipcsync._native import device as devices
 from ipcsync._native import pinned
-from ipcsync._session.shutdown import Shutdown
+from ipcsync._session import sessions
+from ipcsync._session.session import Session
 
 
-def _ignore() -> None: ...
+def _ignore(*_: object) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("is_pinned", "is_making", "is_alive", "keeps"),
+    ("is_pinned", "is_used", "is_alive", "keeps"),
     [
-        (False, False, True, False),
-        (True, False, True, False),
-        (True, False, False, True),
-        (False, True, True, True),
-        (False, True, False, True),
+        (False, "", True, False),
+        (True, "", True, False),
+        (True, "", False, True),
+        (False, "a call", True, True),
+        (False, "a call", False, True),
+        (False, "the driver", True, True),
     ],
 )
 def test_a_board_stays_mapped_while_a_gpu_may_write_to_it_or_a_call_may_register_it(
-    monkeypatch: pytest.MonkeyPatch, is_pinned: bool, is_making: bool, is_alive: bool, keeps: bool
+    monkeypatch: pytest.MonkeyPatch, is_pinned: bool, is_used: str, is_alive: bool, keeps: bool
 ) -> None:
     monkeypatch.setattr(pinned, "is_any", lambda *_: is_pinned)
     monkeypatch.setattr(pinned, "unpin", lambda *_: True)
     kept: list[bool] = []
     board = SimpleNamespace(address=0, length=1, close=lambda *, keep_mapping: kept.append(keep_mapping))
     lease: Any = SimpleNamespace(board=board, stop=_ignore, coordinator_is_alive=lambda: is_alive)
-    draining = SimpleNamespace(is_making=is_making)
-    table: Any = SimpleNamespace(draining=draining, closes=SimpleNamespace(end=_ignore))
-    connection: Any = SimpleNamespace(close=_ignore)
-    Shutdown(connection, b"", lease, table, _ignore).end()
+    session: Any = Session("ipc:///none")
+    session.lease, session.connection = lease, SimpleNamespace(close=_ignore)
+    session.attachments = SimpleNamespace(end=_ignore, is_due=False)
+    session.driving = SimpleNamespace(is_making=is_used == "a call", stop=_ignore)
+    session._driver_thread = SimpleNamespace(join=_ignore, is_alive=lambda: is_used == "the driver")
+    sessions.add(session)
+    devices.collectors.append(session._collect)
+    session._release(_ignore)
     assert kept == [keeps]

@@ -1,0 +1,79 @@
+"""Calls that a session's own threads make for others: how they are handed over, and how their end is awaited.
+
+An exception that ends a caller never reaches these threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+T = TypeVar("T")
+
+# As `os.eventfd_write`, but it keeps the GIL: the thread that is woken would take it, and the caller, which is about to
+# wait, have to be woken once more for that.
+_eventfd_write = ctypes.PyDLL(None).eventfd_write
+_eventfd_write.argtypes = (ctypes.c_int, ctypes.c_uint64)
+
+
+class Bell:
+    """Wakes a thread that polls its descriptor for edges. Any thread may ring it; the last reference closes it."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def fileno(self) -> int:
+        """For the poll."""
+        return self._fd
+
+    def ring(self) -> None:
+        """Have the thread's poll return, or the next one."""
+        _eventfd_write(self._fd, 1)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # also when this module is gone
+        if self._fd >= 0:
+            close(self._fd)
+
+
+class Job(Generic[T]):
+    """`function()`, which the owner of a session calls once; one thread waits for it, or `then` is called behind it."""
+
+    __slots__ = ("_error", "_function", "_lock", "_then", "_value", "has_begun", "is_done", "is_wanted")
+
+    def __init__(self, function: Callable[[], T], then: Callable[[], object] | None = None) -> None:
+        self._function: Callable[[], T] | None = function
+        self._then = then
+        self._lock = threading.Lock()  # held until it is done
+        self._lock.acquire()
+        self._error: BaseException | None = None
+        self._value: T | None = None
+        self.has_begun = self.is_done = False
+        self.is_wanted = True
+        """False once the caller is gone."""
+
+    def run(self) -> None:
+        """Call it; raises nothing."""
+        self.has_begun = True
+        try:
+            assert self._function is not None
+            self._value = self._function()
+        except BaseException as error:  # noqa: BLE001 - raised by `result`
+            self._error = error
+        self._function, self.is_done = None, True
+        self._lock.release()
+        if self._then is not None:
+            self._then()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is done within `seconds`."""
+        return self.is_done or self._lock.acquire(timeout=seconds) or self.is_done
+
+    def result(self) -> T:
+        """What the function returned; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._value)

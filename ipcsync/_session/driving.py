@@ -1,0 +1,184 @@
+"""What a session asks of the driver by itself: publication, parking and releases, on a thread of its own.
+
+The driver may keep that thread for as long as it likes. The session lives on meanwhile, since its owner is another one.
+
+A use of a slot is released once no thread is inside a call of it, no queued wait is pending, and its imports are
+destroyed. Until then it drains, and each look tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from ipcsync._engines import Engine, Guard
+from ipcsync._session.attachments import AttachmentTable, Life, Use
+from ipcsync.errors import DriverError, EngineMismatch, IpcSyncError
+
+T = TypeVar("T")
+
+log = logging.getLogger("ipcsync")
+
+_JUDGING_S = 0.001  # to the next look, while others judge what complete records here stand behind
+_STANDING_S = 1.0
+
+
+class Making:
+    """A `with` block that may open an import or register a page of the board."""
+
+    is_inside: bool = False
+
+    def __enter__(self) -> None:
+        self.is_inside = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_inside = False
+
+
+class Driving:
+    """The driver calls of one session. `post` has the owner call a function; `period_s` is that of its beats."""
+
+    def __init__(
+        self, table: AttachmentTable, guard: Guard, post: Callable[[Callable[[], object]], object], period_s: float
+    ) -> None:
+        self._table = table
+        self._guard = guard
+        self._post = post
+        self._period_s = period_s
+        self._wakes: SimpleQueue[bool] = SimpleQueue()
+        self._since = 0.0  # when the look that is under way began
+        self._told_of = 0.0
+        self._works_on: set[tuple[str, int]] = set()
+        self._makings: list[weakref.ref[Making]] = []  # each block is held by its caller alone
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """The thread's function: look, until `stop`, and once more: the streams of a session that is lost may go on."""
+        seconds, goes_on = self._period_s, True
+        while goes_on:
+            with suppress(Empty):
+                goes_on = self._wakes.get(timeout=seconds)
+                while goes_on and not self._wakes.empty():
+                    goes_on = self._wakes.get()
+            self._since = time.monotonic()
+            try:
+                seconds = _JUDGING_S if self.look() else self._period_s
+            except Exception:
+                log.exception("the driver's thread of a session failed, and goes on")
+            self._since = 0.0
+
+    def wake(self) -> None:
+        """Have the thread look now."""
+        self._wakes.put(True)
+
+    def stop(self) -> None:
+        """Have the thread end; the owner makes no calls any more."""
+        self._post = _to_nobody
+        self._wakes.put(False)
+
+    def standing_s(self) -> float:
+        """For how many seconds the driver has kept the thread; 0 if that is not long. Logged once each time."""
+        since = self._since
+        seconds = time.monotonic() - since if since else 0.0
+        if seconds < _STANDING_S:
+            return 0.0
+        if since != self._told_of:
+            self._told_of = since
+            log.warning(
+                "the driver has kept a session's thread for more than %g s: until it returns, what is complete is "
+                "published late, and nothing is released",
+                _STANDING_S,
+            )
+        return seconds
+
+    # --- on any thread but the owner's --------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Publish, wait for what is pending, and release what is closed.
+
+        Returns whether complete records wait for another recorder's judgement, which nobody tells of.
+        """
+        # After the coordinator's death the driver must not be asked about its events, and nobody waits for the answer.
+        is_alive = self._guard.coordinator_is_alive()
+        uses = [*list(self._table.uses.values()), *self._table.ending]
+        for use in uses:
+            if use.life is not Life.OPEN:
+                self.settle(use)
+            elif is_alive:
+                self._try(use, "publish what is complete of", use.engine.publish_completed)
+            else:
+                use.engine.free_streams()
+            if is_alive:
+                self._try(use, "wait for what is pending of", use.engine.park_pending)
+        if any(use.engine.chain.wants_break and not use.engine.chain.has_asked for use in uses):
+            self._post(self._table.beat)
+        return is_alive and any(use.engine.chain.is_due for use in uses)
+
+    def settle(self, use: Use) -> None:
+        """Release a closed use if possible, and have the owner know how far it is."""
+        is_known = use.life is Life.RELEASED
+        if not is_known and self._try(use, "release", use.engine.try_release):
+            self._post(partial(self._table.advance, use, Life.RELEASED))
+        elif use.life < Life.DRAINED:
+            life = Life.DRAINED if self._is_drained(use) else Life.DRAINING
+            if life > use.life:
+                self._post(partial(self._table.advance, use, life))
+
+    def _is_drained(self, use: Use) -> bool:
+        """Whether a recorder that still drains has no work left."""
+        try:
+            return use.engine.is_drained()
+        except IpcSyncError:
+            return False  # `settle` has logged it
+
+    def _try(self, use: Use, what: str, call: Callable[[], T]) -> T | None:
+        """A broken CUDA context, or an event that cannot be opened here, must not keep other events from it.
+
+        In such a context nothing can be released before the process ends. Logged once for each use, since each look
+        fails again; then at level debug.
+        """
+        try:
+            return call()
+        except IpcSyncError as error:
+            level = logging.DEBUG if use.has_failed else logging.WARNING
+            log.log(level, "cannot %s the event %r: %s", what, use.engine.name, error)
+            use.has_failed = True
+            return None
+
+    def test(self, engine: Engine) -> None:
+        """Test an engine, if it is the first of its kind here. Raises EngineMismatch if it does not work."""
+        if (engine.kind, engine.ordinal) in self._works_on:
+            return
+        try:
+            engine.open_first()
+        except DriverError as error:
+            raise EngineMismatch(
+                f"the event {engine.name!r} uses the engine {engine.kind!r}, which does not work in this process: "
+                f"{error}"
+            ) from error
+        finally:
+            if engine.is_released:  # meanwhile
+                engine.close_events()
+        self._works_on.add((engine.kind, engine.ordinal))
+
+    def making(self) -> Making:
+        """Have `is_making` be true within the `with` block over the result, however that ends."""
+        making = Making()
+        self._makings.append(weakref.ref(making, self._makings.remove))
+        return making
+
+    @property
+    def is_making(self) -> bool:
+        """Whether a call is within a `making`."""
+        return any(making is not None and making.is_inside for making in [each() for each in list(self._makings)])
+
+
+def _to_nobody(_call: Callable[[], object]) -> None:
+    """What was found of a use whose session is over."""

@@ -1,0 +1,174 @@
+"""What a session asks of the driver by itself, and what it says of one that fails it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+
+import pytest
+
+import ipcsync
+from ipcsync._drivers import describe
+from ipcsync._engines.engine import Engine
+from ipcsync._session.attachments import Opening
+from ipcsync._wire.messages import Close
+from ipcsync.errors import DriverError, EngineMismatch
+from ipcsync.testing import StreamGate
+from tests.kit.until import until
+from tests.unit.session.attachment_scene import Scene
+
+
+def _failing(name: str, opening: Opening, patch: pytest.MonkeyPatch) -> DriverError:
+    """Have a method of the engine meet a context that is broken."""
+    error = describe(700, "cuEventQuery")
+    assert opening.attached is not None
+
+    def fail(*_: object) -> None:
+        raise error
+
+    patch.setattr(opening.attached.engine, name, fail)
+    return error
+
+
+def test_whether_an_engine_works_here_is_tried_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(Engine, "open_first", lambda engine: tried.append(engine.slot))
+    for slot in range(3):
+        scene.open(slot).close()
+    assert tried == [0]
+
+
+def test_an_engine_that_does_not_work_here_says_so_each_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Engine) -> None:
+        raise describe(201, "cuMemHostRegister")
+
+    monkeypatch.setattr(Engine, "open_first", fail)
+    for slot in range(2):
+        with pytest.raises(EngineMismatch, match="does not work in this process"):
+            scene.open(slot)
+
+
+def test_what_was_opened_for_a_use_that_was_released_meanwhile_is_closed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Engine] = []
+
+    def release_first(_: Engine) -> None:
+        scene.table.close_all()  # as by another thread, while this one is in the driver
+        scene.driving.look()
+
+    monkeypatch.setattr(Engine, "open_first", release_first)
+    monkeypatch.setattr(Engine, "close_events", lambda engine: closed.append(engine) or True)  # type: ignore[func-returns-value]
+    scene.open()
+    assert closed[1:] == closed[:1], "behind the release, too"
+
+
+def test_of_a_context_that_is_broken_each_event_is_warned_of_once_and_keeps_no_other_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, well, stream = scene.open(recorder=True), scene.open(1, recorder=True), ipcsync.Stream()
+    assert well.attached is not None
+    engine = well.attached.engine
+    engine.record(stream._handle, engine.ordinal, 1)
+    stream.synchronize()
+    with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG, "ipcsync"):
+        error = _failing("publish_completed", broken, patch)
+        scene.driving.look()
+        scene.driving.look()
+    said = [(each.levelno, each.getMessage()) for each in caplog.records if "cannot" in each.getMessage()]
+    text = f"cannot publish what is complete of the event 'e0': {error}"
+    assert said == [(logging.WARNING, text), (logging.DEBUG, text)]
+    assert engine.line.completed - engine.base == 1
+
+
+def test_an_event_that_cannot_be_waited_for_ends_no_look(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, stream = scene.open(recorder=True), ipcsync.Stream()
+    assert broken.attached is not None
+    with monkeypatch.context() as patch, StreamGate(stream):
+        error = _failing("park_pending", broken, patch)
+        scene.driving.look()
+        broken.attached.engine.record(stream._handle, broken.attached.engine.ordinal, 1)
+        broken.close()
+        scene.driving.look()
+    assert [each.getMessage() for each in caplog.records] == [
+        f"cannot wait for what is pending of the event 'e0': {error}"
+    ]
+    stream.synchronize()
+
+
+def test_what_the_driver_cannot_say_is_not_told_to_be_over(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening = scene.open(recorder=True)
+    with monkeypatch.context() as patch:
+        error = _failing("is_drained", opening, patch)
+        _failing("try_release", opening, patch)
+        opening.close()
+    assert scene.coordinator.heard() == [Close(0, 1, released=False)]
+    assert [each.getMessage() for each in caplog.records] == [f"cannot release the event 'e0': {error}"]
+    assert scene.look() == [Close(0, 1)]
+
+
+def test_after_the_coordinators_death_a_look_asks_the_driver_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, asked = scene.open(recorder=True), list[str]()
+    assert opening.attached is not None
+    for name in ("publish_completed", "park_pending"):
+        monkeypatch.setattr(opening.attached.engine, name, partial(asked.append, name))
+    scene.driving.look()
+    assert asked == ["publish_completed", "park_pending"]
+    monkeypatch.setattr(scene.lease, "coordinator_is_alive", lambda: False)
+    scene.driving.look()
+    assert len(asked) == 2
+
+
+def test_a_making_ends_with_its_block_though_the_exception_that_ended_it_is_kept(scene: Scene) -> None:
+    driving = scene.driving
+
+    def fail() -> None:
+        with driving.making():
+            assert driving.is_making
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as kept:
+        fail()
+    assert not driving.is_making
+    unused = driving.making()
+    assert not driving.is_making, "it holds nothing before its block"
+    del unused, kept
+    with driving.making():
+        assert len(driving._makings) == 1, "those that are over are forgotten"
+
+
+def test_a_driver_that_keeps_the_thread_is_told_of_once_and_the_thread_goes_on_behind_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ipcsync._session.driving._STANDING_S", 0.01)
+    opening, gate, looks = scene.open(recorder=True), threading.Event(), list[None]()
+    assert opening.attached is not None
+
+    def stand() -> None:
+        looks.append(None)
+        gate.wait(30)
+
+    monkeypatch.setattr(opening.attached.engine, "publish_completed", stand)
+    thread = threading.Thread(target=scene.driving.run)
+    thread.start()
+    scene.driving.wake()
+    until(lambda: scene.driving.standing_s() > 0, "it stands")
+    assert scene.driving.standing_s() > 0
+    assert [each.getMessage().partition(" for ")[0] for each in caplog.records] == [
+        "the driver has kept a session's thread"
+    ]
+    gate.set()
+    until(lambda: not scene.driving.standing_s(), "it goes on")
+    scene.driving.wake()
+    until(lambda: len(looks) == 2, "it looks again")
+    monkeypatch.undo()
+    scene.driving._wakes.put(False)
+    thread.join(30)
+    assert not thread.is_alive()
