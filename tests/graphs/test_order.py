@@ -8,7 +8,7 @@ from ctypes import c_uint64
 import pytest
 
 import ipcsync
-from ipcsync._engines.compiled import Lane
+from ipcsync._engines.core import Lane
 from ipcsync.client.graphs.lanes import lane_of
 from ipcsync.testing import StreamGate
 from tests.faults import graph_model as model
