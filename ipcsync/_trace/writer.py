@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 from threading import get_ident
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ipcsync._linux.fork import ForkMark
 from ipcsync._locks import CallLock, under
@@ -33,7 +33,6 @@ _CLIENT_ROOM = 160
 _OK = int(Outcome.OK)
 
 _pack = ENTRY.pack_into
-_SIZE = ENTRY.size
 
 _writers: dict[Path, Writer] = {}
 _opening = CallLock()
@@ -41,15 +40,6 @@ _opening = CallLock()
 
 class TraceDirError(IpcSyncError, OSError):
     """There can be no trace in the directory that `connect` was given."""
-
-
-class Put(Protocol):
-    """Writes an entry: what was done with which use, from when to when (CLOCK_MONOTONIC, ns), and how it ended."""
-
-    def __call__(
-        self, kind: int, use: int, generation: int, stream: int, began: int, ended: int, outcome: int = _OK
-    ) -> None:
-        """Write the entry, over the oldest if there is no room."""
 
 
 class Use(NamedTuple):
@@ -107,8 +97,8 @@ class Writer:
         finally:
             os.close(fd)
         self._fork_mark = ForkMark()
-        self.put: Put = _putter(self._map, self._fork_mark.byte)
-        """Writes an entry, over the oldest if there is no room."""
+        self._is_mine = self._fork_mark.byte
+        self._numbers = itertools.count(1)
         self._uses = itertools.count(1)
         self._pid = os.getpid()
         HEADER.pack_into(
@@ -130,6 +120,18 @@ class Writer:
         """Whether this process was forked after it was made."""
         return self._fork_mark.in_child
 
+    def put(
+        self, kind: int, use: int, generation: int, stream: int, began: int, ended: int, outcome: int = _OK
+    ) -> None:
+        """Write an entry, over the oldest if there is no room.
+
+        It says what was done with which use, from when to when (CLOCK_MONOTONIC, ns), and how it ended.
+        """
+        if self._is_mine[0]:
+            number = next(self._numbers)
+            place = ENTRIES_AT + number % ENTRIES * ENTRY.size
+            _pack(self._map, place, began, ended, generation, stream, get_ident(), use, kind, outcome, 0, number)
+
     def name(self, use: Use) -> int:
         """The number of a use in the entries."""
         number = next(self._uses)
@@ -149,16 +151,3 @@ class Writer:
             number,
         )
         return number
-
-
-def _putter(mapping: mmap.mmap, mark: memoryview) -> Put:
-    """The function that writes an entry: a closure, because five attribute look-ups cost a third of the call."""
-    numbers = itertools.count(1)
-
-    def put(kind: int, use: int, generation: int, stream: int, began: int, ended: int, outcome: int = _OK) -> None:
-        if mark[0]:
-            number = next(numbers)
-            place = ENTRIES_AT + number % ENTRIES * _SIZE
-            _pack(mapping, place, began, ended, generation, stream, get_ident(), use, kind, outcome, 0, number)
-
-    return put

@@ -20,7 +20,7 @@ from ipcsync._linux.futex import Futex
 from ipcsync._linux.process import start_time
 from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Figures, Row, Target, at_most, compare, interleave, percentile
-from ipcsync_bench.workers import Workers
+from ipcsync_bench.workers import Worker
 
 _SLICE_NS = 1_000_000_000
 _MORE = 4  # so many times the rounds: how long a wake-up takes depends on the machine's other work, which changes
@@ -116,7 +116,7 @@ class Table:
 
     def __init__(self, stack: ExitStack) -> None:
         self.coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
-        self.players = stack.enter_context(Workers(2)).all
+        self.players = [stack.enter_context(Worker()) for _ in range(2)]
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ipcsync-bench-"))
         self._page = Path(folder, "page")
         self._tag = f"bench-{start_time(self.players[0].pid)}"

@@ -196,16 +196,12 @@ async def _server(context: Context) -> Outcome:
     url = context.client.connected_url
     number = f"{version.major}.{version.minor}.{version.patch}"
     detail = f"{url.geturl() if url else ''}, nats-server {number}, round trip {sorted(trips)[2] * 1000:.2f} ms"
+    if context.client.max_payload < wire.MAX_BYTES:
+        why = f"max_payload is {context.client.max_payload} bytes"
+        return "fail", why, f"Bridges send {wire.MAX_BYTES}: raise it in the configuration."
     if (version.major, version.minor) < _OLDEST:
         return "warn", detail, f"The oldest that was tried is {_OLDEST[0]}.{_OLDEST[1]}."
     return "ok", detail, ""
-
-
-async def _messages(context: Context) -> Outcome:
-    most = context.client.max_payload
-    if most < wire.MAX_BYTES:
-        return "fail", f"max_payload is {most} bytes", f"Bridges send {wire.MAX_BYTES}: raise it in the configuration."
-    return "ok", f"max_payload is {most} bytes, of which bridges use {wire.MAX_BYTES}", ""
 
 
 async def _jetstream(context: Context) -> Outcome:
@@ -333,7 +329,6 @@ CHECKS: tuple[tuple[str, Callable[[Context], Awaitable[Outcome]], bool], ...] = 
     ("coordinator", _coordinator, False),
     ("certificates", _certificates, False),
     ("server", _server, True),
-    ("messages", _messages, False),
     ("JetStream", _jetstream, False),
     ("name", _name, False),  # before this connection hears what is sent to the name
     ("permissions", _permissions, False),

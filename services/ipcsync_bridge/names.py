@@ -57,11 +57,7 @@ class Names:
 
     async def find(self, name: str, timeout: float) -> Claim:
         """The claim on a name of the fleet. Raises WaitTimeout if there is none, and FleetUnavailable."""
-        deadline = time.monotonic() + timeout
-        try:
-            claim = await insist(lambda: self._present(_key_of(name), deadline), deadline)
-        except Unavailable as error:
-            raise FleetUnavailable(str(error), timeout=timeout) from None
+        claim = await insist(lambda deadline: self._present(_key_of(name), deadline), timeout)
         if claim is None:
             raise WaitTimeout("no node has claimed it")
         return claim
@@ -75,11 +71,7 @@ class Names:
 
     async def claim(self, want: messages.Want, timeout: float) -> None:
         """Claim a name of the fleet for a use of a slot here. Raises RecorderTaken and FleetUnavailable."""
-        deadline = time.monotonic() + timeout
-        try:
-            await insist(lambda: self._claim(want, deadline), deadline)
-        except Unavailable as error:
-            raise FleetUnavailable(str(error), timeout=timeout) from None
+        await insist(lambda deadline: self._claim(want, deadline), timeout)
 
     async def _claim(self, want: messages.Want, deadline: float) -> None:
         key, use = _key_of(want.name), (want.slot, want.incarnation)

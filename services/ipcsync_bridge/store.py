@@ -91,14 +91,15 @@ async def for_each(items: Collection[T], work: Callable[[T], Awaitable[None]]) -
             task.cancel()
 
 
-async def insist(ask: Callable[[], Awaitable[T]], deadline: float) -> T:
-    """What `ask` returns, which asks the store again until it answers. Raises Unavailable at the deadline."""
+async def insist(ask: Callable[[float], Awaitable[T]], timeout: float) -> T:
+    """What `ask` returns: it is given the deadline, and asks the store, again until that answers. FleetUnavailable."""
+    deadline = time.monotonic() + timeout
     while True:
         try:
-            return await ask()
-        except Unavailable:  # noqa: PERF203 - each try is one
+            return await ask(deadline)
+        except Unavailable as error:  # noqa: PERF203 - each try is one
             if time.monotonic() + _AGAIN_S >= deadline:
-                raise
+                raise FleetUnavailable(str(error), timeout=timeout) from None
             await asyncio.sleep(_AGAIN_S)
 
 
@@ -214,11 +215,7 @@ class Nodes:
 
     async def everybody(self, timeout: float) -> dict[str, Owner]:
         """The nodes by name. FleetUnavailable."""
-        deadline = time.monotonic() + timeout
-        try:
-            found = await insist(lambda: read_all(self._transport, "nodes.", lambda: one_try(deadline)), deadline)
-        except Unavailable as error:
-            raise FleetUnavailable(str(error), timeout=timeout) from None
+        found = await insist(lambda end: read_all(self._transport, "nodes.", lambda: one_try(end)), timeout)
         owners = {key.partition(".")[2]: decode(value, Owner) for key, (value, _) in found.items()}
         return {node: owner for node, owner in owners.items() if owner is not None and not nodes.why_not(node)}
 

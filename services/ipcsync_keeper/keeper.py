@@ -19,7 +19,7 @@ from ipcsync_keeper.backoff import Restarts
 from ipcsync_keeper.driver_thread import DriverThread
 from ipcsync_keeper.journal_files import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
 from ipcsync_keeper.process import CoordinatorProcess
-from ipcsync_keeper.reload import Reloads, SeenSettings
+from ipcsync_keeper.reload import Reloads, differences
 from ipcsync_keeper.resources import KeeperConfig, Resources
 from ipcsync_keeper.wake import Wake
 
@@ -71,7 +71,8 @@ class Keeper:
         self._spare_at, self._kill_at = 0.0, math.inf
         self._beat, self._beat_at, self._looked_at = 0, 0.0, 0.0
         self._reloads = Reloads(resources.directory.path, manager)
-        self._settings = SeenSettings()
+        self._first_settings: dict[str, object] = {}
+        self._last_settings: dict[str, object] = {}
         self._restarts = Restarts()
         self._has_terminal = has_terminal()
         self._wake = wake
@@ -171,8 +172,8 @@ class Keeper:
     def _note_serving(self, child: CoordinatorProcess) -> None:
         self._unserved_ns = 0
         if self._reloads.is_under_way and self._candidate is None:
-            self._reloads.end(note=self._settings.differences(child.settings))
-        self._settings.see(child.settings)
+            self._reloads.end(note=differences(self._first_settings, self._last_settings, child.settings))
+        self._first_settings, self._last_settings = self._first_settings or child.settings, child.settings
         if not self._is_ready:
             self._is_ready = True
             self._on_ready()

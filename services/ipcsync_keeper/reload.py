@@ -44,22 +44,11 @@ class Reloads:
         self._manager.ready(f"not reloaded: {why_not}" if why_not else done)
 
 
-class SeenSettings:
-    """The settings that coordinators had read when they began to serve, and the first one: the resources have its."""
-
-    def __init__(self) -> None:
-        self._first: Mapping[str, object] = {}
-        self._last: Mapping[str, object] = {}
-
-    def see(self, settings: Mapping[str, object]) -> None:
-        """Note those of the coordinator that serves."""
-        self._first, self._last = self._first or settings, settings
-
-    def differences(self, settings: Mapping[str, object]) -> str:
-        """What a reload to these changes, and what it cannot change; empty if they are the same."""
-        taken = _differing(self._last, settings, settings.keys() - _FIXED)
-        left = _differing(self._first, settings, _FIXED)
-        return "; ".join([*([taken] if taken else []), *([f"not before a restart: {left}"] if left else [])])
+def differences(first: Mapping[str, object], last: Mapping[str, object], new: Mapping[str, object]) -> str:
+    """What a reload to `new` settings changes of the last ones, and what it cannot, by the first; empty for nothing."""
+    taken = _differing(last, new, new.keys() - _FIXED)
+    left = _differing(first, new, _FIXED)
+    return "; ".join([*([taken] if taken else []), *([f"not before a restart: {left}"] if left else [])])
 
 
 # Of the resources, and the keeper's own.

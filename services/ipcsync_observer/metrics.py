@@ -136,7 +136,7 @@ def _counters(stats: dict[str, Any]) -> Iterator[Metric]:
 
 
 def _events(sample: Sample) -> Metric:
-    counts = Tally((row.info.engine, row.info.state) for row in sample.events)
+    counts = Tally((row.engine, row.state) for row in sample.events)
     return _gauge("events", "Shared events, by engine and state.", dict(sorted(counts.items())), "engine", "state")
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from ipcsync import AttachmentInfo, BridgeInfo, EventInfo, IpcSyncError, SessionInfo
+from ipcsync import AttachmentInfo, BridgeInfo, IpcSyncError, SessionInfo
 from ipcsync._logs import fields
 from ipcsync._rates import Tracks
 from ipcsync._session.reader import Reader
 from ipcsync._wire import endpoints
+from ipcsync_observer.description import Event
 
 log = logging.getLogger("ipcsync.observer")
 
@@ -24,21 +25,6 @@ _BRIDGE_S = 0.25  # within which a bridge answers
 _LANE_S = 60.0
 _ROWS = 300  # events, and sessions, in one answer; the rest is counted
 _LINKS = 2000
-
-
-@dataclass(frozen=True)
-class SeenEvent:
-    """One event in one sample. `lane` holds [seconds, generation, completed] of the samples of the last minute."""
-
-    info: EventInfo
-    rate: float | None
-    pending_s: float
-    lane: list[tuple[float, int, int]]
-
-    def shown(self, *, with_lane: bool) -> dict[str, Any]:
-        """The row as plain values."""
-        row = {**asdict(self.info), "rate": self.rate and round(self.rate, 2), "pending_s": round(self.pending_s, 2)}
-        return {**row, "lane": self.lane} if with_lane else row
 
 
 @dataclass(frozen=True)
@@ -54,7 +40,7 @@ class Sample:
     epoch: str = ""
     stats: dict[str, Any] = field(default_factory=dict)
     sessions: list[SessionInfo] = field(default_factory=list)
-    events: list[SeenEvent] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     links: list[AttachmentInfo] = field(default_factory=list)
     bridge: BridgeInfo | None = None
 
@@ -105,12 +91,12 @@ class Sampler:
         """
         sample, problem = self.latest, self.problem
         wanted = contains.casefold()
-        events = [row for row in sample.events if wanted in row.info.name.casefold()]
+        events = [row for row in sample.events if wanted in row.name.casefold()]
         found = len(events)
         if found > _ROWS:
-            events.sort(key=lambda row: (row.info.state != "broken", -row.pending_s, -(row.rate or 0.0), row.info.name))
+            events.sort(key=lambda row: (row.state != "broken", -row.pending_s, -(row.rate or 0.0), row.name))
             del events[_ROWS:]
-        places = {(row.info.slot, row.info.incarnation) for row in events}
+        places = {(row.slot, row.incarnation) for row in events}
         links = [link for link in sample.links if (link.slot, link.incarnation) in places]
         return {
             "at": round(sample.at, 2),
@@ -122,7 +108,9 @@ class Sampler:
             "stats": sample.stats,
             "sessions": [asdict(session) for session in sample.sessions[:_ROWS]],
             "sessions_total": len(sample.sessions),
-            "events": [row.shown(with_lane=with_lanes) for row in events],
+            "events": [
+                {key: value for key, value in asdict(row).items() if with_lanes or key != "lane"} for row in events
+            ],
             "events_found": found,
             "events_total": len(sample.events),
             "links": [asdict(link) for link in links],
@@ -162,8 +150,11 @@ class Sampler:
         links = reader.list_attachments(_LINKS)
         self._answered_at = self._now()
         events = [
-            SeenEvent(
-                track.info, track.rate, track.pending_s, [(round(at, 2), made, done) for at, made, done in track.points]
+            Event(
+                **asdict(track.info),
+                rate=track.rate and round(track.rate, 2),
+                pending_s=round(track.pending_s, 2),
+                lane=[(round(at, 2), made, done) for at, made, done in track.points],
             )
             for track in self._tracks.see(infos, now)
         ]

@@ -14,9 +14,9 @@ import ipcsync
 from ipcsync._wire import codec, messages
 from ipcsync_bench.round_trip import Echo
 from ipcsync_bench.rows import Row, at_most, compare, interleave, percentile
-from ipcsync_bench.workers import Workers
 from tests.benchmarks.peers import Manager, ManagerCallers, Redis, RedisConnection, manager_table
 from tests.benchmarks.report import at_least
+from tests.benchmarks.workers import Workers
 
 _FOREVER = 1 << 62
 _MOST_THREADS = 1000  # of a Manager's server, one a connection: 2,000 do nothing in minutes but wait for its GIL

@@ -140,8 +140,6 @@ _long = pytest.mark.thorough  # it takes as long as the recipe waits for anythin
         ("async_server", 0),
         ("served_ring", 0),
         pytest.param("served_ring", 1, marks=_long),
-        pytest.param("preforked_http", 0, marks=_long),
-        pytest.param("preforked_http", 1, marks=_long),
         pytest.param("survive_restart", 0, marks=_long),
     ],
 )

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 from prometheus_client.parser import text_string_to_metric_families
 
 import ipcsync
@@ -21,7 +22,8 @@ from ipcsync._wire.messages import BridgeInfo
 from ipcsync_bridge.counters import Counters
 from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
-from ipcsync_observer.sampler import Sample, Sampler, SeenEvent, _bridge_of
+from ipcsync_observer.description import Event
+from ipcsync_observer.sampler import Sample, Sampler, _bridge_of
 
 
 def _info(name: str = "e", generation: int = 0, completed: int = 0, **other: object) -> EventInfo:
@@ -56,7 +58,7 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
         "pid": 8, "keeper_pid": 7, "memory_bytes": 40e6, "keeper_memory_bytes": 30e6,
         **counted.stats(),
     }  # fmt: skip
-    rows = [SeenEvent(_info(state=state), None, 0.0, []) for state in ("open", "open", "broken")]
+    rows = [Event(**asdict(_info(state=state)), rate=None, pending_s=0.0) for state in ("open", "open", "broken")]
     made = Sampler(None)
     bridge = BridgeInfo(
         node="here", fleet="f", pid=9, server="nats://there:4222", mirrors=2, exports=1, peers=[],

@@ -6,13 +6,11 @@ It consists of JSON types, so vLLM's HTTP client needs no pickle, and no permiss
 from __future__ import annotations
 
 import base64
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
-
-from ipcsync.integrations.host_memory import HostMemory
 
 CPU = "cpu"
 _BYTES = ("handle", "ref_counter_handle", "event_handle")
@@ -76,17 +74,6 @@ def decode(told: dict[str, Any], device: int) -> tuple[Any, ...]:
         found[name] = None if found[name] is None else base64.b64decode(found[name], validate=True)
     size, stride, offset, *rest = (found[name] for name in _FIELDS)
     return (torch.Tensor, torch.Size(size), tuple(stride), offset, torch.storage.TypedStorage, *rest)
-
-
-def encode_memory(memory: HostMemory) -> list[dict[str, Any]]:
-    """The location of CPU tensors."""
-    return [asdict(memory)]
-
-
-def decode_memory(told: list[dict[str, Any]]) -> HostMemory:
-    """The same, from a message."""
-    (memory,) = told
-    return HostMemory(**memory)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -107,7 +107,7 @@ def _placed(tensors: list[torch.Tensor]) -> tuple[str, list[dict[str, Any]], int
         )
     if device.type != "cuda":
         descriptor, memory = copied(tensors)
-        return message.CPU, message.encode_memory(memory), descriptor
+        return message.CPU, [asdict(memory)], descriptor
     uuid = str(torch.cuda.get_device_properties(device.index).uuid)
     return uuid, [message.encode(reduce_tensor(tensor)[1]) for tensor in tensors], None
 

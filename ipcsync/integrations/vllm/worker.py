@@ -8,7 +8,7 @@ import torch
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine, IPCWeightTransferUpdateInfo
 
 import ipcsync
-from ipcsync.integrations.host_memory import opened
+from ipcsync.integrations.host_memory import HostMemory, opened
 from ipcsync.integrations.vllm import message
 from ipcsync.integrations.vllm.asleep import refuse_asleep
 
@@ -74,7 +74,7 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
             (tuple(shape), message.dtype_of(name))
             for shape, name in zip(update_info.shapes, update_info.dtype_names, strict=True)
         ]
-        weights = opened(message.decode_memory(told), layouts, point)
+        weights = opened(HostMemory(**told[0]), layouts, point)
         self.model.load_weights(list(zip(update_info.names, weights, strict=True)))
 
     def _place(self) -> str:
