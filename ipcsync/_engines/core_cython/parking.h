@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 enum { BERTHS = 4, MOST_EVENTS = 64, NOT_READY_YET = 600, RELAXED = 2 };
-enum { KNOWN_AFTER = 4, MEAN_OF = 8, MOST_ODD = 3, RESTS = 16 }; /* waits */
+enum { KNOWN_AFTER = 4, MEAN_OF = 8, MOST_ODD = 3, MOST_RESTS = 31 }; /* waits */
 static const int64_t LOOK_STALLED_NS = 50000, /* who took that long for a look had to yield the processor */
     PAUSE_LEAST_NS = 50000, PAUSE_MOST_NS = 1000000,
     LATE_NS = 10000,          /* how late a sleep ends, about */
@@ -206,7 +206,7 @@ static void bind_parking(void *query, void *synchronize, void *get_context, void
 /* What those who wait for an event learn for the next time, in ns. Threads share it; what one overwrites is only forgotten. */
 struct patience {
     int vain;                /* how often the first look was in vain: each time the next one is half as long */
-    int rests;               /* so many waits do not look */
+    int rests, rest;         /* so many waits do not look; as many as that, after a look that was interrupted */
     int odd;                 /* so many in turn were far from the mean, or slept beyond their work's end */
     int count;               /* of waits that tell how long they last, up to MEAN_OF: */
     int64_t mean, deviation; /* the mean, and the mean distance from it */
@@ -218,6 +218,7 @@ struct patience {
 static void learn(struct patience *patience, int64_t took, int is_late) {
     int64_t far = patience->count ? took - patience->mean : 0, least = 2 * patience->deviation + LATE_NS;
     if (patience->rests > 0) patience->rests--;
+    else patience->rest /= 2; /* it looked in peace */
     if (took <= sleep_ns) patience->vain = 0;
     else if (took > sleep_ns + 2 * PAUSE_LEAST_NS && patience->vain < 30) patience->vain++;
     else if (patience->vain > 0) patience->vain--; /* a longer look might have paid */
@@ -232,6 +233,12 @@ static void learn(struct patience *patience, int64_t took, int is_late) {
     if (patience->count < MEAN_OF) patience->count++;
     patience->mean += far / patience->count;
     patience->deviation += ((far < 0 ? -far : far) - patience->deviation) / patience->count;
+}
+
+/* Others want the processor: the next waits do not look, the more of them the more often that comes. */
+static void interrupt(struct patience *patience) {
+    patience->rest = patience->rest < MOST_RESTS ? 2 * patience->rest + 1 : MOST_RESTS;
+    patience->rests = patience->rest + 1; /* this one too */
 }
 
 /* How long after its begin a wait is to be over soon; 0: nobody knows. */
@@ -268,14 +275,14 @@ static int await_work(
         if (now >= until) break;
         has_waited = 1;
         if (turn == LOOKED && now - last > LOOK_STALLED_NS) {
-            patience->rests = RESTS;
+            interrupt(patience);
             may_look = 0;
         }
         int64_t took = now - began;
         int is_due = soon && took >= soon && took - soon < took / 10;
         turn = may_look && (took < first || is_due) ? LOOKED : took < soon ? SLEPT : PAUSED;
         if (turn == LOOKED) continue;
-        int64_t pause = took / 32;
+        int64_t pause = is_due ? 0 : took / 32;
         if (pause < PAUSE_LEAST_NS) pause = PAUSE_LEAST_NS;
         if (pause > PAUSE_MOST_NS) pause = PAUSE_MOST_NS;
         if (turn == SLEPT) {

@@ -19,7 +19,7 @@ _PROGRAM = f"""
 static struct patience patience;
 void begin(void) {{ patience = (struct patience){{0}}; sleep_ns = 60000; }}
 void waited(int64_t took, int is_late) {{ learn(&patience, took, is_late); }}
-void interrupted(void) {{ patience.rests = RESTS; }}
+void interrupted(void) {{ interrupt(&patience); }}
 int64_t soon(void) {{ return soon_after(&patience); }}
 int64_t first_look(void) {{ return sleep_ns >> patience.vain; }}
 int rests(void) {{ return patience.rests; }}
@@ -103,9 +103,14 @@ def test_the_first_look_is_as_long_as_a_sleep_shrinks_in_vain_and_comes_back(pat
     assert patience.first_look() == _SLEEP
 
 
-def test_after_an_interrupted_look_some_waits_do_not_look(patience: Any) -> None:
-    patience.interrupted()
-    rests = patience.rests()
-    assert rests > 0
-    _wait(patience, [_MS] * rests)
-    assert patience.rests() == 0
+def test_after_interrupted_looks_more_and_more_waits_do_not_look_and_fewer_after_others(patience: Any) -> None:
+    for _ in range(2):
+        rests = []
+        for _ in range(8):
+            patience.interrupted()
+            rests.append(patience.rests())
+            _wait(patience, [_MS] * rests[-1])
+            assert patience.rests() == 0
+        assert rests == sorted(rests)
+        assert rests[0] < rests[-1] < 50
+        _wait(patience, [_MS] * 10)
