@@ -116,6 +116,7 @@ def _hold(endpoint: str, name: str) -> None:
     _kept.append(ipcsync.connect(endpoint, name="dies").event(name, recorder=True))
 
 
+@pytest.mark.own_coordinator  # its slots' numbers are shown
 def test_events_that_look_alike_are_told_apart_and_a_broken_one_says_why_and_when(
     browser: Browser,
     coordinator: ipcsync.Coordinator,

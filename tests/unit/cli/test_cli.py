@@ -388,6 +388,7 @@ def test_elsewhere_than_on_a_terminal_names_are_whole(
     assert _LONG in run("status", "--endpoint", coordinator.endpoint).stdout
 
 
+@pytest.mark.own_coordinator  # its slots' numbers are shown
 def test_two_events_of_one_name_are_told_apart_and_the_broken_one_says_why_and_when(
     coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], peer: Peer
 ) -> None:
