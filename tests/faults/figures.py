@@ -222,7 +222,7 @@ def deaths_of_coordinators(count: int, engine: EngineName, figures: Figures) -> 
 def _limit(what: str, told_ms: float) -> tuple[str, float]:
     if what.startswith("coordinator"):
         return "max", _COORDINATOR_LIMIT_MS
-    is_bound = what.startswith("a death") and "(gone" not in what
+    is_bound = what.startswith("a death") and not what.endswith(("its pidfd)", "the feed"))
     return "p99", told_ms if is_bound else math.inf
 
 
