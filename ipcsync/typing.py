@@ -191,6 +191,8 @@ class ClientStats(TypedDict):
     """Calls on streams that the compiled core knew."""
     slow_calls: int
     """Calls whose arguments Python looked at first."""
+    driver_stands_s: float
+    """For how long the driver has kept the session's thread for it in a call; 0 if that is not over a second."""
 
 
 class CoordinatorStats(TypedDict):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
+
+from ipcsync._worker import Latch
 
 T = TypeVar("T")
 
@@ -39,19 +40,17 @@ class Bell:
             close(self._fd)
 
 
-class Job(Generic[T]):
-    """`function()`, which the owner of a session calls once; one thread waits for it, or `then` is called behind it."""
+class Job(Latch, Generic[T]):
+    """`function()`, which the owner of a session calls once, and for which one thread waits."""
 
-    __slots__ = ("_error", "_function", "_lock", "_then", "_value", "has_begun", "is_done", "is_wanted")
+    __slots__ = ("_error", "_function", "_value", "has_begun", "is_wanted")
 
-    def __init__(self, function: Callable[[], T], then: Callable[[], object] | None = None) -> None:
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__()
         self._function: Callable[[], T] | None = function
-        self._then = then
-        self._lock = threading.Lock()  # held until it is done
-        self._lock.acquire()
         self._error: BaseException | None = None
         self._value: T | None = None
-        self.has_begun = self.is_done = False
+        self.has_begun = False
         self.is_wanted = True
         """False once the caller is gone."""
 
@@ -63,14 +62,8 @@ class Job(Generic[T]):
             self._value = self._function()
         except BaseException as error:  # noqa: BLE001 - raised by `result`
             self._error = error
-        self._function, self.is_done = None, True
-        self._lock.release()
-        if self._then is not None:
-            self._then()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether it is done within `seconds`."""
-        return self.is_done or self._lock.acquire(timeout=seconds) or self.is_done
+        self._function = None
+        self.set()
 
     def result(self) -> T:
         """What the function returned; raises what it raised."""

@@ -60,17 +60,16 @@ class Request:
     """One request and its reply.
 
     `on_late` gets the reply if the request is given up before it comes. `sent_to` is the number of the coordinator that
-    it was sent to last.
+    it was sent to last, -1 if to none.
     """
 
-    __slots__ = ("body", "deadline", "frame", "id", "is_sent", "on_late", "reply", "sent_to")
+    __slots__ = ("body", "deadline", "frame", "id", "on_late", "reply", "sent_to")
 
     def __init__(self, body: Message, on_late: Callable[[Message], None] | None = None) -> None:
         self.body: Message = body
         self.on_late: Callable[[Message], None] | None = on_late
         self.id: int = 0
-        self.is_sent: bool = False
-        self.sent_to: int = 0
+        self.sent_to: int = -1
         self.frame: bytes = b""
         self.deadline: int = 0
         self.reply: Message | None = None
@@ -122,7 +121,7 @@ class Connection:
             self._exchange(requests, token, deadline, check)
         finally:
             for request in requests:
-                if request.is_sent and request.reply is None and request.on_late is not None:
+                if request.sent_to >= 0 and request.reply is None and request.on_late is not None:
                     self._late[request.id] = request
 
     def result_of(self, request: Request, timeout: float) -> Message:
@@ -159,7 +158,7 @@ class Connection:
                 sent_to = self.starts()
                 was_sent = self._send_late_again(socket) and self._try_send(socket, allowed)
                 resend_at = now + _RETRY_NS if was_sent else 0
-            elif unsent := [request for request in allowed if not request.is_sent]:
+            elif unsent := [request for request in allowed if request.sent_to < 0]:
                 self._try_send(socket, unsent)
             longest = _EAGER_SLICE_NS if now < eager_until else _SLICE_NS
             slice_ms = max(1, min(longest, deadline - now) // 1_000_000)
@@ -195,7 +194,7 @@ class Connection:
                 socket.send(request.frame, _NOW)
             except zmq.Again:
                 return count > 0  # no coordinator is connected right now
-            request.is_sent, request.sent_to = True, starts
+            request.sent_to = starts
             self.sent += 1
         return True
 

@@ -397,6 +397,7 @@ class Client(ClientView, Closing):
             "full_ring_waits": lease.full_rings,
             "shortcuts": lease.session_check.shortcuts,
             "slow_calls": lease.session_check.slow_calls,
+            "driver_stands_s": self._session.driving.standing_s(),
         }
         return cast("Stats", stats)
 
