@@ -42,10 +42,10 @@ class Board:
     slots: int
     has_mark: bool
 
-    heartbeat = Word(layout.H_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the coordinator's last beat
-    newest = Word(layout.H_NEWEST)  # the count of the newest session
-    starts = Word(layout.H_STARTS)  # how many coordinators have served with this board, one after the other
-    probe = Word(layout.H_PROBE)  # for trying whether a stream's write arrives
+    heartbeat: Word = Word(layout.H_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the coordinator's last beat
+    newest: Word = Word(layout.H_NEWEST)  # the count of the newest session
+    starts: Word = Word(layout.H_STARTS)  # how many coordinators have served with this board, one after the other
+    probe: Word = Word(layout.H_PROBE)  # for trying whether a stream's write arrives
 
     def __init__(self, fd: int, path: str) -> None:
         self.path: str = path
@@ -69,7 +69,7 @@ class Board:
         finally:
             os.close(mapped)
         self.words: memoryview[int] = memoryview(self._map).cast("Q")
-        self.first = 0
+        self.first: int = 0
         self._bytes: memoryview[int] = memoryview(self._map)
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address: int = ctypes.addressof(self._anchor)

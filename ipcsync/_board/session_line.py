@@ -31,19 +31,19 @@ class SessionLine:
 
     __slots__ = ("_address", "_label", "first", "nudge", "offset", "words")
 
-    state = Word(S_STATE)  # FREE, LIVE or EXPIRED; the coordinator's
-    serial = Word(S_SERIAL)  # which session has the line; the coordinator's
-    heartbeat = Word(S_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the last beat; of the client's thread
+    state: Word = Word(S_STATE)  # FREE, LIVE or EXPIRED; the coordinator's
+    serial: Word = Word(S_SERIAL)  # which session has the line; the coordinator's
+    heartbeat: Word = Word(S_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the last beat; of the client's thread
     # A robust futex: the id of the client's thread that holds it, marked OWNER_DIED by the kernel; 0: not held.
-    owner = Word(S_OWNER)
-    lock = Word(S_LOCK)  # the inode of the socket that keeps the lock, if `end_is_shown`; the client's
+    owner: Word = Word(S_OWNER)
+    lock: Word = Word(S_LOCK)  # the inode of the socket that keeps the lock, if `end_is_shown`; the client's
 
-    def __init__(self, words: memoryview, address: int, offset: int, label: int) -> None:
+    def __init__(self, words: memoryview[int], address: int, offset: int, label: int) -> None:
         self._label = label // 8
         self.offset: int = offset
         self.nudge: Futex = Futex(address + offset + S_NUDGE * 8)
-        self.first = offset // 8
-        self.words = words
+        self.first: int = offset // 8
+        self.words: memoryview[int] = words
         self._address = address + offset
 
     @property

@@ -43,27 +43,29 @@ class SlotLine:
     __slots__ = ("_bits", "_board", "_visits", "address", "first", "futex", "words")
 
     # Of the coordinator.
-    incarnation = Word(L_INCARNATION)  # how many uses the slot has had
-    state = Word(L_STATE)  # FREE, OPEN, BROKEN or CLOSED
-    recorder = Word(L_RECORDER)  # the serial of the session that records, 0 while there is none
+    incarnation: Word = Word(L_INCARNATION)  # how many uses the slot has had
+    state: Word = Word(L_STATE)  # FREE, OPEN, BROKEN or CLOSED
+    recorder: Word = Word(L_RECORDER)  # the serial of the session that records, 0 while there is none
     # Once BROKEN: all up to here was complete before the break, and nothing later ever counts. It is stored before
     # `completed` itself is used to release waiters.
-    watermark = Word(L_WATERMARK)
+    watermark: Word = Word(L_WATERMARK)
     # Of the recorder. `completed` is the GPU's on the timeline engine, and at a timeline's break the coordinator's.
-    recorded = Word(L_RECORDED)  # base + last generation published
-    completed = Word(L_COMPLETED)  # everything up to here is complete
-    behind = Word(L_BEHIND)  # base + first generation that stands behind a wait and is not settled; up to base: none
-    as_of = Word(L_AS_OF)  # count of sessions when the bits were last found good
-    lost = Word(L_LOST)  # base + first lost generation; up to base: none. Never taken back
-    culprit = Word(L_CULPRIT)  # serial of the session whose end caused the loss, 0 if it is unknown
+    recorded: Word = Word(L_RECORDED)  # base + last generation published
+    completed: Word = Word(L_COMPLETED)  # everything up to here is complete
+    behind: Word = Word(
+        L_BEHIND
+    )  # base + first generation that stands behind a wait and is not settled; up to base: none
+    as_of: Word = Word(L_AS_OF)  # count of sessions when the bits were last found good
+    lost: Word = Word(L_LOST)  # base + first lost generation; up to base: none. Never taken back
+    culprit: Word = Word(L_CULPRIT)  # serial of the session whose end caused the loss, 0 if it is unknown
     # Of who waits for a record.
-    awaited = Word(L_AWAITED)  # 1: a record is to wake those who sleep on it
-    visited = Word(L_VISITED)  # 1: a recorder is to look at the visits before its ring goes round
-    followed = Word(L_FOLLOWED)  # 1: the bridge sleeps until the next record
+    awaited: Word = Word(L_AWAITED)  # 1: a record is to wake those who sleep on it
+    visited: Word = Word(L_VISITED)  # 1: a recorder is to look at the visits before its ring goes round
+    followed: Word = Word(L_FOLLOWED)  # 1: the bridge sleeps until the next record
 
     def __init__(self, words: memoryview[int], address: int, offset: int, bits: range, visits: memoryview[int]) -> None:
-        self.first = offset // 8
-        self.words = words
+        self.first: int = offset // 8
+        self.words: memoryview[int] = words
         self._bits = bits
         self._visits = visits
         self._board = address

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ipcsync._engines import Engine
     from ipcsync._session.attachments import AttachmentRef
     from ipcsync._session.session import Session
-    from ipcsync.client._opening import Naming
 
 PointT = TypeVar("PointT")
 
@@ -59,7 +58,7 @@ class ClientView:
     """What a client knows of its session, without a request."""
 
     _session: Session
-    _naming: Naming
+    _prefix: str
 
     @property
     def endpoint(self) -> str:
@@ -79,7 +78,7 @@ class ClientView:
     @property
     def prefix(self) -> str:
         """The prefix before this client's names of events and streams; "" by default."""
-        return self._naming.prefix
+        return self._prefix
 
     @property
     def session_id(self) -> str:

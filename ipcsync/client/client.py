@@ -71,6 +71,7 @@ class Client(ClientView, Closing):
         if options.chains not in ("stream", "session"):
             raise ValueError(f"chains is 'stream' or 'session', but got {options.chains!r}")
         self._naming = naming or Naming(options.prefix)
+        self._prefix = self._naming.prefix
         endpoint, name, trace = options.endpoint, options.name or "", options.trace
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name)
         try:

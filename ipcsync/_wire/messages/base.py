@@ -22,9 +22,9 @@ Effect = Literal["none", "repeatable", "once"]
 
 
 class RequestBody(Message, frozen=True):
-    """The base of all requests; one that need not be done once says its `effect`."""
+    """The base of all requests; each says its own `effect`."""
 
-    effect: ClassVar[Effect] = "once"
+    effect: ClassVar[Effect]
 
 
 class Done(Message, frozen=True):

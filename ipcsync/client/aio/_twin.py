@@ -5,40 +5,45 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
+from ipcsync.client.aio._runner import Runner
 from ipcsync.client.client import Client
 
-if TYPE_CHECKING:
-    from ipcsync.client.aio.client import AsyncClient
+
+class Asynchronous(Protocol):
+    """What has twins: the client that it wraps, and what runs its calls."""
+
+    _client: Client
+    _runner: Runner
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+A = TypeVar("A", bound=Asynchronous)
 
 
 def twin(
     method: Callable[Concatenate[Client, P], T], undo: Callable[[T], object] | None = None
-) -> Callable[[Callable[[AsyncClient, T], R]], Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]]:
+) -> Callable[[Callable[[A, T], R]], Callable[Concatenate[A, P], Coroutine[Any, Any, R]]]:
     """Decorate what makes the asynchronous result from the one of `method`, which is called on a thread.
 
     If the call is cancelled meanwhile, `undo` gets that result.
     """
 
-    def decorate(
-        result: Callable[[AsyncClient, T], R],
-    ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
+    def decorate(result: Callable[[A, T], R]) -> Callable[Concatenate[A, P], Coroutine[Any, Any, R]]:
         @functools.wraps(result)
-        async def call(self: AsyncClient, *arguments: Any, **options: Any) -> R:
+        async def call(self: A, *arguments: Any, **options: Any) -> R:
             timeout = options.pop("timeout", None)
-            ask = cast("Callable[..., T]", functools.partial(method, self._client, *arguments, **options))
+            ask = functools.partial(getattr(self._client, method.__name__), *arguments, **options)
             # One of the whole fleet is looked for until the timeout, which must not take a thread from others.
             return result(self, await self._runner.request(ask, timeout, undo, alone=bool(options.get("fleet"))))
 
         theirs = inspect.signature(method)
         told = theirs.replace(return_annotation=inspect.signature(result).return_annotation)
         call.__signature__ = told  # type: ignore[attr-defined] # what help() shows
-        return cast("Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]", call)
+        return cast("Callable[Concatenate[A, P], Coroutine[Any, Any, R]]", call)
 
     return decorate
 

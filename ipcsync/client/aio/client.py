@@ -134,7 +134,7 @@ class AsyncClient(ClientView, AsyncClosing):
 
     def __init__(self, client: Client, threads: Threads) -> None:
         self._client = client
-        self._session, self._naming = client._session, client._naming
+        self._session, self._prefix = client._session, client.prefix
         self._runner = Runner(client._session, threads)
         warn_if_dropped(self, client._session)
 
