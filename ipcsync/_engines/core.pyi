@@ -1,4 +1,5 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import Any, TypeVar
 
 from ipcsync._board import Board, SessionLine, SlotLine
@@ -6,8 +7,11 @@ from ipcsync._drivers import DriverObject
 from ipcsync._engines.engine import Guard
 from ipcsync._engines.loss import Loss
 from ipcsync._linux.fork import ForkMark
+from ipcsync._native.stream import Stream
+from ipcsync._session.session import Session
 from ipcsync._wire.messages import Attachment
-from ipcsync.typing import EngineName
+from ipcsync.errors import CaptureError
+from ipcsync.typing import EngineName, StreamLike
 
 _T = TypeVar("_T", bound=type)
 
@@ -152,10 +156,6 @@ class Core:
         began: int,
         what: str = ...,
     ) -> int: ...
-    def enter(self) -> None: ...
-    def leave(self) -> None: ...
-    def mark_work(self, handle: DriverObject, stream: int, ordinal: int) -> None: ...
-    def check_wait(self, generation: int) -> None: ...
     def record_next(
         self, handle: DriverObject, deadline_ns: int, timeout: float | None, behind: Sequence[Wait] | None
     ) -> int: ...
@@ -169,6 +169,77 @@ class Core:
 
 class PointBase: ...
 class EventBase: ...
+
+class Place:
+    _index: int
+    _order: int
+    @property
+    def _address(self) -> int: ...
+    def __init__(self, index: int, address: int, *, is_gate: bool) -> None: ...
+
+class Bracket:
+    _is_used: bool
+    _is_over: bool
+    _is_ahead: bool
+    @property
+    def _records(self) -> dict[Any, Any]: ...
+    def _generation_of(self, record: Place) -> int: ...
+
+class Lane:
+    ordinal: int
+    home: DriverObject
+    feeder: Stream
+    drainer: Stream
+    stream_id: int
+    feeder_id: int
+    drainer_id: int
+    key: int
+    @property
+    def is_free(self) -> bool: ...
+    @property
+    def words(self) -> dict[str, int]: ...
+    def __init__(
+        self,
+        ordinal: int,
+        home: DriverObject,
+        feeder: Stream,
+        drainer: Stream,
+        ids: tuple[int, int],
+        words: Sequence[tuple[int, int]],
+    ) -> None: ...
+    def serve(self, launch: DriverObject, stream_id: int, key: int) -> None: ...
+    def leave(self) -> bool: ...
+    def end_from_outside(self, of_whom: object) -> None: ...
+
+class ReplayingBase:
+    _session: Session
+    _stream: StreamLike | None
+    _timeout: float | None
+    _replay: Any
+    _address: int
+    _ordinal: int
+    def __init__(
+        self,
+        session: Session,
+        waits: Mapping[Any, Any],
+        records: Mapping[Any, Any],
+        stream: StreamLike | None,
+        timeout: float | None,
+        *,
+        ahead: bool,
+    ) -> None: ...
+    def __enter__(self) -> Any: ...  # noqa: ANN401 - its Replay
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+    def _locate(self) -> None: ...
+    def _enter(self) -> None: ...
+    def _leave(self, error: BaseException | None, elsewhere: CaptureError | None = ...) -> None: ...
+    def _end_from_outside(self) -> None: ...
+    @property
+    def _drainer(self) -> Stream: ...
+
+lanes_of_process: dict[int, Lane]
 
 def add(key: int, view: Core, generation: int, stream: int) -> Wait: ...
 def drop(waits: Iterable[Wait]) -> None: ...

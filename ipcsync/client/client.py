@@ -40,8 +40,8 @@ from ipcsync.client._opening import (
 from ipcsync.client._recording import Everything, UnnamedEvents, chosen
 from ipcsync.client._twins import ClientView, Closing
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.graphs._lane import beside
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
+from ipcsync.client.graphs.lanes import beside
 from ipcsync.client.graphs.replay import Replaying, end_all
 from ipcsync.client.graphs.upcoming import Upcoming
 from ipcsync.client.point import Point, bound, wait_over

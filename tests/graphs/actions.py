@@ -7,9 +7,10 @@ import signal
 from typing import Any
 
 import ipcsync
-from ipcsync.client.graphs._words import Batch
 from ipcsync.testing import Memory, StreamGate
 from tests.graphs.layers import Layers
+from tests.kit import driver_functions
+from tests.kit.driver_functions import Call
 from tests.kit.until import DEADLINE_S
 
 _kept: dict[str, Any] = {}
@@ -57,21 +58,21 @@ def replay(points: list[bytes], dies_at: int = -1) -> list[bytes]:
     """Replay over these; it is killed behind that call of the driver."""
     layers: Layers = _kept["layers"]
     client: ipcsync.Client = _kept["client"]
-    put, made = Batch.put, iter(range(1000))
+    made = iter(range(1000))
 
-    def deadly(batch: Batch, *arguments: Any) -> None:
-        put(batch, *arguments)
+    def deadly(real: Call, *arguments: Any) -> int:
+        result = real(*arguments)
         if next(made) == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
+        return result
 
     waits = {wait: client.point(data) for wait, data in zip(layers.waits, points, strict=True)}
-    Batch.put = deadly  # type: ignore[method-assign, assignment] # until this block ends
-    try:
-        records = dict.fromkeys(layers.records, _kept["done"])
-        with client.replay(waits, records, stream=layers.stream, timeout=20) as made_records:
-            layers.launch()
-    finally:
-        Batch.put = put  # type: ignore[method-assign]
+    records = dict.fromkeys(layers.records, _kept["done"])
+    with (
+        driver_functions.replaced({"cuStreamBatchMemOp": deadly}),
+        client.replay(waits, records, stream=layers.stream, timeout=20) as made_records,
+    ):
+        layers.launch()
     return [bytes(made_records[record]) for record in layers.records]
 
 

@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.driver, pytest.mark.keeper]
 
 NewPeer = Callable[..., Peer]
 LAYERS = 2
-CALLS = 6
-"""How many calls of the driver's batches a replay of two layers has."""
+CALLS: list[tuple[EngineName, int]] = [("event", n) for n in range(6)] + [("timeline", n) for n in range(4)]
+"""The calls of the driver's batches that a replay of two layers has."""
 
 
 class Pair:
@@ -79,7 +79,7 @@ def test_row_65_the_recorder_is_killed_and_the_graph_goes_on_with_all_behind_it_
     pair.expect(4)
 
 
-@pytest.mark.parametrize("number", range(CALLS))
+@pytest.mark.parametrize(("engine", "number"), CALLS)
 def test_row_65_the_replaying_process_is_killed_at_each_step_and_no_word_of_it_counts(pair: Pair, number: int) -> None:
     pair.expect(1)
     pair.third.call(do.open_seen, "done/1")

@@ -3,75 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from ctypes import c_uint64
 
 import pytest
 
 import ipcsync
-from ipcsync.client.graphs._lane import Lane, lane_of
-from ipcsync.client.graphs._words import Batch
+from ipcsync._engines.core import Lane
+from ipcsync.client.graphs.lanes import lane_of
 from ipcsync.testing import StreamGate
 from tests.faults import graph_model as model
 from tests.graphs.layers import Layers, Sender
+from tests.kit.driver_functions import REFUSED, Call, replaced
 from tests.kit.until import DEADLINE_S
 
 NewClient = Callable[..., ipcsync.Client]
-_WAIT, _FIELDS = 4, 6
+_WAITS, _WIDE, _FIELDS = (1, 4), (4, 5), 6  # CUstreamBatchMemOpType, CUstreamBatchMemOpParams
 
 
 class Log:
-    """The calls that put something on L, F or D, as in the model. An exception is raised at one of them."""
+    """The calls that put something on L, F or D, as in the model. The driver refuses one of them, done or not."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, lane: Lane, layers: Layers, base: int) -> None:
+    def __init__(self, lane: Lane, layers: Layers, base: int, done: ipcsync.SharedEvent) -> None:
         self.calls: list[tuple[str, list[model.Op]]] = []
         self.fails_at = -1
+        self.is_made = True
         self._made = 0
         self._base = base
+        self._done = done._engine
         self._streams = {
             int(layers.stream._handle): "L",
             lane.feeder.cuda_stream: "F",
             lane.drainer.cuda_stream: "D",
         }
-        named = {"over": lane.over, "drained": lane.drained, "armed": lane.armed, "fed": lane.fed}
-        self._names = {word.address: (name, 0) for name, word in named.items()}
+        self._names = {address: (name, 0) for name, address in lane.words.items()}
         for number, (wait, record) in enumerate(zip(layers.waits, layers.records, strict=True)):
-            self._names |= {wait._word.address: ("gate", number), record._word.address: ("tap", number)}
-        put, record_on = Batch.put, ipcsync.SharedEvent.record
-        log = self
+            self._names |= {wait._address: ("gate", number), record._address: ("tap", number)}
 
-        def noting_put(batch: Batch, stream: Any, ordinal: int, number: int) -> None:
-            put(batch, stream, ordinal, number)
-            fields = list(batch._fields)
+    def call(self, real: Call, stream: int, count: int, address: int, flags: int) -> int:
+        """In place of cuStreamBatchMemOp."""
+        self._made += 1
+        is_refused = self._made == self.fails_at
+        if self.is_made or not is_refused:
+            real(stream, count, address, flags)
+            fields = list((c_uint64 * (_FIELDS * count)).from_address(address))
             rows = [fields[at : at + 3] for at in range(0, len(fields), _FIELDS)]
-            log._note(int(stream), [log._op(kind == _WAIT, word, value) for kind, word, value in rows])
+            self._note(self._streams[stream], [op for row in rows for op in self._ops(*row)])
+        return REFUSED if is_refused else 0
 
-        def noting_record(event: ipcsync.SharedEvent, stream: Any, **options: Any) -> ipcsync.Point:
-            point = record_on(event, stream, **options)
-            if event.name == "done":
-                number, r = (point.generation - 1) % 2, (point.generation + 1) // 2
-                log._note(stream.cuda_stream, [("record", number, r, (number, r))])
-            return point
+    def _ops(self, kind: int, word: int, value: int) -> list[model.Op]:
+        if word == self._done._address:
+            generation = value - self._done.base
+            number, r = (generation - 1) % 2, (generation + 1) // 2
+            return [("record", number, r, (number, r))]
+        if word not in self._names:
+            generation = value - self._base  # of the sender's event
+            return [("ge", ("word", (generation - 1) % 2), (generation + 1) // 2)]
+        what = "ge" if kind in _WAITS else "set"
+        if kind in _WIDE and self._names[word][0] in ("gate", "tap"):  # two words
+            return [(what, self._names[word], value & 0xFFFFFFFF), (what, self._names[word + 4], value >> 32)]
+        return [(what, self._names[word], value)]
 
-        patch.setattr(Batch, "put", noting_put)
-        patch.setattr(ipcsync.SharedEvent, "record", noting_record)
-
-    def _op(self, waits: bool, word: int, value: int) -> model.Op:
-        if word in self._names:
-            return "ge" if waits else "set", self._names[word], value
-        generation = value - self._base  # of the sender's event
-        return "ge", ("word", (generation - 1) % 2), (generation + 1) // 2
-
-    def _note(self, stream: int, ops: list[model.Op]) -> None:
-        if stream not in self._streams:
-            return
-        name = self._streams[stream]
+    def _note(self, name: str, ops: list[model.Op]) -> None:
         if self.calls and self.calls[-1][0] == name:
             self.calls[-1][1].extend(ops)
         else:
             self.calls.append((name, ops))
-        self._made += 1
-        if self._made == self.fails_at:
-            raise KeyboardInterrupt
 
     def launches(self, r: int) -> None:
         """The graph of both layers is launched."""
@@ -93,25 +89,27 @@ def _joined(host: model.Host) -> list[tuple[str, list[model.Op]]]:
 class Stage:
     """Two layers, a sender held back so that each point is waited for, and the log."""
 
-    def __init__(self, new_client: NewClient, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, new_client: NewClient) -> None:
         self.client, self.layers = new_client(), Layers(2)
         self.sender = Sender(new_client(), self.layers)
         self.done = self.client.event("done", recorder=True, engine="timeline")
         self.gate = StreamGate(self.sender.stream)
-        self.log = Log(patch, lane_of(self.layers.stream._handle, 0)[0], self.layers, self.sender.event._engine.base)
+        lane, _ = lane_of(self.layers.stream._handle, 0)
+        self.log = Log(lane, self.layers, self.sender.event._engine.base, self.done)
 
     def run(self, r: int, *, launches: bool = True) -> None:
         points = dict(zip(self.layers.waits, self.sender.send(r), strict=True))
         records = dict.fromkeys(self.layers.records, self.done)
-        with self.client.replay(points, records, stream=self.layers.stream, timeout=20):
+        replaying = self.client.replay(points, records, stream=self.layers.stream, timeout=20)
+        with replaced({"cuStreamBatchMemOp": self.log.call}), replaying:
             if launches:
                 self.layers.launch()
                 self.log.launches(r)
 
 
 @pytest.fixture
-def stage(new_client: NewClient, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(new_client, monkeypatch)
+def stage(new_client: NewClient) -> Stage:
+    return Stage(new_client)
 
 
 def test_the_order_is_the_models(stage: Stage) -> None:
@@ -128,27 +126,30 @@ _GIVEN_UP = [model.end(1, model.BOTH, model.BOTH), model.drain(1, model.BOTH, re
 _PREPARED = model.prepare(1, model.BOTH)
 _OPENED = model.bracket(1, model.BOTH, model.BOTH)[:3]
 _ENDED = [*_OPENED, model.end(1, model.BOTH, model.BOTH)]
-_DRAIN = model.drain(1, model.BOTH)[1]
-_FAILS: dict[int, model.Host] = {
-    1: [_PREPARED, _PREPARED, model.CLOSE_F, *_GIVEN_UP],
-    2: [_PREPARED, ("F", _FEED), model.CLOSE_F, *_GIVEN_UP],
-    3: [
-        *_ENDED,
-        model.end(2, model.BOTH, model.BOTH, fed=1),
-        ("D", [*model.drain(1, model.BOTH, records=False)[1][:-1], ("set", *model.DRAINED, 2)]),
-    ],
-    4: [*_ENDED, ("D", _DRAIN[:2]), model.drain(1, model.BOTH, records=False)],
-    8: [*_ENDED, ("D", _DRAIN), model.drain(1, model.BOTH, records=False)],
+_ENDED_ANEW = [
+    model.end(2, model.BOTH, model.BOTH, fed=1),
+    ("D", [*model.drain(1, model.BOTH, records=False)[1][:-1], ("set", *model.DRAINED, 2)]),
+]
+_BY_REFUSED: dict[tuple[int, bool], model.Host] = {
+    (1, False): [_PREPARED, model.CLOSE_F, *_GIVEN_UP],
+    (1, True): [_PREPARED, _PREPARED, model.CLOSE_F, *_GIVEN_UP],
+    (2, False): [_PREPARED, model.CLOSE_F, *_GIVEN_UP],
+    (2, True): [_PREPARED, ("F", _FEED), model.CLOSE_F, *_GIVEN_UP],
+    (3, False): [*_OPENED, *_ENDED_ANEW],
+    (3, True): [*_ENDED, *_ENDED_ANEW],
+    (4, False): [*_ENDED, model.drain(1, model.BOTH, records=False)],
+    (4, True): [*_ENDED, model.drain(1, model.BOTH), model.drain(1, model.BOTH, records=False)],
 }
-"""By the call at which an exception comes, once it is made: what is queued in all."""
+"""By the call that the driver refuses, and whether it does it all the same: what is queued in all."""
 
 
-@pytest.mark.parametrize("number", _FAILS)
-def test_the_order_behind_an_exception_is_the_models(stage: Stage, number: int) -> None:
-    stage.log.fails_at = number
-    with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize(("number", "is_made"), _BY_REFUSED)
+def test_the_order_behind_a_refused_call_is_the_models(stage: Stage, number: int, is_made: bool) -> None:
+    stage.log.fails_at, stage.log.is_made = number, is_made
+    with pytest.raises(ipcsync.DriverError):
         stage.run(1)
-    assert stage.log.calls == _joined(_FAILS[number])
+    assert stage.log.calls == _joined(_BY_REFUSED[number, is_made])
+    stage.log.fails_at = -1
     stage.gate.open()
     stage.run(2)
     stage.done.latest.synchronize(DEADLINE_S)  # type: ignore[union-attr] # there is one

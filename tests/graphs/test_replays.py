@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync.client.graphs._lane import lanes
-from ipcsync.client.graphs._words import Batch
+from ipcsync.client.graphs.lanes import lanes
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
 from tests.graphs.layers import Layers, Sender, captured, finish
+from tests.graphs.test_deaths import CALLS
+from tests.kit.driver_functions import REFUSED, Call, replaced
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
@@ -397,27 +398,24 @@ def test_arguments_of_other_types_are_refused(one: Stage) -> None:
         one.client.replay({}, timeout=-1)
 
 
-# --- exceptions at every step -----------------------------------------------------------------------------------------
+# --- refusals at every step -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["before", "behind"])
-@pytest.mark.parametrize("number", range(6))
-def test_row_64_an_exception_at_any_call_of_the_driver_leaves_the_next_replay_right(
-    two: Stage, monkeypatch: pytest.MonkeyPatch, number: int, when: str
+@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize(("engine", "number"), CALLS)
+def test_row_64_a_call_that_the_driver_refuses_leaves_the_next_replay_right(
+    two: Stage, number: int, is_made: bool
 ) -> None:
     two.expect(1)
-    made, put = iter(range(100)), Batch.put
+    made = iter(range(100))
 
-    def interrupted(batch: Batch, *arguments: Any) -> None:
-        if (at := next(made)) != number or when == "behind":
-            put(batch, *arguments)
-        if at == number:
-            raise KeyboardInterrupt
+    def refused(real: Call, *arguments: Any) -> int:
+        if (at := next(made)) != number or is_made:
+            real(*arguments)
+        return REFUSED if at == number else 0
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Batch, "put", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            two.run(2)
+    with replaced({"cuStreamBatchMemOp": refused}), pytest.raises(ipcsync.DriverError, match="cuStreamBatchMemOp"):
+        two.run(2)
     with StreamGate(two.sender.stream):
         points = two.run(3)
         assert not any(point.query() for point in points)

@@ -12,15 +12,17 @@ One extension of these parts, in this order, each of which needs only those befo
 
 import logging
 import weakref
+from sys import modules
 
 cimport cython
 from cpython.object cimport PyObject
 
 from ipcsync._deadline import deadline_of
+from ipcsync._drivers import describe
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError
 
-INTERFACE = 18  # as in `__init__`
+INTERFACE = 19  # as in `__init__`
 
 log = logging.getLogger("ipcsync")
 
@@ -45,3 +47,5 @@ include "wait.pxi"          # wait
 include "record.pxi"        # record
 include "release.pxi"       # the end of a use
 include "users.pxi"         # what users hold
+include "lane.pxi"          # brackets around the launches of graphs
+include "replay.pxi"        # one such bracket, as users have it

@@ -15,9 +15,10 @@ cdef int (*cuStreamGetId)(Handle, unsigned long long *) noexcept nogil
 cdef int (*cuThreadExchangeStreamCaptureMode)(int *) noexcept nogil
 cdef int (*cuStreamWriteValue64)(Handle, unsigned long long, uint64_t, unsigned int) noexcept nogil
 cdef int (*cuStreamWaitValue64)(Handle, unsigned long long, uint64_t, unsigned int) noexcept nogil
+cdef int (*cuStreamBatchMemOp)(Handle, unsigned int, void *, unsigned int) noexcept nogil
+cdef int (*cuCtxGetCurrent)(Handle *) noexcept nogil
+cdef int (*cuCtxSetCurrent)(Handle) noexcept nogil
 cdef void *cuEventSynchronize
-cdef void *cuCtxGetCurrent
-cdef void *cuCtxSetCurrent
 
 cdef dict PLACES = {
     "cuEventRecord": (b"CUresult (CUevent, CUstream)", <uintptr_t>&cuEventRecord),
@@ -37,6 +38,9 @@ cdef dict PLACES = {
     "cuStreamWaitValue64": (
         b"CUresult (CUstream, CUdeviceptr, cuuint64_t, unsigned int)", <uintptr_t>&cuStreamWaitValue64
     ),
+    "cuStreamBatchMemOp": (
+        b"CUresult (CUstream, unsigned int, CUstreamBatchMemOpParams *, unsigned int)", <uintptr_t>&cuStreamBatchMemOp
+    ),
     "cuEventSynchronize": (b"CUresult (CUevent)", <uintptr_t>&cuEventSynchronize),
     "cuCtxGetCurrent": (b"CUresult (CUcontext *)", <uintptr_t>&cuCtxGetCurrent),
     "cuCtxSetCurrent": (b"CUresult (CUcontext)", <uintptr_t>&cuCtxSetCurrent),
@@ -48,7 +52,13 @@ def bind_functions(dict addresses):
     """Have the core call the C functions at these addresses."""
     for name, (_, place) in PLACES.items():
         (<void **><uintptr_t>place)[0] = <void *><uintptr_t>addresses[name]
-    bind_parking(cuEventQuery, cuEventSynchronize, cuCtxGetCurrent, cuCtxSetCurrent, cuThreadExchangeStreamCaptureMode)
+    bind_parking(
+        cuEventQuery,
+        cuEventSynchronize,
+        <void *>cuCtxGetCurrent,
+        <void *>cuCtxSetCurrent,
+        cuThreadExchangeStreamCaptureMode,
+    )
 
 
 def bind_driver():

@@ -135,7 +135,7 @@ cdef class Records(Waits):
             if generation == self._begun:
                 refusal.wait = self.follow_refused(handle, stream)
             if refusal.wait == 0:
-                entry = self.depend_on(handle, stream, generation, behind)
+                entry = self.depend_on(self.key_of(handle, stream, self.ordinal), stream, generation, behind)
                 if (self.chain.entries_ or entry is not None) and self.follows(stream, generation):
                     followed = add_wait(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
                 self.chain.commit(generation, stream, entry)
@@ -152,9 +152,8 @@ cdef class Records(Waits):
                 self.give_turn(0)
         return found
 
-    cdef Entry depend_on(self, Handle handle, uint64_t stream, int64_t generation, behind):
-        """What the record will stand behind. RecorderLost if any of it is lost."""
-        cdef int64_t key = self.key_of(handle, stream, self.ordinal)
+    cdef Entry depend_on(self, int64_t key, uint64_t stream, int64_t generation, behind):
+        """What the record will stand behind: the waits of a list, and others. RecorderLost if any of it is lost."""
         if len(self.chain.entries_) >= self.chain.judge_at:
             self.publish()
             self.chain.judge_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries_)))
@@ -174,8 +173,8 @@ cdef class Records(Waits):
         with nogil:
             if stream != self.last_stream:
                 result = self.engine.follow(self, handle, last)
-            if result == 0 and self._begun > 1 and self.has_import(self._begun - 1):
-                result = self.engine.wait(self, handle, self._begun - 1)
+            if result == 0 and self._recorded > 0 and self.has_import(self._recorded):
+                result = self.engine.wait(self, handle, self._recorded)
         return result
 
     cdef int make_record(self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:

@@ -6,7 +6,7 @@ cdef enum Step:
     STORE_RECORDED, FENCE, STORE_COMPLETED, WAKE, SLEEP, LOAD_BEHIND, LOAD_LOST, AWAIT_WORK
     LOAD_NEWEST, LOAD_AS_OF, LOAD_BITS, SESSION_GOOD, STORE_BITS, STORE_AS_OF, STORE_BEHIND
     LOAD_AWAITED, STORE_AWAITED, LOAD_FOLLOWED, LOAD_VISITED, STORE_VISITED, ENTER, LEAVE, LOAD_VISITS
-    LOAD_WATERMARK, GET_FLAGS, STORE_CULPRIT, STORE_LOST
+    LOAD_WATERMARK, GET_FLAGS, STORE_CULPRIT, STORE_LOST, BATCH
 
 STEPS = (
     "guard.check", "own is_closed", "load incarnation", "load state", "load recorder", "load recorded",
@@ -15,7 +15,7 @@ STEPS = (
     "store recorded", "fence", "store completed", "wake", "sleep", "load behind", "load lost", "await work",
     "load newest", "load as_of", "load bits", "session good?", "store bits", "store as_of", "store behind",
     "load awaited", "store awaited", "load followed", "load visited", "store visited", "enter", "leave", "load visits",
-    "load watermark", "cuStreamGetFlags", "store culprit", "store lost",
+    "load watermark", "cuStreamGetFlags", "store culprit", "store lost", "cuStreamBatchMemOp",
 )
 
 ctypedef void (*Hook)(int) noexcept nogil

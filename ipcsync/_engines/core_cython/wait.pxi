@@ -181,35 +181,3 @@ cdef class Waits(Queries):
         if generation <= self.known() and not ahead:
             return 0
         return self.queue_wait(stream, 0, ordinal, generation, deadline_of(timeout, began), timeout, ahead)
-
-    # --- waits that somebody else queues by one driver's call for many words -------------------------------------------
-
-    def enter(self):
-        """Have this use not be released until `leave`. Raises if it is over."""
-        self.check_use()
-        self.enter_state()
-        ipcsync_add(&self.sleepers, 1)  # in this order: a release looks at `sleepers` after the close
-        self.state.give()
-        if self.is_closed:
-            ipcsync_add(&self.sleepers, -1)
-            self.raise_closed()
-
-    def leave(self):
-        """The call that `enter` began is over."""
-        ipcsync_add(&self.sleepers, -1)
-
-    def mark_work(self, handle, uint64_t stream, int ordinal):
-        """Record the stream's marker behind waits for this use that were queued there, or may have been."""
-        cdef int result
-        self.enter_calls(INT64_MAX)
-        try:
-            self.make_marker(stream, ordinal)
-            result = self.mark(<Handle><uintptr_t>int(handle), stream)
-        finally:
-            self.leave_calls()
-        if result != 0:
-            self.raise_driver(result, "cuEventRecord")
-
-    def check_wait(self, int64_t generation):
-        """Raise if a wait that was queued for `generation` may end wrongly."""
-        self.check_queued(generation)

@@ -73,8 +73,8 @@ class AsyncReplaying(_Block):
 
     async def __aenter__(self) -> AsyncReplay:
         replaying = await self._made()
-        enter = partial(replaying._enter, *replaying._where())
-        await self._run(enter, lambda _: replaying.end_from_outside())
+        replaying._locate()
+        await self._run(replaying._enter, lambda _: replaying._end_from_outside())
         return AsyncReplay(replaying._replay, self._runner)
 
     async def __aexit__(
@@ -83,7 +83,7 @@ class AsyncReplaying(_Block):
         fork.check()
         assert self._replaying is not None
         elsewhere = self._replaying._elsewhere()  # by this thread's current stream
-        await self._run(partial(self._replaying._exit, error, elsewhere))
+        await self._run(partial(self._replaying._leave, error, elsewhere))
 
     async def _run(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """On a thread of its own, since it may wait; if it is cancelled at the end of the block, it goes on."""

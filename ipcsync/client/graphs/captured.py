@@ -7,13 +7,13 @@ from typing import ClassVar, NoReturn
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._engines.core import Place
 from ipcsync._locks import CallLock, under
 from ipcsync._native import capture, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.device import Device, parse
 from ipcsync._native.stream import stream_handle
-from ipcsync.client.graphs import _words as words
-from ipcsync.client.graphs._words import Step
+from ipcsync.client.graphs.words import take
 from ipcsync.errors import CaptureError
 from ipcsync.typing import DeviceLike, StreamLike
 
@@ -22,24 +22,19 @@ _MANY = 64  # captures that are remembered: more are not under way at once
 _lock = CallLock()
 _captures: OrderedDict[int, list[Captured]] = OrderedDict()  # by the ids of captures: what went into each, in order
 
-_newest = [0]
+_newest = 0  # how many captures there were so far
 
 
-def newest() -> int:
-    """How many captures there were so far."""
-    return _newest[0]
-
-
-class Captured:
-    """What both have: a word, and the captures that it went into."""
+class Captured(Place):
+    """What both have: a word of 32 bits, and the captures that it went into."""
 
     _noun: ClassVar[str]
+    _function: ClassVar[str]  # that is captured: with the word, and 1
 
     def __init__(self, device: DeviceLike | None = None) -> None:
         fork.arm()
-        self._index = parse(device)
-        self._word = words.take(self._index)
-        self._place = 0  # in the order of all captures so far; 0: never captured
+        index = parse(device)
+        super().__init__(index, take(index, self._noun, 4)[1], is_gate=isinstance(self, GraphWait))
         self._behind: set[Captured] = set()  # of the same capture, those that came before in any, and behind in any
         self._ahead_of: set[Captured] = set()
 
@@ -82,21 +77,19 @@ class Captured:
         return int(number)
 
     def _capture(self, handle: DriverObject, number: int) -> None:
+        global _newest  # noqa: PLW0603 - with the lock held
         others = _captures.get(number, [])
         if self in others:
             self._refuse("it is in this capture already; make one for each place")
-        words.capture(handle, self._step())
-        _newest[0] += 1
-        self._place = _newest[0]
+        unwrap(getattr(_drivers.load(), self._function)(handle, self._address, 1, 0), self._function)
+        _newest += 1
+        self._order = _newest
         _captures[number] = [*others, self]
         for other in others:
             self._behind.add(other)
             other._ahead_of.add(self)
         while len(_captures) > _MANY:
             _captures.popitem(last=False)
-
-    def _step(self) -> Step:
-        raise NotImplementedError
 
     def _refuse(self, why: str) -> NoReturn:
         raise CaptureError(f"this {self._noun} cannot be captured: {why}")
@@ -117,9 +110,7 @@ class GraphWait(Captured):
     """
 
     _noun = "wait"
-
-    def _step(self) -> Step:
-        return words.wait(self._word, 1)
+    _function = "cuStreamWaitValue32"
 
     def __repr__(self) -> str:
         return f"<ipcsync.GraphWait device=cuda:{self._index}>"
@@ -132,9 +123,7 @@ class GraphRecord(Captured):
     """
 
     _noun = "record"
-
-    def _step(self) -> Step:
-        return words.write(self._word, 1)
+    _function = "cuStreamWriteValue32"
 
     def __repr__(self) -> str:
         return f"<ipcsync.GraphRecord device=cuda:{self._index}>"

@@ -52,7 +52,7 @@ class Upcoming:
         if not self._is_used:
             self._replaying.__enter__()
             self._is_used = True
-            self._stream = int(self._replaying._handle)
+            self._stream = self._replaying._address
             return
         current = foreign.torch_stream(None)
         if current is not None and foreign.stream_pointer(current) != self._stream:
@@ -72,7 +72,7 @@ class Upcoming:
         if self in _thread.open:
             _thread.open.remove(self)
         if self._is_used:
-            self._replaying._exit(error or self._error)
+            self._replaying._leave(error or self._error)
         else:
             self._replaying._replay._is_over = True
 

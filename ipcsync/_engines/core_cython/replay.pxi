@@ -1,0 +1,336 @@
+# A replay: what it checks before anything is queued, and the bracket that it claims.
+#
+# The errors with their texts, torch, contexts, and the making of lanes are Python's: methods that are not here are of the
+# class over it. An object that nobody refers to any more leaves its bracket open, without an owner: the next replay ends it.
+
+cdef enum:
+    OTHERS_NS = 100000000  # for which an abandoned bracket of another lane is waited for
+    LONGEST_ROOM_NS = 1000000  # between two looks for room
+
+cdef Lock claims = Lock()  # of gates and taps by lanes
+
+
+@cython.embedsignature(False)
+cdef class ReplayingBase:
+    cdef readonly object _session, _stream, _timeout
+    cdef SessionCheck guard
+    cdef bint has_begun
+    cdef readonly Bracket _replay
+    cdef PyObject *lane  # while its bracket may be open
+    cdef readonly uintptr_t _address  # of the launch stream
+    cdef readonly int _ordinal
+    cdef uint64_t stream_id
+    cdef int64_t ns, began, deadline  # its timeout, and from when until when that lasts
+
+    def __init__(self, session, waits, records, stream, timeout, *, ahead):
+        self._session, self._stream, self._timeout = session, stream, timeout
+        self.guard = session.lease.session_check
+        self.ns = FOREVER if timeout is None else deadline_of(timeout, 1) - 1
+        self._replay = (<NewFunction>PyType_GetSlot(self._replay_type, Py_tp_new))(self._replay_type, NOTHING, NULL)
+        self._replay._is_ahead = ahead
+        self._replay.fill(dict(waits), dict(records), self)
+
+    def __dealloc__(self):
+        if self.lane != NULL and (<Lane>self.lane).owner == <PyObject *>self:
+            (<Lane>self.lane).owner = NULL
+
+    # --- the beginning ------------------------------------------------------------------------------------------------
+
+    def __enter__(self):
+        self.locate()
+        self.enter()
+        return self._replay
+
+    def _locate(self):
+        """Find the launch stream. Raises CaptureError if torch would launch elsewhere."""
+        self.locate()
+
+    def _enter(self):
+        """Wait until all can be queued, and queue what comes before the launch."""
+        self.enter()
+
+    cdef bint locate(self) except -1:
+        if self.has_begun:
+            self._raise_used()
+        self.check_session()
+        self.has_begun = True
+        if type(self._stream) is our_stream:
+            self._address, self._ordinal = <uintptr_t>self._stream._pointer, self._stream._index
+        else:
+            self._address, self._ordinal = self._find_stream()
+        elsewhere = self._elsewhere() if "torch" in modules else None
+        if elsewhere is not None:
+            raise elsewhere
+        return True
+
+    cdef bint check_session(self) except -1:
+        if not self.guard.is_good() or self._session.is_closed:
+            self._session.check()
+        return True
+
+    cdef bint enter(self) except -1:
+        cdef Lane lane = None
+        self.began = ipcsync_now()
+        self.deadline = FOREVER if self.ns == FOREVER else self.began + self.ns
+        while lane is None:  # another thread may take the lane for another stream
+            lane = self.try_enter(self.lane_of())
+        return True
+
+    cdef Lane lane_of(self):
+        """The lane of the launch stream. StreamCapturing if that captures."""
+        cdef unsigned long long stream = 0
+        cdef Handle handle = <Handle>self._address
+        cdef int status = 0
+        cdef Lane lane = None
+        if self._address > DEFAULT_STREAMS and cuStreamIsCapturing(handle, &status) == 0 and status == 0:
+            if cuStreamGetId(handle, &stream) == 0:
+                lane = lanes_of_process.get(stream)
+                self.stream_id = stream
+        if lane is None:
+            lane, self.stream_id = self._find_lane()
+        return lane
+
+    cdef Lane try_enter(self, Lane lane):
+        """The lane, if the bracket is open; None if it serves another stream now."""
+        cdef Bracket bracket = self._replay
+        self.check_places(bracket)
+        self.check_points(bracket)
+        self.check_events(bracket, lane)
+        self.await_room(bracket, lane)
+        if lane.lock.mine():
+            self._raise_open()
+        if not lane.lock.await_turn(self.deadline):
+            self._raise_no_room(0)
+        try:
+            if lane.stream_id != self.stream_id:
+                return None
+            self.claim(bracket, lane)
+            try:
+                lane.open(bracket, self.deadline, self._timeout)
+            except BaseException:
+                if lane.owner == <PyObject *>self:
+                    lane.finish()
+                raise
+        finally:
+            lane.lock.give()
+        return lane
+
+    cdef bint check_places(self, Bracket bracket) except -1:
+        cdef Place place
+        cdef int index
+        for index in range(bracket.gates + bracket.taps):
+            place = <Place>bracket.items[index].place
+            if place._index != self._ordinal or place._order == 0:
+                self._raise_place(place)
+            bracket.items[index].address, bracket.items[index].order = place.address, place._order
+        bracket.sort()
+        if bracket._is_ahead:
+            self._check_passing()
+        return True
+
+    cdef bint check_points(self, Bracket bracket) except -1:
+        """Wait until the points are recorded; what their gates wait for."""
+        cdef PointBase point
+        cdef Core core
+        cdef Item *gate
+        cdef Use *use
+        cdef int index
+        bracket.fed = bracket.recorded = 0
+        for index in range(bracket.gates):
+            gate = &bracket.items[index]
+            point = <PointBase>gate.value
+            if point.attached is None:
+                point._bound_within(self._timeout)
+            core = point.core if point.core is not None else <Core?>point.attached.engine
+            gate.generation = point._generation
+            gate.use = bracket.use_of(core, 0, &bracket.fed)
+            use = &bracket.uses[gate.use]
+            use.lowest, use.highest = min(use.lowest, point._generation), max(use.highest, point._generation)
+        for index in range(bracket.gates, bracket.gates + bracket.taps):
+            bracket.items[index].due = bracket.items[index].generation = 0
+            core = <Core?>(<EventBase>bracket.items[index].value).engine
+            bracket.items[index].use = bracket.use_of(core, bracket.fed, &bracket.recorded)
+            bracket.uses[bracket.items[index].use].count += 1
+        for index in range(bracket.fed):
+            self.check_use(bracket, &bracket.uses[index])
+        for index in range(bracket.gates):  # of an event the earlier ones may be complete
+            gate = &bracket.items[index]
+            use = &bracket.uses[gate.use]
+            core = <Core>use.core
+            gate.due = 0
+            if use.is_in and gate.generation > core.known():
+                gate.due, gate.value_due, gate.flags = core._address, core.base + <uint64_t>gate.generation, core._flags
+        return True
+
+    cdef bint check_use(self, Bracket bracket, Use *use) except -1:
+        """Wait until the points of an event are recorded; raises if they may not be waited for."""
+        cdef Core core = <Core>use.core
+        cdef bint is_recorded
+        cdef int index
+        use.is_in = False
+        if core.ask(use.highest, -1):
+            use.highest = 0
+            return True
+        if not bracket._is_ahead:
+            if use.highest > core.last():
+                for index in range(bracket.fed, bracket.fed + bracket.recorded):
+                    if (<Core>bracket.uses[index].core).origin == core.origin:
+                        self._raise_unmade(core, use.highest)
+            with nogil:
+                is_recorded = core.sleep_until_recorded(use.highest, self.deadline)
+            if not is_recorded:
+                core.raise_timeout(use.highest, self._timeout, "recorded")
+        if use.lowest < use.highest:
+            core.ask(use.lowest, -1)
+        use.lowest = max(use.lowest, core.known() + 1)
+        if not core.engine.has_ring:
+            core.open_import(use.highest, -1)
+            use.is_in = True
+        elif bracket._is_ahead or not core.is_recorder or core.behind.stands(use.highest):
+            self._raise_not_released(core, use.highest)
+        return True
+
+    cdef bint check_events(self, Bracket bracket, Lane lane) except -1:
+        """Raise unless the records are possible."""
+        cdef EventBase event
+        cdef Core core
+        cdef Use *use
+        cdef Wait wait
+        cdef int64_t oldest
+        cdef int index
+        bracket.is_slow = bracket._is_ahead
+        for index in range(bracket.gates, bracket.gates + bracket.taps):
+            event = <EventBase>bracket.items[index].value
+            if not (event._is_open and event._is_recorder):
+                event._raise_not_recorder()
+        for index in range(bracket.fed, bracket.fed + bracket.recorded):
+            use = &bracket.uses[index]
+            core = <Core>use.core
+            use.is_in = True
+            core.check_use()
+            if not core.is_recorder:
+                core.raise_not_recorder()
+            if core.ordinal != self._ordinal:
+                self._raise_device(core)
+            if not core.is_open() or core.chain.loss_ is not None:
+                core.raise_no_record()
+            bracket.is_slow = bracket.is_slow or core.is_traced or core.engine.has_ring
+            if core.engine.has_ring:
+                if use.count > core.depth:
+                    self._raise_depth(core, use.count)
+                oldest = core._recorded + use.count - core.depth
+                if oldest > 0:
+                    core.await_complete(oldest, self._timeout, self.began)
+            else:
+                core.open_import(1, -1)
+            for wait in latest(lane.key) if list_count != 0 and lane.key in lists else ():
+                fate = wait.known()
+                if isinstance(fate, Loss):
+                    raise wait.behind(fate).error(core.name, core.label, core._recorded + 1)
+        return True
+
+    cdef bint await_room(self, Bracket bracket, Lane lane) except -1:
+        """Block until few enough brackets are in flight."""
+        cdef int64_t most = max(1, min(<int>MOST_IN_FLIGHT, STREAM_ROOM // bracket.most()))
+        cdef int64_t pause = 20000
+        while lane.number - lane.now_drained() >= most:
+            self._session.check_liveness()
+            if ipcsync_now() >= self.deadline:
+                self._raise_no_room(most)
+            with nogil:
+                ipcsync_pause(pause)
+            PyErr_CheckSignals()
+            pause = min(2 * pause, <int64_t>LONGEST_ROOM_NS)
+        return True
+
+    # --- the claim ----------------------------------------------------------------------------------------------------
+
+    cdef bint claim(self, Bracket bracket, Lane lane) except -1:
+        """Have the lane's next bracket be this one. CaptureError if one is open there, or over any of these words."""
+        cdef Lane other
+        cdef Place held = None
+        if lane.bracket is not None:
+            if lane.owner != NULL:
+                self._raise_open()
+            lane.finish()
+        held = self.try_claim(bracket, lane)
+        if held is not None:
+            other = held.holder
+            if other is not None and other.owner == NULL and not other.lock.mine() and other.lock.take_within(OTHERS_NS):
+                try:
+                    if other.owner == NULL:
+                        other.finish()
+                finally:
+                    other.lock.give()
+            held = self.try_claim(bracket, lane)
+        if held is not None:
+            self._raise_held(held)
+        return True
+
+    cdef Place try_claim(self, Bracket bracket, Lane lane):
+        """The first gate or tap that another open bracket has; None if all are this one's now."""
+        cdef Place place
+        cdef int index
+        cdef bint collects = begin(claims)
+        try:
+            for index in range(bracket.gates + bracket.taps):
+                place = <Place>bracket.items[index].place
+                if place.holder is not None:
+                    return place
+            for index in range(bracket.gates + bracket.taps):
+                place = <Place>bracket.items[index].place
+                if place.lane is not None and place.lane is not lane:
+                    bracket.add_other(place.lane, place.number)
+            for index in range(bracket.gates + bracket.taps):
+                (<Place>bracket.items[index].place).holder = lane
+            bracket._is_used = True
+            self.lane = <PyObject *>lane
+            lane.owner = <PyObject *>self
+            lane.bracket, lane.session, lane.stream = bracket, self._session, self._stream
+        finally:
+            end(claims, collects)
+        return None
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def __exit__(self, kind, error, traceback):
+        self.leave(error, self._elsewhere() if "torch" in modules else None)
+
+    def _leave(self, error, elsewhere=None):
+        """Queue what comes behind the launch; without records if the block raised, or ended `elsewhere`."""
+        self.leave(error, elsewhere)
+
+    cdef bint leave(self, error, elsewhere) except -1:
+        cdef Lane lane
+        if self.lane == NULL:
+            self._raise_ended()
+        lane = <Lane>self.lane
+        if not self.guard.fork_mark[0]:
+            self._session.check()
+        if lane.lock.mine() or not lane.lock.await_turn(INT64_MAX):
+            self._raise_open()
+        try:
+            self._replay._is_over = True
+            if lane.owner != <PyObject *>self:
+                self.check_session()
+                self._raise_ended()
+            try:
+                refusal = lane.close(self._replay, error is None and elsewhere is None, self)
+            except BaseException:
+                if lane.owner == <PyObject *>self:
+                    lane.finish()
+                raise
+        finally:
+            lane.lock.give()
+        if error is None and (elsewhere is not None or refusal is not None):
+            raise elsewhere or refusal
+        return True
+
+    @property
+    def _drainer(self):
+        return (<Lane>self.lane).drainer
+
+    def _end_from_outside(self):
+        """End it as if its block had raised: by another thread, as of a task that was cancelled."""
+        if self.lane != NULL:
+            (<Lane>self.lane).end_from_outside(self)

@@ -1,0 +1,126 @@
+"""Lanes: the library's own streams beside each launch stream. What is queued on them is in the core's lane.pxi."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+
+from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers.constants import STREAM_NON_BLOCKING
+from ipcsync._engines.core import Lane, lanes_of_process
+from ipcsync._locks import CallLock, under
+from ipcsync._native import capture, context
+from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.stream import Stream
+from ipcsync._shared import items_of
+from ipcsync.client.graphs.words import take
+from ipcsync.errors import CaptureError, EngineMismatch
+
+_MANY = 32  # lanes
+_LEGACY = 1  # CU_STREAM_LEGACY
+_LONGEST_S = 1.0
+_STREAMS = 3
+
+_lock = CallLock()
+_passing: dict[int, bool] = {}  # by contexts
+
+
+def lane_of(launch: DriverObject, ordinal: int) -> tuple[Lane, int]:
+    """The lane of a launch stream of device `ordinal`, made at its first replay, and the stream's id.
+
+    StreamCapturing if it captures.
+    """
+    with OnDevice(ordinal) as inside, inside:
+        capture.refuse_capturing(launch, "replay")
+        stream_id = _id_of(launch)
+        return lanes_of_process.get(stream_id) or under(_lock, _make, launch, ordinal, stream_id), stream_id
+
+
+def _id_of(stream: DriverObject) -> int:
+    return int(unwrap(context.driver().cuStreamGetId(stream), "cuStreamGetId"))
+
+
+def _make(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
+    lane = lanes_of_process.get(stream_id)
+    if lane is not None:
+        return lane
+    driver = context.driver()
+    if int(launch) in LEGACY:
+        if stream_id != _id_of(_LEGACY):
+            raise CaptureError("the per-thread default stream is another one on each thread: launch on one of your own")
+        home = unwrap(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+    else:
+        home = unwrap(driver.cuStreamGetCtx(launch), "cuStreamGetCtx")
+    flags = unwrap(driver.cuStreamGetFlags(launch), "cuStreamGetFlags")
+    lane = _take_free(home)
+    if lane is None:
+        with OnDevice(ordinal, home) as inside, inside:
+            least = Stream.priority_range()[1]
+            own = Stream(ordinal, least), Stream(ordinal, least)
+            ids = _id_of(own[0]._handle), _id_of(own[1]._handle)
+            lane = Lane(ordinal, home, *own, ids, [take(ordinal, "lane", 8) for _ in range(4)])
+    lane.serve(launch, stream_id, stream_id if int(flags) & STREAM_NON_BLOCKING else -1 - ordinal)
+    lanes_of_process[stream_id] = lane
+    return lane
+
+
+def _take_free(home: DriverObject) -> Lane | None:
+    """The lane of a stream without replays now, once there are many: a program may make a stream for each launch."""
+    for stream_id, lane in items_of(lanes_of_process) if len(lanes_of_process) >= _MANY else ():
+        if int(lane.home) == int(home) and lane.leave():
+            del lanes_of_process[stream_id]
+            return lane
+    return None
+
+
+def beside(launch: DriverObject, ordinal: int) -> list[Stream]:
+    """The library's own streams beside a launch stream, if it has had a replay."""
+    if not lanes_of_process:
+        return []
+    with OnDevice(ordinal) as inside, inside:
+        capture.refuse_capturing(launch, "resume")  # asking for the id would invalidate the capture
+        lane = lanes_of_process.get(_id_of(launch))
+    return [] if lane is None else [lane.feeder, lane.drainer]
+
+
+def lanes() -> list[Lane]:
+    """All lanes of this process."""
+    return [lane for _, lane in items_of(lanes_of_process)]
+
+
+# --- ahead of records -------------------------------------------------------------------------------------------------
+
+
+def check_passing(ordinal: int) -> None:
+    """Raise EngineMismatch if streams of the current context of device `ordinal` do not pass each other.
+
+    Streams share hardware queues, and in one queue what waits for a word stops everything behind it. The environment's
+    CUDA_DEVICE_MAX_CONNECTIONS does not tell how many there are, so three streams are asked once.
+    """
+    with OnDevice(ordinal) as inside, inside:
+        here = int(unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent"))
+        if here not in _passing:
+            under(_lock, _ask, here, ordinal)
+    if not _passing[here]:
+        raise EngineMismatch(
+            "ahead=True needs streams that pass one that waits, and those of this context share a hardware queue: set "
+            "CUDA_DEVICE_MAX_CONNECTIONS to 8 or more before CUDA is initialised"
+        )
+
+
+def _ask(here: int, ordinal: int) -> None:
+    """Each stream waits for a word that the next one writes, so the first goes on only if all pass each other."""
+    driver = context.driver()
+    streams = [Stream(ordinal) for _ in range(_STREAMS)]
+    row = [take(ordinal, "lane", 8) for _ in range(_STREAMS + 1)]
+    cells = [ctypes.c_uint64.from_address(host) for host, _ in row]
+    for number, stream in enumerate(streams):
+        if number < _STREAMS - 1:
+            unwrap(driver.cuStreamWaitValue64(stream._handle, row[number + 1][1], 1, 0), "cuStreamWaitValue64")
+        unwrap(driver.cuStreamWriteValue64(stream._handle, row[number][1], 1, 0), "cuStreamWriteValue64")
+    deadline = time.monotonic() + _LONGEST_S
+    while not cells[0].value and time.monotonic() < deadline:
+        time.sleep(50e-6)
+    _passing[here] = bool(cells[0].value)
+    for cell in cells:
+        cell.value = 1
