@@ -17,11 +17,14 @@ from collections.abc import Sequence
 
 _CONTROL = "nvidia-cuda-mps-control"
 _CLI = [sys.executable, "-m", "ipcsync"]
+_GRAPHS = [
+    word for name in ("feeder_and_drainer", "death_amid_a_graph", "memory_of_the_dead") for word in ("--only", name)
+]
 _RUNS: tuple[Sequence[str], ...] = (
     [*_CLI, "doctor"],
     [*_CLI, "bench", "--quick", "--only", "hand_over"],
     [sys.executable, "-m", "tests.gpu.questions", "--only", "turns"],
-    [sys.executable, "-m", "tests.gpu.questions", "--only", "feeder_and_drainer", "--only", "death_amid_a_graph"],
+    [sys.executable, "-m", "tests.gpu.questions", *_GRAPHS],
 )
 
 

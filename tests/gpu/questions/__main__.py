@@ -37,6 +37,7 @@ QUESTIONS: dict[str, tuple[str, float]] = {
     "feeder_and_drainer": ("graphs", 12),
     "beside_a_gate": ("graphs", 14),
     "death_amid_a_graph": ("graphs", 8),
+    "memory_of_the_dead": ("graphs", 8),
     "many_gates": ("graphs", 10),
     "dependent_launches": ("dependent", 8),
 }

@@ -22,6 +22,7 @@ _SOON_S = 0.5
 _OTHERS = 32
 _GATES, _NODES = 80, 800
 _STEPS = 30
+_FREED = 4 << 20
 
 
 def captured(stream: Any, queue: Callable[[], None]) -> Any:
@@ -253,6 +254,54 @@ def death_amid_a_graph() -> Iterator[tuple[str, str]]:
                 last, took = page.words[0], 1e3 * (now - began)
         said = f"the last of {_STEPS} words is {last}, after {took:.1f} ms; it was {before} at the kill"
         yield "a process is killed amid a graph", said
+
+
+def wait_in_memory(page: str) -> None:
+    """In a peer: a stream waits for a word of device memory, and another for one of a graph; behind each is a word."""
+    drv = load()
+    memory = ok(drv.cuMemAlloc(_FREED))
+    ok(drv.cuMemsetD8(memory, 0, _FREED))
+    for number, name in enumerate(("s", "t")):
+        actions.create_stream(name)
+        stream = actions._named[name]
+
+        def queue(number: int = number, name: str = name, stream: Any = stream) -> None:
+            _wait(stream, int(memory), number)
+            assert actions.write_word(name, page, number, 1) == kit.SUCCESS
+
+        if name == "s":
+            queue()
+        else:
+            ok(drv.cuGraphLaunch(captured(stream, queue), stream))
+
+
+def fill_with_ones() -> None:
+    """In a peer: have memory that was freed lately, full of ones."""
+    drv = load()
+    for _ in range(32):
+        memory = ok(drv.cuMemAlloc(_FREED))
+        ok(drv.cuMemsetD8(memory, 1, _FREED))
+    ok(drv.cuCtxSynchronize())
+
+
+def memory_of_the_dead() -> Iterator[tuple[str, str]]:
+    """A process is killed while a stream and a graph wait for device memory, and another one fills memory with ones.
+
+    Do the dead process's waits pass, so that what it queued behind them is written?
+    """
+    with asked.shared_page() as (path, page), asked.peers(2) as (peer, other):
+        peer.call(actions.register_page, "page", path)
+        peer.call(wait_in_memory, "page")
+        waits = asked.milliseconds(lambda: page.words[0] or page.words[1], 0.1) is None
+        os.kill(peer.pid, signal.SIGKILL)
+        other.call(fill_with_ones)
+        asked.milliseconds(lambda: page.words[0] and page.words[1], 1.5)
+        for number, what in enumerate(("a stream", "a graph")):
+            passed = "passes, and writes" if page.words[number] else "writes nothing"
+            yield (
+                f"{what} of a killed process, at a word of memory that another fills with ones",
+                f"{'waits' if waits else 'does not wait'}, {passed}",
+            )
 
 
 def many_gates() -> Iterator[tuple[str, str]]:
