@@ -1,0 +1,263 @@
+"""What comes within a replay: other threads, host functions, signals, closes, a coordinator that is replaced."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._board.layout import L_AWAITED
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.graphs.layers import call, finish
+from tests.graphs.test_replays import NewClient, Stage
+from tests.kit.driver_functions import replaced
+from tests.kit.until import DEADLINE_S, until
+
+pytestmark = pytest.mark.driver
+
+
+@pytest.fixture
+def one(new_client: NewClient, engine: EngineName) -> Stage:
+    return Stage(new_client, engine)
+
+
+@pytest.fixture
+def two(new_client: NewClient, engine: EngineName) -> Stage:
+    return Stage(new_client, engine, 2)
+
+
+def test_threads_that_replay_one_graph_are_each_refused_or_whole(two: Stage) -> None:
+    replays = 40
+    made: list[ipcsync.Point] = []
+    wrong: list[BaseException] = []
+
+    def run() -> None:
+        left = replays
+        while left:
+            try:
+                with two.replay(two.sender.send(7)) as replay:
+                    two.layers.launch()
+            except ipcsync.CaptureError:
+                continue
+            except BaseException as error:  # noqa: BLE001 - the test looks at it
+                wrong.append(error)
+                return
+            made.extend(replay[record] for record in two.layers.records)
+            left -= 1
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    ipcsync.synchronize_all(made, timeout=DEADLINE_S)
+    assert sorted(point.generation for point in made) == list(range(1, 2 * 3 * replays + 1))
+    assert two.layers.found() == [7, 7]
+    two.expect(8)
+
+
+def test_one_block_is_entered_once_whichever_threads_try(one: Stage) -> None:
+    replaying = one.replay(one.sender.send(1))
+    entered: list[ipcsync.Replay] = []
+    refused: list[ipcsync.CaptureError] = []
+
+    def enter() -> None:
+        try:
+            entered.append(replaying.__enter__())
+        except ipcsync.CaptureError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=enter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(entered), len(refused)) == (1, 7)
+    one.layers.launch()
+    replaying.__exit__(None, None, None)
+    entered[0][one.layers.records[0]].synchronize(DEADLINE_S)
+    assert one.layers.found() == [1]
+
+
+def test_a_host_function_of_the_stream_that_replays_there_is_refused_and_the_open_replay_is_right(one: Stage) -> None:
+    errors: list[Exception] = []
+    seen = threading.Event()
+
+    def replay_within(_: Any) -> None:
+        try:
+            one.replay(one.sender.send(9)).__enter__()
+        except ipcsync.IpcSyncError as error:
+            errors.append(error)
+        seen.set()
+
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(replay_within)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    with one.replay(one.sender.send(1)) as replay:
+        one.layers.launch()
+        call("cuLaunchHostFunc", one.layers.stream._handle, address, 0)
+        assert seen.wait(DEADLINE_S)
+    assert [type(error) for error in errors] == [ipcsync.CaptureError]
+    replay[one.layers.records[0]].synchronize(DEADLINE_S)
+    one.expect(2)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_replay_within_a_call_of_the_driver_is_refused_and_this_one_is_right(one: Stage, number: int) -> None:
+    """As of a signal's handler or a finalizer that comes there."""
+    errors: list[Exception] = []
+    left = [number]
+
+    def within(real: Callable[..., int], *arguments: Any) -> int:
+        left[0] -= 1
+        if left[0] == -1:
+            try:
+                with one.replay(points):
+                    pass
+            except ipcsync.IpcSyncError as error:
+                errors.append(error)
+        return real(*arguments)
+
+    one.expect(1)
+    points = one.sender.send(2)
+    with replaced({"cuStreamBatchMemOp": within}), one.replay(points) as replay:
+        one.layers.launch()
+    replay[one.layers.records[0]].synchronize(DEADLINE_S)
+    assert [type(error) for error in errors] == [ipcsync.CaptureError]
+    one.expect(3)
+
+
+class _InterruptError(Exception):
+    pass
+
+
+def _interrupted(function: Callable[[], object], is_waiting: Callable[[], object]) -> None:
+    """Have a signal's handler raise amid a call that waits."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def raise_it(*_: object) -> None:
+        raise _InterruptError
+
+    def send() -> None:
+        until(is_waiting, "the call waits")
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, raise_it)
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        with pytest.raises(_InterruptError):
+            function()
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_row_64_an_interrupt_while_a_point_is_not_recorded_queues_nothing(one: Stage) -> None:
+    late = one.sender.event.at(1)
+    awaited = ctypes.c_uint64.from_address(one.sender.event._engine.line.address + 8 * L_AWAITED)
+    _interrupted(one.replay([late]).__enter__, lambda: awaited.value)
+    finish(one.layers.stream)
+    one.expect(2)
+
+
+def test_row_64_an_interrupt_while_there_is_no_room_queues_nothing(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_waiting, session = threading.Event(), one.client._session
+
+    def check() -> None:
+        is_waiting.set()
+        type(session).check_liveness(session)
+
+    def fill() -> None:
+        while True:
+            with one.client.replay(waits, stream=one.layers.stream):
+                one.layers.launch()
+
+    monkeypatch.setattr(session, "check_liveness", check)
+    with StreamGate(one.sender.stream):
+        waits = {one.layers.waits[0]: one.sender.send(1)[0]}
+        _interrupted(fill, is_waiting.is_set)
+    one.expect(2)
+
+
+def test_row_64_a_record_that_is_interrupted_leaves_the_taps_drained_and_the_next_replay_right(
+    two: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    two.expect(1)
+    with StreamGate(two.sender.stream):  # the record looks at the fate of what it stands behind
+        waits = dict(zip(two.layers.waits, two.sender.send(2), strict=True))
+        records = dict.fromkeys(two.layers.records, two.done)
+        replaying = two.client.replay(waits, records, stream=two.layers.stream, timeout=20)
+        replay = replaying.__enter__()
+        two.layers.launch()
+        with monkeypatch.context() as patched:
+            patched.setattr(type(two.done._engine), "fate", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                replaying.__exit__(None, None, None)
+    with pytest.raises(ipcsync.CaptureError, match="no such record"):
+        replay[two.layers.records[0]]
+    two.expect(3)
+
+
+def test_an_event_that_is_closed_within_the_block_makes_no_record_and_the_other_one_does(
+    two: Stage, new_client: NewClient
+) -> None:
+    other = two.client.event("other", recorder=True, engine="timeline")
+    waits = dict(zip(two.layers.waits, two.sender.send(1), strict=True))
+    records = dict(zip(two.layers.records, (two.done, other), strict=True))
+    replaying = two.client.replay(waits, records, stream=two.layers.stream, timeout=20)
+    replay = replaying.__enter__()
+    two.layers.launch()
+    two.done.close()
+    with pytest.raises(ipcsync.EventClosed):
+        replaying.__exit__(None, None, None)
+    replay[two.layers.records[1]].synchronize(DEADLINE_S)
+    with pytest.raises(ipcsync.CaptureError, match="no such record"):
+        replay[two.layers.records[0]]
+    assert two.layers.found() == [1, 1]
+
+
+def test_a_points_event_that_is_closed_here_within_the_block_is_waited_for_all_the_same(one: Stage) -> None:
+    seen = one.client.event("layers")
+    with StreamGate(one.sender.stream) as gate:
+        one.sender.send(3)
+        with one.replay([seen.at(1)]) as replay:
+            one.layers.launch()
+            seen.close()
+        assert not one.layers.stream.query()
+        gate.open()
+    replay[one.layers.records[0]].synchronize(DEADLINE_S)
+    assert one.layers.found() == [3]
+
+
+def test_a_coordinator_that_its_keeper_replaces_within_the_block_is_not_seen(
+    new_coordinator: Callable[..., ipcsync.Coordinator], engine: EngineName
+) -> None:
+    coordinator = new_coordinator(keeper=True)
+    clients = [ipcsync.connect(coordinator.endpoint) for _ in range(2)]
+    try:
+        made = iter(clients)
+        one = Stage(lambda *_: next(made), engine)
+        one.expect(1)
+        with StreamGate(one.sender.stream), one.replay(one.sender.send(2)) as replay:
+            starts, pid = one.client.stats()["starts"], one.client.stats()["pid"]
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: one.client.stats()["starts"] > starts, "another one serves")
+            one.layers.launch()
+        replay[one.layers.records[0]].synchronize(DEADLINE_S)
+        assert one.layers.found() == [2]
+        one.expect(3)
+    finally:
+        for client in clients:
+            client.close()
