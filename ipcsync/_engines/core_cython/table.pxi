@@ -136,9 +136,12 @@ cdef Wait add_wait(int64_t key, Slot view, int64_t generation, uint64_t stream):
     try:
         made = put(made)
         listed = listed_for(key, view, stream)
-        while (<Wait>listed[0]).generation < generation and (<Wait>listed[0]).generation <= view.known():
-            first = listed.pop(0)
+        while len(listed) > 1:
+            first = listed[0]
+            if not view.is_on_board(first.generation) or view.is_unused:  # then its words may be another use's
+                break
             first.verdict = True
+            del listed[0]
     finally:
         end(table, collects)
     if list_count > sweep_at:  # including streams without further records
