@@ -55,7 +55,7 @@ class SessionLease:
         welcome: Welcome,
         endpoint: str,
         at_beat: Callable[[], float],
-        on_nudge: Callable[[], None] | None = None,
+        on_ring: Callable[[], None] | None = None,
     ) -> None:
         self.board = board
         self.welcome = welcome
@@ -84,7 +84,7 @@ class SessionLease:
         self._line.heartbeat = self._last_ns
         self._due_ns = 0  # until when a call within a beat beats
         # By it peers see on the board when this process dies.
-        self._life = DeathMark(self._line.owner_address, self._line.nudge, on_nudge or self.wake)
+        self._life = DeathMark(self._line.owner_address, self._line.doorbell, on_ring or self.wake)
 
     def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:
         """By its process where its pid means the same here, else (None, None): by its lifeline."""

@@ -149,7 +149,7 @@ cdef class Chain:
         try:
             entry = self.with_refused(generation, entry)
             if entry is not None:
-                if self.entries_ and not view.behind.are_good(own, NULL):  # `as_of` would say that they were
+                if self.entries_ and not view.behind.are_good(own, NULL):  # `valid_as_of` would say that they were
                     set_bit(entry.of, own)
                 self.add_entry(entry)
                 if MISTAKE != 9:
@@ -180,10 +180,10 @@ cdef class Chain:
         cdef Queries view = self.view()
         cdef Entry last = self.entries_[-1]
         if MISTAKE == 11:
-            view.behind.store_as_of(self.newest)
+            view.behind.store_valid_as_of(self.newest)
         view.behind.store_bits(last.of, True)  # those of the others are there
         if MISTAKE != 11:
-            view.behind.store_as_of(self.newest)
+            view.behind.store_valid_as_of(self.newest)
         if view.behind.first_unsettled() == 0:
             view.behind.store_first(generation)
         else:

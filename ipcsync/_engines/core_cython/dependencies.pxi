@@ -38,8 +38,8 @@ cdef class Behind:
         self.slice_ns = LONGEST_PAUSE_NS
 
     cdef inline int64_t first_unsettled(self) noexcept nogil:
-        step(LOAD_BEHIND)
-        return max(<int64_t>(ipcsync_load(self.place + BEHIND) - self.base), 0)
+        step(LOAD_FIRST_DEPENDENT)
+        return max(<int64_t>(ipcsync_load(self.place + FIRST_DEPENDENT) - self.base), 0)
 
     cpdef bint stands(self, int64_t generation) noexcept nogil:
         """Whether `generation` stands behind something that its recorder has not settled."""
@@ -59,10 +59,10 @@ cdef class Behind:
         If so, they are added to `more`, unless that is null.
         """
         cdef uint64_t bits[MOST_BITS]
-        cdef uint64_t as_of, index, rest
+        cdef uint64_t valid_as_of, index, rest
         cdef int word
-        step(LOAD_AS_OF)
-        as_of = ipcsync_load(self.place + AS_OF)
+        step(LOAD_VALID_AS_OF)
+        valid_as_of = ipcsync_load(self.place + VALID_AS_OF)
         step(LOAD_BITS)
         for word in range(self.bit_words):
             bits[word] = ipcsync_load(self.bits + word)
@@ -70,7 +70,7 @@ cdef class Behind:
             rest = bits[word]
             while rest:
                 index = <uint64_t>word * 64 + ipcsync_lowest(rest)
-                if index == own or not self.sessions.session_is_good(index, as_of):
+                if index == own or not self.sessions.session_is_good(index, valid_as_of):
                     return False
                 rest &= rest - 1
         if more != NULL:
@@ -101,7 +101,7 @@ cdef class Behind:
         self.slice_ns = max(self.pause_ns, <int64_t>SHORTEST_SLICE_NS)
         self.pause_ns = min(2 * self.pause_ns, <int64_t>LONGEST_PAUSE_NS)
         if (recorder & 0xFFFF) < self.sessions.sessions:
-            ipcsync_futex_wake(<void *>(self.sessions.line(recorder) + S_NUDGE), False, 0x7FFFFFFF)
+            ipcsync_futex_wake(<void *>(self.sessions.line(recorder) + S_DOORBELL), False, 0x7FFFFFFF)
 
     cdef void pause(self, int64_t deadline) noexcept nogil:
         """Sleep until the next look is due; a loss wakes at once."""
@@ -124,19 +124,19 @@ cdef class Behind:
 
     cdef void store_first(self, int64_t generation) noexcept nogil:
         """Store the first generation that stands behind something, 0 for none; after the bits, before its record."""
-        step(STORE_BEHIND)
-        ipcsync_store(self.place + BEHIND, self.base + generation if generation else 0)
+        step(STORE_FIRST_DEPENDENT)
+        ipcsync_store(self.place + FIRST_DEPENDENT, self.base + generation if generation else 0)
         step(FENCE)
         ipcsync_fence()  # before the driver's call: a GPU may show the record without this thread
 
-    cdef void store_as_of(self, uint64_t newest) noexcept nogil:
-        step(STORE_AS_OF)
-        ipcsync_store(self.place + AS_OF, newest)
+    cdef void store_valid_as_of(self, uint64_t newest) noexcept nogil:
+        step(STORE_VALID_AS_OF)
+        ipcsync_store(self.place + VALID_AS_OF, newest)
 
-    cdef void lose(self, int64_t generation, uint64_t culprit) noexcept nogil:
+    cdef void lose(self, int64_t generation, uint64_t root_cause) noexcept nogil:
         """Store that everything from `generation` on is lost, and by whose end; then wake the waiters."""
-        step(STORE_CULPRIT)
-        ipcsync_store(self.place + CULPRIT, culprit)
+        step(STORE_ROOT_CAUSE)
+        ipcsync_store(self.place + ROOT_CAUSE, root_cause)
         step(STORE_LOST)
         ipcsync_store(self.place + LOST, self.base + generation)
         step(FENCE)

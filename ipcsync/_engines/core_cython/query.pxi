@@ -227,7 +227,7 @@ cdef class Queries(Streams):
         cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)
         if serial == 0 or (serial & 0xFFFF) >= self.sessions.sessions:
             return NULL
-        return self.sessions.line(serial) + S_NUDGE
+        return self.sessions.line(serial) + S_DOORBELL
 
     def await_recorded(self, int64_t generation, int64_t deadline_ns, timeout):
         """Block until `generation` is recorded; else WaitTimeout, RecorderLost, or an error of `check_liveness`."""

@@ -244,9 +244,9 @@ cdef class Records(Waits):
         cdef uint64_t word
         step(FENCE)
         ipcsync_fence()  # behind the store of `completed`: who announces later sees that
-        if self.load(LOAD_VISITED, VISITED) == 0:
+        if self.load(LOAD_ANNOUNCED, ANNOUNCED) == 0:
             return False
-        step(LOAD_VISITS)
+        step(LOAD_HAZARDS)
         for word in range((self.sessions.sessions + 7) // 8):
             if ipcsync_has_odd(ipcsync_load(words + word)):
                 return True
@@ -339,7 +339,7 @@ cdef class Records(Waits):
             if not hazards:
                 break
             if self.looked >= deadline:
-                self.raise_visited(oldest, timeout)
+                self.raise_announced(oldest, timeout)
             with nogil:
                 ipcsync_pause(pause)
             PyErr_CheckSignals()
@@ -357,5 +357,5 @@ cdef class Records(Waits):
         cdef int64_t now = ipcsync_now()
         self.awake += min(now - self.looked, LONGEST_LOOK_NS)  # while this process is stopped, it does not watch
         self.looked = now
-        self.watched = {hazard: self.watched.get(hazard, self.awake) for hazard in self.line.visits().items()}
+        self.watched = {hazard: self.watched.get(hazard, self.awake) for hazard in self.line.hazards().items()}
         return {hazard for hazard, since in self.watched.items() if self.awake - since < PATIENCE_NS}

@@ -62,7 +62,7 @@ cdef class Slot:
         self.board, self.guard, self.ordinal = board, guard, ordinal
         self.line = board.slot(attachment.slot)
         self.place = <uint64_t *><uintptr_t>self.line.address
-        self.hazards = <uint8_t *><uintptr_t>self.line.visits_address
+        self.hazards = <uint8_t *><uintptr_t>self.line.hazards_address
         self.sessions = Sessions(board)
         check = getattr(guard, "session_check", None)
         self.session = check if isinstance(check, SessionCheck) else None

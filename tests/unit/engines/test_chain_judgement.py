@@ -34,7 +34,7 @@ def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_s
     assert row.chain.judge(4) == 4
     row.chain.store()
     assert row.told == (0, 0)
-    assert row.line.behind == 0
+    assert row.line.first_dependent == 0
     assert not row.mine.chain.is_needed
     assert row.line.lost == 0
 
@@ -98,7 +98,7 @@ def test_a_loss_is_told_with_whose_end_it_was_and_asked_for_once_all_before_it_i
     assert row.chain.loss == Loss("behind", serial_of(1), "s1", 4712, row.chain.loss.root if row.chain.loss else "")
     assert (row.chain.lost_from, row.chain.wants_break) == (3, False)
     row.chain.store()
-    assert (row.line.lost, row.line.culprit, row.mine.behind.lost_from) == (BASE + 3, serial_of(1), 3)
+    assert (row.line.lost, row.line.root_cause, row.mine.behind.lost_from) == (BASE + 3, serial_of(1), 3)
     assert [row.mine.behind.is_lost(generation) for generation in (2, 3, 4)] == [False, True, True]
     row.complete(0, 1)
     assert row.chain.judge(4) == 2
@@ -117,19 +117,19 @@ def test_a_later_death_may_lose_an_earlier_record_and_never_takes_a_loss_back(ro
     row.kill(1)
     row.chain.judge(1)
     row.chain.store()
-    assert (row.line.lost, row.line.culprit) == (BASE + 3, serial_of(1))
+    assert (row.line.lost, row.line.root_cause) == (BASE + 3, serial_of(1))
     row.kill(0)
     assert row.chain.judge(1) == 1
     row.chain.store()
     assert (row.chain.lost_from, row.chain.wants_break) == (2, True)
-    assert (row.line.lost, row.line.culprit) == (BASE + 2, serial_of(0))
+    assert (row.line.lost, row.line.root_cause) == (BASE + 2, serial_of(0))
 
 
 def test_a_loss_behind_a_loss_names_the_first_one(row: Row) -> None:
     root, line = "generation 1 of 'x', whose recorder 'x' (pid 1) died", row.board.slot(0)
     store_bits(line, 0b100)
-    line.as_of = COUNT
-    line.behind = BASE + 1
+    line.valid_as_of = COUNT
+    line.first_dependent = BASE + 1
     row.extend(1, row.wait(0))
     assert row.told == (1, 0b101)
     row.kill(2)
@@ -178,7 +178,7 @@ def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(
 
 
 def test_each_of_those_that_are_named_must_live(row: Row) -> None:
-    row.line.as_of = COUNT
+    row.line.valid_as_of = COUNT
     for bits in (0b1, 0b11, 0b101, 0b1111):
         store_bits(row.line, bits)
         assert row.good_bits(ME) == bits

@@ -71,8 +71,8 @@ def _record_behind(chain: Chain, count: int, *waited: int) -> None:
     for _ in range(count):
         chain.record(chain.a, chain.held)
     store_bits(line, 1 << 5)  # of a session that is over
-    line.as_of = 2
-    line.behind = 1
+    line.valid_as_of = 2
+    line.first_dependent = 1
     for generation in waited:
         chain.mine.wait(generation, chain.stream, 1, False)
 

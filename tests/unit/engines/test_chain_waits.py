@@ -114,9 +114,9 @@ def test_a_wait_that_a_waiter_would_accept_is_good_for_its_recorder_too(row: Row
     assert not view.accepts(2)
     assert not view.accepts(3)
     row.board.slot(0).store_completed(BASE + 2)
-    row.board.slot(0).behind = BASE + 1
+    row.board.slot(0).first_dependent = BASE + 1
     store_bits(row.board.slot(0), 1 << 3)
-    row.board.slot(0).as_of = COUNT
+    row.board.slot(0).valid_as_of = COUNT
     row.board.session(3).set_state(EXPIRED)
     assert not view.accepts(2), "what it stands behind is open"
     assert wait.judged() is None
@@ -130,7 +130,7 @@ def test_a_wait_that_a_waiter_would_accept_is_good_for_its_recorder_too(row: Row
 def test_a_dead_recorders_work_is_accepted_by_nobody(row: Row) -> None:
     view = row.theirs[0]
     row.complete(0, 1)
-    row.board.slot(0).behind = BASE + 2
+    row.board.slot(0).first_dependent = BASE + 2
     row.record(0, 2)
     row.kill(0)
     assert not view.accepts(2)

@@ -140,7 +140,7 @@ def test_what_stands_behind_the_dead_is_lost_and_says_whose_end_it_was(chain: Ch
         chain.kill(0)
         chain.b.publish_completed()
         line = chain.board.slot(1)
-        assert (chain.c.behind.lost_from, line.culprit) == (1, _serial(0))
+        assert (chain.c.behind.lost_from, line.root_cause) == (1, _serial(0))
         with pytest.raises(RecorderLost) as caught:
             chain.c.synchronize(1, 5)
         error = caught.value
@@ -231,7 +231,7 @@ def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
         assert bits_of(line) == 1
         assert not behind.is_clear(_serial(0)), "of its own it tells nothing"
         assert behind.is_clear(_serial(1))
-        for serial, is_clear in ((9 << 16, False), (_serial(0), True)):  # as_of is of before the ninth came
+        for serial, is_clear in ((9 << 16, False), (_serial(0), True)):  # valid_as_of is of before the ninth came
             chain.board.session(0).assign(serial, 1, 0, 0, 1, "new")
             assert not behind.is_clear(_serial(1))  # nobody holds its mark yet
             chain.board.words[chain._owner(0)] = 1

@@ -127,10 +127,10 @@ def test_what_a_word_says_counts_up_to_the_first_that_stands_behind_what_nobody_
     row.complete(0, 4)
     row.record(0, 5)
     store_bits(line, 1 << 3)
-    line.behind = BASE + 3
+    line.first_dependent = BASE + 3
     assert view.completed == 2
     assert [view.query(generation) for generation in (2, 3, 5)] == [True, False, False]
-    line.as_of = COUNT
+    line.valid_as_of = COUNT
     assert [view.query(generation) for generation in (3, 4, 5)] == [True, True, False]
     assert (view.completed, view.generation) == (4, 5)
 

@@ -137,8 +137,8 @@ def test_an_event_that_breaks_while_it_is_looked_at_has_completed_what_its_water
     """Its word was written behind a wait that was released, and the look at whom it stands behind was too early."""
     view, line = row.view(0), row.board.slot(0)
     row.complete(0, 2)
-    line.behind = BASE + 1
-    with at_step("load as_of", lambda: line.break_at(BASE + 1)):
+    line.first_dependent = BASE + 1
+    with at_step("load valid_as_of", lambda: line.break_at(BASE + 1)):
         assert view.completed == 1
 
 
@@ -148,9 +148,9 @@ def test_an_event_that_breaks_behind_the_first_look_at_it_has_completed_what_its
 
     def break_it() -> None:
         line.break_at(BASE)
-        line.behind = BASE + 1
+        line.first_dependent = BASE + 1
 
-    with at_step("load behind", break_it):
+    with at_step("load first_dependent", break_it):
         assert view.completed == 0
 
 
