@@ -65,7 +65,7 @@ class Outcome(Core):
 
     def loss_of(self, generation: int) -> Loss:
         """Why `generation` is lost."""
-        if self.behind.is_lost(generation):
+        if self.dependencies.is_lost(generation):
             root_cause = self.line.root_cause
             return Loss("behind", root_cause, *self.board.who(root_cause), node=self.node)
         if self.node:

@@ -61,7 +61,7 @@ class SessionLease:
         self.welcome = welcome
         self.endpoint = endpoint
         self.full_rings: int = 0
-        self.stands_behind_all = False
+        self.depends_on_all = False
         self.line_index: int = welcome.line
         self._line = board.session(welcome.line)
         self._at_beat = at_beat  # returns in how many seconds there is more to do

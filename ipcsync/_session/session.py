@@ -182,7 +182,7 @@ class Session:
         connection.starts = lambda: board.starts
         self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
         self.lease = SessionLease(board, welcome, self.endpoint, self._at_beat, self._rung)
-        self.lease.stands_behind_all = self._behind_all
+        self.lease.depends_on_all = self._behind_all
         undo.callback(self.lease.stop)
         self.attachments = AttachmentTable(board, self.lease, self._tell, self.waits, tracing, self._shown)
         self.driving = Driving(self.attachments, self.lease, self._post, min(welcome.heartbeat, LONGEST_BEAT_S))

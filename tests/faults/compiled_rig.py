@@ -104,7 +104,7 @@ def built(translated: Path, mistake: int) -> Any:
 class Guard:
     """A session's part in the calls."""
 
-    stands_behind_all = False
+    depends_on_all = False
 
     def __init__(self, rig: Rig, session_check: Any) -> None:
         self._rig, self.session_check = rig, session_check

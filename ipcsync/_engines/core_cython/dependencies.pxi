@@ -1,10 +1,10 @@
-# What a slot's generations stand behind: the words on the board, as recorder and waiters read them.
+# What a slot's generations depend on: the words on the board, as recorder and waiters read them.
 #
 # B's stream waited for A's point, and B recorded n behind it: n counts only if A's point counts. Only the recorder knows
 # what it queued, so it alone judges its event. Waiters read here whether all is well. If they cannot see that, they
 # decide nothing, and wake the recorder to judge.
 #
-# The slot's bits name the sessions that it stands behind, directly or through others; the recorder's own bit says that
+# The slot's bits name the sessions that it depends on, directly or through others; the recorder's own bit says that
 # only the recorder can judge. The kernel marks a session, or its state is not LIVE any more, before a driver reports its
 # work wrongly and before its words are released. So bits that are found good *after* n was found complete prove that no
 # wait before n ended wrongly. The model is tests/faults/chain_model.py.
@@ -17,7 +17,7 @@ cdef enum:
 
 
 @cython.final
-cdef class Behind:
+cdef class Dependencies:
     """One slot's words of dependencies; generations are counted from `base`. Thread-safe."""
 
     cdef Sessions sessions
@@ -41,8 +41,8 @@ cdef class Behind:
         step(LOAD_FIRST_DEPENDENT)
         return max(<int64_t>(ipcsync_load(self.place + FIRST_DEPENDENT) - self.base), 0)
 
-    cpdef bint stands(self, int64_t generation) noexcept nogil:
-        """Whether `generation` stands behind something that its recorder has not settled."""
+    cpdef bint depends(self, int64_t generation) noexcept nogil:
+        """Whether `generation` depends on something that its recorder has not settled."""
         return 0 < self.first_unsettled() <= generation
 
     cdef inline int64_t first_lost(self) noexcept nogil:
@@ -79,7 +79,7 @@ cdef class Behind:
         return True
 
     cpdef bint is_clear(self, uint64_t recorder) noexcept nogil:
-        """Whether all is well with what the slot stands behind; `recorder` is the recorder's serial."""
+        """Whether all is well with what the slot depends on; `recorder` is the recorder's serial."""
         if not self.are_good(recorder & 0xFFFF, NULL):
             return False
         self.calm()
@@ -90,7 +90,7 @@ cdef class Behind:
         self.pause_ns = FIRST_PAUSE_NS
         self.slice_ns = LONGEST_PAUSE_NS
 
-    cpdef void nudge(self, uint64_t recorder) noexcept nogil:
+    cpdef void ring(self, uint64_t recorder) noexcept nogil:
         """Wake the recorder to judge: at once, then at growing intervals until it has."""
         cdef int64_t now = ipcsync_now()
         if now < self.next_ns:
@@ -123,7 +123,7 @@ cdef class Behind:
                 ipcsync_store(self.bits + word, after)
 
     cdef void store_first(self, int64_t generation) noexcept nogil:
-        """Store the first generation that stands behind something, 0 for none; after the bits, before its record."""
+        """Store the first generation that depends on something, 0 for none; after the bits, before its record."""
         step(STORE_FIRST_DEPENDENT)
         ipcsync_store(self.place + FIRST_DEPENDENT, self.base + generation if generation else 0)
         step(FENCE)
@@ -148,7 +148,7 @@ cdef class Behind:
 
     @property
     def first(self):
-        """The first generation that stands behind something not settled, 0 for none."""
+        """The first generation that depends on something not settled, 0 for none."""
         return self.first_unsettled()
 
     @property

@@ -44,10 +44,10 @@ cdef class Queries(Streams):
     cdef bint confirm(self, int64_t generation) except -1 nogil:
         """After the driver said complete: whether that counts. Recorder and coordinator must live now, after it.
 
-        What the generation stands behind must be good too: False while that is unknown.
+        What the generation depends on must be good too: False while that is unknown.
         """
         cdef bint is_good
-        if self.behind.stands(generation):
+        if self.dependencies.depends(generation):
             if self.is_recorder:
                 return self.is_judged(generation)
             if MISTAKE != 12 and not self.is_clear(generation):
@@ -67,14 +67,14 @@ cdef class Queries(Streams):
         return True
 
     cdef bint is_judged(self, int64_t generation) except -1 nogil:
-        """Whether this recorder finds that `generation`, which stands behind something, counts."""
+        """Whether this recorder finds that `generation`, which depends on something, counts."""
         if self.is_complete_now(generation):
             return True
-        self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to judge its other events first
+        self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to judge its other events first
         return False
 
     cdef bint is_complete_now(self, int64_t generation) except -1 nogil:
-        """`is_complete`; the recorder itself first judges what its records stand behind, if nobody else does now."""
+        """`is_complete`; the recorder itself first judges what its records depend on, if nobody else does now."""
         if self.is_recorder and self.chain.is_needed:
             with gil:
                 if self.chain.is_open:
@@ -193,12 +193,12 @@ cdef class Queries(Streams):
                 return 1
             self.check_finished(generation)
             now = ipcsync_now()
-            until = min(deadline, now + self.behind.slice_ns)
+            until = min(deadline, now + self.dependencies.slice_ns)
             found = self.await_driver(generation, began, until)
             if found == 1:
                 if self.confirm(generation):
                     return 1
-                self.behind.pause(deadline)
+                self.dependencies.pause(deadline)
             now = ipcsync_now()
             last = self.end_slice(generation, last, found < 0)
             if now >= deadline:  # only now: the driver is asked once even with a timeout of 0
@@ -290,7 +290,7 @@ cdef class Queries(Streams):
         return True
 
     cdef bint publish(self) except -1:
-        """Publish what is complete, and judge what it stands behind, unless another call does now."""
+        """Publish what is complete, and judge what it depends on, unless another call does now."""
         self.open_pending()
         if not self.state.take():
             return False

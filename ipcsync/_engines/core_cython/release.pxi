@@ -151,7 +151,7 @@ cdef class Core(Records):
         """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""
         for wait in waits_on(self):
             if wait.judged() is None:
-                self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))
+                self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))
                 return False
         return True
 

@@ -186,7 +186,7 @@ cdef class ReplayingBase:
         if not core.engine.has_ring:
             core.open_import(use.highest, -1)
             use.is_in = True
-        elif bracket._is_ahead or not core.is_recorder or core.behind.stands(use.highest):
+        elif bracket._is_ahead or not core.is_recorder or core.dependencies.depends(use.highest):
             self._raise_not_released(core, use.highest)
         return True
 

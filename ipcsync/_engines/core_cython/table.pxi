@@ -1,4 +1,4 @@
-# The waits that this process has queued: for each stream, those that its next record stands behind.
+# The waits that this process has queued: for each stream, those that its next record depends on.
 #
 # All clients of the process share these lists. A wait leaves its list once it is known good. A lost one stays until
 # `drop`, and no record on the stream is possible meanwhile. So what is listed no more has its verdict, and may be asked
@@ -37,7 +37,7 @@ cdef class Wait:
     def holds_up(self, loss):
         """Whether its stream may stand still for ever behind it, lost by `loss`: nobody releases it; asks the driver.
 
-        This session's own record ends, unless it stands behind something lost itself.
+        This session's own record ends, unless it depends on something lost itself.
         """
         is_own = self.view.is_recorder and loss.cause != "behind"
         return self.view.kind == "event" and self.stream != 0 and not is_own and not self.is_passed()
@@ -64,7 +64,7 @@ cdef class Wait:
         return self.verdict
 
     def behind(self, loss):
-        """The loss of a record that stands behind it."""
+        """The loss of a record that depends on it."""
         return loss.behind(self.label)
 
     def is_passed(self):
@@ -124,7 +124,7 @@ cdef inline list listed_for(int64_t key, view, uint64_t stream):
 
 
 cdef Wait add_wait(int64_t key, Slot view, int64_t generation, uint64_t stream):
-    """Have the stream's next record stand behind `generation`; called before the wait is queued."""
+    """Have the stream's next record depend on `generation`; called before the wait is queued."""
     cdef Wait made, first
     cdef list listed = listed_for(key, view, stream)
     cdef bint collects
@@ -189,7 +189,7 @@ cdef void sweep():
 
 
 def add(int64_t key, view, int64_t generation, uint64_t stream):
-    """Have the stream's next record stand behind `generation`; called before the wait is queued."""
+    """Have the stream's next record depend on `generation`; called before the wait is queued."""
     return add_wait(key, view, generation, stream)
 
 
@@ -247,7 +247,7 @@ def of(key):
 
 
 def latest(key):
-    """Those that the stream's next record stands behind: if the last of a use is good, so are those before it."""
+    """Those that the stream's next record depends on: if the last of a use is good, so are those before it."""
     return in_lists(key, True)
 
 

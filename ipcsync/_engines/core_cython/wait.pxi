@@ -137,7 +137,7 @@ cdef class Waits(Queries):
 
     cdef bint check_queued(self, int64_t generation) except -1:
         """Raise if the queued wait may end wrongly: a driver may let a stream pass a dead process's work or exports."""
-        if not self.is_open() or self.behind.stands(generation):
+        if not self.is_open() or self.dependencies.depends(generation):
             self.check_finished(generation)
             self.is_complete(generation)  # raises if its recorder has said that it is lost
         self.check_recorder(generation)

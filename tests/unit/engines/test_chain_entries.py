@@ -29,9 +29,9 @@ def test_a_record_tells_the_board_whom_it_stands_behind_and_as_of_when(row: Row)
     assert row.told == (1, 0b101)
     assert row.line.valid_as_of == 9
     assert row.mine.chain.is_needed
-    assert row.mine.behind.stands(1)
-    assert row.mine.behind.stands(2)
-    assert not row.theirs[0].behind.stands(1)
+    assert row.mine.dependencies.depends(1)
+    assert row.mine.dependencies.depends(2)
+    assert not row.theirs[0].dependencies.depends(1)
 
 
 def test_records_behind_the_same_are_one_entry_and_further_waits_another(row: Row) -> None:

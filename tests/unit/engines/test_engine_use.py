@@ -194,7 +194,7 @@ def test_a_record_is_not_made_behind_itself_or_a_later_one(row: Row) -> None:
     stream = ipcsync.Stream()
     _record(row.mine, stream)
     for later in (2, 7):
-        text = rf"^generation 2 of 'e4' cannot stand behind its generation {later}$"
+        text = rf"^generation 2 of 'e4' cannot depend on its generation {later}$"
         with pytest.raises(ValueError, match=text):
             row.mine.record(stream._handle, 0, 1, [(row.mine, later)])
     assert row.mine.generation == 1
@@ -215,7 +215,7 @@ def test_a_record_on_another_stream_stands_behind_the_one_before_it_while_that_i
         assert [(wait.generation, wait.view) for wait in entry.waits] == [(1, row.mine)]
         assert entry.bits == OWN | 1
         assert entry.stream == entry.waits[0].stream == row.mine.last_stream
-        assert other.behind.first == 1
+        assert other.dependencies.first == 1
     second.synchronize()
 
 
