@@ -137,11 +137,11 @@ class Engine(Outcome):
             try:
                 view.wait_on(generation, handle, ordinal, timeout, began)
             except RecorderLost:
-                fate = view.fate(generation)
+                outcome = view.outcome_of(generation)
                 view.check()  # after the words were read
-                if not isinstance(fate, Loss):
+                if not isinstance(outcome, Loss):
                     raise
-                raise self._error_of(Wait(view, generation, 0, 0).behind(fate), self._recorded + 1) from None
+                raise self._error_of(Wait(view, generation, 0, 0).behind(outcome), self._recorded + 1) from None
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""

@@ -200,7 +200,7 @@ def test_what_is_complete_is_dropped_and_not_stood_behind(rig: Any) -> None:
     made.above.store_completed(1)
     steps, _ = made.call()
     assert not set(_LINKS) & {*steps}
-    assert (made.line.recorded, made.wait.verdict, made.entries, core.of(None)) == (1, True, [], [])
+    assert (made.line.recorded, made.wait.outcome, made.entries, core.of(None)) == (1, True, [], [])
     assert not made.engine.chain.is_needed
 
 
@@ -244,7 +244,7 @@ _LOSSES: dict[str, Callable[[Chain], object]] = {
     "the recorder died": lambda made: made.hold(made.board.session(0), DIED),
     "it is broken": lambda made: made.above.break_at(0),
     "it is lost": lambda made: made.above.lose(1, THIRD),
-    "the wait is lost": lambda made: setattr(made.wait, "verdict", Loss("died", OTHERS, "a", 7)),
+    "the wait is lost": lambda made: setattr(made.wait, "outcome", Loss("died", OTHERS, "a", 7)),
     "the own event is lost": lambda made: setattr(made.engine.chain, "loss", Loss("behind", THIRD, "c", 7)),
     "the own event is broken": lambda made: made.put("state", BROKEN),
 }

@@ -154,7 +154,7 @@ made = Rig(Case("wait", recorded=1), Path(os.environ["DIRECTORY"]), handle=semap
 made.results["cuEventQuery"] = NOT_READY
 assert made.call()[1] == "ok"
 (wait,) = core.everything()
-wait.verdict = Loss("died", 0, "r", 7)
+wait.outcome = Loss("died", 0, "r", 7)
 ask = core.Lost(wait).is_passed if os.environ["CALL"] == "is passed" else lambda _: core.Lost(wait)
 made.bind(cuEventQuery=ctypes.cast(_libc.sem_wait, ctypes.c_void_p).value)
 thread = threading.Thread(target=ask, args=(0,), daemon=True)

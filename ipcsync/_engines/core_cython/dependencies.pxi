@@ -1,11 +1,11 @@
 # What a slot's generations depend on: the words on the board, as recorder and waiters read them.
 #
 # B's stream waited for A's point, and B recorded n behind it: n counts only if A's point counts. Only the recorder knows
-# what it queued, so it alone judges its event. Waiters read here whether all is well. If they cannot see that, they
-# decide nothing, and wake the recorder to judge.
+# what it queued, so it alone resolves its event. Waiters read here whether all is well. If they cannot see that, they
+# decide nothing, and wake the recorder to resolve.
 #
 # The slot's bits name the sessions that it depends on, directly or through others; the recorder's own bit says that
-# only the recorder can judge. The kernel marks a session, or its state is not LIVE any more, before a driver reports its
+# only the recorder can resolve. The kernel marks a session, or its state is not LIVE any more, before a driver reports its
 # work wrongly and before its words are released. So bits that are found good *after* n was found complete prove that no
 # wait before n ended wrongly. The model is tests/faults/chain_model.py.
 
@@ -26,7 +26,7 @@ cdef class Dependencies:
     cdef int bit_words
     cdef uint64_t base
     cdef int64_t next_ns, pause_ns
-    cdef public int64_t slice_ns  # how long a wait may sleep without a look: shorter while a judgement is awaited
+    cdef public int64_t slice_ns  # how long a wait may sleep without a look: shorter while a resolution is awaited
 
     def __init__(self, board, line, uint64_t base):
         self.sessions = Sessions(board)
@@ -86,16 +86,16 @@ cdef class Dependencies:
         return True
 
     cdef inline void calm(self) noexcept nogil:
-        """A judgement came: the next one is asked for at once again."""
+        """A resolution came: the next one is asked for at once again."""
         self.pause_ns = FIRST_PAUSE_NS
         self.slice_ns = LONGEST_PAUSE_NS
 
     cpdef void ring(self, uint64_t recorder) noexcept nogil:
-        """Wake the recorder to judge: at once, then at growing intervals until it has."""
+        """Wake the recorder to resolve: at once, then at growing intervals until it has."""
         cdef int64_t now = ipcsync_now()
         if now < self.next_ns:
             return
-        if now - self.next_ns > LONGEST_PAUSE_NS:  # for another judgement than the last time
+        if now - self.next_ns > LONGEST_PAUSE_NS:  # for another resolution than the last time
             self.pause_ns = FIRST_PAUSE_NS
         self.next_ns = now + self.pause_ns
         self.slice_ns = max(self.pause_ns, <int64_t>SHORTEST_SLICE_NS)

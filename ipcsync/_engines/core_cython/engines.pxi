@@ -40,7 +40,7 @@ cdef class EventEngine:
         event = use.open_event(index, None if patience_s < 0 else patience_s)
         if event is None:
             return False
-        if patience_s == 0:  # within a judgement, which has the lock of another use
+        if patience_s == 0:  # within a resolution, which has the lock of another use
             if not use.state.take():
                 return False  # the import stays open, for the next call
         else:

@@ -256,7 +256,7 @@ cdef class Lane:
         """Whether all brackets are over, and nothing lost stands in the way of its own streams."""
         if self.bracket is not None or self.number != self.now_over() or self.number != self.now_drained():
             return False
-        return not any([wait.known() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
+        return not any([wait.known_outcome() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
 
     cdef inline int64_t now_over(self) noexcept nogil:
         return <int64_t>ipcsync_load(<const uint64_t *>self.over.host)

@@ -49,7 +49,7 @@ cdef class Queries(Streams):
         cdef bint is_good
         if self.dependencies.depends(generation):
             if self.is_recorder:
-                return self.is_judged(generation)
+                return self.is_resolved(generation)
             if MISTAKE != 12 and not self.is_clear(generation):
                 return False
         is_good = (MISTAKE == 7 or self.recorder_lives()) and not self.is_broken()
@@ -66,15 +66,15 @@ cdef class Queries(Streams):
                 self.state.give()
         return True
 
-    cdef bint is_judged(self, int64_t generation) except -1 nogil:
+    cdef bint is_resolved(self, int64_t generation) except -1 nogil:
         """Whether this recorder finds that `generation`, which depends on something, counts."""
         if self.is_complete_now(generation):
             return True
-        self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to judge its other events first
+        self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to resolve its other events first
         return False
 
     cdef bint is_complete_now(self, int64_t generation) except -1 nogil:
-        """`is_complete`; the recorder itself first judges what its records depend on, if nobody else does now."""
+        """`is_complete`; the recorder itself first resolves what its records depend on, if nobody else does now."""
         if self.is_recorder and self.chain.is_needed:
             with gil:
                 if self.chain.is_open:
@@ -110,7 +110,7 @@ cdef class Queries(Streams):
     def accepts(self, int64_t generation):
         """Whether a waiter would accept `generation` now; asks the driver, raises nothing.
 
-        False also while another thread has the lock, and for this process's own events, which it judges itself.
+        False also while another thread has the lock, and for this process's own events, which it resolves itself.
         """
         cdef bint is_accepted = False
         if self.is_recorder or self.is_unused or self.last() < generation:
@@ -290,18 +290,18 @@ cdef class Queries(Streams):
         return True
 
     cdef bint publish(self) except -1:
-        """Publish what is complete, and judge what it depends on, unless another call does now."""
+        """Publish what is complete, and resolve what it depends on, unless another call does now."""
         self.open_pending()
         if not self.state.take():
             return False
         try:
             if not self.is_unused:  # else the slot may be another event's by now
-                self.publish_and_judge()
+                self.publish_and_resolve()
         finally:
             self.state.give()
         return True
 
-    cdef bint publish_and_judge(self) except -1:
+    cdef bint publish_and_resolve(self) except -1:
         cdef int64_t done
         if not (self.engine.has_ring or self.chain.is_open):
             return True
@@ -310,7 +310,7 @@ cdef class Queries(Streams):
         if not self.chain.is_open:
             self.store(done)
         elif done >= 0 and not self.is_orphaned() and not self.is_broken():  # a broken one's watermark says what counts
-            self.store(self.chain.judge(done))
+            self.store(self.chain.resolve(done))
             self.chain.store()
         return True
 

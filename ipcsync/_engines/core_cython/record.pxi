@@ -154,9 +154,9 @@ cdef class Records(Waits):
 
     cdef Entry depend_on(self, int64_t key, uint64_t stream, int64_t generation, further):
         """What the record will depend on: the waits of a list, and others. RecorderLost if any of it is lost."""
-        if len(self.chain.entries_) >= self.chain.judge_at:
+        if len(self.chain.entries_) >= self.chain.resolve_at:
             self.publish()
-            self.chain.judge_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries_)))
+            self.chain.resolve_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries_)))
         waits = latest(None if self.depends_on_all else key)
         if further:
             waits = dict.fromkeys([*waits, *further])
@@ -258,7 +258,7 @@ cdef class Records(Waits):
             self._room = self._completed + self.depth
 
     cdef bint find_room(self, int64_t generation) except -1 nogil:
-        """Whether there is room for a record of `generation` after a look at what is complete; without a judgement."""
+        """Whether there is room for a record of `generation` after a look at what is complete; without a resolution."""
         if generation <= self._room:
             return True
         if not self.try_state():
@@ -318,7 +318,7 @@ cdef class Records(Waits):
             PyErr_CheckSignals()
             self.guard.check_liveness()
             self.look_for_room()
-            if found == 1 and oldest > self._completed:  # it depends on something that is not judged yet
+            if found == 1 and oldest > self._completed:  # it depends on something that is not resolved yet
                 self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))
                 with nogil:
                     self.dependencies.pause(deadline)

@@ -224,9 +224,9 @@ cdef class ReplayingBase:
             else:
                 core.open_import(1, -1)
             for wait in latest(lane.key) if list_count != 0 and lane.key in lists else ():
-                fate = wait.known()
-                if isinstance(fate, Loss):
-                    raise wait.behind(fate).error(core.name, core.label, core._recorded + 1)
+                outcome = wait.known_outcome()
+                if isinstance(outcome, Loss):
+                    raise wait.behind(outcome).error(core.name, core.label, core._recorded + 1)
         return True
 
     cdef bint await_room(self, Bracket bracket, Lane lane) except -1:

@@ -129,7 +129,7 @@ cdef class Slot:
         return <int64_t>(self.load(LOAD_WATERMARK, WATERMARK) - self.base) if self.is_broken() else done
 
     cdef bint is_clear(self, int64_t generation) noexcept nogil:
-        """Whether all is well with what `generation` depends on; else its recorder is asked to judge."""
+        """Whether all is well with what `generation` depends on; else its recorder is asked to resolve."""
         cdef uint64_t recorder
         if not self.dependencies.depends(generation):
             return True
@@ -331,8 +331,8 @@ cdef class Slot:
         self.check_liveness(generation)
         self.check_finished(generation)
 
-    def fate(self, int64_t generation):
-        """The fate of `generation`, by the board and this process's memory: True (good), a Loss, or None (open).
+    def outcome_of(self, int64_t generation):
+        """The outcome of `generation`, by the board and this process's memory: True (good), a Loss, or None (open).
 
         Raises nothing; this use may be closed already, since records that depend on it ask.
         """

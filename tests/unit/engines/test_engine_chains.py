@@ -117,12 +117,12 @@ def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settle
             chain.c.synchronize(1, 0.02)
         assert [(entry.first, entry.last, entry.bits) for entry in chain.b.chain.entries] == [(1, 1, 1)]
         (wait,) = queued.of(None)
-        assert (wait.generation, wait.verdict, wait.label) == (1, None, f"generation 1 of {chain.mine.label}")
+        assert (wait.generation, wait.outcome, wait.label) == (1, None, f"generation 1 of {chain.mine.label}")
     chain.stream.synchronize()
     assert chain.c.query(1)
     chain.b.publish_completed()
     assert (chain.c.dependencies.first, bits_of(line), line.lost, chain.b.chain.entries) == (0, 0, 0, [])
-    assert wait.verdict is True, "it stood on the stream of what was found complete"
+    assert wait.outcome is True, "it stood on the stream of what was found complete"
     assert chain.record(chain.b, chain.stream) == 2
     assert chain.c.dependencies.first == 0
 
@@ -216,13 +216,13 @@ def test_a_stream_behind_the_dead_is_spoilt_until_it_is_resumed(chain: Chain) ->
 def test_what_was_released_keeps_its_verdict(chain: Chain) -> None:
     with chain.begin():
         (wait,) = queued.of(None)
-        assert wait.known() is None
+        assert wait.known_outcome() is None
         chain.kill(0)
-        fate = wait.known()
-        assert fate is not None
-        assert fate is not True
+        outcome = wait.known_outcome()
+        assert outcome is not None
+        assert outcome is not True
         chain.board.words[chain._owner(0)] = 1  # the line is another's now
-        assert wait.known() is fate
+        assert wait.known_outcome() is outcome
 
 
 def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
@@ -249,10 +249,10 @@ def test_an_event_that_broke_says_of_each_generation_what_is_true(chain: Chain) 
     line = chain.board.slot(0)
     line.break_at(1)
     other = chain.open(0)
-    assert other.fate(1) is True
-    fate = other.fate(2)
-    assert isinstance(fate, tuple)
-    assert (fate.cause, fate.session, fate.pid) == ("died", "a", 4711)
+    assert other.outcome_of(1) is True
+    outcome = other.outcome_of(2)
+    assert isinstance(outcome, tuple)
+    assert (outcome.cause, outcome.session, outcome.pid) == ("died", "a", 4711)
     assert other.query(1)
     with pytest.raises(RecorderLost, match=r"^generation 2 of .*a/out") as caught:
         other.query(2)

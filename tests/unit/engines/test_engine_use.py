@@ -276,7 +276,7 @@ def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(
     monkeypatch.setattr(view, "free_streams", lambda: listed.append(queued.add(KEY, view, 1, STREAM)))
     view.close()
     until(view.try_release, "it to be released")
-    assert [wait.verdict for wait in listed] == [True]
+    assert [wait.outcome for wait in listed] == [True]
     assert queued.of(KEY) == []
 
 
