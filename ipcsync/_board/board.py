@@ -186,14 +186,14 @@ class Board:
         length = layout.bits_length(self.sessions) // 8
         first = layout.bits_offset(self.sessions, self.slots) // 8 + index * length
         offset = layout.slot_offset(self.sessions, index)
-        row = layout.visits_length(self.sessions)
-        visits = layout.visits_offset(self.sessions, self.slots) + index * row
+        row = layout.hazards_length(self.sessions)
+        hazards = layout.hazards_offset(self.sessions, self.slots) + index * row
         bits = range(first, first + -(-self.sessions // 64))
-        return SlotLine(self.words, self.address, offset, bits, self._bytes[visits : visits + row])
+        return SlotLine(self.words, self.address, offset, bits, self._bytes[hazards : hazards + row])
 
     def end_visits(self, session: int) -> None:
-        """End all visits of the session that had that line, and is gone (coordinator)."""
-        row, first = layout.visits_length(self.sessions), layout.visits_offset(self.sessions, self.slots)
+        """Retract all hazards of the session that had that line, and is gone (coordinator)."""
+        row, first = layout.hazards_length(self.sessions), layout.hazards_offset(self.sessions, self.slots)
         column = self._bytes[first + session : first + self.slots * row : row]
         if any(column.tobytes()):
             column[:] = bytes(len(column))

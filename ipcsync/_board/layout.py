@@ -1,7 +1,7 @@
 """Where each word of the board lies, and who writes it.
 
 The file is a header page and five tables, each on pages of its own: session lines, slot lines, the slots' bits, the
-slots' visits, and the sessions' names. A line is 128 bytes: the coordinator writes the first half, a client or the GPU
+slots' hazards, and the sessions' names. A line is 128 bytes: the coordinator writes the first half, a client or the GPU
 the second, so that the two never share a cache line. (Two words of the slot's first half change so seldom that they may
 stand there too: by them a waiter asks to be woken.) All words are 8 bytes, aligned, native-endian.
 
@@ -37,14 +37,14 @@ H_STARTS = 15  # how many coordinators have served with this board
 H_PROBE = 16  # a stream of the coordinator writes it, to test that streams can
 # Session words: the coordinator's, then the client's.
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
-S_HEARTBEAT, S_OWNER, S_NUDGE = 8, 9, 10  # `nudge` is never stored to: a futex that wakes the client's thread
+S_HEARTBEAT, S_OWNER, S_DOORBELL = 8, 9, 10  # `doorbell` is never stored to: a futex that wakes the client's thread
 S_SHOWS_END = 11  # the session's serial, if a lock shows its process's end
 S_LOCK = 12  # the inode of the socket that keeps that lock, which forked children have too
 # Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
 L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED, L_REASON = range(6)
 L_AWAITED, L_FOLLOWED = 6, 7  # 1: a record is to wake who waits, or the bridge; the waiters' and the bridge's
-L_RECORDED, L_COMPLETED, L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT = range(8, 14)
-L_VISITED = 14  # 1: a recorder is to look at the visits before its ring goes round; stored by those who visit
+L_RECORDED, L_COMPLETED, L_FIRST_DEPENDENT, L_VALID_AS_OF, L_LOST, L_ROOT_CAUSE = range(8, 14)
+L_ANNOUNCED = 14  # 1: a recorder is to look at the hazards before its ring goes round; stored by those who announce one
 
 WORDS = LINE // 8
 
@@ -74,19 +74,19 @@ def bits_length(sessions: int) -> int:
     return -(-sessions // 512) * 64
 
 
-def visits_offset(sessions: int, slots: int) -> int:
-    """Byte offset of the first slot's visits, on a page of its own."""
+def hazards_offset(sessions: int, slots: int) -> int:
+    """Byte offset of the first slot's hazards, on a page of its own."""
     return bits_offset(sessions, slots) + _pages(slots * bits_length(sessions))
 
 
-def visits_length(sessions: int) -> int:
-    """Bytes of one slot's visits: one a session line, in whole cache lines."""
+def hazards_length(sessions: int) -> int:
+    """Bytes of one slot's hazards: one a session line, in whole cache lines."""
     return -(-sessions // 64) * 64
 
 
 def labels_offset(sessions: int, slots: int) -> int:
     """Byte offset of the first session's name, on a page of its own."""
-    return visits_offset(sessions, slots) + _pages(slots * visits_length(sessions))
+    return hazards_offset(sessions, slots) + _pages(slots * hazards_length(sessions))
 
 
 def label_offset(sessions: int, slots: int, index: int) -> int:

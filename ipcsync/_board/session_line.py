@@ -8,10 +8,10 @@ from ipcsync._board.fence import fence
 from ipcsync._board.layout import (
     LABEL,
     LIVE,
+    S_DOORBELL,
     S_HEARTBEAT,
     S_LOCK,
     S_NAMESPACE,
-    S_NUDGE,
     S_OWNER,
     S_PID,
     S_SERIAL,
@@ -26,10 +26,10 @@ from ipcsync._linux.futex import Futex
 class SessionLine:
     """One session's words, `offset` bytes into a board whose `words` lie at `address`; its name is `label` bytes in.
 
-    `serial` is (count << 16) | line number, and is never reused. `nudge` is a futex that wakes the session's client.
+    `serial` is (count << 16) | line number, and is never reused. `doorbell` is a futex that wakes the session's client.
     """
 
-    __slots__ = ("_address", "_label", "first", "nudge", "offset", "words")
+    __slots__ = ("_address", "_label", "doorbell", "first", "offset", "words")
 
     state: Word = Word(S_STATE)  # FREE, LIVE or EXPIRED; the coordinator's
     serial: Word = Word(S_SERIAL)  # which session has the line; the coordinator's
@@ -41,7 +41,7 @@ class SessionLine:
     def __init__(self, words: memoryview[int], address: int, offset: int, label: int) -> None:
         self._label = label // 8
         self.offset: int = offset
-        self.nudge: Futex = Futex(address + offset + S_NUDGE * 8)
+        self.doorbell: Futex = Futex(address + offset + S_DOORBELL * 8)
         self.first: int = offset // 8
         self.words: memoryview[int] = words
         self._address = address + offset

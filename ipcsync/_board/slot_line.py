@@ -7,20 +7,20 @@ import ctypes
 from ipcsync._board.fence import fence, full_fence
 from ipcsync._board.layout import (
     BROKEN,
-    L_AS_OF,
+    L_ANNOUNCED,
     L_AWAITED,
-    L_BEHIND,
     L_COMPLETED,
-    L_CULPRIT,
     L_EXPIRED,
+    L_FIRST_DEPENDENT,
     L_FOLLOWED,
     L_INCARNATION,
     L_LOST,
     L_REASON,
     L_RECORDED,
     L_RECORDER,
+    L_ROOT_CAUSE,
     L_STATE,
-    L_VISITED,
+    L_VALID_AS_OF,
     L_WATERMARK,
     OPEN,
     REASONS,
@@ -33,14 +33,14 @@ from ipcsync._linux.futex import Futex
 class SlotLine:
     """One slot's words, `offset` bytes into a board whose `words` lie at `address`.
 
-    `futex` is on the low half of `recorded`; `bits` are the places of the slot's bits in those words; `visits` are
-    bytes, one for each session line, which is odd during a visit of that session: from before its last look whether a
-    generation is complete until a stream's wait for that one is queued in the driver.
+    `futex` is on the low half of `recorded`; `bits` are the places of the slot's bits in those words; `hazards` are
+    bytes, one for each session line, which is odd while that session has announced one: from before
+    its last look whether a generation is complete until a stream's wait for that one is queued in the driver.
 
     The compiled core does what recorders and waiters do, over the same words.
     """
 
-    __slots__ = ("_bits", "_board", "_visits", "address", "first", "futex", "words")
+    __slots__ = ("_bits", "_board", "_hazards", "address", "first", "futex", "words")
 
     # Of the coordinator.
     incarnation: Word = Word(L_INCARNATION)  # how many uses the slot has had
@@ -52,22 +52,23 @@ class SlotLine:
     # Of the recorder. `completed` is the GPU's on the timeline engine, and at a timeline's break the coordinator's.
     recorded: Word = Word(L_RECORDED)  # base + last generation published
     completed: Word = Word(L_COMPLETED)  # everything up to here is complete
-    behind: Word = Word(
-        L_BEHIND
-    )  # base + first generation that stands behind a wait and is not settled; up to base: none
-    as_of: Word = Word(L_AS_OF)  # count of sessions when the bits were last found good
+    # base + first generation that depends on an open wait; up to base: none
+    first_dependent: Word = Word(L_FIRST_DEPENDENT)
+    valid_as_of: Word = Word(L_VALID_AS_OF)  # count of sessions when the bits were last found good
     lost: Word = Word(L_LOST)  # base + first lost generation; up to base: none. Never taken back
-    culprit: Word = Word(L_CULPRIT)  # serial of the session whose end caused the loss, 0 if it is unknown
+    root_cause: Word = Word(L_ROOT_CAUSE)  # serial of the session whose end caused the loss, 0 if it is unknown
     # Of who waits for a record.
     awaited: Word = Word(L_AWAITED)  # 1: a record is to wake those who sleep on it
-    visited: Word = Word(L_VISITED)  # 1: a recorder is to look at the visits before its ring goes round
+    announced: Word = Word(L_ANNOUNCED)  # 1: a recorder is to look at the hazards before its ring goes round
     followed: Word = Word(L_FOLLOWED)  # 1: the bridge sleeps until the next record
 
-    def __init__(self, words: memoryview[int], address: int, offset: int, bits: range, visits: memoryview[int]) -> None:
+    def __init__(
+        self, words: memoryview[int], address: int, offset: int, bits: range, hazards: memoryview[int]
+    ) -> None:
         self.first: int = offset // 8
         self.words: memoryview[int] = words
         self._bits = bits
-        self._visits = visits
+        self._hazards = hazards
         self._board = address
         self.address: int = address + offset
         self.futex: Futex = Futex(self.address + L_RECORDED * 8)
@@ -96,9 +97,9 @@ class SlotLine:
         return len(self._bits)
 
     @property
-    def visits_address(self) -> int:
-        """Address of the first of the slot's visits in this process."""
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._visits))
+    def hazards_address(self) -> int:
+        """Address of the first of the slot's hazards in this process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._hazards))
 
     @property
     def has_expired(self) -> bool:
@@ -111,16 +112,16 @@ class SlotLine:
         code = self.words[self.first + L_REASON]
         return REASONS[code] if code < len(REASONS) else ""
 
-    def visits(self) -> dict[int, int]:
-        """Which sessions are on a visit, and the byte that tells this visit from others (recorder)."""
-        full_fence()  # behind the store of `completed`: who enters later sees that
-        if not self.visited:
+    def hazards(self) -> dict[int, int]:
+        """Which sessions have announced a hazard, and the byte that tells this one from others (recorder)."""
+        full_fence()  # behind the store of `completed`: who announces later sees that
+        if not self.announced:
             return {}
-        return {session: visit for session, visit in enumerate(self._visits.tobytes()) if visit & 1}
+        return {session: hazard for session, hazard in enumerate(self._hazards.tobytes()) if hazard & 1}
 
-    def lose(self, count: int, culprit: int) -> None:
+    def lose(self, count: int, root_cause: int) -> None:
         """Store that everything from `count` on is lost, and by whose end; then wake the waiters (recorder)."""
-        self.culprit = culprit
+        self.root_cause = root_cause
         fence()
         self.lost = count
         fence()
@@ -143,11 +144,11 @@ class SlotLine:
         words, first = self.words, self.first
         words[first + L_REASON] = 0
         # The last recorder's: if it ended before it published a record, these are about one that the new use will make.
-        for index in (L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT, L_AWAITED, L_FOLLOWED, L_VISITED):
+        for index in (L_FIRST_DEPENDENT, L_VALID_AS_OF, L_LOST, L_ROOT_CAUSE, L_AWAITED, L_FOLLOWED, L_ANNOUNCED):
             words[first + index] = 0
         for place in self._bits:
             words[place] = 0
-        self._visits[:] = bytes(len(self._visits))
+        self._hazards[:] = bytes(len(self._hazards))
         self.incarnation = incarnation
         fence()
         self.state = OPEN

@@ -55,8 +55,8 @@ class Guard(Protocol):
     line_index: int
     """Which line of the board is the session's."""
 
-    stands_behind_all: bool
-    """Whether each record of the session stands behind every wait of the process, whatever its stream."""
+    depends_on_all: bool
+    """Whether each record of the session depends on every wait of the process, whatever its stream."""
 
 
 class Engine(Outcome):
@@ -100,7 +100,7 @@ class Engine(Outcome):
     ) -> int:
         """Record the next generation on the CUstream `handle` of device `ordinal`; returns its number.
 
-        It stands behind all waits queued on that stream earlier, behind the generations `after`, which the stream is
+        It depends on all waits queued on that stream earlier, behind the generations `after`, which the stream is
         made to wait for, and behind the waits `behind`, which are those of other streams.
         """
         began = time.monotonic_ns()
@@ -131,17 +131,17 @@ class Engine(Outcome):
                 if generation > self._recorded:
                     number = self._recorded + 1
                     raise ValueError(
-                        f"generation {number} of {self.label} cannot stand behind its generation {generation}"
+                        f"generation {number} of {self.label} cannot depend on its generation {generation}"
                     )
                 continue
             try:
                 view.wait_on(generation, handle, ordinal, timeout, began)
             except RecorderLost:
-                fate = view.fate(generation)
+                outcome = view.outcome_of(generation)
                 view.check()  # after the words were read
-                if not isinstance(fate, Loss):
+                if not isinstance(outcome, Loss):
                     raise
-                raise self._error_of(Wait(view, generation, 0, 0).behind(fate), self._recorded + 1) from None
+                raise self._error_of(Wait(view, generation, 0, 0).behind(outcome), self._recorded + 1) from None
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""

@@ -65,9 +65,9 @@ class Outcome(Core):
 
     def loss_of(self, generation: int) -> Loss:
         """Why `generation` is lost."""
-        if self.behind.is_lost(generation):
-            culprit = self.line.culprit
-            return Loss("behind", culprit, *self.board.who(culprit), node=self.node)
+        if self.dependencies.is_lost(generation):
+            root_cause = self.line.root_cause
+            return Loss("behind", root_cause, *self.board.who(root_cause), node=self.node)
         if self.node:
             return Loss(self._cause(generation), self.recorder, "", 0, node=self.node, reason=self._reason())
         return Loss(self._cause(generation), self.recorder, *self._recorder())
@@ -174,7 +174,7 @@ class Outcome(Core):
             timeout=timeout,
         )
 
-    def raise_visited(self, oldest: int, timeout: float | None) -> NoReturn:
+    def raise_announced(self, oldest: int, timeout: float | None) -> NoReturn:
         """Raise WaitTimeout: other processes are inside the driver for a wait for `oldest`, or a generation before."""
         raise WaitTimeout(
             f"no room for a further record: generation {oldest} of {self.label} is complete, but another process has "

@@ -37,7 +37,7 @@ waits_on = _core.waits_on
 
 def lost_on(handle: DriverObject, ordinal: int) -> list[Wait]:
     """The lost waits that were queued on a stream of device `ordinal`."""
-    return [wait for wait in on_stream(handle, ordinal) if isinstance(wait.known(), Loss)]
+    return [wait for wait in on_stream(handle, ordinal) if isinstance(wait.known_outcome(), Loss)]
 
 
 def on_stream(handle: DriverObject, ordinal: int) -> list[Wait]:
@@ -110,15 +110,15 @@ class Standing:
         """Whether all of them are known good. RecorderLost if `what` may stand still behind one for ever."""
         is_over = True
         for wait in self._waits:
-            fate = wait.judged()
-            if isinstance(fate, Loss) and _holds_up(wait, fate):
-                raise fate.error_behind(wait.label, what, wait.view.name, wait.generation)
-            is_over = is_over and fate is True
+            outcome = wait.resolved()
+            if isinstance(outcome, Loss) and _holds_up(wait, outcome):
+                raise outcome.error_behind(wait.label, what, wait.view.name, wait.generation)
+            is_over = is_over and outcome is True
         return is_over
 
     def __str__(self) -> str:
         """Those that are not over, in a text; empty if there are none."""
-        return ", ".join(sorted({wait.label for wait in self._waits if wait.known() is not True}))
+        return ", ".join(sorted({wait.label for wait in self._waits if wait.known_outcome() is not True}))
 
 
 def _holds_up(wait: Wait, loss: Loss) -> bool:
@@ -147,9 +147,9 @@ def tell_at_exit() -> None:
     if fork.is_in_bad_fork():
         return
     for wait in latest(None):
-        fate = wait.known()
-        if isinstance(fate, Loss) and _holds_up(wait, fate):
-            stuck.setdefault(fate.behind(wait.label).root, set()).add(wait.stream)
+        outcome = wait.known_outcome()
+        if isinstance(outcome, Loss) and _holds_up(wait, outcome):
+            stuck.setdefault(outcome.behind(wait.label).root, set()).add(wait.stream)
     for what, streams in stuck.items():
         ids = ", ".join(map(str, sorted(streams)))
         log.warning(

@@ -119,12 +119,12 @@ class Traced(Engine):
     # --- what is written ----------------------------------------------------------------------------------------------
 
     def record_next(
-        self, handle: DriverObject, deadline_ns: int, timeout: float | None, behind: Sequence[Wait] | None
+        self, handle: DriverObject, deadline_ns: int, timeout: float | None, further: Sequence[Wait] | None
     ) -> int:
         """Record the next generation, and write that."""
         since = monotonic_ns()
         with self._range(Kind.RECORD):
-            generation: int = super().record_next(handle, deadline_ns, timeout, behind)
+            generation: int = super().record_next(handle, deadline_ns, timeout, further)
         self._put(_RECORD, self._use, generation, self.last_stream, since, monotonic_ns())
         return generation
 

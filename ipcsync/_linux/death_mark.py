@@ -17,17 +17,17 @@ _GIVE_UP_S = 0.1
 class DeathMark:
     """A word at `address`: not 0 once `show` returned, OWNER_DIED after this process's death or exec.
 
-    With a `nudge` the mark wakes one process that waits on the word, and the thread calls `on_nudge` when another
-    process wakes `nudge`, a word that stays 0. It calls nothing else: a
-    library may have robust mutexes of its own, and a thread has one list of them. A nudge that comes while it is awake
-    is missed, so a process that needs an answer nudges again. If no thread can be started, or the kernel refuses, the
+    With a `doorbell` the mark wakes one process that waits on the word, and the thread calls `on_ring` when another
+    process wakes `doorbell`, a word that stays 0. It calls nothing else: a
+    library may have robust mutexes of its own, and a thread has one list of them. A ring that comes while it is awake
+    is missed, so a process that needs an answer rings again. If no thread can be started, or the kernel refuses, the
     word stays 0, and other processes have to ask the kernel.
     """
 
-    def __init__(self, address: int, nudge: Futex | None = None, on_nudge: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, address: int, doorbell: Futex | None = None, on_ring: Callable[[], None] = lambda: None) -> None:
         self._address = address
-        self._nudge = nudge
-        self._on_nudge = on_nudge
+        self._doorbell = doorbell
+        self._on_ring = on_ring
         self._has_begun = threading.Event()
         self._end = threading.Event()
         self._is_given_up = False
@@ -43,7 +43,7 @@ class DeathMark:
 
     def _hold(self) -> None:
         try:
-            with suppress(OSError), robust.held(self._address, wakes=self._nudge is not None) as is_held:
+            with suppress(OSError), robust.held(self._address, wakes=self._doorbell is not None) as is_held:
                 self._has_begun.set()
                 self._sleep()
                 if is_held and self._is_given_up:
@@ -52,26 +52,26 @@ class DeathMark:
             self._has_begun.set()
 
     def _sleep(self) -> None:
-        if self._nudge is None:
+        if self._doorbell is None:
             self._end.wait()
             return
         while not self._end.is_set():
-            if self._nudge.wait(0, _LONGEST_SLEEP_NS) and not self._end.is_set():
-                self._on_nudge()
+            if self._doorbell.wait(0, _LONGEST_SLEEP_NS) and not self._end.is_set():
+                self._on_ring()
 
     def end(self) -> None:
         """Release the word, before another process may get it: it is 0 when this returns."""
         self._end.set()
         self._await_end(threading.TIMEOUT_MAX)
-        self._on_nudge = _nothing  # breaks a reference cycle with its owner
+        self._on_ring = _nothing  # breaks a reference cycle with its owner
 
     def _await_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         if self._thread is None or self._thread.ident is None:
             return
         while self._thread.is_alive() and time.monotonic() < deadline:
-            if self._nudge is not None:
-                self._nudge.wake()  # repeatedly: the thread may have been about to sleep
+            if self._doorbell is not None:
+                self._doorbell.wake()  # repeatedly: the thread may have been about to sleep
             self._thread.join(0.001)
 
     def give_up(self) -> None:
@@ -83,4 +83,4 @@ class DeathMark:
 
 
 def _nothing() -> None:
-    """The effect of a nudge once the word was released."""
+    """The effect of a ring once the word was released."""

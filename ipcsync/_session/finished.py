@@ -45,7 +45,7 @@ class Finished:
         """Raise if the session or its coordinator is lost."""
         self.guard.check_liveness()
 
-    def fate(self, generation: int) -> Loss | bool:
+    def outcome_of(self, generation: int) -> Loss | bool:
         """True if `generation` was known complete, else why it is lost."""
         left = self._remains
         return generation <= left.good or Loss(left.cause, left.serial, left.session, left.pid)
@@ -58,10 +58,10 @@ class Finished:
 
     def raise_if_over(self, generation: int) -> None:
         """Raise RecorderLost if `generation` never was known complete."""
-        fate = self.fate(generation)
-        if isinstance(fate, Loss):
-            is_over = fate.cause != "behind" and self.recorder_is_over()
-            raise fate.error(self.name, self.label, generation, over=True if is_over else None)
+        outcome = self.outcome_of(generation)
+        if isinstance(outcome, Loss):
+            is_over = outcome.cause != "behind" and self.recorder_is_over()
+            raise outcome.error(self.name, self.label, generation, over=True if is_over else None)
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, _ahead: bool) -> None:
         """There is nothing to wait for. Raises for a stream that no wait may be queued on, as any wait does."""

@@ -55,13 +55,13 @@ class SessionLease:
         welcome: Welcome,
         endpoint: str,
         at_beat: Callable[[], float],
-        on_nudge: Callable[[], None] | None = None,
+        on_ring: Callable[[], None] | None = None,
     ) -> None:
         self.board = board
         self.welcome = welcome
         self.endpoint = endpoint
         self.full_rings: int = 0
-        self.stands_behind_all = False
+        self.depends_on_all = False
         self.line_index: int = welcome.line
         self._line = board.session(welcome.line)
         self._at_beat = at_beat  # returns in how many seconds there is more to do
@@ -84,7 +84,7 @@ class SessionLease:
         self._line.heartbeat = self._last_ns
         self._due_ns = 0  # until when a call within a beat beats
         # By it peers see on the board when this process dies.
-        self._life = DeathMark(self._line.owner_address, self._line.nudge, on_nudge or self.wake)
+        self._life = DeathMark(self._line.owner_address, self._line.doorbell, on_ring or self.wake)
 
     def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:
         """By its process where its pid means the same here, else (None, None): by its lifeline."""

@@ -181,8 +181,8 @@ class Session:
         connection.window = welcome.window
         connection.starts = lambda: board.starts
         self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
-        self.lease = SessionLease(board, welcome, self.endpoint, self._at_beat, self._nudged)
-        self.lease.stands_behind_all = self._behind_all
+        self.lease = SessionLease(board, welcome, self.endpoint, self._at_beat, self._rung)
+        self.lease.depends_on_all = self._behind_all
         undo.callback(self.lease.stop)
         self.attachments = AttachmentTable(board, self.lease, self._tell, self.waits, tracing, self._shown)
         self.driving = Driving(self.attachments, self.lease, self._post, min(welcome.heartbeat, LONGEST_BEAT_S))
@@ -226,7 +226,7 @@ class Session:
                 self.lease.show_heartbeat()
         return _SOON_S if self.connection.has_late or self.attachments.has_closes else LONGEST_BEAT_S
 
-    def _nudged(self) -> None:
+    def _rung(self) -> None:
         """Another process waits for what only this one can say."""
         self.driving.wake()
 

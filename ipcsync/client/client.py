@@ -78,9 +78,9 @@ class Client(ClientView, Closing):
             endpoint = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
         except (ValueError, FileNotFoundError) as error:
             raise ConnectError(f"the default endpoint cannot be used: {error}") from None
-        stands_behind_all = options.chains == "session"
+        depends_on_all = options.chains == "session"
         self._session = Session(
-            endpoints.absolute(endpoint), plain(name), behind_all=stands_behind_all, shown=self._naming.shown
+            endpoints.absolute(endpoint), plain(name), behind_all=depends_on_all, shown=self._naming.shown
         )
         self._session.engine = chosen_engine(options.engine)
         self._unnamed = UnnamedEvents(self._session)

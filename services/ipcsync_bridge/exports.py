@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
 from ipcsync._board.layout import L_RECORDED
-from ipcsync._engines.core import Behind
+from ipcsync._engines.core import Dependencies
 from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
 from ipcsync._wire.messages import Attachment
 from ipcsync_bridge.wire import Key, Row
@@ -40,7 +40,7 @@ class Export:
         self.followers: set[str] = set()
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
-        self._behind = Behind(board, self._line, attachment.base)
+        self._dependencies = Dependencies(board, self._line, attachment.base)
         self.row = Row(*self.key)
         # Of the last look of the thread that watches it:
         self.is_in_flight = False
@@ -100,13 +100,13 @@ class Export:
 
     def _judged(self, done: int) -> int:
         """The last complete generation that counts; what stands behind something counts only if all is well there."""
-        first = self._behind.first
+        first = self._dependencies.first
         if not first or done < first:
             return done
         recorder = self._line.recorder
-        if self._behind.is_clear(recorder):
+        if self._dependencies.is_clear(recorder):
             return done
-        self._behind.nudge(recorder)
+        self._dependencies.ring(recorder)
         return first - 1
 
 

@@ -331,7 +331,7 @@ def _watermark(slot: Slot, line: SlotLine) -> int:
     count = min(max(completed, slot.base), line.recorded)
     if slot.engine == "timeline":
         # The GPU writes the word also after a lost wait: generations that the recorder did not settle do not count.
-        for first in (line.behind, line.lost):
+        for first in (line.first_dependent, line.lost):
             if first > slot.base:
                 count = min(count, first - 1)
     return count

@@ -307,7 +307,7 @@ def test_a_record_is_not_made_behind_itself_by_another_clients_point(
     event = client.event("behind itself", recorder=True, engine=engine)
     with ipcsync.connect(coordinator.endpoint, name="another") as other:
         same = other.point(bytes(event.at(1)))
-        with pytest.raises(ValueError, match="cannot stand behind its generation 1"):
+        with pytest.raises(ValueError, match="cannot depend on its generation 1"):
             event.record(ipcsync.Stream(), after=[same])
     event.close()
 

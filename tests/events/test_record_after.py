@@ -81,7 +81,7 @@ def test_what_gives_the_points_may_call_anything(client: ipcsync.Client) -> None
 def test_a_point_of_the_event_itself_has_to_be_recorded(stage: Stage) -> None:
     made, seen = stage.open()
     stream = ipcsync.Stream()
-    with pytest.raises(ValueError, match="generation 1 of 'e1' cannot stand behind its generation 1"):
+    with pytest.raises(ValueError, match="generation 1 of 'e1' cannot depend on its generation 1"):
         made.record(stream, after=[seen.at(1)])
     first = made.record(stream)
     made.record(ipcsync.Stream(), after=[first]).synchronize(DEADLINE_S)

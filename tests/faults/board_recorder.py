@@ -64,7 +64,7 @@ class Records(Waits):
             yield from self.look_for_room(me)
         del done
         if not (yield from self.has_room(me, generation)):
-            yield from self.await_leave(me)
+            yield from self.await_retract(me)
         return ""
 
     def publish_room(self, me: int) -> Program:
@@ -83,18 +83,18 @@ class Records(Waits):
         room = yield self.own(me, "room")
         return generation <= room
 
-    def await_leave(self, me: int) -> Program:
+    def await_retract(self, me: int) -> Program:
         done = yield self.own(me, "done")
-        visits = yield from self.visits("")
+        hazards = yield from self.hazards("")
         while True:
-            again = yield from self.visits("")
-            visits = visits & again
+            again = yield from self.hazards("")
+            hazards = hazards & again
             del again
-            if not visits:
+            if not hazards:
                 break
             yield self.note("pause")
             yield from self.look_for_room(me)
-            visits = yield from self.of_the_living(visits)
+            hazards = yield from self.of_the_living(hazards)
         yield from self.under_lock(me, "r", self.give_room, me, done)
         return ""
 
@@ -103,43 +103,43 @@ class Records(Waits):
         yield self.keep(me, "room", max(room, done + self.scenario.depth))
         return ""
 
-    def raise_room(self, me: int, visits: frozenset[tuple[int, int]] | None) -> Program:
+    def raise_room(self, me: int, hazards: frozenset[tuple[int, int]] | None) -> Program:
         done = yield self.own(me, "done")
         room = yield self.own(me, "room")
         if room < done + self.scenario.depth:
-            if visits is None:
-                visits = yield from self.visits()
-            if not visits:
+            if hazards is None:
+                hazards = yield from self.hazards()
+            if not hazards:
                 yield self.keep(me, "room", done + self.scenario.depth)
         return ""
 
-    def visits(self, label: str = "load visits") -> Program:
+    def hazards(self, label: str = "load hazards") -> Program:
         if label:  # else Python reads them
             yield self.note("fence")
-        visited = yield Op(label and "load visited", do.load, ("visited",), not self._hot["visited"])
-        if not visited or self.has("room without a look"):
+        announced = yield Op(label and "load announced", do.load, ("announced",), not self._hot["announced"])
+        if not announced or self.has("room without a look"):
             return frozenset()
-        visits = yield Op(label, do.load_visits)
-        return visits
+        hazards = yield Op(label, do.load_hazards)
+        return hazards
 
-    def of_the_living(self, visits: frozenset[tuple[int, int]]) -> Program:
-        left = tuple(sorted(visits))
+    def of_the_living(self, hazards: frozenset[tuple[int, int]]) -> Program:
+        left = tuple(sorted(hazards))
         while left:
-            is_alive = yield Op("visitor alive?", do.ask_visitor, (left[0][0],), not self.scenario.waiters_die)
+            is_alive = yield Op("announcer alive?", do.ask_announcer, (left[0][0],), not self.scenario.waiters_die)
             if not is_alive and not self.has("wait for the dead"):
-                visits = visits - {left[0]}
+                hazards = hazards - {left[0]}
             left = left[1:]
-        return visits
+        return hazards
 
     def publish_unless_closed(self, me: int) -> Program:
         is_closed = yield self.own(me, "is_closed")
         if is_closed:
             return ""
-        visits = None
-        if self.has("look at visits too early"):
-            visits = yield from self.visits()
+        hazards = None
+        if self.has("look at hazards too early"):
+            hazards = yield from self.hazards()
         yield from self.publish_completed(me)
-        yield from self.raise_room(me, visits)
+        yield from self.raise_room(me, hazards)
         return ""
 
     # record.pxi
@@ -333,7 +333,7 @@ class Model(Records):
         completed = yield Op("load completed", do.begin_break)
         recorded = yield Op("load recorded", do.see_what_is_kept)
         if self.is_timeline:  # what chains change here, `chain_model` has
-            yield self.note("load behind")
+            yield self.note("load first_dependent")
             yield self.note("load lost")
         watermark = min(completed, recorded)
         if self.is_timeline and self.has("release before state"):
@@ -378,11 +378,11 @@ class Model(Records):
         base = yield self.load("recorded")
         yield self.store("recorder", 0)
         yield self.store("watermark", 0)
-        for word in ("behind", "as_of", "lost", "culprit"):
+        for word in ("first_dependent", "valid_as_of", "lost", "root_cause"):
             yield self.note(f"store {word}")
         yield self.ask_to_be_woken(0)
         yield self.note("store followed")
-        yield self.note("store visited")
+        yield self.note("store announced")
         yield self.store("incarnation", 2)
         yield self.store("state", OPEN)
         yield Op("a new recorder's work", do.work_anew, (base + 2,))

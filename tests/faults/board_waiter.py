@@ -26,7 +26,7 @@ class SlotView:
             "recorded": True,
             "completed": True,
             "awaited": True,
-            "visited": not self.is_timeline and any(name == "wait" for call in scenario.calls for name, _ in call),
+            "announced": not self.is_timeline and any(name == "wait" for call in scenario.calls for name, _ in call),
         }
         self._shared = {RECORDER} if scenario.heartbeat else set()  # processes of two threads
         self._shared |= scenario.closers
@@ -132,7 +132,7 @@ class SlotView:
         if (state == BROKEN and not self.has("completed whatever the state")) or count == MAX:
             count = yield self.load("watermark")
         if self.is_timeline:
-            yield self.note("load behind")
+            yield self.note("load first_dependent")
         return count
 
     def is_on_board(self, generation: int) -> Program:
@@ -179,7 +179,7 @@ class SlotView:
         state = yield self.load("state")
         yield from self.last_look(me)
         if state == OPEN:
-            yield self.note("load behind")
+            yield self.note("load first_dependent")
             return ""
         if (yield from self.is_complete(me, generation)):
             return ""
@@ -235,7 +235,7 @@ class Waits(SlotView):
                 yield from self.check_liveness(me, generation)
 
     def confirm(self, me: int, generation: int) -> Program:
-        yield self.note("load behind")
+        yield self.note("load first_dependent")
         if self.has("alive before query"):
             alive = True
         else:
@@ -370,7 +370,7 @@ class Waits(SlotView):
             if is_queued:
                 yield from self.is_complete(me, generation)
         elif is_queued:
-            yield self.note("load behind")
+            yield self.note("load first_dependent")
         return ""
 
     def queue_wait(self, me: int, generation: int) -> Program:
@@ -379,25 +379,25 @@ class Waits(SlotView):
             yield Op("cuStreamWaitValue64", do.queue_wait_value, (me, generation))
             yield self.note("mark")
             return True
-        leave = Op("leave", do.leave, (me,))
-        is_early = self.has("look before the visit")
+        retract = Op("retract", do.retract, (me,))
+        is_early = self.has("look before the hazard")
         found = False
         if is_early:
             found = yield from self.is_reached(me, generation)
-        yield from self.enter(me)
+        yield from self.announce(me)
         if not is_early:
             found = yield from self.is_reached(me, generation)
         if not found:
-            if self.has("leave too early"):
-                yield leave
+            if self.has("retract too early"):
+                yield retract
             yield Op("cuStreamWaitEvent", do.queue_wait, (me, generation))
             yield self.note("mark")
-        if found or not self.has("leave too early"):
-            yield leave
+        if found or not self.has("retract too early"):
+            yield retract
         return not found
 
     def is_reached(self, me: int, generation: int) -> Program:
-        """The look within a visit: the recorder stores `completed` before it looks at the visits."""
+        """The look with a hazard announced: the recorder stores `completed` before it looks at the hazards."""
         done = yield self.load("completed")
         if done < generation:
             return False
@@ -405,12 +405,12 @@ class Waits(SlotView):
         is_complete = yield from self.is_complete(me, generation)
         return is_complete
 
-    def enter(self, me: int) -> Program:
-        visited = yield self.load("visited")
-        if not visited:
-            yield self.store("visited", 1)
-        del visited
-        yield Op("enter", do.enter, (me,))
+    def announce(self, me: int) -> Program:
+        announced = yield self.load("announced")
+        if not announced:
+            yield self.store("announced", 1)
+        del announced
+        yield Op("announce", do.announce, (me,))
         yield self.note("fence")
         return ""
 

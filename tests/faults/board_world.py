@@ -39,10 +39,10 @@ MISTAKES = {
     "awaited before publish": "whether anybody waits is read before `recorded` is stored, as without a fence between",
     "asleep unawaited": "a waiter sleeps, and does not say so before",
     "room without a look": "the ring goes round whoever is about to queue a wait for what is complete",
-    "look at visits too early": "who visits is read before `completed` is stored, as without a fence between",
-    "look before the visit": "a waiter looks what is complete, then says that it is about to queue a wait",
-    "leave too early": "a waiter says that its wait is queued before the driver's call",
-    "wait for the dead": "a recorder waits for the visit of a dead process to end",
+    "look at hazards too early": "the hazards are read before `completed` is stored, as without a fence between",
+    "look before the hazard": "a waiter looks what is complete, then says that it is about to queue a wait",
+    "retract too early": "a waiter says that its wait is queued before the driver's call",
+    "wait for the dead": "a recorder waits for the hazard of a dead process to end",
     "let go undrained": "a timeline's recorder lets go while a write of its own is queued",
 }
 
@@ -60,7 +60,7 @@ class Process(NamedTuple):
     made: int = 0
     done: int = 0
     room: int = 0  # up to which generation a record has nothing to wait for
-    visit: int = 0  # odd: from before its last look what is complete until its wait is queued
+    hazard: int = 0  # odd: from before its last look what is complete until its wait is queued
     has_import: bool = True
     queued: tuple[int, ...] = ()  # what the waits queued on its stream wait for
     told: str = ""  # to the coordinator: "closed", "left"
@@ -80,7 +80,7 @@ class World(NamedTuple):
     recorded: int = 0
     completed: int = 0
     awaited: int = 0  # whether a record is to wake anybody
-    visited: int = 0  # whether the recorder is to look at the visits
+    announced: int = 0  # whether the recorder is to look at the hazards
     ring: tuple[int, ...] = (0,)
     gpu: tuple[tuple[int, int, int], ...] = ()  # recorded, not complete: (generation, stream, generation it follows)
     truth: frozenset[int] = frozenset()  # complete, really
@@ -197,19 +197,21 @@ def ask_alive(world: World, serial: int) -> Moves:
     return ((recorder.is_alive, world),)
 
 
-def enter(world: World, number: int) -> Moves:
-    return ((None, world.put(number, visit=world.processes[number].visit + 1 | 1)),)
+def announce(world: World, number: int) -> Moves:
+    return ((None, world.put(number, hazard=world.processes[number].hazard + 1 | 1)),)
 
 
-def leave(world: World, number: int) -> Moves:
-    return ((None, world.put(number, visit=world.processes[number].visit + 1)),)
+def retract(world: World, number: int) -> Moves:
+    return ((None, world.put(number, hazard=world.processes[number].hazard + 1)),)
 
 
-def load_visits(world: World) -> Moves:
-    return ((frozenset((number, each.visit) for number, each in enumerate(world.processes) if each.visit & 1), world),)
+def load_hazards(world: World) -> Moves:
+    return (
+        (frozenset((number, each.hazard) for number, each in enumerate(world.processes) if each.hazard & 1), world),
+    )
 
 
-def ask_visitor(world: World, number: int) -> Moves:
+def ask_announcer(world: World, number: int) -> Moves:
     return ((world.processes[number].is_alive, world),)
 
 

@@ -118,7 +118,7 @@ def words(name: str) -> dict[str, int]:
     return {
         "recorded": line.recorded - base,
         "completed": line.completed - base,
-        "behind": max(line.behind - base, 0),
+        "behind": max(line.first_dependent - base, 0),
         "lost": max(line.lost - base, 0),
         "bits": bits_of(line),
     }

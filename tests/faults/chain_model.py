@@ -72,7 +72,7 @@ class Waiters(Recorders):
         elif self.on_board(world, i, n) and not self.is_timeline(i):
             yield "waiter: the board says complete", self._go(world, "end", True)
         elif self.has("liveness first") and slot.behind and slot.behind <= n:
-            if self.bits_are_good(world, i, slot.bits, slot.as_of):
+            if self.bits_are_good(world, i, slot.bits, slot.valid_as_of):
                 yield "waiter: all live", self._go(world, "driver")
             elif not self.is_alive(world, i):
                 yield "waiter: its recorder is dead", self._go(world, "end", False)
@@ -94,22 +94,22 @@ class Waiters(Recorders):
         elif self.scenario.is_today or not slot.behind or slot.behind > self.scenario.wanted:
             yield "waiter: behind nothing", self._go(world, "after")
         else:
-            yield "waiter: loads as_of", self._go(world, "bits", slot.as_of)
+            yield "waiter: loads valid_as_of", self._go(world, "bits", slot.valid_as_of)
 
     def _look_at_bits(self, world: World) -> Steps:
-        (as_of,) = world.waiter.registers
-        yield "waiter: loads bits", self._go(world, "line", as_of, world.slots[self.last].bits)
+        (valid_as_of,) = world.waiter.registers
+        yield "waiter: loads bits", self._go(world, "line", valid_as_of, world.slots[self.last].bits)
 
     def _look_at_line(self, world: World) -> Steps:
-        as_of, bits = world.waiter.registers
+        valid_as_of, bits = world.waiter.registers
         if bits >> self.last & 1:
             yield "waiter: only its recorder can tell; nudges", self._go(world, "ask")
         elif not bits:
             yield "waiter: all live", self._go(world, "after")
         else:
             j = bits.bit_length() - 1
-            if self.line_is_good(world, j, as_of):
-                yield f"waiter: {j} lives", self._go(world, "line", as_of, bits & ~(1 << j))
+            if self.line_is_good(world, j, valid_as_of):
+                yield f"waiter: {j} lives", self._go(world, "line", valid_as_of, bits & ~(1 << j))
             else:
                 yield f"waiter: {j} is over; nudges", self._go(world, "ask")
 

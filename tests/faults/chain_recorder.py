@@ -30,7 +30,7 @@ class Recorders(Looks):
             "evidence": self._evidence,
             "late": self._late,
             "bits": self._store_bits,
-            "as_of": self._store_as_of,
+            "valid_as_of": self._store_valid_as_of,
             "behind": self._store_behind,
             "record": self._record,
             "publish": self._publish,
@@ -133,7 +133,11 @@ class Recorders(Looks):
                 yield "RecorderLost at the record", _to(world, i, "stop", was_told=True)
                 return
             bits |= self._whose(world, up, generation, own)
-        if stage.entries and not self.has("as_of by force") and not self.bits_are_good(world, i, slot.bits, slot.as_of):
+        if (
+            stage.entries
+            and not self.has("valid_as_of by force")
+            and not self.bits_are_good(world, i, slot.bits, slot.valid_as_of)
+        ):
             bits |= own  # those of the older records: still theirs?
         if self.scenario.behind_all and any(not self.on_board(world, *wait) for wait in stage.other.waits):
             bits |= own  # its stream does not wait for these
@@ -142,7 +146,7 @@ class Recorders(Looks):
         entry = Entry(stage.made + 1, pending, bits, proves, stage.is_other)
         entries = _with(stage.entries, entry)
         row = _row(entries)
-        if self.has("as_of late"):
+        if self.has("valid_as_of late"):
             yield "checks whom it stands behind", _to(world, i, "late", row, entries=entries)
         else:
             step = "record" if self.has("publish first") else "bits"
@@ -158,18 +162,18 @@ class Recorders(Looks):
             if self.has("evidence unchecked"):
                 bits |= theirs.bits & ~(1 << up) | (own if theirs.bits >> up & 1 else 0)
             else:
-                bits |= theirs.bits if self.bits_are_good(world, up, theirs.bits, theirs.as_of) else own
+                bits |= theirs.bits if self.bits_are_good(world, up, theirs.bits, theirs.valid_as_of) else own
         return bits
 
     def _late(self, world: World, i: int) -> Steps:
         yield "loads newest", _to(world, i, "bits", world.stages[i].registers[0], world.newest)
 
     def _store_bits(self, world: World, i: int) -> Steps:
-        bits, as_of = world.stages[i].registers
-        yield "stores bits", _to(world, i, "as_of", as_of).slot(i, bits=bits)
+        bits, valid_as_of = world.stages[i].registers
+        yield "stores bits", _to(world, i, "valid_as_of", valid_as_of).slot(i, bits=bits)
 
-    def _store_as_of(self, world: World, i: int) -> Steps:
-        yield "stores as_of", _to(world, i, "behind").slot(i, as_of=world.stages[i].registers[0])
+    def _store_valid_as_of(self, world: World, i: int) -> Steps:
+        yield "stores valid_as_of", _to(world, i, "behind").slot(i, valid_as_of=world.stages[i].registers[0])
 
     def _store_behind(self, world: World, i: int) -> Steps:
         stage, slot = world.stages[i], world.slots[i]
@@ -222,7 +226,7 @@ class Recorders(Looks):
         stage, slot = world.stages[i], world.slots[i]
         done, back = stage.registers
         entries, lost, waits, other = stage.entries, slot.lost, stage.waits, stage.other
-        if entries and not lost and self.bits_are_good(world, i, slot.bits, slot.as_of):
+        if entries and not lost and self.bits_are_good(world, i, slot.bits, slot.valid_as_of):
             proves_all = self.has("proves all")
             waits = _left(waits, entries, done, None if proves_all else stage.is_other)
             left = _left(other.waits, entries, done, None if proves_all else not stage.is_other)
@@ -267,7 +271,7 @@ class Recorders(Looks):
         if theirs.state == BROKEN or not self.is_alive(world, up) or theirs.recorded < generation:
             return False
         is_behind = theirs.behind and theirs.behind <= generation
-        is_clear = not is_behind or self.bits_are_good(world, up, theirs.bits, theirs.as_of)
+        is_clear = not is_behind or self.bits_are_good(world, up, theirs.bits, theirs.valid_as_of)
         return is_clear and self.driver_says(world, up, generation)
 
     def _to_tell(

@@ -28,9 +28,9 @@ MISTAKES = {
     "no closure": "a record takes over the session it waited for, not those that one stands behind",
     "publish unjudged": "the recorder stores `completed` on the driver's word",
     "publish first": "`recorded` is published before `behind` and the bits",
-    "no as_of": "a waiter looks whether a line is alive, not whose it is",
-    "as_of late": "the newest session is read after the lines were checked, not before",
-    "as_of by force": "a record stores a new `as_of` without checking the older bits again",
+    "no valid_as_of": "a waiter looks whether a line is alive, not whose it is",
+    "valid_as_of late": "the newest session is read after the lines were checked, not before",
+    "valid_as_of by force": "a record stores a new `valid_as_of` without checking the older bits again",
     "mark only": "a waiter looks at the kernel's mark, not at the session's state",
     "release first": "the coordinator releases the words before it stores that the session is over",
     "ahead unmarked": "a record behind a wait whose record is not made yet takes over the session's line only",
@@ -56,7 +56,7 @@ class Slot(NamedTuple):
     completed: int = 0  # the recorder's on `event`, the GPU's on `timeline`
     behind: int = 0  # first generation that stands behind something not known good; 0: none
     bits: int = 0
-    as_of: int = 0
+    valid_as_of: int = 0
     lost: int = 0
     state: str = OPEN
     watermark: int = 0
@@ -224,18 +224,18 @@ class Looks:
             return True
         return not self.is_alive(world, i)
 
-    def line_is_good(self, world: World, j: int, as_of: int) -> bool:
-        """Whether the session of a line lives, and had it when `as_of` sessions were counted."""
+    def line_is_good(self, world: World, j: int, valid_as_of: int) -> bool:
+        """Whether the session of a line lives, and had it when `valid_as_of` sessions were counted."""
         line = world.lines[j]
         if line.mark or (line.state != LIVE and not self.has("mark only")):
             return False
-        return line.serial <= as_of or self.has("no as_of")
+        return line.serial <= valid_as_of or self.has("no valid_as_of")
 
-    def bits_are_good(self, world: World, i: int, bits: int, as_of: int) -> bool:
+    def bits_are_good(self, world: World, i: int, bits: int, valid_as_of: int) -> bool:
         """Whether all sessions live that slot `i` stands behind; its own bit: only its recorder can tell."""
         if bits >> i & 1:
             return False
-        return all(self.line_is_good(world, j, as_of) for j in range(len(world.lines)) if bits >> j & 1)
+        return all(self.line_is_good(world, j, valid_as_of) for j in range(len(world.lines)) if bits >> j & 1)
 
     def note(self, world: World) -> World:
         """Remember what the board says is good while its session lives."""

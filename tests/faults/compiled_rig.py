@@ -68,9 +68,9 @@ class Case:
     is_orphaned: bool = False  # the coordinator dies in the middle of the call
     is_closed: bool = False  # here, by another thread
     is_awaited: bool = False  # somebody has slept until a record
-    is_visited: bool = False  # somebody has queued a wait on a stream
-    visitor: str = ""  # who is about to: one that "leaves" during the pause, or is "dead"
-    at_enter: dict[str, Any] = field(default_factory=dict)  # stored on the board when a visit has begun
+    is_announced: bool = False  # somebody has queued a wait on a stream
+    announcer: str = ""  # who is about to: one that "leaves" during the pause, or is "dead"
+    at_announce: dict[str, Any] = field(default_factory=dict)  # stored on the board when a hazard has begun
     made: int = 0  # by the recorder, on stream 1; none is known complete
     stream: int = 1
     meanwhile: dict[str, Any] = field(default_factory=dict)  # stored on the board while it sleeps
@@ -104,7 +104,7 @@ def built(translated: Path, mistake: int) -> Any:
 class Guard:
     """A session's part in the calls."""
 
-    stands_behind_all = False
+    depends_on_all = False
 
     def __init__(self, rig: Rig, session_check: Any) -> None:
         self._rig, self.session_check = rig, session_check
@@ -138,7 +138,7 @@ def engine_of(module: ModuleType) -> Any:
 
         raise_closed = raise_gone = _raiser(errors.EventClosed)
         raise_lost = _raiser(errors.RecorderLost)
-        raise_timeout = raise_full = raise_visited = raise_no_turn = _raiser(errors.WaitTimeout)
+        raise_timeout = raise_full = raise_announced = raise_no_turn = _raiser(errors.WaitTimeout)
         raise_reentered = _raiser(errors.Reentered)
         raise_unknown_place = _raiser(errors.IpcSyncError)
         refuse_capturing = _raiser(errors.StreamCapturing)
@@ -164,7 +164,7 @@ def engine_of(module: ModuleType) -> Any:
             return self.rig.lives(serial & 0xFFFF)
 
         def session_is_alive(self, line: int) -> bool:
-            self.rig.log.append("visitor alive?")
+            self.rig.log.append("announcer alive?")
             return self.rig.lives(line)
 
         def open_event(self, index: int, _patience_s: float | None) -> int:
@@ -260,9 +260,9 @@ class Rig:
         for name in ("recorded", "completed", "state", "watermark"):
             self.put(name, getattr(case, name))
         self.put("awaited", int(case.is_awaited))
-        self.put("visited", int(case.is_visited))
-        self.line._visits[2] = int(bool(case.visitor))
-        if case.visitor == "dead":
+        self.put("announced", int(case.is_announced))
+        self.line._hazards[2] = int(bool(case.announcer))
+        if case.announcer == "dead":
             self.hold(self.board.session(2), DIED)
         if not case.is_alive:
             self.hold(self.board.session(1), DIED)
@@ -272,7 +272,7 @@ class Rig:
     def put(self, name: str, value: int) -> None:
         """Somebody stores a word."""
         names = ["incarnation", "state", "recorder", "watermark", "", "", "awaited", "followed"]
-        names += ["recorded", "completed", "", "", "", "", "visited"]
+        names += ["recorded", "completed", "", "", "", "", "announced"]
         first = (self.line.address - self.board.address) // 8
         self.board.words[first + names.index(name)] = INT64_MAX if value == MAX else value
 
@@ -316,12 +316,12 @@ class Rig:
         case, last = self.case, self.log[-1] if self.log else ""
         if case.is_orphaned and last == case.orphans_at:
             self.orphan()
-        happens = case.at_enter if last == "enter" else {}
+        happens = case.at_announce if last == "announce" else {}
         self.log.append(self.core.STEPS[number])
         if self.log[-1] == "sleep":
             happens = case.meanwhile
-        if case.visitor == "leaves" and self.log.count("guard.check") == 2:  # behind the first pause
-            self.line._visits[2] = 2
+        if case.announcer == "leaves" and self.log.count("guard.check") == 2:  # behind the first pause
+            self.line._hazards[2] = 2
         for name, value in happens.items():
             self.put(name, value)
 

@@ -151,9 +151,9 @@ FOUND_IN: dict[str, Scenario] = {
     "awaited before publish": SCENARIOS["two records"],
     "asleep unawaited": SCENARIOS["two records"],
     "room without a look": SCENARIOS["a wait is queued while the ring goes round"],
-    "look at visits too early": SCENARIOS["a wait is queued while the ring goes round"],
-    "look before the visit": SCENARIOS["a wait is queued while the ring goes round"],
-    "leave too early": SCENARIOS["a wait is queued while the ring goes round"],
+    "look at hazards too early": SCENARIOS["a wait is queued while the ring goes round"],
+    "look before the hazard": SCENARIOS["a wait is queued while the ring goes round"],
+    "retract too early": SCENARIOS["a wait is queued while the ring goes round"],
     "wait for the dead": SCENARIOS["a wait is queued while the ring goes round, waiters die"],
     "let go undrained": TIMELINES["an expired recorder's writes pull the word down, reuse"],
 }

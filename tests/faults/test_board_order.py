@@ -63,8 +63,8 @@ CASES: dict[str, Case] = {
     "synchronize: pending, broken": Case("synchronize", recorded=1, state=BROKEN),
     "wait: complete on the board": Case("wait", recorded=1, completed=1),
     "wait: recorded": Case("wait", recorded=1),
-    "wait: recorded, as others do": Case("wait", recorded=1, is_visited=True),
-    "wait: complete once it is on its visit": Case("wait", recorded=1, at_enter={"completed": 1}),
+    "wait: recorded, as others do": Case("wait", recorded=1, is_announced=True),
+    "wait: complete once it is on its hazard": Case("wait", recorded=1, at_announce={"completed": 1}),
     "wait: recorded while it sleeps": Case("wait", meanwhile={"recorded": 1}),
     "wait: the recorder dead": Case("wait", recorded=1, is_alive=False),
     "wait: the coordinator dead": Case("wait", recorded=1, is_orphaned=True),
@@ -81,12 +81,14 @@ CASES: dict[str, Case] = {
     "record: the first": Case("record"),
     "record: room in the ring": Case("record", depth=4, recorded=1, made=1),
     "record: room after a look": Case("record", recorded=1, made=1, says_complete=True),
-    "record: room after a look, nobody visits": Case("record", recorded=1, made=1, says_complete=True, is_visited=True),
-    "record: room after a look, a visitor leaves": Case(
-        "record", recorded=1, made=1, says_complete=True, is_visited=True, visitor="leaves"
+    "record: room after a look, nobody has a hazard": Case(
+        "record", recorded=1, made=1, says_complete=True, is_announced=True
     ),
-    "record: room after a look, a visitor is dead": Case(
-        "record", recorded=1, made=1, says_complete=True, is_visited=True, visitor="dead"
+    "record: room after a look, an announcer leaves": Case(
+        "record", recorded=1, made=1, says_complete=True, is_announced=True, announcer="leaves"
+    ),
+    "record: room after a look, an announcer is dead": Case(
+        "record", recorded=1, made=1, says_complete=True, is_announced=True, announcer="dead"
     ),
     "record: awaited": Case("record", depth=4, recorded=1, made=1, is_awaited=True),
     "record: another stream": Case("record", depth=4, recorded=1, made=1, stream=2),
@@ -132,18 +134,18 @@ def expected(case: Case) -> tuple[list[str], str]:
         Scenario(engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True, orphans=case.is_orphaned)
     )
     process = Process(is_closed=case.is_closed, made=case.made, room=case.depth)
-    visitor = process._replace(visit=int(bool(case.visitor)), is_alive=case.visitor != "dead")
+    announcer = process._replace(hazard=int(bool(case.announcer)), is_alive=case.announcer != "dead")
     world = World(
         state=case.state,
         watermark=case.watermark,
         recorded=case.recorded,
         completed=case.completed,
         awaited=int(case.is_awaited),
-        visited=int(case.is_visited),
+        announced=int(case.is_announced),
         ring=tuple(range(1, case.depth + 1)),
         truth=frozenset(range(1, 9) if case.says_complete else ()),
         lies=case.says_complete and not case.is_alive,
-        processes=(process._replace(is_alive=case.is_alive), visitor),
+        processes=(process._replace(is_alive=case.is_alive), announcer),
     )
     programs = {
         "query": lambda: model.query(1, "w", case.generation),
@@ -158,20 +160,20 @@ def expected(case: Case) -> tuple[list[str], str]:
     def after(label: str, world: World) -> World:
         if case.is_orphaned and label == case.orphans_at:
             return world._replace(coordinator="gone")
-        if label == "enter":
-            return world._replace(**case.at_enter)
-        if label == "pause" and case.visitor == "leaves":
-            return world.put(1, visit=2)
+        if label == "announce":
+            return world._replace(**case.at_announce)
+        if label == "pause" and case.announcer == "leaves":
+            return world.put(1, hazard=2)
         return world._replace(**case.meanwhile) if label == "sleep" else world
 
     labels, outcome = run_alone(world, programs[case.call](), after)
-    within = _WITHIN | ({"visitor alive?"} if case.visitor == "leaves" else set())  # which is asked later than here
+    within = _WITHIN | ({"announcer alive?"} if case.announcer == "leaves" else set())  # which is asked later than here
     steps = [label for label in labels if label not in within and (label == "own is_closed" or label[:4] != "own ")]
     return steps, _ERRORS.get(outcome, outcome)
 
 
 def _rounds(steps: list[str]) -> list[str]:
-    """The steps without those of a pause that the next one repeats: a record asks only then whether a visitor lives."""
+    """The steps without those of a pause that the next one repeats: only then it is asked who of them lives."""
     rounds: list[list[str]] = [[]]
     for step in steps:
         if step == "guard.check":
@@ -242,12 +244,13 @@ def test_what_users_call_takes_the_same_steps(name: str, run: Any, monkeypatch: 
 
 
 def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
-    slot = "INCARNATION STATE RECORDER WATERMARK AWAITED FOLLOWED RECORDED COMPLETED BEHIND AS_OF LOST CULPRIT VISITED"
+    slot = "INCARNATION STATE RECORDER WATERMARK AWAITED FOLLOWED RECORDED COMPLETED FIRST_DEPENDENT VALID_AS_OF LOST"
+    slot += " ROOT_CAUSE ANNOUNCED"
     assert (
         layout.H_STATE + 1,
         layout.H_NEWEST,
         *(getattr(layout, f"L_{name}") for name in slot.split()),
-        *(layout.S_STATE, layout.S_SERIAL, layout.S_OWNER, layout.S_NUDGE),
+        *(layout.S_STATE, layout.S_SERIAL, layout.S_OWNER, layout.S_DOORBELL),
         *(layout.HEADER // 8, layout.WORDS, LIVE, OPEN, BROKEN, CLOSED, DIED),
     ) == core.LAYOUT
 
@@ -266,9 +269,9 @@ MISTAKES = {
     11: ("who waits looked at before the record", "record: awaited"),
     12: ("asleep without a word", "synchronize: recorded while it sleeps"),
     13: ("no look right before the wait", "wait: recorded"),
-    14: ("a look before the visit", "wait: recorded"),
-    15: ("the visit over before the wait", "wait: recorded"),
-    16: ("room without a look at the visits", "record: room after a look, nobody visits"),
+    14: ("a look before the hazard", "wait: recorded"),
+    15: ("the hazard over before the wait", "wait: recorded"),
+    16: ("room without a look at the hazards", "record: room after a look, nobody has a hazard"),
 }
 
 
@@ -312,7 +315,15 @@ class Words:
         self._words = words
         self._log = log
         names = {0: "incarnation", 1: "state", 2: "recorder", 3: "watermark", 8: "recorded", 9: "completed"}
-        names |= {6: "awaited", 7: "followed", 10: "behind", 11: "as_of", 12: "lost", 13: "culprit", 14: "visited"}
+        names |= {
+            6: "awaited",
+            7: "followed",
+            10: "first_dependent",
+            11: "valid_as_of",
+            12: "lost",
+            13: "root_cause",
+            14: "announced",
+        }
         self._names = {first + offset: name for offset, name in names.items()}
         self.places = {name: first + offset for offset, name in names.items()}
 

@@ -121,9 +121,9 @@ FOUND_IN = {
     "no closure": THOROUGH["three, event"],
     "publish unjudged": QUICK["event, one death"],
     "publish first": QUICK["event, one death"],
-    "no as_of": THOROUGH["a line given anew, event"],
-    "as_of late": THOROUGH["a line given anew, event"],
-    "as_of by force": THOROUGH["two streams, a line given anew, event"],
+    "no valid_as_of": THOROUGH["a line given anew, event"],
+    "valid_as_of late": THOROUGH["a line given anew, event"],
+    "valid_as_of by force": THOROUGH["two streams, a line given anew, event"],
     "mark only": QUICK["the first one stopped, timeline"],
     "release first": QUICK["the first one stopped, timeline"],
     "ahead unmarked": QUICK["ahead, the first one may close first"],
@@ -180,7 +180,7 @@ def test_a_recorder_that_tells_nothing_breaks_them(engine: str, lies: bool) -> N
         explore(_pair(engine, engine, is_today=True, lies=lies))
 
 
-_SLOW = {"all at once", "as_of by force", "break at once", "cleared too soon", "evidence unchecked", "no closure"}
+_SLOW = {"all at once", "valid_as_of by force", "break at once", "cleared too soon", "evidence unchecked", "no closure"}
 
 
 @pytest.mark.timeout(3600)

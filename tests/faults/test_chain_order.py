@@ -31,25 +31,25 @@ _RECORD = {
     "loads newest": ["load newest"],
     "checks whom it stands behind": ["recorder alive?"],
     "stores bits": ["store bits"],
-    "stores as_of": ["store as_of"],
-    "stores behind": ["store behind", "fence"],
+    "stores valid_as_of": ["store valid_as_of"],
+    "stores behind": ["store first_dependent", "fence"],
     "the driver's record": ["cuEventRecord"],
     "publishes 1": ["store recorded", "fence"],
 }
 _ACCEPT = {
     "waiter: the driver says complete": ["cuEventQuery"],
-    "waiter: loads as_of": ["load behind", "load as_of"],
+    "waiter: loads valid_as_of": ["load first_dependent", "load valid_as_of"],
     "waiter: loads bits": ["load bits"],
     "waiter: 0 lives": ["session good?"],
     "waiter: accepts": ["recorder alive?", "load state"],
 }
 _JUDGE = {
     "stores completed 1": ["store completed"],
-    "stores behind 0": ["store behind", "fence"],
+    "stores behind 0": ["store first_dependent", "fence"],
     "stores bits 0": ["store bits"],
-    "stores lost 1": ["store culprit", "store lost", "fence", "wake"],
+    "stores lost 1": ["store root_cause", "store lost", "fence", "wake"],
 }
-_LINKS = ("store bits", "store as_of", "store behind")
+_LINKS = ("store bits", "store valid_as_of", "store first_dependent")
 _PAIR = Scenario(((("rec",),), (("wait", 0, 1), ("rec",))), ("event", "event"), 1)
 _NEWEST = 7
 
@@ -133,7 +133,7 @@ def _model_of_a_record() -> list[str]:
 
 def _model_of_a_waiter() -> list[str]:
     model, world = _started()
-    world = world.slot(1, recorded=1, sent=2, physical=2, truth=2, behind=1, bits=1, as_of=2)
+    world = world.slot(1, recorded=1, sent=2, physical=2, truth=2, behind=1, bits=1, valid_as_of=2)
     return _run(model.waiter, world, lambda world: bool(world.waiter.step == "good"))
 
 
@@ -146,7 +146,12 @@ def test_a_record_tells_whom_it_stands_behind_in_the_models_order(rig: Any) -> N
     assert outcome == ""
     assert _done(steps, _RECORD) == _steps_of(_model_of_a_record(), _RECORD)
     assert steps.index("lock") < steps.index("store bits")
-    assert (bits_of(made.line), made.line.as_of, made.line.behind, made.line.recorded) == (0b1, _NEWEST, 1, 1)
+    assert (bits_of(made.line), made.line.valid_as_of, made.line.first_dependent, made.line.recorded) == (
+        0b1,
+        _NEWEST,
+        1,
+        1,
+    )
     assert made.entries == [(1, 1, 1, (made.wait,), 0b1)]
     assert made.engine.chain.is_needed
 
@@ -156,7 +161,7 @@ def test_a_second_record_behind_the_same_wait_lengthens_the_entry(rig: Any) -> N
     for _ in range(3):
         made.call()
     assert made.entries == [(1, 3, 1, (made.wait,), 0b1)]
-    assert (made.line.behind, made.line.recorded) == (1, 3)
+    assert (made.line.first_dependent, made.line.recorded) == (1, 3)
 
 
 def test_a_record_behind_another_wait_is_an_entry_of_its_own(rig: Any) -> None:
@@ -166,14 +171,14 @@ def test_a_record_behind_another_wait_is_an_entry_of_its_own(rig: Any) -> None:
     later = made.queued(2)
     made.call()
     assert [entry[:4] for entry in made.entries] == [(1, 1, 1, (made.wait,)), (2, 2, 1, (later,))]
-    assert (made.line.behind, made.line.recorded) == (1, 2)
+    assert (made.line.first_dependent, made.line.recorded) == (1, 2)
 
 
 def test_a_record_takes_over_whom_the_other_one_stands_behind(rig: Any) -> None:
     made = rig()
     store_bits(made.above, 0b100)
-    made.above.as_of = 1
-    made.above.behind = 1
+    made.above.valid_as_of = 1
+    made.above.first_dependent = 1
     made.call()
     assert bits_of(made.line) == made.entries[0][-1] == 0b101
 
@@ -195,7 +200,7 @@ def test_what_is_complete_is_dropped_and_not_stood_behind(rig: Any) -> None:
     made.above.store_completed(1)
     steps, _ = made.call()
     assert not set(_LINKS) & {*steps}
-    assert (made.line.recorded, made.wait.verdict, made.entries, core.of(None)) == (1, True, [], [])
+    assert (made.line.recorded, made.wait.outcome, made.entries, core.of(None)) == (1, True, [], [])
     assert not made.engine.chain.is_needed
 
 
@@ -211,7 +216,7 @@ def test_a_record_on_another_stream_follows_the_last_one_and_is_stood_behind_the
     (own,) = [wait for wait in core.of(2) if wait.view is made.engine]  # of which the stream's next record is to know
     assert (own.generation, own.key, own.stream, own.is_queued) == (1, 2, 2, True)
     assert made.entries == [(1, 1, 1, (made.wait,), 0b1), *([(2, 2, 2, (other,), 0b1)] if waits else [])]
-    assert (made.line.behind, made.line.recorded) == (1, 2)
+    assert (made.line.first_dependent, made.line.recorded) == (1, 2)
 
 
 def test_a_record_on_another_stream_that_follows_nothing_unsettled_leaves_no_wait(rig: Any) -> None:
@@ -220,26 +225,26 @@ def test_a_record_on_another_stream_that_follows_nothing_unsettled_leaves_no_wai
     steps, _ = made.call()
     assert "cuStreamWaitEvent" in steps
     assert core.of(None) == [made.wait]
-    assert (made.entries, made.line.behind, made.line.recorded) == ([], 0, 2)
+    assert (made.entries, made.line.first_dependent, made.line.recorded) == ([], 0, 2)
 
 
 def _stand_behind_the_dead(made: Chain) -> None:
     store_bits(made.above, 0b100)
-    made.above.as_of = 1
-    made.above.behind = 1
+    made.above.valid_as_of = 1
+    made.above.first_dependent = 1
     made.hold(made.board.session(2), DIED)
 
 
 def _chain_the_own_one(made: Chain) -> None:
     made.above.set_recorder(MINE)
-    made.above.behind = 1
+    made.above.first_dependent = 1
 
 
 _LOSSES: dict[str, Callable[[Chain], object]] = {
     "the recorder died": lambda made: made.hold(made.board.session(0), DIED),
     "it is broken": lambda made: made.above.break_at(0),
     "it is lost": lambda made: made.above.lose(1, THIRD),
-    "the wait is lost": lambda made: setattr(made.wait, "verdict", Loss("died", OTHERS, "a", 7)),
+    "the wait is lost": lambda made: setattr(made.wait, "outcome", Loss("died", OTHERS, "a", 7)),
     "the own event is lost": lambda made: setattr(made.engine.chain, "loss", Loss("behind", THIRD, "c", 7)),
     "the own event is broken": lambda made: made.put("state", BROKEN),
 }
@@ -259,7 +264,7 @@ def test_a_record_behind_what_is_lost_changes_nothing_and_raises(rig: Any, what:
     steps, outcome = made.call()
     assert outcome == ("EventClosed" if what == "the own event is broken" else "RecorderLost")
     assert not {*_LINKS, "cuEventRecord", "store recorded"} & {*steps}
-    assert (bits_of(made.line), made.line.behind, made.entries) == (0, 0, [])
+    assert (bits_of(made.line), made.line.first_dependent, made.entries) == (0, 0, [])
     assert steps.count("lock") == steps.count("unlock")
 
 
@@ -269,14 +274,14 @@ def test_what_no_waiter_can_see_only_the_recorder_judges(rig: Any, what: str) ->
     bits, change = _BITS[what]
     change(made)
     assert made.call()[1] == ""
-    assert (bits_of(made.line), made.line.behind, len(made.entries)) == (bits, 1, 1)
+    assert (bits_of(made.line), made.line.first_dependent, len(made.entries)) == (bits, 1, 1)
 
 
 def test_an_event_of_the_same_session_is_not_stood_behind(rig: Any) -> None:
     made = rig()
     made.above.set_recorder(MINE)
     made.call()
-    assert (made.line.recorded, made.line.behind, made.entries) == (1, 0, [])
+    assert (made.line.recorded, made.line.first_dependent, made.entries) == (1, 0, [])
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -298,7 +303,7 @@ def test_a_recorder_tells_its_judgement_in_the_models_order(rig: Any, is_lost: b
     with made.hooked():
         made.engine.publish_completed()
     assert _done(made.log, _JUDGE) == _steps_of(labels, _JUDGE)
-    assert (made.line.lost, made.line.behind) == ((1, 1) if is_lost else (0, 0))
+    assert (made.line.lost, made.line.first_dependent) == ((1, 1) if is_lost else (0, 0))
 
 
 # --- wait and query ---------------------------------------------------------------------------------------------------
@@ -307,8 +312,8 @@ def test_a_recorder_tells_its_judgement_in_the_models_order(rig: Any, is_lost: b
 def _chained(make: Any, call: str, module: ModuleType = core) -> Chain:
     made: Chain = make(Case(call, recorded=1, says_complete=call != "wait"), module)
     store_bits(made.line, 0b1)
-    made.line.as_of = 2
-    made.line.behind = 1
+    made.line.valid_as_of = 2
+    made.line.first_dependent = 1
     return made
 
 
@@ -359,7 +364,7 @@ def test_who_stands_behind_the_dead_or_the_unknown_is_not_told_that_it_is_comple
     elif how == "own":
         store_bits(made.line, 0b10)
     else:
-        made.line.as_of = 0
+        made.line.valid_as_of = 0
     assert made.call()[1] == ("False" if call == "query" else "ok")
     assert made.engine.known_complete == 0
 
@@ -369,7 +374,9 @@ def test_who_stands_behind_the_dead_or_the_unknown_is_not_told_that_it_is_comple
 
 @pytest.mark.planted
 @pytest.mark.process
-@pytest.mark.parametrize("mistake", [9, 10, 11], ids=["stored-behind-the-record", "newest-loaded-late", "as_of-first"])
+@pytest.mark.parametrize(
+    "mistake", [9, 10, 11], ids=["stored-behind-the-record", "newest-loaded-late", "valid_as_of-first"]
+)
 def test_a_mistake_in_a_record_behind_others_is_found(mistake: int, translated: Path, rig: Any) -> None:
     steps, outcome = rig(None, built(translated, mistake)).call()
     assert outcome == ""

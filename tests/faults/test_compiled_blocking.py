@@ -154,7 +154,7 @@ made = Rig(Case("wait", recorded=1), Path(os.environ["DIRECTORY"]), handle=semap
 made.results["cuEventQuery"] = NOT_READY
 assert made.call()[1] == "ok"
 (wait,) = core.of(None)
-wait.verdict = Loss("died", 0, "r", 7)
+wait.outcome = Loss("died", 0, "r", 7)
 if os.environ["CALL"] == "is passed":
     core.release(made.engine)
     (wait,) = core.of(None)

@@ -23,8 +23,12 @@ _CAPTURING, _ID, _MODE = "cuStreamIsCapturing", "cuStreamGetId", "cuThreadExchan
 _RECORD, _QUERY, _WAIT = "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent"
 _WRITE, _WAIT_VALUE = "cuStreamWriteValue64", "cuStreamWaitValue64"
 _CHANGES = ("store ", "wake", _RECORD, "cuStreamWait", "cuStreamWrite", "mark")
-_LINKS = ("store bits", "store as_of", "store behind")  # what a record stands behind is told before it is made
-_QUEUED = ("store visited", _WAIT, "mark")
+_LINKS = (
+    "store bits",
+    "store valid_as_of",
+    "store first_dependent",
+)  # what a record stands behind is told before it is made
+_QUEUED = ("store announced", _WAIT, "mark")
 # For parked threads, which nothing depends on; and for markers, which Python makes.
 _ELSEWHERE = {"cuEventSynchronize", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventCreate", "cuEventDestroy"}
 _ELSEWHERE |= {"cuStreamGetFlags"}  # asked once for each stream
@@ -167,8 +171,8 @@ def _expect_free(made: Rig) -> None:
     assert made.log.count("lock") == made.log.count("unlock")
     assert made.engine.await_calls(0)
     assert made.engine.has_passed(99), "nobody has `state`"
-    assert made.log.count("enter") == made.log.count("leave")
-    assert made.line._visits[0] % 2 == 0
+    assert made.log.count("announce") == made.log.count("retract")
+    assert made.line._hazards[0] % 2 == 0
     assert made.mode == 0
 
 

@@ -358,7 +358,7 @@ def test_row_31_a_fork_amid_records_and_blocked_waits_hurts_nobody(
 
 
 def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tuple[str, bool]:
-    """What a call raises in a child forked right before one of its steps, and whether the child has begun a visit.
+    """What a call raises in a child forked right before one of its steps, and whether the child has announced a hazard.
 
     The child goes on once the parent has done that call.
     """
@@ -374,8 +374,8 @@ def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tup
             waited.wait(third)  # on which the compiled core expects the next one to be too
             used: Any = event._engine if call == "record" else waited._bound().engine
 
-            def visit() -> int:
-                return int(used.line._visits[used.guard.line_index])
+            def hazard() -> int:
+                return int(used.line._hazards[used.guard.line_index])
 
             def fork() -> None:
                 pids.append(FORK_BY["os.fork"]())
@@ -393,7 +393,7 @@ def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tup
                 os.write(writing, said.encode())
                 os._exit(0)
             driver_functions.restore()
-            before = visit()
+            before = hazard()
             for fd in (writing, say_done):
                 os.close(fd)
             answer = os.read(reading, 1000).decode()
@@ -401,9 +401,9 @@ def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tup
                 os.close(fd)
             os.waitpid(pids[0], 0)
             assert said == "nothing"
-            has_visited = visit() != before
+            has_announced = hazard() != before
         other.synchronize()
-        return answer, has_visited
+        return answer, has_announced
 
 
 _STEPS = {

@@ -161,20 +161,20 @@ def test_one_who_is_killed_there_is_not_waited_for(
 ) -> None:
     stream = ipcsync.Stream()
     line = full_ring._engine.line
-    assert line.visits()
+    assert line.hazards()
     os.kill(peer.pid, signal.SIGKILL)
     for generation in range(3, 12):
         assert full_ring.record(stream).generation == generation
         stream.synchronize()
     until_lost(client, "pidfd")
-    until(lambda: not line.visits(), "the coordinator has ended the visit")
+    until(lambda: not line.hazards(), "the coordinator has retracted the hazard")
 
 
 # --- calls within a wait, and one that is refused ---------------------------------------------------------------------
 
 
 class _Within:
-    """A waiter of this process, and what is seen of its visits."""
+    """A waiter of this process, and what is seen of its hazards."""
 
     def __init__(self, coordinator: ipcsync.Coordinator, recorder: ipcsync.Client) -> None:
         self.client = ipcsync.connect(coordinator.endpoint, name="waiter")
@@ -184,7 +184,7 @@ class _Within:
 
     def look(self) -> None:
         assert self.event._engine is not None
-        self.seen.append(self.event._engine.line.visits())
+        self.seen.append(self.event._engine.line.hazards())
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ class _Line:
     def store_behind(self, count: int) -> None:
         self.order.append(f"behind {count}")
 
-    def lose(self, count: int, culprit: int) -> None:
-        self.order.append(f"lost {count} {culprit}")
+    def lose(self, count: int, root_cause: int) -> None:
+        self.order.append(f"lost {count} {root_cause}")
 
     def __getattr__(self, name: str) -> Any:
         self.order.append(name)

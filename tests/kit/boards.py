@@ -26,6 +26,6 @@ def store_bits(line: SlotLine, bits: int) -> None:
 
 
 def enter(line: SlotLine, session: int) -> None:
-    """Begin a visit, as the session of that line."""
-    line.visited = 1
-    line._visits[session] += 1
+    """Announce a hazard, as the session of that line."""
+    line.announced = 1
+    line._hazards[session] += 1

@@ -1,5 +1,5 @@
-# The chain of one slot, in its recorder's process: what each record stands behind is stored before the record is made,
-# and judged later. The recorder is the only writer of these words; `Behind` reads them.
+# The chain of one slot, in its recorder's process: what each record depends on is stored before the record is made,
+# and resolved later. The recorder is the only writer of these words; `Dependencies` reads them.
 
 cdef enum:
     MANY_ENTRIES = 16
@@ -37,7 +37,7 @@ cdef class Entry:
             self.of[word] |= bits[word]
 
     cdef bint is_alike(self, Entry other):
-        """Whether it stands behind the same as another one."""
+        """Whether it depends on the same as another one."""
         cdef int word
         for word in range(self.words):
             if self.of[word] != other.of[word]:
@@ -46,7 +46,7 @@ cdef class Entry:
 
     @property
     def bits(self):
-        """A bit for each session that it stands behind."""
+        """A bit for each session that it depends on."""
         return number_of(self.of, self.words)
 
 
@@ -58,16 +58,16 @@ cdef class Chain:
     cdef object loss_
     cdef public int64_t lost_from
     cdef public bint wants_break, has_asked
-    cdef readonly bint is_due  # records that are complete stand behind what another recorder has not judged yet
-    cdef public int64_t judge_at  # with so many entries a record judges first
-    cdef bint is_stored  # as far as it was judged
+    cdef readonly bint is_due  # records that are complete depend on what another recorder has not resolved yet
+    cdef public int64_t resolve_at  # with so many entries a record resolves first
+    cdef bint is_stored  # as far as it was resolved
     cdef readonly bint is_needed  # there are entries, or a loss: read without a lock
-    cdef uint64_t newest  # session, when what the next record will stand behind was looked at
+    cdef uint64_t newest  # session, when what the next record will depend on was looked at
 
     def __init__(self, view):
         self.view_ = <PyObject *>view
         self.entries_ = []
-        self.judge_at, self.is_stored = MANY_ENTRIES, True
+        self.resolve_at, self.is_stored = MANY_ENTRIES, True
 
     cdef inline Queries view(self):
         return <Queries>self.view_
@@ -79,7 +79,7 @@ cdef class Chain:
 
     @property
     def is_open(self):
-        """Whether there is something to judge, or to store of the judgement."""
+        """Whether there is something to resolve, or to store of the resolution."""
         return bool(self.entries_) or not self.is_stored
 
     @property
@@ -99,11 +99,11 @@ cdef class Chain:
     # --- before a record ----------------------------------------------------------------------------------------------
 
     def extend(self, int64_t generation, uint64_t stream, waits):
-        """Store what the record of `generation` will stand behind. RecorderLost if any of it is lost."""
+        """Store what the record of `generation` will depend on. RecorderLost if any of it is lost."""
         self.commit(generation, stream, self.entry_of(generation, stream, waits))
 
     cdef Entry entry_of(self, int64_t generation, uint64_t stream, waits):
-        """What a record will stand behind, None if that is nothing. The looks may run anybody's code: no lock is held."""
+        """What a record will depend on, None if that is nothing. The looks may run anybody's code: no lock is held."""
         cdef Queries view = self.view()
         cdef uint64_t own = view.load(LOAD_RECORDER, RECORDER) & 0xFFFF
         cdef Entry entry
@@ -117,14 +117,14 @@ cdef class Chain:
         for wait in waits:
             if wait.view is view:
                 continue
-            fate = self.fate_of(wait)
-            if fate is None:
+            outcome = self.outcome_of_wait(wait)
+            if outcome is None:
                 pending.append(wait)
                 # A wait that another thread is about to queue, or that the driver refused, is not before it.
                 is_in_order = is_in_order and (wait.is_queued or wait.stream != stream)
-            elif isinstance(fate, Loss):
-                raise wait.behind(fate).error(view.name, view.label, generation)
-            elif wait.verdict is True:
+            elif isinstance(outcome, Loss):
+                raise wait.behind(outcome).error(view.name, view.label, generation)
+            elif wait.outcome is True:
                 known.append(wait)
         if known:
             drop(known)
@@ -133,9 +133,9 @@ cdef class Chain:
         if MISTAKE == 10:
             step(LOAD_NEWEST)
             newest = ipcsync_load(view.sessions.header + NEWEST)
-        entry = Entry(generation, generation, stream if is_in_order else 0, tuple(pending), view.behind.bit_words)
+        entry = Entry(generation, generation, stream if is_in_order else 0, tuple(pending), view.dependencies.bit_words)
         self.newest = newest
-        if view.stands_behind_all and any([wait.stream != stream for wait in pending]):
+        if view.depends_on_all and any([wait.stream != stream for wait in pending]):
             set_bit(entry.of, own)  # the record's stream does not wait for these: only this recorder sees when they are over
         for wait in pending:
             self.add_evidence(wait, own, entry.of)
@@ -149,7 +149,7 @@ cdef class Chain:
         try:
             entry = self.with_refused(generation, entry)
             if entry is not None:
-                if self.entries_ and not view.behind.are_good(own, NULL):  # `as_of` would say that they were
+                if self.entries_ and not view.dependencies.are_good(own, NULL):  # `valid_as_of` would say that they were
                     set_bit(entry.of, own)
                 self.add_entry(entry)
                 if MISTAKE != 9:
@@ -180,25 +180,25 @@ cdef class Chain:
         cdef Queries view = self.view()
         cdef Entry last = self.entries_[-1]
         if MISTAKE == 11:
-            view.behind.store_as_of(self.newest)
-        view.behind.store_bits(last.of, True)  # those of the others are there
+            view.dependencies.store_valid_as_of(self.newest)
+        view.dependencies.store_bits(last.of, True)  # those of the others are there
         if MISTAKE != 11:
-            view.behind.store_as_of(self.newest)
-        if view.behind.first_unsettled() == 0:
-            view.behind.store_first(generation)
+            view.dependencies.store_valid_as_of(self.newest)
+        if view.dependencies.first_unsettled() == 0:
+            view.dependencies.store_first(generation)
         else:
             step(FENCE)
             ipcsync_fence()
 
     cdef void store_all_bits(self):
         cdef uint64_t bits[MOST_BITS]
-        cdef Behind behind = self.view().behind
+        cdef Dependencies dependencies = self.view().dependencies
         cdef int word
-        memset(bits, 0, behind.bit_words * sizeof(uint64_t))
+        memset(bits, 0, dependencies.bit_words * sizeof(uint64_t))
         for entry in self.entries_:
-            for word in range(behind.bit_words):
+            for word in range(dependencies.bit_words):
                 bits[word] |= (<Entry>entry).of[word]
-        behind.store_bits(bits)
+        dependencies.store_bits(bits)
 
     cdef void unprove(self, int64_t generation):
         """The end of what is recorded up to `generation` does not prove that its stream's waits are over. With `state`."""
@@ -208,35 +208,35 @@ cdef class Chain:
 
     cdef void add_entry(self, Entry entry):
         cdef Entry last = self.entries_[-1] if self.entries_ else None
-        if last is not None and last.is_alike(entry):  # behind the same waits as the record before
+        if last is not None and last.is_alike(entry):  # on the same waits as the record before
             self.keep(self.entries_[:-1] + [last.but(last.first, entry.last, last.stream)])
         else:
             self.entries_.append(entry)
             self.is_needed = True
 
-    cdef object fate_of(self, Wait wait):
-        """As `Wait.known`; an event of this session itself counts unless it stands behind something."""
-        fate = wait.known()
-        if fate is None and self.is_own(wait):
-            is_open = wait.view.generation < wait.generation or wait.view.behind.stands(wait.generation)
-            return wait.verdict or (None if is_open else True)  # if it has one now, the words may be another use's
-        return fate
+    cdef object outcome_of_wait(self, Wait wait):
+        """As `Wait.known`; an event of this session itself counts unless it depends on something."""
+        outcome = wait.known_outcome()
+        if outcome is None and self.is_own(wait):
+            is_open = wait.view.generation < wait.generation or wait.view.dependencies.depends(wait.generation)
+            return wait.outcome or (None if is_open else True)  # if it has one now, the words may be another use's
+        return outcome
 
     cdef bint is_own(self, Wait wait):
         cdef Queries view = self.view()
         return wait.view.recorder == view.recorder and wait.view.board.epoch == view.board.epoch
 
     cdef void add_evidence(self, Wait wait, uint64_t own, uint64_t *bits):
-        """Add the bits of the sessions that a wait depends on; `own` if only this recorder will be able to judge it."""
+        """Add the bits of the sessions that a wait depends on; `own` if only this recorder will be able to resolve it."""
         cdef Queries view = self.view()
         cdef uint64_t found[MOST_BITS]
         cdef int word
-        memset(found, 0, view.behind.bit_words * sizeof(uint64_t))
-        # If it has a verdict by now, the words may be those of the slot's next use.
-        if not self.find_evidence(wait, found) or wait.verdict is not None:
+        memset(found, 0, view.dependencies.bit_words * sizeof(uint64_t))
+        # If it has an outcome by now, the words may be those of the slot's next use.
+        if not self.find_evidence(wait, found) or wait.outcome is not None:
             set_bit(bits, own)
             return
-        for word in range(view.behind.bit_words):
+        for word in range(view.dependencies.bit_words):
             bits[word] |= found[word]
 
     cdef bint find_evidence(self, Wait wait, uint64_t *bits):
@@ -253,21 +253,21 @@ cdef class Chain:
             if not theirs.sessions.is_live(serial) or not theirs.recorder_lives():
                 return False
             set_bit(bits, serial & 0xFFFF)
-        return not theirs.behind.stands(wait.generation) or theirs.behind.are_good(serial & 0xFFFF, bits)
+        return not theirs.dependencies.depends(wait.generation) or theirs.dependencies.are_good(serial & 0xFFFF, bits)
 
-    # --- the judgement ------------------------------------------------------------------------------------------------
+    # --- the resolution ------------------------------------------------------------------------------------------------
 
-    def judge(self, int64_t done):
+    def resolve(self, int64_t done):
         """The last generation such that all up to it count; at most `done`, which was found complete before."""
         cdef Queries view = self.view()
         cdef int64_t settled
         cdef list before = self.entries_
-        if self.loss_ is None and view.behind.are_good(view.load(LOAD_RECORDER, RECORDER) & 0xFFFF, NULL):
+        if self.loss_ is None and view.dependencies.are_good(view.load(LOAD_RECORDER, RECORDER) & 0xFFFF, NULL):
             left = self.settle_all(done)
         else:
-            left = self.judge_each(done)
+            left = self.resolve_each(done)
         if len(left) < len(before) or (left and (<Entry>left[0]).first != (<Entry>before[0]).first):
-            view.behind.calm()
+            view.dependencies.calm()
         if left is not before:
             self.is_stored = False
         self.keep(left)
@@ -285,20 +285,20 @@ cdef class Chain:
         for entry in self.entries_:
             if entry.first <= done and entry.stream:
                 for wait in entry.waits:
-                    if wait.stream == entry.stream and wait.verdict is None:
-                        wait.verdict = True
+                    if wait.stream == entry.stream and wait.outcome is None:
+                        wait.outcome = True
         return rest_of(self.entries_, done)
 
-    cdef list judge_each(self, int64_t done):
+    cdef list resolve_each(self, int64_t done):
         """The entries that are still open, or lost."""
         cdef list entries = list(self.entries_)
         cdef Entry entry
         cdef Wait wait
         while entries and (<Entry>entries[0]).first <= done:
             entry = entries[0]
-            fates = [self.fate_of(wait) or wait.judged() for wait in entry.waits]
+            outcomes = [self.outcome_of_wait(wait) or wait.resolved() for wait in entry.waits]
             self.find_loss(entry)
-            if any([fate is not True for fate in fates]):
+            if any([outcome is not True for outcome in outcomes]):
                 break
             rest = rest_of([entry], done)
             entries[:1] = rest
@@ -307,8 +307,8 @@ cdef class Chain:
         for entry in entries:
             self.find_loss(entry)  # an entry behind an open one may be lost already
             for wait in entry.waits:
-                if self.fate_of(wait) is None:
-                    wait.view.behind.nudge(wait.view.recorder)
+                if self.outcome_of_wait(wait) is None:
+                    wait.view.dependencies.ring(wait.view.recorder)
         return entries
 
     cdef void find_loss(self, Entry entry):
@@ -317,9 +317,9 @@ cdef class Chain:
         if self.loss_ is not None and entry.first >= self.lost_from:
             return
         for wait in entry.waits:
-            fate = self.fate_of(wait)
-            if isinstance(fate, Loss):
-                loss = wait.behind(fate)
+            outcome = self.outcome_of_wait(wait)
+            if isinstance(outcome, Loss):
+                loss = wait.behind(outcome)
                 # On this board the serial of another coordinator's session names none, or another one.
                 is_here = wait.view.board.epoch == self.view().board.epoch
                 self.lost_from = entry.first
@@ -327,14 +327,14 @@ cdef class Chain:
                 return
 
     def store(self):
-        """Store the judgement on the board; `completed` was stored before."""
+        """Store the resolution on the board; `completed` was stored before."""
         cdef Queries view = self.view()
         cdef int64_t first = (<Entry>self.entries_[0]).first if self.entries_ else 0
-        if view.behind.first_unsettled() != first:
-            view.behind.store_first(first)
+        if view.dependencies.first_unsettled() != first:
+            view.dependencies.store_first(first)
         self.store_all_bits()
-        if self.loss_ is not None and not view.behind.is_lost(self.lost_from):
-            view.behind.lose(self.lost_from, self.loss_.serial)
+        if self.loss_ is not None and not view.dependencies.is_lost(self.lost_from):
+            view.dependencies.lose(self.lost_from, self.loss_.serial)
         self.is_stored = True
 
 

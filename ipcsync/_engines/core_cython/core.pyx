@@ -36,12 +36,12 @@ include "driver.pxi"        # the driver's functions
 include "parking.pxi"       # waits of the host
 include "locks.pxi"         # the locks
 include "session.pxi"       # whether sessions live, and this one can be used
-include "dependencies.pxi"  # what a slot's generations stand behind, on the board
+include "dependencies.pxi"  # what a slot's generations depend on, on the board
 include "table.pxi"         # the waits that this process has queued
 include "engines.pxi"       # what differs between the engines
 include "slot.pxi"          # one use of a slot
 include "streams.pxi"       # streams, and what it has there
-include "chain.pxi"         # what its records stand behind, in the recorder's process
+include "chain.pxi"         # what its records depend on, in the recorder's process
 include "query.pxi"         # query and synchronize
 include "wait.pxi"          # wait
 include "record.pxi"        # record

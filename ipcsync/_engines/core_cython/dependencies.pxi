@@ -1,11 +1,11 @@
-# What a slot's generations stand behind: the words on the board, as recorder and waiters read them.
+# What a slot's generations depend on: the words on the board, as recorder and waiters read them.
 #
 # B's stream waited for A's point, and B recorded n behind it: n counts only if A's point counts. Only the recorder knows
-# what it queued, so it alone judges its event. Waiters read here whether all is well. If they cannot see that, they
-# decide nothing, and wake the recorder to judge.
+# what it queued, so it alone resolves its event. Waiters read here whether all is well. If they cannot see that, they
+# decide nothing, and wake the recorder to resolve.
 #
-# The slot's bits name the sessions that it stands behind, directly or through others; the recorder's own bit says that
-# only the recorder can judge. The kernel marks a session, or its state is not LIVE any more, before a driver reports its
+# The slot's bits name the sessions that it depends on, directly or through others; the recorder's own bit says that
+# only the recorder can resolve. The kernel marks a session, or its state is not LIVE any more, before a driver reports its
 # work wrongly and before its words are released. So bits that are found good *after* n was found complete prove that no
 # wait before n ended wrongly. The model is tests/faults/chain_model.py.
 
@@ -17,7 +17,7 @@ cdef enum:
 
 
 @cython.final
-cdef class Behind:
+cdef class Dependencies:
     """One slot's words of dependencies; generations are counted from `base`. Thread-safe."""
 
     cdef Sessions sessions
@@ -26,7 +26,7 @@ cdef class Behind:
     cdef int bit_words
     cdef uint64_t base
     cdef int64_t next_ns, pause_ns
-    cdef public int64_t slice_ns  # how long a wait may sleep without a look: shorter while a judgement is awaited
+    cdef public int64_t slice_ns  # how long a wait may sleep without a look: shorter while a resolution is awaited
 
     def __init__(self, board, line, uint64_t base):
         self.sessions = Sessions(board)
@@ -38,11 +38,11 @@ cdef class Behind:
         self.slice_ns = LONGEST_PAUSE_NS
 
     cdef inline int64_t first_unsettled(self) noexcept nogil:
-        step(LOAD_BEHIND)
-        return max(<int64_t>(ipcsync_load(self.place + BEHIND) - self.base), 0)
+        step(LOAD_FIRST_DEPENDENT)
+        return max(<int64_t>(ipcsync_load(self.place + FIRST_DEPENDENT) - self.base), 0)
 
-    cpdef bint stands(self, int64_t generation) noexcept nogil:
-        """Whether `generation` stands behind something that its recorder has not settled."""
+    cpdef bint depends(self, int64_t generation) noexcept nogil:
+        """Whether `generation` depends on something that its recorder has not settled."""
         return 0 < self.first_unsettled() <= generation
 
     cdef inline int64_t first_lost(self) noexcept nogil:
@@ -59,10 +59,10 @@ cdef class Behind:
         If so, they are added to `more`, unless that is null.
         """
         cdef uint64_t bits[MOST_BITS]
-        cdef uint64_t as_of, index, rest
+        cdef uint64_t valid_as_of, index, rest
         cdef int word
-        step(LOAD_AS_OF)
-        as_of = ipcsync_load(self.place + AS_OF)
+        step(LOAD_VALID_AS_OF)
+        valid_as_of = ipcsync_load(self.place + VALID_AS_OF)
         step(LOAD_BITS)
         for word in range(self.bit_words):
             bits[word] = ipcsync_load(self.bits + word)
@@ -70,7 +70,7 @@ cdef class Behind:
             rest = bits[word]
             while rest:
                 index = <uint64_t>word * 64 + ipcsync_lowest(rest)
-                if index == own or not self.sessions.session_is_good(index, as_of):
+                if index == own or not self.sessions.session_is_good(index, valid_as_of):
                     return False
                 rest &= rest - 1
         if more != NULL:
@@ -79,29 +79,29 @@ cdef class Behind:
         return True
 
     cpdef bint is_clear(self, uint64_t recorder) noexcept nogil:
-        """Whether all is well with what the slot stands behind; `recorder` is the recorder's serial."""
+        """Whether all is well with what the slot depends on; `recorder` is the recorder's serial."""
         if not self.are_good(recorder & 0xFFFF, NULL):
             return False
         self.calm()
         return True
 
     cdef inline void calm(self) noexcept nogil:
-        """A judgement came: the next one is asked for at once again."""
+        """A resolution came: the next one is asked for at once again."""
         self.pause_ns = FIRST_PAUSE_NS
         self.slice_ns = LONGEST_PAUSE_NS
 
-    cpdef void nudge(self, uint64_t recorder) noexcept nogil:
-        """Wake the recorder to judge: at once, then at growing intervals until it has."""
+    cpdef void ring(self, uint64_t recorder) noexcept nogil:
+        """Wake the recorder to resolve: at once, then at growing intervals until it has."""
         cdef int64_t now = ipcsync_now()
         if now < self.next_ns:
             return
-        if now - self.next_ns > LONGEST_PAUSE_NS:  # for another judgement than the last time
+        if now - self.next_ns > LONGEST_PAUSE_NS:  # for another resolution than the last time
             self.pause_ns = FIRST_PAUSE_NS
         self.next_ns = now + self.pause_ns
         self.slice_ns = max(self.pause_ns, <int64_t>SHORTEST_SLICE_NS)
         self.pause_ns = min(2 * self.pause_ns, <int64_t>LONGEST_PAUSE_NS)
         if (recorder & 0xFFFF) < self.sessions.sessions:
-            ipcsync_futex_wake(<void *>(self.sessions.line(recorder) + S_NUDGE), False, 0x7FFFFFFF)
+            ipcsync_futex_wake(<void *>(self.sessions.line(recorder) + S_DOORBELL), False, 0x7FFFFFFF)
 
     cdef void pause(self, int64_t deadline) noexcept nogil:
         """Sleep until the next look is due; a loss wakes at once."""
@@ -123,20 +123,20 @@ cdef class Behind:
                 ipcsync_store(self.bits + word, after)
 
     cdef void store_first(self, int64_t generation) noexcept nogil:
-        """Store the first generation that stands behind something, 0 for none; after the bits, before its record."""
-        step(STORE_BEHIND)
-        ipcsync_store(self.place + BEHIND, self.base + generation if generation else 0)
+        """Store the first generation that depends on something, 0 for none; after the bits, before its record."""
+        step(STORE_FIRST_DEPENDENT)
+        ipcsync_store(self.place + FIRST_DEPENDENT, self.base + generation if generation else 0)
         step(FENCE)
         ipcsync_fence()  # before the driver's call: a GPU may show the record without this thread
 
-    cdef void store_as_of(self, uint64_t newest) noexcept nogil:
-        step(STORE_AS_OF)
-        ipcsync_store(self.place + AS_OF, newest)
+    cdef void store_valid_as_of(self, uint64_t newest) noexcept nogil:
+        step(STORE_VALID_AS_OF)
+        ipcsync_store(self.place + VALID_AS_OF, newest)
 
-    cdef void lose(self, int64_t generation, uint64_t culprit) noexcept nogil:
+    cdef void lose(self, int64_t generation, uint64_t root_cause) noexcept nogil:
         """Store that everything from `generation` on is lost, and by whose end; then wake the waiters."""
-        step(STORE_CULPRIT)
-        ipcsync_store(self.place + CULPRIT, culprit)
+        step(STORE_ROOT_CAUSE)
+        ipcsync_store(self.place + ROOT_CAUSE, root_cause)
         step(STORE_LOST)
         ipcsync_store(self.place + LOST, self.base + generation)
         step(FENCE)
@@ -148,7 +148,7 @@ cdef class Behind:
 
     @property
     def first(self):
-        """The first generation that stands behind something not settled, 0 for none."""
+        """The first generation that depends on something not settled, 0 for none."""
         return self.first_unsettled()
 
     @property

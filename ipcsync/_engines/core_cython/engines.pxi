@@ -40,7 +40,7 @@ cdef class EventEngine:
         event = use.open_event(index, None if patience_s < 0 else patience_s)
         if event is None:
             return False
-        if patience_s == 0:  # within a judgement, which has the lock of another use
+        if patience_s == 0:  # within a resolution, which has the lock of another use
             if not use.state.take():
                 return False  # the import stays open, for the next call
         else:
@@ -82,7 +82,7 @@ cdef class EventEngine:
         refusal.record = cuEventRecord(use.event(generation), handle)
 
     cdef int64_t harvest(self, Queries use) except -1 nogil:
-        """Up to where this session's records are complete, whatever they stand behind; -2: released. With `state`."""
+        """Up to where this session's records are complete, whatever they depend on; -2: released. With `state`."""
         cdef int64_t done = use._completed
         cdef int64_t newest = use._recorded
         if done < newest:
@@ -126,7 +126,7 @@ cdef class TimelineEngine(EventEngine):
         count = use.load(LOAD_COMPLETED, COMPLETED)
         if <int64_t>(count - use.base) < generation:
             return 2
-        # Released or broken, which the caller sees; else it stands behind something.
+        # Released or broken, which the caller sees; else it depends on something.
         return count != INT64_MAX and not use.is_broken()
 
     cdef int wait(self, Streams use, Handle stream, int64_t generation) noexcept nogil:

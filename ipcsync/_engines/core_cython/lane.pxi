@@ -174,7 +174,7 @@ cdef class Bracket:
         return 2 * max(self.gates, self.taps) + self.recorded + 6 + 2 * self.other_count
 
     cdef bint add_other(self, Lane lane, int64_t number) except -1:
-        """Have it stand behind a bracket of another lane, which had some of its words last."""
+        """Have it depend on a bracket of another lane, which had some of its words last."""
         cdef int index
         cdef Other *grown
         for index in range(self.other_count):
@@ -256,7 +256,7 @@ cdef class Lane:
         """Whether all brackets are over, and nothing lost stands in the way of its own streams."""
         if self.bracket is not None or self.number != self.now_over() or self.number != self.now_drained():
             return False
-        return not any([wait.known() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
+        return not any([wait.known_outcome() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
 
     cdef inline int64_t now_over(self) noexcept nogil:
         return <int64_t>ipcsync_load(<const uint64_t *>self.over.host)
@@ -417,7 +417,7 @@ cdef class Lane:
                 (<Core>uses[index].core).leave_calls()
 
     cdef list list_points(self, Bracket bracket):
-        """Have the next records of L stand behind each pending point, which F waits for."""
+        """Have the next records of L depend on each pending point, which F waits for."""
         cdef Item *gate
         cdef Core core
         cdef list listed = []
@@ -620,7 +620,7 @@ cdef class Lane:
         return error
 
     cdef bint begin_records(self, Core core, Use *use, list followed) except -1:
-        """Store what the records will stand behind; called with the event's turn."""
+        """Store what the records will depend on; called with the event's turn."""
         cdef Entry entry = None
         cdef Wait wait
         if core.closed() or not core.is_open():
@@ -629,7 +629,7 @@ cdef class Lane:
         use.highest = core._recorded
         if core.follows(self.drainer_id, use.lowest):
             use.due, use.value_due, use.flags = core._address, core.base + <uint64_t>use.highest, core._flags
-        if not (core.chain.is_needed or core.stands_behind_all or (list_count != 0 and self.key in lists)):
+        if not (core.chain.is_needed or core.depends_on_all or (list_count != 0 and self.key in lists)):
             return True
         entry = core.depend_on(self.key, self.drainer_id, use.lowest, None)  # behind all that L waits for
         if entry is not None:
@@ -659,7 +659,7 @@ cdef class Lane:
         cdef Wait wait
         cdef int index, other, result
         cdef list waits = latest(self.key)
-        if bracket._is_ahead:  # a record stands behind those points alone that are not surely captured after it
+        if bracket._is_ahead:  # a record depends on those points alone that are not surely captured after it
             waits = bracket.before + [wait for wait in waits if not bracket.feeds(wait)]
         self.put(WAIT_64, self.armed.address, self.prepared)
         for index in range(bracket.gates, bracket.gates + bracket.taps):

@@ -44,12 +44,12 @@ cdef class Queries(Streams):
     cdef bint confirm(self, int64_t generation) except -1 nogil:
         """After the driver said complete: whether that counts. Recorder and coordinator must live now, after it.
 
-        What the generation stands behind must be good too: False while that is unknown.
+        What the generation depends on must be good too: False while that is unknown.
         """
         cdef bint is_good
-        if self.behind.stands(generation):
+        if self.dependencies.depends(generation):
             if self.is_recorder:
-                return self.is_judged(generation)
+                return self.is_resolved(generation)
             if MISTAKE != 12 and not self.is_clear(generation):
                 return False
         is_good = (MISTAKE == 7 or self.recorder_lives()) and not self.is_broken()
@@ -66,15 +66,15 @@ cdef class Queries(Streams):
                 self.state.give()
         return True
 
-    cdef bint is_judged(self, int64_t generation) except -1 nogil:
-        """Whether this recorder finds that `generation`, which stands behind something, counts."""
+    cdef bint is_resolved(self, int64_t generation) except -1 nogil:
+        """Whether this recorder finds that `generation`, which depends on something, counts."""
         if self.is_complete_now(generation):
             return True
-        self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to judge its other events first
+        self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to resolve its other events first
         return False
 
     cdef bint is_complete_now(self, int64_t generation) except -1 nogil:
-        """`is_complete`; the recorder itself first judges what its records stand behind, if nobody else does now."""
+        """`is_complete`; the recorder itself first resolves what its records depend on, if nobody else does now."""
         if self.is_recorder and self.chain.is_needed:
             with gil:
                 if self.chain.is_open:
@@ -110,7 +110,7 @@ cdef class Queries(Streams):
     def accepts(self, int64_t generation):
         """Whether a waiter would accept `generation` now; asks the driver, raises nothing.
 
-        False also while another thread has the lock, and for this process's own events, which it judges itself.
+        False also while another thread has the lock, and for this process's own events, which it resolves itself.
         """
         cdef bint is_accepted = False
         if self.is_recorder or self.is_unused or self.last() < generation:
@@ -193,12 +193,12 @@ cdef class Queries(Streams):
                 return 1
             self.check_finished(generation)
             now = ipcsync_now()
-            until = min(deadline, now + self.behind.slice_ns)
+            until = min(deadline, now + self.dependencies.slice_ns)
             found = self.await_driver(generation, began, until)
             if found == 1:
                 if self.confirm(generation):
                     return 1
-                self.behind.pause(deadline)
+                self.dependencies.pause(deadline)
             now = ipcsync_now()
             last = self.end_slice(generation, last, found < 0)
             if now >= deadline:  # only now: the driver is asked once even with a timeout of 0
@@ -227,7 +227,7 @@ cdef class Queries(Streams):
         cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)
         if serial == 0 or (serial & 0xFFFF) >= self.sessions.sessions:
             return NULL
-        return self.sessions.line(serial) + S_NUDGE
+        return self.sessions.line(serial) + S_DOORBELL
 
     def await_recorded(self, int64_t generation, int64_t deadline_ns, timeout):
         """Block until `generation` is recorded; else WaitTimeout, RecorderLost, or an error of `check_liveness`."""
@@ -290,18 +290,18 @@ cdef class Queries(Streams):
         return True
 
     cdef bint publish(self) except -1:
-        """Publish what is complete, and judge what it stands behind, unless another call does now."""
+        """Publish what is complete, and resolve what it depends on, unless another call does now."""
         self.open_pending()
         if not self.state.take():
             return False
         try:
             if not self.is_unused:  # else the slot may be another event's by now
-                self.publish_and_judge()
+                self.publish_and_resolve()
         finally:
             self.state.give()
         return True
 
-    cdef bint publish_and_judge(self) except -1:
+    cdef bint publish_and_resolve(self) except -1:
         cdef int64_t done
         if not (self.engine.has_ring or self.chain.is_open):
             return True
@@ -310,7 +310,7 @@ cdef class Queries(Streams):
         if not self.chain.is_open:
             self.store(done)
         elif done >= 0 and not self.is_orphaned() and not self.is_broken():  # a broken one's watermark says what counts
-            self.store(self.chain.judge(done))
+            self.store(self.chain.resolve(done))
             self.chain.store()
         return True
 

@@ -13,7 +13,7 @@ cdef class Records(Waits):
         self.watched = {}
 
     cdef int64_t record_on(
-        self, Handle handle, bint is_ours, int64_t deadline, timeout, behind
+        self, Handle handle, bint is_ours, int64_t deadline, timeout, further
     ) except -1:
         """Record the next generation; 0, and nothing is done: it is not known whether the stream is of this device.
 
@@ -23,7 +23,7 @@ cdef class Records(Waits):
         cdef uint64_t stream = 0
         cdef int64_t generation = 0
         cdef int found
-        cdef bint depends = behind is not None
+        cdef bint depends = further is not None
         cdef Refusal refusal = Refusal(0, 0, 0)
         while True:
             with nogil:
@@ -31,7 +31,7 @@ cdef class Records(Waits):
                 if found == GO_ON:
                     found = self.make_record(handle, stream, generation, &refusal)
             if found == DEPENDS:  # it has the turn
-                found = self.record_behind(handle, stream, generation, behind, &refusal)
+                found = self.record_dependent(handle, stream, generation, further, &refusal)
             if found == UNKNOWN:
                 return 0
             elif found == BUSY:
@@ -81,7 +81,7 @@ cdef class Records(Waits):
             return self.give_turn(NO_ROOM)
         if not self.has_needed(id, next):
             return self.give_turn(NEEDS)
-        if depends or self.chain.is_needed or list_count != 0 or self.stands_behind_all or next == self._begun:
+        if depends or self.chain.is_needed or list_count != 0 or self.depends_on_all or next == self._begun:
             return DEPENDS
         return GO_ON
 
@@ -122,10 +122,10 @@ cdef class Records(Waits):
                 self.leave_calls()
         return True
 
-    cdef int record_behind(
-        self, Handle handle, uint64_t stream, int64_t generation, behind, Refusal *refusal
+    cdef int record_dependent(
+        self, Handle handle, uint64_t stream, int64_t generation, further, Refusal *refusal
     ) except -1:
-        """With the turn, which it gives: a record that stands behind others, or one that the driver refused before."""
+        """With the turn, which it gives: a record that depends on others, or one that the driver refused before."""
         cdef Entry entry
         cdef Wait followed = None
         cdef int found = REFUSED
@@ -135,7 +135,7 @@ cdef class Records(Waits):
             if generation == self._begun:
                 refusal.wait = self.follow_refused(handle, stream)
             if refusal.wait == 0:
-                entry = self.depend_on(self.key_of(handle, stream, self.ordinal), stream, generation, behind)
+                entry = self.depend_on(self.key_of(handle, stream, self.ordinal), stream, generation, further)
                 if (self.chain.entries_ or entry is not None) and self.follows(stream, generation):
                     followed = add_wait(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
                 self.chain.commit(generation, stream, entry)
@@ -152,14 +152,14 @@ cdef class Records(Waits):
                 self.give_turn(0)
         return found
 
-    cdef Entry depend_on(self, int64_t key, uint64_t stream, int64_t generation, behind):
-        """What the record will stand behind: the waits of a list, and others. RecorderLost if any of it is lost."""
-        if len(self.chain.entries_) >= self.chain.judge_at:
+    cdef Entry depend_on(self, int64_t key, uint64_t stream, int64_t generation, further):
+        """What the record will depend on: the waits of a list, and others. RecorderLost if any of it is lost."""
+        if len(self.chain.entries_) >= self.chain.resolve_at:
             self.publish()
-            self.chain.judge_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries_)))
-        waits = latest(None if self.stands_behind_all else key)
-        if behind:
-            waits = dict.fromkeys([*waits, *behind])
+            self.chain.resolve_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries_)))
+        waits = latest(None if self.depends_on_all else key)
+        if further:
+            waits = dict.fromkeys([*waits, *further])
         return self.chain.entry_of(generation, stream, waits)
 
     cdef int follow_refused(self, Handle handle, uint64_t stream) except -1:
@@ -231,10 +231,10 @@ cdef class Records(Waits):
             return 0
         return self.record_on(<Handle>address, False, FOREVER, None, None)
 
-    def record_next(self, handle, int64_t deadline_ns, timeout, behind):
+    def record_next(self, handle, int64_t deadline_ns, timeout, further):
         """Record the next generation on the CUstream `handle`, of the event's device and with its context if it is a
-        default one; its number. `behind`: further waits that it stands behind, or None."""
-        return self.record_on(<Handle><uintptr_t>int(handle), True, deadline_ns, timeout, behind)
+        default one; its number. `further`: more waits that it depends on, or None."""
+        return self.record_on(<Handle><uintptr_t>int(handle), True, deadline_ns, timeout, further)
 
     # --- room in the ring ---------------------------------------------------------------------------------------------
 
@@ -244,9 +244,9 @@ cdef class Records(Waits):
         cdef uint64_t word
         step(FENCE)
         ipcsync_fence()  # behind the store of `completed`: who announces later sees that
-        if self.load(LOAD_VISITED, VISITED) == 0:
+        if self.load(LOAD_ANNOUNCED, ANNOUNCED) == 0:
             return False
-        step(LOAD_VISITS)
+        step(LOAD_HAZARDS)
         for word in range((self.sessions.sessions + 7) // 8):
             if ipcsync_has_odd(ipcsync_load(words + word)):
                 return True
@@ -258,13 +258,13 @@ cdef class Records(Waits):
             self._room = self._completed + self.depth
 
     cdef bint find_room(self, int64_t generation) except -1 nogil:
-        """Whether there is room for a record of `generation` after a look at what is complete; without a judgement."""
+        """Whether there is room for a record of `generation` after a look at what is complete; without a resolution."""
         if generation <= self._room:
             return True
         if not self.try_state():
             return False
         try:
-            if self.chain.is_needed:  # asked with `state`: another thread's record may stand behind something by now
+            if self.chain.is_needed:  # asked with `state`: another thread's record may depend on something by now
                 return False
             if not self.closed():
                 self.store(self.engine.harvest(self))
@@ -318,10 +318,10 @@ cdef class Records(Waits):
             PyErr_CheckSignals()
             self.guard.check_liveness()
             self.look_for_room()
-            if found == 1 and oldest > self._completed:  # it stands behind something that is not judged yet
-                self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))
+            if found == 1 and oldest > self._completed:  # it depends on something that is not resolved yet
+                self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))
                 with nogil:
-                    self.behind.pause(deadline)
+                    self.dependencies.pause(deadline)
         return True
 
     cdef bint await_hazards(self, int64_t oldest, int64_t deadline, timeout) except -1:
@@ -339,7 +339,7 @@ cdef class Records(Waits):
             if not hazards:
                 break
             if self.looked >= deadline:
-                self.raise_visited(oldest, timeout)
+                self.raise_announced(oldest, timeout)
             with nogil:
                 ipcsync_pause(pause)
             PyErr_CheckSignals()
@@ -357,5 +357,5 @@ cdef class Records(Waits):
         cdef int64_t now = ipcsync_now()
         self.awake += min(now - self.looked, LONGEST_LOOK_NS)  # while this process is stopped, it does not watch
         self.looked = now
-        self.watched = {hazard: self.watched.get(hazard, self.awake) for hazard in self.line.visits().items()}
+        self.watched = {hazard: self.watched.get(hazard, self.awake) for hazard in self.line.hazards().items()}
         return {hazard for hazard, since in self.watched.items() if self.awake - since < PATIENCE_NS}

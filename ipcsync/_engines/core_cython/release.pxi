@@ -1,5 +1,5 @@
 # The end of a use: it may be released once its markers are complete, its records are complete, no thread is inside the
-# driver for it, and there is a verdict on each wait that was queued for it.
+# driver for it, and there is an outcome on each wait that was queued for it.
 
 cdef class Core(Records):
     """What an engine is made over."""
@@ -65,7 +65,7 @@ cdef class Core(Records):
                 if not (self.settle_doubts() and self.is_drained_now() and self.drop_all_markers(False)):
                     return False
             if self.guard.coordinator_is_alive():
-                if not self.decide_waits():
+                if not self.resolve_waits():
                     return False
                 are_decided = True
         except (DriverError, CoordinatorLost):
@@ -78,7 +78,7 @@ cdef class Core(Records):
         # release.
         for wait in waits_on(self):
             # One that is open though all were decided was listed just now, and is not queued: nothing is lost by it.
-            wait.verdict = wait.verdict or self.fate(wait.generation) or are_decided or self.loss_of(wait.generation)
+            wait.outcome = wait.outcome or self.outcome_of(wait.generation) or are_decided or self.loss_of(wait.generation)
         release(self)
         return self.drop_all_markers(True)
 
@@ -114,7 +114,7 @@ cdef class Core(Records):
         """
         if self.engine.has_ring or self.load(LOAD_COMPLETED, COMPLETED) == INT64_MAX or self.guard.coordinator_is_alive():
             return
-        if any([wait.stream and wait.known() is not True for wait in waits_on(self)]):
+        if any([wait.stream and wait.known_outcome() is not True for wait in waits_on(self)]):
             ipcsync_store(self.place + COMPLETED, INT64_MAX)
 
     def is_drained(self):
@@ -147,11 +147,11 @@ cdef class Core(Records):
                 return False
         return self.load(LOAD_COMPLETED, COMPLETED) >= self.base + self._recorded
 
-    cdef bint decide_waits(self) except -1:
-        """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""
+    cdef bint resolve_waits(self) except -1:
+        """Whether each wait that was queued for this slot has an outcome; the streams have passed all of them."""
         for wait in waits_on(self):
-            if wait.judged() is None:
-                self.behind.nudge(self.load(LOAD_RECORDER, RECORDER))
+            if wait.resolved() is None:
+                self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))
                 return False
         return True
 

@@ -186,7 +186,7 @@ cdef class ReplayingBase:
         if not core.engine.has_ring:
             core.open_import(use.highest, -1)
             use.is_in = True
-        elif bracket._is_ahead or not core.is_recorder or core.behind.stands(use.highest):
+        elif bracket._is_ahead or not core.is_recorder or core.dependencies.depends(use.highest):
             self._raise_not_released(core, use.highest)
         return True
 
@@ -224,9 +224,9 @@ cdef class ReplayingBase:
             else:
                 core.open_import(1, -1)
             for wait in latest(lane.key) if list_count != 0 and lane.key in lists else ():
-                fate = wait.known()
-                if isinstance(fate, Loss):
-                    raise wait.behind(fate).error(core.name, core.label, core._recorded + 1)
+                outcome = wait.known_outcome()
+                if isinstance(outcome, Loss):
+                    raise wait.behind(outcome).error(core.name, core.label, core._recorded + 1)
         return True
 
     cdef bint await_room(self, Bracket bracket, Lane lane) except -1:

@@ -44,8 +44,8 @@ cdef class Sessions:
         """Whether the coordinator has not ended the session."""
         return ipcsync_load(self.line(serial) + S_STATE) == LIVE
 
-    cdef inline bint session_is_good(self, uint64_t index, uint64_t as_of) noexcept nogil:
-        """Whether that line's session lives, and is among the first `as_of` sessions."""
+    cdef inline bint session_is_good(self, uint64_t index, uint64_t valid_as_of) noexcept nogil:
+        """Whether that line's session lives, and is among the first `valid_as_of` sessions."""
         step(SESSION_GOOD)
         if index >= self.sessions:
             return False
@@ -53,7 +53,7 @@ cdef class Sessions:
         cdef uint64_t owner = ipcsync_load(line + S_OWNER)  # in this order: a later session has a larger count
         if owner == 0 or owner & OWNER_DIED or ipcsync_load(line + S_STATE) != LIVE:
             return False
-        return ipcsync_load(line + S_SERIAL) >> 16 <= as_of
+        return ipcsync_load(line + S_SERIAL) >> 16 <= valid_as_of
 
 
 cdef class SessionCheck(Sessions):

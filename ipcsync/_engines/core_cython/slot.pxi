@@ -14,7 +14,7 @@ cdef class Slot:
     A generation counts as complete here only in these cases: this process saw it complete before; the board's
     `completed` reached it while the slot was not broken; the driver called it complete, and the recorder and the
     coordinator were found alive *afterwards*; the slot is broken, and the watermark that the coordinator took at the
-    break covers it. What the records stand behind must be good too.
+    break covers it. What the records depend on must be good too.
 
     The methods that it does not have are in Python: `engine` opens what is opened once, `outcome` has errors and texts.
     """
@@ -23,8 +23,8 @@ cdef class Slot:
     cdef public int slot, ordinal, depth
     cdef public uint64_t incarnation, base
     cdef public bint is_recorder, is_closed, is_traced
-    cdef bint stands_behind_all
-    cdef public Behind behind
+    cdef bint depends_on_all
+    cdef public Dependencies dependencies
     cdef public Chain chain
     cdef public object earlier  # the use whose chain that is, if not this one's
     cdef public bint is_unused  # nothing of it is in use any more: its imports are being destroyed
@@ -62,15 +62,15 @@ cdef class Slot:
         self.board, self.guard, self.ordinal = board, guard, ordinal
         self.line = board.slot(attachment.slot)
         self.place = <uint64_t *><uintptr_t>self.line.address
-        self.hazards = <uint8_t *><uintptr_t>self.line.visits_address
+        self.hazards = <uint8_t *><uintptr_t>self.line.hazards_address
         self.sessions = Sessions(board)
         check = getattr(guard, "session_check", None)
         self.session = check if isinstance(check, SessionCheck) else None
         self.own = guard.line_index
-        self.stands_behind_all = guard.stands_behind_all
+        self.depends_on_all = guard.depends_on_all
         self.fork_mark = <const uint8_t *><uintptr_t>fork_mark.address
         self.calls, self.state = Lock(), Lock()
-        self.behind = Behind(board, self.line, self.base)
+        self.dependencies = Dependencies(board, self.line, self.base)
         self.chain = Chain(self)
         self._lost_from = FOREVER
         if self.is_recorder:  # an earlier use of the same event included
@@ -119,8 +119,8 @@ cdef class Slot:
         done = <int64_t>(count - self.base)
         if self.engine.has_ring:
             return done
-        # The GPU writes the word also if a wait before it was lost, so what it stands behind is looked at.
-        first = self.behind.first_unsettled()
+        # The GPU writes the word also if a wait before it was lost, so what it depends on is looked at.
+        first = self.dependencies.first_unsettled()
         if first == 0 or done < first:
             return done
         if not self.is_broken() and not self.is_clear(done):
@@ -129,14 +129,14 @@ cdef class Slot:
         return <int64_t>(self.load(LOAD_WATERMARK, WATERMARK) - self.base) if self.is_broken() else done
 
     cdef bint is_clear(self, int64_t generation) noexcept nogil:
-        """Whether all is well with what `generation` stands behind; else its recorder is asked to judge."""
+        """Whether all is well with what `generation` depends on; else its recorder is asked to resolve."""
         cdef uint64_t recorder
-        if not self.behind.stands(generation):
+        if not self.dependencies.depends(generation):
             return True
         recorder = self.load(LOAD_RECORDER, RECORDER)
-        if self.behind.is_clear(recorder):
+        if self.dependencies.is_clear(recorder):
             return True
-        self.behind.nudge(recorder)
+        self.dependencies.ring(recorder)
         return False
 
     cdef int look(self, int64_t generation) noexcept nogil:
@@ -149,7 +149,7 @@ cdef class Slot:
             return WAS_LOST
         done = self.board_completed()
         if done < generation:
-            is_lost = self.behind.is_lost(generation)
+            is_lost = self.dependencies.is_lost(generation)
             if self.closed():
                 return WAS_CLOSED
             return WAS_LOST if is_lost else PENDING
@@ -331,10 +331,10 @@ cdef class Slot:
         self.check_liveness(generation)
         self.check_finished(generation)
 
-    def fate(self, int64_t generation):
-        """The fate of `generation`, by the board and this process's memory: True (good), a Loss, or None (open).
+    def outcome_of(self, int64_t generation):
+        """The outcome of `generation`, by the board and this process's memory: True (good), a Loss, or None (open).
 
-        Raises nothing; this use may be closed already, since records that stand behind it ask.
+        Raises nothing; this use may be closed already, since records that depend on it ask.
         """
         cdef uint64_t state
         if generation <= self.known() or self.is_on_board(generation):
@@ -345,7 +345,7 @@ cdef class Slot:
             or (state == CLOSED and generation > max(self.last(), 0))
             or self._lost_from <= generation
             or not self.recorder_lives()
-            or self.behind.is_lost(generation)
+            or self.dependencies.is_lost(generation)
         ):
             return self.is_on_board(generation) or self.loss_of(generation)
         if self.is_orphaned():  # no later answer about it counts, so it would stay open for ever

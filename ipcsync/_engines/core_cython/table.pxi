@@ -1,7 +1,7 @@
-# The waits that this process has queued: for each stream, those that its next record stands behind.
+# The waits that this process has queued: for each stream, those that its next record depends on.
 #
 # All clients of the process share these lists. A wait leaves its list once it is known good. A lost one stays until
-# `drop`, and no record on the stream is possible meanwhile. So what is listed no more has its verdict, and may be asked
+# `drop`, and no record on the stream is possible meanwhile. So what is listed no more has its outcome, and may be asked
 # for it once its use is released. Each change is one section under `table`.
 
 cdef enum:
@@ -14,14 +14,14 @@ cdef int list_count = 0  # of `lists`: while there are none, a record looks no f
 
 
 cdef class Wait:
-    """One wait that was queued, for `generation` of what `view` sees. Its `verdict` is None while open, then True or a
+    """One wait that was queued, for `generation` of what `view` sees. Its `outcome` is None while open, then True or a
     Loss, for good.
 
     `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known. It is listed
     before the driver's call, and `is_queued` after it: what ended before that was never behind it.
     """
 
-    cdef public object view, verdict
+    cdef public object view, outcome
     cdef public int64_t generation, key
     cdef public uint64_t stream
     cdef public bint is_queued
@@ -37,7 +37,7 @@ cdef class Wait:
     def holds_up(self, loss):
         """Whether its stream may stand still for ever behind it, lost by `loss`: nobody releases it; asks the driver.
 
-        This session's own record ends, unless it stands behind something lost itself.
+        This session's own record ends, unless it depends on something lost itself.
         """
         is_own = self.view.is_recorder and loss.cause != "behind"
         return self.view.kind == "event" and self.stream != 0 and not is_own and not self.is_passed()
@@ -46,25 +46,25 @@ cdef class Wait:
         """Whether its stream is one of the device's, and may not be past it yet."""
         return ordinal == (-1 - self.key if self.key < 0 else self.view.ordinal_of(self.stream))
 
-    def known(self):
-        """The verdict by the board and this process's memory."""
-        if self.verdict is None:
-            fate = self.view.fate(self.generation)
+    def known_outcome(self):
+        """The outcome by the board and this process's memory."""
+        if self.outcome is None:
+            outcome = self.view.outcome_of(self.generation)
             # If the use was released meanwhile, the words just read may be the slot's next use's. The wait has its
-            # verdict then, unless it was listed later: for such a one nothing was queued.
+            # outcome then, unless it was listed later: for such a one nothing was queued.
             is_released = self.view.is_released
-            if self.verdict is None:
-                self.verdict = is_released or fate
-        return self.verdict
+            if self.outcome is None:
+                self.outcome = is_released or outcome
+        return self.outcome
 
-    def judged(self):
-        """The verdict that a waiter would get now; asks the driver."""
-        if self.known() is None and self.view.accepts(self.generation) and self.verdict is None:
-            self.verdict = True
-        return self.verdict
+    def resolved(self):
+        """The outcome that a waiter would get now; asks the driver."""
+        if self.known_outcome() is None and self.view.accepts(self.generation) and self.outcome is None:
+            self.outcome = True
+        return self.outcome
 
     def behind(self, loss):
-        """The loss of a record that stands behind it."""
+        """The loss of a record that depends on it."""
         return loss.behind(self.label)
 
     def is_passed(self):
@@ -124,21 +124,24 @@ cdef inline list listed_for(int64_t key, view, uint64_t stream):
 
 
 cdef Wait add_wait(int64_t key, Slot view, int64_t generation, uint64_t stream):
-    """Have the stream's next record stand behind `generation`; called before the wait is queued."""
+    """Have the stream's next record depend on `generation`; called before the wait is queued."""
     cdef Wait made, first
     cdef list listed = listed_for(key, view, stream)
     cdef bint collects
     for made in listed[-1:] if listed else ():
-        if made.generation == generation and made.verdict is not True:
+        if made.generation == generation and made.outcome is not True:
             return made  # nothing changes, so nothing is locked
     made = Wait(view, generation, key, stream)
     collects = begin(table)
     try:
         made = put(made)
         listed = listed_for(key, view, stream)
-        while (<Wait>listed[0]).generation < generation and (<Wait>listed[0]).generation <= view.known():
-            first = listed.pop(0)
-            first.verdict = True
+        while len(listed) > 1:
+            first = listed[0]
+            if not view.is_on_board(first.generation) or view.is_unused:  # then its words may be another use's
+                break
+            first.outcome = True
+            del listed[0]
     finally:
         end(table, collects)
     if list_count > sweep_at:  # including streams without further records
@@ -154,7 +157,7 @@ cdef Wait put(Wait made):
     while place and (<Wait>listed[place - 1]).generation > made.generation:
         place -= 1
     if place and (<Wait>listed[place - 1]).generation == made.generation:
-        if (<Wait>listed[place - 1]).verdict is not True:
+        if (<Wait>listed[place - 1]).outcome is not True:
             return listed[place - 1]
         place -= 1
         del listed[place]
@@ -181,17 +184,17 @@ cdef bint take_out(Wait wait):
 cdef void sweep():
     """Forget the waits that are known good."""
     global sweep_at
-    drop([wait for wait in of(None) if wait.known() is True])
+    drop([wait for wait in of(None) if wait.known_outcome() is True])
     sweep_at = max(<int64_t>MANY_LISTS, <int64_t>(2 * list_count))
 
 
 def add(int64_t key, view, int64_t generation, uint64_t stream):
-    """Have the stream's next record stand behind `generation`; called before the wait is queued."""
+    """Have the stream's next record depend on `generation`; called before the wait is queued."""
     return add_wait(key, view, generation, stream)
 
 
 def drop(waits):
-    """Remove waits that have their verdicts: known good, or to be forgotten."""
+    """Remove waits that have their outcomes: known good, or to be forgotten."""
     cdef Wait wait
     cdef list gone = list(waits)
     cdef bint collects = begin(table)
@@ -205,18 +208,18 @@ def drop(waits):
 
 
 def release(view):
-    """Remove the waits for a view, which have their verdicts. Others, without the view, take the place of the lost."""
+    """Remove the waits for a view, which have their outcomes. Others, without the view, take the place of the lost."""
     cdef Wait wait, kept
     cdef bint collects
     waits = waits_on(view)
-    streams = {wait.stream for wait in waits if isinstance(wait.verdict, Loss)}
+    streams = {wait.stream for wait in waits if isinstance(wait.outcome, Loss)}
     left = Released(view, streams) if streams else None
     collects = begin(table)
     try:
         for wait in waits:
-            if take_out(wait) and isinstance(wait.verdict, Loss):  # one without a verdict is not queued
+            if take_out(wait) and isinstance(wait.outcome, Loss):  # one without an outcome is not queued
                 kept = Wait(left, wait.generation, wait.key, wait.stream)
-                kept.verdict, kept.is_queued = wait.verdict, wait.is_queued
+                kept.outcome, kept.is_queued = wait.outcome, wait.is_queued
                 put(kept)
     finally:
         end(table, collects)
@@ -244,7 +247,7 @@ def of(key):
 
 
 def latest(key):
-    """Those that the stream's next record stands behind: if the last of a use is good, so are those before it."""
+    """Those that the stream's next record depends on: if the last of a use is good, so are those before it."""
     return in_lists(key, True)
 
 

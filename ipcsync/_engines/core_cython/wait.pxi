@@ -120,10 +120,10 @@ cdef class Waits(Queries):
         cdef uint8_t *hazard = self.hazards + self.own
         if self.is_recorder or not self.fork_mark[0]:
             return
-        if self.load(LOAD_VISITED, VISITED) == 0:  # it stays 1, as `awaited`
-            step(STORE_VISITED)
-            ipcsync_store(self.place + VISITED, 1)
-        step(ENTER)
+        if self.load(LOAD_ANNOUNCED, ANNOUNCED) == 0:  # it stays 1, as `awaited`
+            step(STORE_ANNOUNCED)
+            ipcsync_store(self.place + ANNOUNCED, 1)
+        step(ANNOUNCE)
         ipcsync_store_byte(hazard, <uint8_t>((ipcsync_load_byte(hazard) + 1) | 1))  # never what an earlier one was
         step(FENCE)
         ipcsync_fence()
@@ -131,13 +131,13 @@ cdef class Waits(Queries):
     cdef inline void retract(self) noexcept nogil:
         cdef uint8_t *hazard = self.hazards + self.own
         if not self.is_recorder and self.fork_mark[0]:
-            step(LEAVE)
+            step(RETRACT)
             if ipcsync_load_byte(hazard) & 1:
                 ipcsync_store_byte(hazard, <uint8_t>(ipcsync_load_byte(hazard) + 1))
 
     cdef bint check_queued(self, int64_t generation) except -1:
         """Raise if the queued wait may end wrongly: a driver may let a stream pass a dead process's work or exports."""
-        if not self.is_open() or self.behind.stands(generation):
+        if not self.is_open() or self.dependencies.depends(generation):
             self.check_finished(generation)
             self.is_complete(generation)  # raises if its recorder has said that it is lost
         self.check_recorder(generation)

@@ -37,15 +37,22 @@ def test_the_layout_is_the_one_that_other_versions_read() -> None:
     assert layout.MAGIC.to_bytes(8, "little") == b"PIBOARD1"
     assert (layout.slots_offset(1), layout.slots_offset(32), layout.slots_offset(33)) == (8192, 8192, 12288)
     assert (layout.bits_offset(32, 32), layout.bits_length(512), layout.bits_length(513)) == (12288, 64, 128)
-    assert (layout.visits_offset(32, 32), layout.visits_length(64), layout.visits_length(65)) == (16384, 64, 128)
+    assert (layout.hazards_offset(32, 32), layout.hazards_length(64), layout.hazards_length(65)) == (16384, 64, 128)
     assert (layout.labels_offset(32, 32), layout.labels_offset(33, 1)) == (20480, 24576)
     assert (layout.size(32, 32), layout.size(65, 1)) == (24576, 36864)
 
 
 _OTHERS_WORDS = (
-    *(layout.S_HEARTBEAT, layout.S_OWNER, layout.S_NUDGE),
-    *(layout.L_RECORDED, layout.L_COMPLETED, layout.L_BEHIND, layout.L_AS_OF, layout.L_LOST, layout.L_CULPRIT),
-    layout.L_VISITED,
+    *(layout.S_HEARTBEAT, layout.S_OWNER, layout.S_DOORBELL),
+    *(
+        layout.L_RECORDED,
+        layout.L_COMPLETED,
+        layout.L_FIRST_DEPENDENT,
+        layout.L_VALID_AS_OF,
+        layout.L_LOST,
+        layout.L_ROOT_CAUSE,
+    ),
+    layout.L_ANNOUNCED,
 )
 
 
@@ -79,11 +86,11 @@ def test_the_visits_of_no_two_slots_share_a_cache_line(board: Board) -> None:
         line = board.slot(index)
         enter(line, 0)
         enter(line, SESSIONS - 1)
-        assert line.visits() == {0: 1, SESSIONS - 1: 1}
-        assert all(board.slot(each).visits() == {} for each in range(index + 1, SLOTS))
-        assert line.visits_address % 64 == 0
-    assert layout.visits_length(SESSIONS) % 64 == 0
-    assert layout.visits_offset(SESSIONS, SLOTS) % layout.PAGE == 0
+        assert line.hazards() == {0: 1, SESSIONS - 1: 1}
+        assert all(board.slot(each).hazards() == {} for each in range(index + 1, SLOTS))
+        assert line.hazards_address % 64 == 0
+    assert layout.hazards_length(SESSIONS) % 64 == 0
+    assert layout.hazards_offset(SESSIONS, SLOTS) % layout.PAGE == 0
     assert not any(board.words[layout.labels_offset(SESSIONS, SLOTS) // 8 :])
 
 
@@ -91,31 +98,31 @@ def test_the_visits_of_a_session_that_is_gone_are_ended_on_every_slot(board: Boa
     for index in range(SLOTS):
         enter(board.slot(index), 1)
         enter(board.slot(index), 2)
-    assert board.slot(0).visits() == {1: 1, 2: 1}
+    assert board.slot(0).hazards() == {1: 1, 2: 1}
     board.end_visits(1)
-    assert [board.slot(index).visits() for index in range(SLOTS)] == [{2: 1}] * SLOTS
+    assert [board.slot(index).hazards() for index in range(SLOTS)] == [{2: 1}] * SLOTS
     board.end_visits(1)
-    assert board.slot(SLOTS - 1).visits() == {2: 1}
+    assert board.slot(SLOTS - 1).hazards() == {2: 1}
 
 
 def test_a_new_use_has_no_visits_of_the_last_ones_dead(board: Board) -> None:
     line = board.slot(1)
     enter(line, 2)
     line.open(2)
-    assert line.visits() == {}
-    line._visits[2] = 1
-    assert line.visits() == {}, "nobody has said that there are any"
+    assert line.hazards() == {}
+    line._hazards[2] = 1
+    assert line.hazards() == {}, "nobody has said that there are any"
     enter(line, 0)
-    assert line.visits() == {0: 1, 2: 1}
+    assert line.hazards() == {0: 1, 2: 1}
 
 
-def test_a_loss_is_told_with_its_culprit(board: Board) -> None:
+def test_a_loss_is_told_with_its_root_cause(board: Board) -> None:
     line = board.slot(1)
     line.lose(7, 5 << 16)
-    assert (line.lost, line.culprit) == (7, 5 << 16)
-    line.as_of = 3
-    line.behind = 6
-    assert (line.behind, line.as_of) == (6, 3)
+    assert (line.lost, line.root_cause) == (7, 5 << 16)
+    line.valid_as_of = 3
+    line.first_dependent = 6
+    assert (line.first_dependent, line.valid_as_of) == (6, 3)
     board.set_newest(9)
     assert board.newest == 9
 
@@ -125,11 +132,18 @@ def test_a_new_use_has_nothing_of_what_the_last_recorder_stood_behind(board: Boa
     line = board.slot(1)
     line.publish(5)
     store_bits(line, 0b11)
-    line.as_of = 3
-    line.behind = 6
+    line.valid_as_of = 3
+    line.first_dependent = 6
     line.lose(6, 5 << 16)
     line.open(2)
-    assert (line.recorded, line.behind, line.as_of, line.lost, line.culprit, bits_of(line)) == (5, 0, 0, 0, 0, 0)
+    assert (line.recorded, line.first_dependent, line.valid_as_of, line.lost, line.root_cause, bits_of(line)) == (
+        5,
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     assert line.state == OPEN
 
 

@@ -28,7 +28,7 @@ _kept: list[Any] = []
 def _show(path: str, index: int) -> int:
     """In a peer: have its death marked on that session line; its pid."""
     board = Board.open(path)
-    mark = DeathMark(board.session(index).owner_address, board.session(index).nudge)
+    mark = DeathMark(board.session(index).owner_address, board.session(index).doorbell)
     mark.show()
     _kept.append((board, mark))
     return os.getpid()

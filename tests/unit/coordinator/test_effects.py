@@ -263,7 +263,7 @@ def test_what_stays_good_at_a_break(
     line = board.slot(0)
     line.watermark = 3
     line.publish(recorded)
-    line.behind = behind
+    line.first_dependent = behind
     line.lose(lost, 0)
     line.store_completed(completed)
     assert _watermark(Slot(0, "open", 1, "e", engine=engine, base=10), line) == good

@@ -32,7 +32,7 @@ class Row:
 
     def __init__(self, board: Board, *, behind_all: bool = False) -> None:
         self.board, self.guard = board, Lease()
-        self.guard.stands_behind_all = behind_all
+        self.guard.depends_on_all = behind_all
         for line in range(COUNT):
             board.session(line).assign(serial_of(line), 4711 + line, 0, 0, time.monotonic_ns(), f"s{line}")
             board.words[self._owner(line)] = 1
@@ -113,12 +113,12 @@ class Row:
 
     def good_bits(self, own: int) -> int | None:
         """This event's bits if every session that they name lives; None if not, or if the bit of line `own` is set."""
-        return bits_of(self.line) if self.mine.behind.is_clear(own) else None
+        return bits_of(self.line) if self.mine.dependencies.is_clear(own) else None
 
     @property
     def told(self) -> tuple[int, int]:
         """(first generation that stands behind something, bits)."""
-        return self.mine.behind.first, bits_of(self.line)
+        return self.mine.dependencies.first, bits_of(self.line)
 
     @property
     def open_ones(self) -> list[tuple[int, int, int]]:

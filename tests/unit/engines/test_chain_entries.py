@@ -27,11 +27,11 @@ def test_a_record_tells_the_board_whom_it_stands_behind_and_as_of_when(row: Row)
     row.extend(1, *waits)
     assert _entries(row) == [(1, 1, STREAM, waits, 0b101)]
     assert row.told == (1, 0b101)
-    assert row.line.as_of == 9
+    assert row.line.valid_as_of == 9
     assert row.mine.chain.is_needed
-    assert row.mine.behind.stands(1)
-    assert row.mine.behind.stands(2)
-    assert not row.theirs[0].behind.stands(1)
+    assert row.mine.dependencies.depends(1)
+    assert row.mine.dependencies.depends(2)
+    assert not row.theirs[0].dependencies.depends(1)
 
 
 def test_records_behind_the_same_are_one_entry_and_further_waits_another(row: Row) -> None:
@@ -128,7 +128,7 @@ def test_a_session_that_came_later_is_good_only_for_who_looked_since(row: Row) -
     row.board.session(0).assign(9 << 16, 1, 0, 0, 1, "new")
     row.board.words[row._owner(0)] = 1
     assert row.good_bits(ME) is None
-    row.line.as_of = 9
+    row.line.valid_as_of = 9
     assert row.good_bits(ME) == 0b1
     assert row.good_bits(0) is None
 
@@ -141,10 +141,10 @@ def test_a_wait_depends_on_who_records_and_on_all_that_one_stands_behind(row: Ro
     assert row.evidence(wait) == 0b10
     store_bits(row.board.slot(1), 0b1101)
     assert row.evidence(wait) == 0b10
-    row.board.slot(1).as_of = COUNT
-    row.board.slot(1).behind = BASE + 3
+    row.board.slot(1).valid_as_of = COUNT
+    row.board.slot(1).first_dependent = BASE + 3
     assert row.evidence(wait) == 0b10, "what it waits for is of before"
-    row.board.slot(1).behind = BASE + 2
+    row.board.slot(1).first_dependent = BASE + 2
     assert row.evidence(wait) == 0b1111
     store_bits(row.board.slot(1), 0b0011)
     assert row.evidence(wait) == OWN, "it says itself that only it can tell"
@@ -183,11 +183,11 @@ def test_another_event_of_the_same_session_counts_unless_it_stands_behind_someth
     row.extend(1, wait)
     assert (row.told, row.chain.entries) == ((0, 0), [])
     store_bits(slot, 0b110)
-    slot.as_of = COUNT
-    slot.behind = BASE + 1
+    slot.valid_as_of = COUNT
+    slot.first_dependent = BASE + 1
     row.extend(2, wait)
     assert row.open_ones == [(2, 2, 0b110)]
     ahead = Wait(row.theirs[0], 2, KEY, STREAM)
-    slot.behind = 0
+    slot.first_dependent = 0
     row.extend(3, ahead)
     assert row.open_ones[1:] == [(3, 3, OWN)]

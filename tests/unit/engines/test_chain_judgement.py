@@ -21,20 +21,20 @@ def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_s
     row.extend(2, mine, others)
     row.extend(3, mine, others, later)
     row.extend(4, mine, others, later, stream=0)
-    assert row.chain.judge(0) == 0
-    assert row.chain.judge(1) == 1
-    assert [wait.verdict for wait in (mine, others, later)] == [True, None, None]
+    assert row.chain.resolve(0) == 0
+    assert row.chain.resolve(1) == 1
+    assert [wait.outcome for wait in (mine, others, later)] == [True, None, None]
     row.chain.store()
     assert row.open_ones == [(2, 2, 0b11), (3, 3, 0b111), (4, 4, 0b111)]
     assert row.told == (2, 0b111)
-    assert row.chain.judge(3) == 3
-    assert (others.verdict, later.verdict) == (None, True)
+    assert row.chain.resolve(3) == 3
+    assert (others.outcome, later.outcome) == (None, True)
     row.chain.store()
     assert row.told == (4, 0b111)
-    assert row.chain.judge(4) == 4
+    assert row.chain.resolve(4) == 4
     row.chain.store()
     assert row.told == (0, 0)
-    assert row.line.behind == 0
+    assert row.line.first_dependent == 0
     assert not row.mine.chain.is_needed
     assert row.line.lost == 0
 
@@ -42,8 +42,8 @@ def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_s
 def test_what_is_complete_beyond_the_open_ones_counts_up_to_them(row: Row) -> None:
     row.extend(3, row.wait(0))
     row.board.session(0).set_state(EXPIRED)
-    assert row.chain.judge(1) == 1
-    assert row.chain.judge(7) == 2
+    assert row.chain.resolve(1) == 1
+    assert row.chain.resolve(7) == 2
     assert row.open_ones == [(3, 3, 0b1)]
 
 
@@ -51,16 +51,16 @@ def test_only_complete_records_that_others_have_to_judge_first_are_looked_at_aga
     """Whoever judges what they stand behind tells nobody."""
     row.extend(1, row.wait(0))
     row.board.session(0).set_state(EXPIRED)
-    assert row.chain.judge(0) == 0
+    assert row.chain.resolve(0) == 0
     assert not row.chain.is_due, "it is not complete"
-    assert row.chain.judge(1) == 0
+    assert row.chain.resolve(1) == 0
     assert row.chain.is_due
     row.complete(0, 1)
-    assert row.chain.judge(1) == 1
+    assert row.chain.resolve(1) == 1
     assert not row.chain.is_due
     row.extend(2, row.wait(1))
     row.kill(1)
-    assert row.chain.judge(2) == 1
+    assert row.chain.resolve(2) == 1
     assert row.chain.loss is not None
     assert not row.chain.is_due, "nobody has to judge any more"
 
@@ -72,19 +72,19 @@ def test_one_whose_witness_left_is_judged_by_what_it_waited_for(row: Row) -> Non
     row.extend(3, first, second)
     row.board.session(0).set_state(EXPIRED)
     row.board.session(1).set_state(EXPIRED)
-    assert row.chain.judge(3) == 0
+    assert row.chain.resolve(3) == 0
     assert row.open_ones == [(1, 2, 0b1), (3, 3, 0b11)]
-    asked = [view.behind.slice_ns for view in row.theirs]
+    asked = [view.dependencies.slice_ns for view in row.theirs]
     assert asked == [1_000_000, 1_000_000, 50_000_000, 50_000_000], "the recorders of what is open are woken"
     row.complete(0, 1)
-    assert row.chain.judge(1) == 1
+    assert row.chain.resolve(1) == 1
     assert row.open_ones == [(2, 2, 0b1), (3, 3, 0b11)]
-    assert row.chain.judge(3) == 2
+    assert row.chain.resolve(3) == 2
     assert row.open_ones == [(3, 3, 0b11)]
     row.complete(1, 1)
-    assert row.chain.judge(2) == 2
+    assert row.chain.resolve(2) == 2
     assert row.open_ones == [(3, 3, 0b11)]
-    assert row.chain.judge(3) == 3
+    assert row.chain.resolve(3) == 3
     assert (row.chain.loss, row.chain.lost_from, row.chain.wants_break) == (None, 0, False)
 
 
@@ -94,14 +94,14 @@ def test_a_loss_is_told_with_whose_end_it_was_and_asked_for_once_all_before_it_i
     row.extend(3, second)
     row.extend(4, first, second)
     row.kill(1)
-    assert row.chain.judge(1) == 1
+    assert row.chain.resolve(1) == 1
     assert row.chain.loss == Loss("behind", serial_of(1), "s1", 4712, row.chain.loss.root if row.chain.loss else "")
     assert (row.chain.lost_from, row.chain.wants_break) == (3, False)
     row.chain.store()
-    assert (row.line.lost, row.line.culprit, row.mine.behind.lost_from) == (BASE + 3, serial_of(1), 3)
-    assert [row.mine.behind.is_lost(generation) for generation in (2, 3, 4)] == [False, True, True]
+    assert (row.line.lost, row.line.root_cause, row.mine.dependencies.lost_from) == (BASE + 3, serial_of(1), 3)
+    assert [row.mine.dependencies.is_lost(generation) for generation in (2, 3, 4)] == [False, True, True]
     row.complete(0, 1)
-    assert row.chain.judge(4) == 2
+    assert row.chain.resolve(4) == 2
     assert row.chain.wants_break
     assert row.mine.chain.is_needed
     row.chain.store()
@@ -115,26 +115,26 @@ def test_a_later_death_may_lose_an_earlier_record_and_never_takes_a_loss_back(ro
     row.extend(2, first)
     row.extend(3, second)
     row.kill(1)
-    row.chain.judge(1)
+    row.chain.resolve(1)
     row.chain.store()
-    assert (row.line.lost, row.line.culprit) == (BASE + 3, serial_of(1))
+    assert (row.line.lost, row.line.root_cause) == (BASE + 3, serial_of(1))
     row.kill(0)
-    assert row.chain.judge(1) == 1
+    assert row.chain.resolve(1) == 1
     row.chain.store()
     assert (row.chain.lost_from, row.chain.wants_break) == (2, True)
-    assert (row.line.lost, row.line.culprit) == (BASE + 2, serial_of(0))
+    assert (row.line.lost, row.line.root_cause) == (BASE + 2, serial_of(0))
 
 
 def test_a_loss_behind_a_loss_names_the_first_one(row: Row) -> None:
     root, line = "generation 1 of 'x', whose recorder 'x' (pid 1) died", row.board.slot(0)
     store_bits(line, 0b100)
-    line.as_of = COUNT
-    line.behind = BASE + 1
+    line.valid_as_of = COUNT
+    line.first_dependent = BASE + 1
     row.extend(1, row.wait(0))
     assert row.told == (1, 0b101)
     row.kill(2)
     line.lose(BASE + 1, serial_of(2))
-    row.chain.judge(0)
+    row.chain.resolve(0)
     assert row.chain.loss == Loss("behind", serial_of(2), "s2", 4713, "generation 1 of 'e0'")
     assert Loss("behind", 1, "x", 1, root).behind("generation 7 of 'e9'").root == root
 
@@ -144,46 +144,46 @@ class Told:
 
     is_released = False
 
-    def __init__(self, fate: Loss | bool | None, *, is_accepted: bool) -> None:
-        self._fate, self._is_accepted = fate, is_accepted
+    def __init__(self, outcome: Loss | bool | None, *, is_accepted: bool) -> None:
+        self._outcome, self._is_accepted = outcome, is_accepted
         self.asked: list[int] = []
 
-    def fate(self, _generation: int) -> Loss | bool | None:
-        return self._fate
+    def outcome_of(self, _generation: int) -> Loss | bool | None:
+        return self._outcome
 
     def accepts(self, generation: int) -> bool:
         self.asked.append(generation)
         return self._is_accepted
 
 
-@pytest.mark.parametrize("fate", [True, None, Loss("died", 1, "x", 2)])
+@pytest.mark.parametrize("outcome", [True, None, Loss("died", 1, "x", 2)])
 @pytest.mark.parametrize("is_accepted", [True, False])
 def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(
-    row: Row, fate: Loss | bool | None, is_accepted: bool
+    row: Row, outcome: Loss | bool | None, is_accepted: bool
 ) -> None:
-    told = Told(fate, is_accepted=is_accepted)
+    told = Told(outcome, is_accepted=is_accepted)
     wait = Wait(told, 3, KEY, STREAM)  # type: ignore[arg-type]
-    expected = True if fate is None and is_accepted else fate
-    assert wait.judged() == expected
-    assert wait.verdict == expected
-    assert told.asked == ([3] if fate is None else [])
+    expected = True if outcome is None and is_accepted else outcome
+    assert wait.resolved() == expected
+    assert wait.outcome == expected
+    assert told.asked == ([3] if outcome is None else [])
     wait = Wait(told, 3, KEY, STREAM)  # type: ignore[arg-type]
     assert row.evidence(row.wait(0)) == 1
     row.theirs[1].accepts = told.accepts  # type: ignore[method-assign]
     row.extend(1, row.wait(1))
     row.board.session(1).set_state(EXPIRED)
-    row.chain.judge(1)
+    row.chain.resolve(1)
     assert told.asked[-1:] == [1]
     assert row.chain.entries == [] if is_accepted else row.open_ones == [(1, 1, 0b10)]
 
 
 def test_each_of_those_that_are_named_must_live(row: Row) -> None:
-    row.line.as_of = COUNT
+    row.line.valid_as_of = COUNT
     for bits in (0b1, 0b11, 0b101, 0b1111):
         store_bits(row.line, bits)
         assert row.good_bits(ME) == bits
-        assert row.mine.behind.is_clear(serial_of(ME))
-        assert not row.mine.behind.is_clear(serial_of(0)), "of its own it tells nothing"
+        assert row.mine.dependencies.is_clear(serial_of(ME))
+        assert not row.mine.dependencies.is_clear(serial_of(0)), "of its own it tells nothing"
         assert row.good_bits(0) is None
     row.kill(0)
     for bits in (0b1, 0b11, 0b101, 0b1111):
@@ -194,11 +194,11 @@ def test_each_of_those_that_are_named_must_live(row: Row) -> None:
 
 
 def test_a_recorder_is_asked_more_and_more_seldom_and_often_again_later(row: Row) -> None:
-    behind, slices, longest = row.theirs[0].behind, list[int](), 50_000_000
+    dependencies, slices, longest = row.theirs[0].dependencies, list[int](), 50_000_000
 
     def has_slept_longest() -> bool:
-        behind.nudge(serial_of(0))
-        slices.append(behind.slice_ns)
+        dependencies.ring(serial_of(0))
+        slices.append(dependencies.slice_ns)
         return slices[-1] == longest
 
     until(has_slept_longest, "seldom")
@@ -206,13 +206,13 @@ def test_a_recorder_is_asked_more_and_more_seldom_and_often_again_later(row: Row
     allowed = [1_000_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000, 25_600_000, longest]
     assert set(slices) <= set(allowed)
     last = time.monotonic_ns()
-    behind.nudge(serial_of(0))
-    assert behind.slice_ns == longest or time.monotonic_ns() > last + longest, "left in peace for so long"
+    dependencies.ring(serial_of(0))
+    assert dependencies.slice_ns == longest or time.monotonic_ns() > last + longest, "left in peace for so long"
     until(lambda: time.monotonic_ns() > last + 3 * longest, "it was asked long ago")
-    behind.nudge(serial_of(0))
-    assert behind.slice_ns == 1_000_000
-    assert behind.is_clear(serial_of(0))
-    assert behind.slice_ns == longest
+    dependencies.ring(serial_of(0))
+    assert dependencies.slice_ns == 1_000_000
+    assert dependencies.is_clear(serial_of(0))
+    assert dependencies.slice_ns == longest
 
 
 def test_what_ends_proves_no_wait_that_was_not_queued_before_it(row: Row) -> None:
@@ -222,9 +222,9 @@ def test_what_ends_proves_no_wait_that_was_not_queued_before_it(row: Row) -> Non
     row.extend(1, late, early)
     late.is_queued = True
     row.extend(2, late, early)
-    row.chain.judge(1)
-    assert (late.verdict, early.verdict) == (None, None)
+    row.chain.resolve(1)
+    assert (late.outcome, early.outcome) == (None, None)
     assert row.open_ones == [(2, 2, 0b11)]
     row.kill(0)
-    row.chain.judge(2)
+    row.chain.resolve(2)
     assert row.chain.lost_from == 2

@@ -31,7 +31,7 @@ def _in_a_thread(function: Callable[[], object]) -> None:
 def _resume(key: int) -> None:
     """As `Client.resume`, on a stream that is past everything."""
     for _ in range(5):
-        lost = [wait for wait in queued.of(key) if isinstance(wait.known(), Loss)]
+        lost = [wait for wait in queued.of(key) if isinstance(wait.known_outcome(), Loss)]
         if not lost:
             return
         queued.drop(lost)
@@ -71,14 +71,14 @@ def _record_behind(chain: Chain, count: int, *waited: int) -> None:
     for _ in range(count):
         chain.record(chain.a, chain.held)
     store_bits(line, 1 << 5)  # of a session that is over
-    line.as_of = 2
-    line.behind = 1
+    line.valid_as_of = 2
+    line.first_dependent = 1
     for generation in waited:
         chain.mine.wait(generation, chain.stream, 1, False)
 
 
 def test_an_earlier_generation_that_is_open_is_still_waited_for_when_a_later_one_is_forgotten(chain: Chain) -> None:
-    """The later record stands behind more than the earlier one, whose own fate is judged later."""
+    """The later record stands behind more than the earlier one, whose own outcome is judged later."""
     stream, line = chain.stream, chain.board.slot(0)
     with StreamGate(chain.held):
         _record_behind(chain, 2, 1, 2)
@@ -148,7 +148,7 @@ def test_threads_that_list_and_forget_waits_at_once_lose_none(row: Row) -> None:
         for generation in range(1, rounds + 1):
             good = queued.add(number, view, generation, number)
             queued.add(KEY, view, generation, number)
-            good.verdict = True
+            good.outcome = True
             queued.drop([good])
 
     workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]

@@ -23,7 +23,7 @@ def test_a_wait_listed_once_its_use_was_released_reads_no_other_uses_words(row: 
     listed = queued.add(KEY, row.theirs[0], 1, STREAM)
     row.theirs[0].is_released = True
     row.board.slot(0).break_at(BASE)
-    assert listed.known() is True
+    assert listed.known_outcome() is True
 
 
 def test_a_stream_keeps_each_wait_that_is_not_known_good_and_its_record_stands_behind_the_last(row: Row) -> None:
@@ -48,11 +48,10 @@ def test_a_stream_keeps_each_wait_that_is_not_known_good_and_its_record_stands_b
 def test_what_is_known_good_makes_room_for_later_waits(row: Row) -> None:
     view = row.theirs[0]
     made = [queued.add(KEY, view, generation, STREAM) for generation in (1, 2, 3)]
-    row.complete(0, 2)
-    assert view.query(2)
+    row.complete(0, 2)  # on the board: nobody has asked
     fourth = queued.add(KEY, view, 4, STREAM)
     assert queued.of(KEY) == [made[2], fourth]
-    assert [wait.verdict for wait in made] == [True, True, None]
+    assert [wait.outcome for wait in made] == [True, True, None]
 
 
 def test_each_stream_of_a_list_has_its_own_wait(row: Row) -> None:
@@ -92,15 +91,15 @@ def test_what_is_lost_of_an_event_that_is_released_still_spoils_its_stream(row: 
     for wait, key in ((lost, 1), (good, 2), (open_one, 2)):
         queued.add(key, wait.view, wait.generation, STREAM)
     (kept,) = queued.of(1)
-    assert kept.known() is None
+    assert kept.known_outcome() is None
     row.board.slot(0).break_at(BASE + 1)
     assert [wait.generation for wait in queued.waits_on(view)] == [3, 1]
     view.close()
     assert view.try_release()
     (left,) = queued.of(1)
     assert (left.key, left.stream, left.generation, left.label) == (1, STREAM, 3, "generation 3 of 'e0'")
-    assert isinstance(left.verdict, Loss)
-    assert left.known() is left.verdict
+    assert isinstance(left.outcome, Loss)
+    assert left.known_outcome() is left.outcome
     assert left.view is not view
     assert left is not kept
     assert [wait.view for wait in queued.of(2)] == [row.theirs[1]]
@@ -111,33 +110,33 @@ def test_what_is_lost_of_an_event_that_is_released_still_spoils_its_stream(row: 
 
 def test_a_wait_that_a_waiter_would_accept_is_good_for_its_recorder_too(row: Row) -> None:
     wait, view = row.wait(0, 2), row.theirs[0]
-    assert wait.judged() is None
+    assert wait.resolved() is None
     assert not view.accepts(2)
     assert not view.accepts(3)
     row.board.slot(0).store_completed(BASE + 2)
-    row.board.slot(0).behind = BASE + 1
+    row.board.slot(0).first_dependent = BASE + 1
     store_bits(row.board.slot(0), 1 << 3)
-    row.board.slot(0).as_of = COUNT
+    row.board.slot(0).valid_as_of = COUNT
     row.board.session(3).set_state(EXPIRED)
     assert not view.accepts(2), "what it stands behind is open"
-    assert wait.judged() is None
+    assert wait.resolved() is None
     row.board.session(3).set_state(1)
     assert view.accepts(2)
     assert view.known_complete == 2
-    assert wait.judged() is True
+    assert wait.resolved() is True
     assert not row.mine.accepts(1), "of one's own, one's own judgement tells"
 
 
 def test_a_dead_recorders_work_is_accepted_by_nobody(row: Row) -> None:
     view = row.theirs[0]
     row.complete(0, 1)
-    row.board.slot(0).behind = BASE + 2
+    row.board.slot(0).first_dependent = BASE + 2
     row.record(0, 2)
     row.kill(0)
     assert not view.accepts(2)
-    assert view.fate(1) is True
+    assert view.outcome_of(1) is True
     wait = Wait(view, 2, KEY, STREAM)
-    loss = wait.judged()
+    loss = wait.resolved()
     assert isinstance(loss, Loss)
     assert (loss.cause, loss.session) == ("died", "s0")
 
@@ -159,7 +158,7 @@ def test_what_a_lost_coordinator_leaves_is_passed_once_every_stream_is_past_it(
         assert view.try_release()
         lost, _ = queued.of(-1)
         assert lost.stream == theirs
-        assert isinstance(lost.known(), Loss)
+        assert isinstance(lost.known_outcome(), Loss)
         assert not lost.is_passed(), "a silent pass"
         gate.open()
         until(lost.is_passed, "the held stream is past it")

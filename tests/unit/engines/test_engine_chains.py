@@ -102,7 +102,7 @@ def chain(board: Board) -> Iterator[Chain]:
 
 def test_what_stands_behind_nothing_says_so(chain: Chain) -> None:
     assert chain.record(chain.b, chain.stream) == 1
-    assert (chain.c.behind.first, chain.b.chain.entries, bits_of(chain.board.slot(1))) == (0, [], 0)
+    assert (chain.c.dependencies.first, chain.b.chain.entries, bits_of(chain.board.slot(1))) == (0, [], 0)
     chain.c.synchronize(1, 5)
     assert chain.c.query(1)
 
@@ -110,21 +110,21 @@ def test_what_stands_behind_nothing_says_so(chain: Chain) -> None:
 def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settled(chain: Chain) -> None:
     with chain.begin():
         line = chain.board.slot(1)
-        assert (chain.c.behind.first, bits_of(line), line.recorded) == (1, 1, 1)
-        assert chain.c.behind.stands(1)
+        assert (chain.c.dependencies.first, bits_of(line), line.recorded) == (1, 1, 1)
+        assert chain.c.dependencies.depends(1)
         assert not chain.c.query(1)
         with pytest.raises(WaitTimeout, match=r"^generation 1 of .*b/out.* was not complete within 0.02 s$"):
             chain.c.synchronize(1, 0.02)
         assert [(entry.first, entry.last, entry.bits) for entry in chain.b.chain.entries] == [(1, 1, 1)]
         (wait,) = queued.of(None)
-        assert (wait.generation, wait.verdict, wait.label) == (1, None, f"generation 1 of {chain.mine.label}")
+        assert (wait.generation, wait.outcome, wait.label) == (1, None, f"generation 1 of {chain.mine.label}")
     chain.stream.synchronize()
     assert chain.c.query(1)
     chain.b.publish_completed()
-    assert (chain.c.behind.first, bits_of(line), line.lost, chain.b.chain.entries) == (0, 0, 0, [])
-    assert wait.verdict is True, "it stood on the stream of what was found complete"
+    assert (chain.c.dependencies.first, bits_of(line), line.lost, chain.b.chain.entries) == (0, 0, 0, [])
+    assert wait.outcome is True, "it stood on the stream of what was found complete"
     assert chain.record(chain.b, chain.stream) == 2
-    assert chain.c.behind.first == 0
+    assert chain.c.dependencies.first == 0
 
 
 def test_what_is_closed_once_a_record_has_looked_at_it_is_not_left_out(chain: Chain) -> None:
@@ -140,7 +140,7 @@ def test_what_stands_behind_the_dead_is_lost_and_says_whose_end_it_was(chain: Ch
         chain.kill(0)
         chain.b.publish_completed()
         line = chain.board.slot(1)
-        assert (chain.c.behind.lost_from, line.culprit) == (1, _serial(0))
+        assert (chain.c.dependencies.lost_from, line.root_cause) == (1, _serial(0))
         with pytest.raises(RecorderLost) as caught:
             chain.c.synchronize(1, 5)
         error = caught.value
@@ -165,7 +165,7 @@ def test_how_the_first_one_ended_is_how_the_others_are_lost(chain: Chain, ends: 
             chain.board.session(0).set_state(EXPIRED)
             line.break_at(0, has_expired=ends == "expired")
         chain.b.publish_completed()
-        assert chain.c.behind.lost_from == (2 if ends == "closed" else 1)
+        assert chain.c.dependencies.lost_from == (2 if ends == "closed" else 1)
         assert chain.b.chain.loss is not None
         how = {
             "broken": "died",
@@ -216,30 +216,30 @@ def test_a_stream_behind_the_dead_is_spoilt_until_it_is_resumed(chain: Chain) ->
 def test_what_was_released_keeps_its_verdict(chain: Chain) -> None:
     with chain.begin():
         (wait,) = queued.of(None)
-        assert wait.known() is None
+        assert wait.known_outcome() is None
         chain.kill(0)
-        fate = wait.known()
-        assert fate is not None
-        assert fate is not True
+        outcome = wait.known_outcome()
+        assert outcome is not None
+        assert outcome is not True
         chain.board.words[chain._owner(0)] = 1  # the line is another's now
-        assert wait.known() is fate
+        assert wait.known_outcome() is outcome
 
 
 def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
     with chain.begin():
-        behind, line = chain.c.behind, chain.board.slot(1)
+        dependencies, line = chain.c.dependencies, chain.board.slot(1)
         assert bits_of(line) == 1
-        assert not behind.is_clear(_serial(0)), "of its own it tells nothing"
-        assert behind.is_clear(_serial(1))
-        for serial, is_clear in ((9 << 16, False), (_serial(0), True)):  # as_of is of before the ninth came
+        assert not dependencies.is_clear(_serial(0)), "of its own it tells nothing"
+        assert dependencies.is_clear(_serial(1))
+        for serial, is_clear in ((9 << 16, False), (_serial(0), True)):  # valid_as_of is of before the ninth came
             chain.board.session(0).assign(serial, 1, 0, 0, 1, "new")
-            assert not behind.is_clear(_serial(1))  # nobody holds its mark yet
+            assert not dependencies.is_clear(_serial(1))  # nobody holds its mark yet
             chain.board.words[chain._owner(0)] = 1
-            assert behind.is_clear(_serial(1)) is is_clear
+            assert dependencies.is_clear(_serial(1)) is is_clear
         chain.board.session(0).set_state(EXPIRED)
-        assert not behind.is_clear(_serial(1))
+        assert not dependencies.is_clear(_serial(1))
         store_bits(line, 0)
-        assert behind.is_clear(_serial(1))
+        assert dependencies.is_clear(_serial(1))
 
 
 def test_an_event_that_broke_says_of_each_generation_what_is_true(chain: Chain) -> None:
@@ -249,10 +249,10 @@ def test_an_event_that_broke_says_of_each_generation_what_is_true(chain: Chain) 
     line = chain.board.slot(0)
     line.break_at(1)
     other = chain.open(0)
-    assert other.fate(1) is True
-    fate = other.fate(2)
-    assert isinstance(fate, tuple)
-    assert (fate.cause, fate.session, fate.pid) == ("died", "a", 4711)
+    assert other.outcome_of(1) is True
+    outcome = other.outcome_of(2)
+    assert isinstance(outcome, tuple)
+    assert (outcome.cause, outcome.session, outcome.pid) == ("died", "a", 4711)
     assert other.query(1)
     with pytest.raises(RecorderLost, match=r"^generation 2 of .*a/out") as caught:
         other.query(2)

@@ -127,10 +127,10 @@ def test_what_a_word_says_counts_up_to_the_first_that_stands_behind_what_nobody_
     row.complete(0, 4)
     row.record(0, 5)
     store_bits(line, 1 << 3)
-    line.behind = BASE + 3
+    line.first_dependent = BASE + 3
     assert view.completed == 2
     assert [view.query(generation) for generation in (2, 3, 5)] == [True, False, False]
-    line.as_of = COUNT
+    line.valid_as_of = COUNT
     assert [view.query(generation) for generation in (3, 4, 5)] == [True, True, False]
     assert (view.completed, view.generation) == (4, 5)
 
@@ -194,7 +194,7 @@ def test_a_record_is_not_made_behind_itself_or_a_later_one(row: Row) -> None:
     stream = ipcsync.Stream()
     _record(row.mine, stream)
     for later in (2, 7):
-        text = rf"^generation 2 of 'e4' cannot stand behind its generation {later}$"
+        text = rf"^generation 2 of 'e4' cannot depend on its generation {later}$"
         with pytest.raises(ValueError, match=text):
             row.mine.record(stream._handle, 0, 1, [(row.mine, later)])
     assert row.mine.generation == 1
@@ -215,7 +215,7 @@ def test_a_record_on_another_stream_stands_behind_the_one_before_it_while_that_i
         assert [(wait.generation, wait.view) for wait in entry.waits] == [(1, row.mine)]
         assert entry.bits == OWN | 1
         assert entry.stream == entry.waits[0].stream == row.mine.last_stream
-        assert other.behind.first == 1
+        assert other.dependencies.first == 1
     second.synchronize()
 
 
@@ -276,7 +276,7 @@ def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(
     monkeypatch.setattr(view, "free_streams", lambda: listed.append(queued.add(KEY, view, 1, STREAM)))
     view.close()
     until(view.try_release, "it to be released")
-    assert [wait.verdict for wait in listed] == [True]
+    assert [wait.outcome for wait in listed] == [True]
     assert queued.of(KEY) == []
 
 

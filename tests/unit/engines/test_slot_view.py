@@ -33,7 +33,7 @@ def test_how_an_event_ended_is_how_its_open_generations_are_lost(
     view, line = row.view(0, node=node), row.board.slot(0)
     row.complete(0, 1)
     row.record(0, 3)
-    assert [view.fate(generation) for generation in (1, 2, 3, 4)] == [True, None, None, None]
+    assert [view.outcome_of(generation) for generation in (1, 2, 3, 4)] == [True, None, None, None]
     if ends == "closed":
         line.finish(CLOSED)
     elif ends == "killed":
@@ -43,11 +43,11 @@ def test_how_an_event_ended_is_how_its_open_generations_are_lost(
     said = (node, reason) if node else ("", None)
     who = ("", 0) if node else ("s0", 4711)
     for generation in range(1, 5):
-        fate = view.fate(generation)
+        outcome = view.outcome_of(generation)
         if generation < lost_from:
-            assert fate is (True if generation == 1 else None)
+            assert outcome is (True if generation == 1 else None)
             continue
-        assert fate == Loss(cause, serial_of(0), *who, node=said[0], reason=said[1])  # type: ignore[arg-type]
+        assert outcome == Loss(cause, serial_of(0), *who, node=said[0], reason=said[1])  # type: ignore[arg-type]
         with pytest.raises(RecorderLost) as caught:
             view.synchronize(generation, 0)
         error = caught.value
@@ -71,8 +71,8 @@ def test_what_was_found_lost_once_is_lost_whatever_the_board_says_later(row: Row
         view.synchronize(2, 0)
     row.complete(0, 3)
     row.board.words[row._owner(0)] = 1
-    assert view.fate(1) is True
-    assert isinstance(view.fate(2), Loss)
+    assert view.outcome_of(1) is True
+    assert isinstance(view.outcome_of(2), Loss)
     assert view.completed == 1
     assert view.query(1)
     with pytest.raises(RecorderLost):
@@ -129,7 +129,7 @@ def test_what_a_gpu_wrote_after_its_event_broke_is_not_on_the_board(row: Row) ->
     line.break_at(BASE + 1)
     line.store_completed(layout.INT64_MAX)
     assert line.state == BROKEN
-    assert (view.fate(1), isinstance(view.fate(2), Loss)) == (True, True)
+    assert (view.outcome_of(1), isinstance(view.outcome_of(2), Loss)) == (True, True)
     assert view.completed == 1
 
 
@@ -137,8 +137,8 @@ def test_an_event_that_breaks_while_it_is_looked_at_has_completed_what_its_water
     """Its word was written behind a wait that was released, and the look at whom it stands behind was too early."""
     view, line = row.view(0), row.board.slot(0)
     row.complete(0, 2)
-    line.behind = BASE + 1
-    with at_step("load as_of", lambda: line.break_at(BASE + 1)):
+    line.first_dependent = BASE + 1
+    with at_step("load valid_as_of", lambda: line.break_at(BASE + 1)):
         assert view.completed == 1
 
 
@@ -148,9 +148,9 @@ def test_an_event_that_breaks_behind_the_first_look_at_it_has_completed_what_its
 
     def break_it() -> None:
         line.break_at(BASE)
-        line.behind = BASE + 1
+        line.first_dependent = BASE + 1
 
-    with at_step("load behind", break_it):
+    with at_step("load first_dependent", break_it):
         assert view.completed == 0
 
 
@@ -159,8 +159,8 @@ def test_after_a_close_a_death_loses_what_was_recorded_and_the_close_what_was_no
     row.record(0, 3)
     row.board.slot(0).finish(CLOSED)
     row.kill(0)
-    fates = [view.fate(generation) for generation in (3, 4)]
-    assert [isinstance(fate, Loss) and fate.cause for fate in fates] == ["died", "closed"]
+    fates = [view.outcome_of(generation) for generation in (3, 4)]
+    assert [isinstance(outcome, Loss) and outcome.cause for outcome in fates] == ["died", "closed"]
 
 
 @pytest.mark.parametrize("is_over", [True, False, None])

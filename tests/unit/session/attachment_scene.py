@@ -40,7 +40,7 @@ class Coordinator:
 class Lease:
     """A session that lives."""
 
-    stands_behind_all = False
+    depends_on_all = False
     line_index = 0
 
     def check(self) -> None: ...
