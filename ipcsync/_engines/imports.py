@@ -13,7 +13,7 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._engines.core import is_parked
+from ipcsync._engines.core import has_waiter_thread
 from ipcsync._locks import CallLock, trying, under, under_within
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
@@ -56,10 +56,10 @@ class Imports:
         """Remove a user; the last one destroys the import, which leaves the coordinator's event untouched.
 
         Does nothing and returns None while another thread has the table, since its driver call may take long. False
-        while a thread is parked in the driver's wait for the import.
+        while a waiter thread is in the driver's wait for the import.
         """
         users = self._users.get(key, set())
-        if users <= {user} and key in self._events and is_parked(self._events[key]):
+        if users <= {user} and key in self._events and has_waiter_thread(self._events[key]):
             return False
         users.discard(user)
         if not users:

@@ -116,7 +116,7 @@ class Driving:
             else:
                 use.engine.free_streams()
             if is_alive:
-                self._try(use, "wait for what is pending of", use.engine.park_pending)
+                self._try(use, "wait for what is pending of", use.engine.watch_pending)
         if any(use.engine.chain.wants_break and not use.engine.chain.has_asked for use in uses):
             self._post(self._table.beat)
         return is_alive and any(use.engine.chain.is_due for use in uses)

@@ -91,15 +91,15 @@ def synchronize_at(name: str, generation: int, timeout: float | None = None) -> 
     event(name).at(generation).synchronize(timeout)
 
 
-def parked() -> tuple[int, int]:
+def waiter_threads() -> tuple[int, int]:
     """How many threads here are in the driver's wait, and how often one of them has woken others."""
-    return core.parked()
+    return core.waiter_threads()
 
 
 def park_nobody() -> None:
     """Have no thread of this peer's wait in the driver."""
     engine: Any = Engine
-    engine.park_pending = lambda _: None
+    engine.watch_pending = lambda _: None
 
 
 def is_released(name: str) -> bool:
@@ -182,7 +182,7 @@ def die_at_step(call: str, name: str, at: int) -> None:
 def _keep_the_heartbeat_out(event: ipcsync.SharedEvent) -> None:
     """Its steps would be counted too."""
     engine: Any = event._engine
-    engine.publish_completed = engine.park_pending = lambda: None
+    engine.publish_completed = engine.watch_pending = lambda: None
 
 
 def die_in_record(name: str, step: str) -> None:

@@ -58,7 +58,7 @@ def _others(made: Rig) -> None:
     with pytest.raises(WaitTimeout):
         engine.synchronize(2, 0)
     engine.publish_completed()
-    engine.park_pending()
+    engine.watch_pending()
     assert not engine.await_calls(0)
     other = made.made(1, recorder=False)
     other.close()
@@ -191,10 +191,10 @@ from tests.kit.until import until
 signal.alarm(30)  # a call that waits for itself ends with no exception
 asked = []
 made = Rig(Case("record", recorded=1, made=1), Path(os.environ["DIRECTORY"]))
-made.within["cuCtxGetCurrent"] = lambda: asked.append(core.parked())  # takes the lock
-made.engine.park_pending()
+made.within["cuCtxGetCurrent"] = lambda: asked.append(core.waiter_threads())  # takes the lock
+made.engine.watch_pending()
 assert asked == [(0, 0)]
-until(lambda: core.parked() == (0, 1), "the thread is idle")
+until(lambda: core.waiter_threads() == (0, 1), "the thread is idle")
 os._exit(0)
 """
 

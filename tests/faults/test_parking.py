@@ -27,7 +27,7 @@ from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.core, pytest.mark.driver]
 
-_BERTHS = 4
+_WAITER_THREADS = 4
 _SET_TIMERSLACK, _GET_TIMERSLACK = 29, 30  # of prctl
 _BOUND_S = 5.0  # generous: a wait that the driver keeps would last for as long as its gate is closed
 
@@ -39,10 +39,10 @@ def _blocked_signals(task: Path) -> int:
 
 def _parked_tasks(pid: int) -> list[Path]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [task for task in tasks if (task / "comm").read_text().strip() == "ipcsync-parked"]
+    return [task for task in tasks if (task / "comm").read_text().strip() == "ipcsync-waiter"]
 
 
-def _await_parked_tasks(pid: int, count: int) -> list[Path]:
+def _await_waiter_threads(pid: int, count: int) -> list[Path]:
     """That many of its threads: one that is counted may not have its name yet."""
     until(lambda: len(_parked_tasks(pid)) >= count, f"{count} threads with the name")
     return _parked_tasks(pid)
@@ -62,10 +62,10 @@ class Held:
 
     def parked(self) -> int:
         """How many threads the recorder has in the driver's wait."""
-        return self.peer.call(actions.parked)[0]
+        return self.peer.call(actions.waiter_threads)[0]
 
     def waiting(self, timeout: float | None = None) -> Blocked:
-        """A thread that waits for the point, for which the recorder has parked one."""
+        """A thread that waits for the point, for which the recorder has one too."""
         blocked = Blocked(lambda: self.point.synchronize(timeout))
         until(lambda: self.parked() == 1, "a thread of the recorder's in the driver's wait")
         return blocked
@@ -82,13 +82,13 @@ def held(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, e
 
 
 def test_who_waits_is_woken_by_a_thread_that_the_recorder_has_in_the_driver(held: Held) -> None:
-    before = core.parked()  # of earlier tests in this process
+    before = core.waiter_threads()  # of earlier tests in this process
     call = held.waiting()
-    assert held.peer.call(actions.parked)[1] == 0
+    assert held.peer.call(actions.waiter_threads)[1] == 0
     held.open()
     assert call.outcome() is None
-    until(lambda: held.peer.call(actions.parked) == (0, 1), "the thread out of the driver's wait, and a ring")
-    assert core.parked() == before  # nobody waits in the driver for another process's work
+    until(lambda: held.peer.call(actions.waiter_threads) == (0, 1), "the thread out of the driver's wait, and a ring")
+    assert core.waiter_threads() == before  # nobody waits in the driver for another process's work
 
 
 def test_whoever_sleeps_on_the_slots_word_is_woken_and_not_only_let_sleep(held: Held) -> None:
@@ -104,7 +104,7 @@ def test_whoever_sleeps_on_the_slots_word_is_woken_and_not_only_let_sleep(held: 
 
 def test_many_that_wait_for_one_event_need_one_thread(held: Held) -> None:
     calls = [held.waiting() for _ in range(6)]
-    assert len(_await_parked_tasks(held.peer.pid, 1)) == 1
+    assert len(_await_waiter_threads(held.peer.pid, 1)) == 1
     held.open()
     assert [call.outcome() for call in calls] == [None] * 6
 
@@ -112,19 +112,19 @@ def test_many_that_wait_for_one_event_need_one_thread(held: Held) -> None:
 def test_a_ring_of_records_is_told_one_by_one(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
     event = client.event("e", recorder=True, engine="event", depth=3)
     stream = ipcsync.Stream()
-    others, _ = core.parked()  # with work of earlier tests in this process that never ends
+    others, _ = core.waiter_threads()  # with work of earlier tests in this process that never ends
     gates, points = [], []
     for _ in range(3):
         gates.append(StreamGate(stream))
         points.append(event.record(stream))
     calls = [Blocked(point.synchronize) for point in points]
-    until(lambda: core.parked()[0] == others + 1, "a thread in the driver's wait")
-    before = core.parked()[1]
+    until(lambda: core.waiter_threads()[0] == others + 1, "a thread in the driver's wait")
+    before = core.waiter_threads()[1]
     for number, (gate, call) in enumerate(zip(gates, calls, strict=True), 1):
         gate.open()
         assert call.outcome() is None
-        until(lambda number=number: core.parked()[1] >= before + number, "a ring")  # type: ignore[misc]
-    until(lambda: core.parked()[0] == others, "nobody left in the driver's wait for it")
+        until(lambda number=number: core.waiter_threads()[1] >= before + number, "a ring")  # type: ignore[misc]
+    until(lambda: core.waiter_threads()[0] == others, "nobody left in the driver's wait for it")
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_nothing_is_destroyed_while_a_thread_may_be_in_the_wait_for_it(
     used = event._engine
     assert used is not None
     count = imports.count()
-    monkeypatch.setattr(imports, "is_parked", lambda _: True)
+    monkeypatch.setattr(imports, "has_waiter_thread", lambda _: True)
     event.close()
     assert not used.try_release()
     assert imports.count() == count
@@ -213,7 +213,7 @@ def test_a_signal_ends_a_wait_at_once(held: Held) -> None:
 
 def test_signals_of_the_process_are_not_for_the_thread_in_the_driver(held: Held) -> None:
     call = held.waiting()
-    (task,) = _await_parked_tasks(held.peer.pid, 1)
+    (task,) = _await_waiter_threads(held.peer.pid, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
         assert _blocked_signals(task) & 1 << (number - 1)
     held.open()
@@ -221,14 +221,14 @@ def test_signals_of_the_process_are_not_for_the_thread_in_the_driver(held: Held)
 
 
 def test_more_events_than_threads_end_in_any_order(client: ipcsync.Client, engine: EngineName) -> None:
-    count = _BERTHS + 3
+    count = _WAITER_THREADS + 3
     streams = [ipcsync.Stream() for _ in range(count)]
     events = [client.event(f"e{number}", recorder=True, engine=engine, depth=1) for number in range(count)]
     gates = [StreamGate(stream) for stream in streams]
     points = [event.record(stream) for event, stream in zip(events, streams, strict=True)]
     calls = [Blocked(point.synchronize) for point in points]
-    until(lambda: core.parked()[0] == _BERTHS, "as many in the driver's wait as there may be")
-    assert len(_await_parked_tasks(os.getpid(), _BERTHS)) == _BERTHS
+    until(lambda: core.waiter_threads()[0] == _WAITER_THREADS, "as many in the driver's wait as there may be")
+    assert len(_await_waiter_threads(os.getpid(), _WAITER_THREADS)) == _WAITER_THREADS
     for number in [6, 0, 5, 1, 4, 2, 3]:
         gates[number].open()
         assert calls[number].outcome() is None
@@ -257,7 +257,7 @@ def test_a_recorder_that_parks_nobody_keeps_no_wait(
     call = Blocked(held.point.synchronize)
     held.open()
     assert call.outcome() is None
-    assert peer.call(actions.parked) == (0, 0)
+    assert peer.call(actions.waiter_threads) == (0, 0)
 
 
 _ENDS = """
@@ -269,7 +269,7 @@ event = client.event("mine", recorder=True, engine=sys.argv[2])
 stream = ipcsync.Stream()
 gate = StreamGate(stream)
 point = event.record(stream)
-while not core.parked()[0]:
+while not core.waiter_threads()[0]:
     try:
         point.synchronize(0.1)
     except ipcsync.WaitTimeout:
@@ -296,11 +296,11 @@ def test_a_forked_child_waits_for_nothing_and_its_parent_goes_on(
 ) -> None:
     event = client.event("e", recorder=True, engine=engine)
     stream = ipcsync.Stream()
-    others, _ = core.parked()
+    others, _ = core.waiter_threads()
     with StreamGate(stream) as gate:
         point = event.record(stream)
         call = Blocked(point.synchronize)
-        until(lambda: core.parked()[0] == others + 1, "a thread in the driver's wait")
+        until(lambda: core.waiter_threads()[0] == others + 1, "a thread in the driver's wait")
         child = forking.Child(kind, lambda: forking.not_refused({"synchronize": lambda: point.synchronize(5)}))
         assert child.result() == {}
         gate.open()

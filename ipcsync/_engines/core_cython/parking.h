@@ -2,8 +2,8 @@
  *
  * CUDA's own wait cannot be bounded or interrupted, and one for work of a process that died may never end. So nobody
  * waits in the driver for another's work. Who waits sleeps on the slot's `completed` word, for a 32nd of the time that
- * it has waited so far, a millisecond at most, and nudges the recorder. That one parks a thread of its own, a berth's,
- * in the driver's wait for what it recorded itself. When that returns, the berth wakes all sleepers, who look again. It
+ * it has waited so far, a millisecond at most, and rings the recorder's doorbell. That one has a thread of its own, a waiter thread,
+ * in the driver's wait for what it recorded itself. When that returns, the waiter thread wakes all sleepers, who look again. It
  * touches neither Python nor the board; if it is late, or there is none, the sleepers only look later.
  *
  * A look costs less than a sleep. So who waits first looks without a pause for as long as a sleep takes, as long as that
@@ -25,13 +25,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BERTHS = 4, MOST_EVENTS = 64, NOT_READY_YET = 600, RELAXED = 2 };
+enum { WAITER_THREADS = 4, MOST_EVENTS = 64, NOT_READY_YET = 600, RELAXED = 2 };
 enum { KNOWN_AFTER = 4, MEAN_OF = 8, MOST_ODD = 3, MOST_RESTS = 31 }; /* waits */
 static const int64_t LOOK_STALLED_NS = 50000, /* who took that long for a look had to yield the processor */
     PAUSE_LEAST_NS = 50000, PAUSE_MOST_NS = 1000000,
     LATE_NS = 10000,          /* how late a sleep ends, about */
-    NUDGE_AFTER_NS = 1000000, /* before that, the pauses are short */
-    NUDGE_MOST_NS = 64000000,
+    RING_AFTER_NS = 1000000, /* before that, the pauses are short */
+    RING_MOST_NS = 64000000,
     SPINS_AFTER_NS = 10000000;
 
 /* The driver's functions, null until they are bound. */
@@ -53,7 +53,7 @@ static inline void wake_all(const void *word, int flag) { syscall(SYS_futex, wor
 
 /* --- the recorder's side ------------------------------------------------------------------------------------------ */
 
-struct berth {
+struct waiter_thread {
     int count;                  /* of events that are still waited for, in their order; 0: idle */
     void *events[MOST_EVENTS];
     const void *word;           /* whose sleepers are woken */
@@ -64,10 +64,10 @@ struct berth {
     int64_t since, used;        /* when it was asked, and the processor time that its thread had used by then */
 };
 
-static struct berth berths[BERTHS];
-static pthread_mutex_t berths_lock = PTHREAD_MUTEX_INITIALIZER; /* of all above; never held over a call of the driver */
-static int driver_spins;           /* the driver burns a core while it waits: then nobody is parked any more */
-static _Atomic int64_t times_rung; /* how often a berth has woken sleepers */
+static struct waiter_thread waiter_threads[WAITER_THREADS];
+static pthread_mutex_t waiter_threads_lock = PTHREAD_MUTEX_INITIALIZER; /* of all above; never held over a call of the driver */
+static int driver_spins;           /* the driver burns a core while it waits: then no waiter thread is used any more */
+static _Atomic int64_t times_rung; /* how often a waiter thread has woken sleepers */
 
 static int64_t processor_ns(pthread_t thread) {
     clockid_t clock;
@@ -76,22 +76,22 @@ static int64_t processor_ns(pthread_t thread) {
     return used.tv_sec * 1000000000LL + used.tv_nsec;
 }
 
-static void *berth_main(void *argument) {
-    struct berth *berth = argument;
+static void *waiter_main(void *argument) {
+    struct waiter_thread *waiter = argument;
     void *current = NULL;
-    prctl(PR_SET_NAME, "ipcsync-parked", 0, 0, 0);
+    prctl(PR_SET_NAME, "ipcsync-waiter", 0, 0, 0);
     int mode = RELAXED; /* for good: a wait must not spoil somebody's capture */
     parking.exchange_mode(&mode);
-    pthread_mutex_lock(&berths_lock);
+    pthread_mutex_lock(&waiter_threads_lock);
     for (;;) {
-        uint32_t seen = __atomic_load_n(&berth->asked, __ATOMIC_ACQUIRE);
-        void *event = berth->events[0], *context = berth->context;
-        const void *word = berth->word;
-        int is_idle = berth->count == 0;
-        pthread_mutex_unlock(&berths_lock);
+        uint32_t seen = __atomic_load_n(&waiter->asked, __ATOMIC_ACQUIRE);
+        void *event = waiter->events[0], *context = waiter->context;
+        const void *word = waiter->word;
+        int is_idle = waiter->count == 0;
+        pthread_mutex_unlock(&waiter_threads_lock);
         int error = 0;
         if (is_idle) {
-            syscall(SYS_futex, &berth->asked, FUTEX_WAIT_PRIVATE, seen, NULL, 0, 0);
+            syscall(SYS_futex, &waiter->asked, FUTEX_WAIT_PRIVATE, seen, NULL, 0, 0);
         } else {
             if (context != current) error = parking.set_context(context);
             if (error == 0) {
@@ -99,10 +99,10 @@ static void *berth_main(void *argument) {
                 error = parking.synchronize(event);
             }
         }
-        pthread_mutex_lock(&berths_lock);
+        pthread_mutex_lock(&waiter_threads_lock);
         if (!is_idle) {
-            berth->count = error == 0 ? berth->count - 1 : 0;
-            memmove(berth->events, berth->events + 1, sizeof(void *) * (size_t)berth->count);
+            waiter->count = error == 0 ? waiter->count - 1 : 0;
+            memmove(waiter->events, waiter->events + 1, sizeof(void *) * (size_t)waiter->count);
             if (error == 0) { /* under the lock: until then the event, and so the board, stays */
                 atomic_fetch_add(&times_rung, 1);
                 wake_all(word, 0);
@@ -112,38 +112,38 @@ static void *berth_main(void *argument) {
     return NULL;
 }
 
-static int start_thread(struct berth *berth) {
+static int start_thread(struct waiter_thread *waiter) {
     pthread_attr_t attributes;
     sigset_t all, before;
     if (pthread_attr_init(&attributes) != 0) return 0;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     sigfillset(&all); /* the process's signals are for the threads that have Python */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    berth->has_thread = pthread_create(&berth->thread, &attributes, berth_main, berth) == 0;
+    waiter->has_thread = pthread_create(&waiter->thread, &attributes, waiter_main, waiter) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    return berth->has_thread;
+    return waiter->has_thread;
 }
 
 /* Have a thread wait for these events one after the other, and wake the sleepers on `word` at each; whether one does. */
-static int park(void **events, int count, const void *word) {
-    struct berth *chosen = NULL;
+static int use_waiter_thread(void **events, int count, const void *word) {
+    struct waiter_thread *chosen = NULL;
     void *context = NULL;
     int64_t now = monotonic_ns();
     if (count > 0) parking.get_context(&context);
-    pthread_mutex_lock(&berths_lock);
-    for (int index = 0; index < BERTHS; index++) {
-        struct berth *berth = &berths[index];
-        if (berth->count == 0) {
-            if (chosen == NULL) chosen = berth;
+    pthread_mutex_lock(&waiter_threads_lock);
+    for (int index = 0; index < WAITER_THREADS; index++) {
+        struct waiter_thread *waiter = &waiter_threads[index];
+        if (waiter->count == 0) {
+            if (chosen == NULL) chosen = waiter;
             continue;
         }
-        int64_t took = now - berth->since;
-        if (took > SPINS_AFTER_NS && processor_ns(berth->thread) - berth->used > took / 2) driver_spins = 1;
-        if (berth->word == word) count = 0; /* that one is nudged again if it does not know of all */
+        int64_t took = now - waiter->since;
+        if (took > SPINS_AFTER_NS && processor_ns(waiter->thread) - waiter->used > took / 2) driver_spins = 1;
+        if (waiter->word == word) count = 0; /* that one is rung again if it does not know of all */
     }
-    int is_parked = count > 0 && chosen != NULL && !driver_spins && (chosen->has_thread || start_thread(chosen));
-    if (is_parked) {
+    int is_taken = count > 0 && chosen != NULL && !driver_spins && (chosen->has_thread || start_thread(chosen));
+    if (is_taken) {
         chosen->count = count < MOST_EVENTS ? count : MOST_EVENTS;
         memcpy(chosen->events, events, sizeof(void *) * (size_t)chosen->count);
         chosen->word = word;
@@ -153,25 +153,25 @@ static int park(void **events, int count, const void *word) {
         __atomic_add_fetch(&chosen->asked, 1, __ATOMIC_RELEASE);
         wake_all(&chosen->asked, FUTEX_PRIVATE_FLAG);
     }
-    pthread_mutex_unlock(&berths_lock);
-    return is_parked;
+    pthread_mutex_unlock(&waiter_threads_lock);
+    return is_taken;
 }
 
 /* Whether a thread is in the driver's wait for `event`, or will be: it may not be destroyed then. */
-static int is_parked(void *event) {
+static int has_waiter_thread(void *event) {
     int found = 0;
-    pthread_mutex_lock(&berths_lock);
-    for (int index = 0; index < BERTHS; index++)
-        for (int place = 0; place < berths[index].count; place++) found |= berths[index].events[place] == event;
-    pthread_mutex_unlock(&berths_lock);
+    pthread_mutex_lock(&waiter_threads_lock);
+    for (int index = 0; index < WAITER_THREADS; index++)
+        for (int place = 0; place < waiter_threads[index].count; place++) found |= waiter_threads[index].events[place] == event;
+    pthread_mutex_unlock(&waiter_threads_lock);
     return found;
 }
 
-static int berths_taken(void) {
+static int waiter_threads_busy(void) {
     int count = 0;
-    pthread_mutex_lock(&berths_lock);
-    for (int index = 0; index < BERTHS; index++) count += berths[index].count != 0;
-    pthread_mutex_unlock(&berths_lock);
+    pthread_mutex_lock(&waiter_threads_lock);
+    for (int index = 0; index < WAITER_THREADS; index++) count += waiter_threads[index].count != 0;
+    pthread_mutex_unlock(&waiter_threads_lock);
     return count;
 }
 
@@ -210,7 +210,7 @@ struct patience {
     int odd;                 /* so many in turn were far from the mean, or slept beyond their work's end */
     int count;               /* of waits that tell how long they last, up to MEAN_OF: */
     int64_t mean, deviation; /* the mean, and the mean distance from it */
-    int64_t nudged;          /* when the recorder was nudged last */
+    int64_t rung;            /* when the recorder was rung last */
     int64_t gap;             /* how long from then to the next time at least: it grows while that is in vain */
 };
 
@@ -250,13 +250,13 @@ static int64_t soon_after(const struct patience *patience) {
 
 /* Wait until the driver says that `event` is complete, or `*word` has reached `wanted`, which is looked at all the same:
  * the event may be another generation's by now. Without an event only for the word. The wait began at `began`, maybe with
- * an earlier call. `nudge` is the recorder's, or null.
+ * an earlier call. `doorbell` is the recorder's, or null.
  * 1: look; 0: `until` passed, a signal came, `*state` is `broken`, or the driver has an error, which the caller's next
  * call meets.
  */
 static int await_work(
     void *event, const uint64_t *word, uint64_t wanted, const uint64_t *state, uint64_t broken, int64_t began,
-    int64_t until, const void *nudge, struct patience *patience
+    int64_t until, const void *doorbell, struct patience *patience
 ) {
     int64_t now = monotonic_ns(), soon = soon_after(patience);
     int64_t first = soon ? 0 : sleep_ns >> patience->vain; /* how long the first look lasts */
@@ -287,10 +287,10 @@ static int await_work(
         if (pause > PAUSE_MOST_NS) pause = PAUSE_MOST_NS;
         if (turn == SLEPT) {
             pause = soon - took;
-        } else if (nudge != NULL && took >= NUDGE_AFTER_NS && now - patience->nudged >= patience->gap) {
-            patience->nudged = now;
-            patience->gap = patience->gap < NUDGE_MOST_NS ? 2 * patience->gap + NUDGE_AFTER_NS : NUDGE_MOST_NS;
-            wake_all(nudge, 0);
+        } else if (doorbell != NULL && took >= RING_AFTER_NS && now - patience->rung >= patience->gap) {
+            patience->rung = now;
+            patience->gap = patience->gap < RING_MOST_NS ? 2 * patience->gap + RING_AFTER_NS : RING_MOST_NS;
+            wake_all(doorbell, 0);
         }
         if (pause > until - now) pause = until - now;
         if (slack == 0) { /* else each sleep would end late by that much */

@@ -6,20 +6,20 @@ cdef extern from "parking.h" nogil:
         pass
     int await_work(
         void *event, const uint64_t *word, uint64_t wanted, const uint64_t *state, uint64_t broken, int64_t began,
-        int64_t until, const void *nudge, patience *last
+        int64_t until, const void *doorbell, patience *last
     )
-    bint park_for "park"(void **events, int count, const void *word)
-    bint is_in_berth "is_parked"(void *event)
+    bint use_waiter_thread(void **events, int count, const void *word)
+    bint event_is_watched "has_waiter_thread"(void *event)
     int64_t rings()
-    int berths_taken()
+    int waiter_threads_busy()
     void bind_parking(void *query, void *synchronize, void *get_context, void *set_context, void *exchange_mode)
 
 
-def is_parked(event):
+def has_waiter_thread(event):
     """Whether a thread is in the driver's wait for `event`, or will be: it may not be destroyed then."""
-    return bool(is_in_berth(<Handle><uintptr_t>int(event)))
+    return bool(event_is_watched(<Handle><uintptr_t>int(event)))
 
 
-def parked():
+def waiter_threads():
     """How many threads are in the driver's wait now, and how often one of them has woken others so far."""
-    return berths_taken(), rings()
+    return waiter_threads_busy(), rings()

@@ -319,7 +319,7 @@ cdef class Queries(Streams):
         if self.is_recorder:
             self.publish()
 
-    def park_pending(self):
+    def watch_pending(self):
         """Have a thread wait in the driver for records that are not complete, and wake their waiters.
 
         Called at each beat, so also when a waiter rings for this session.
@@ -329,5 +329,5 @@ cdef class Queries(Streams):
         if self.is_recorder and self.state.take():
             count = 0 if self.is_unused else self.engine.pending(self, events)
             if count:
-                park_for(events, count, self.place + COMPLETED)
+                use_waiter_thread(events, count, self.place + COMPLETED)
             self.state.give()

@@ -166,7 +166,7 @@ cdef class Records(Waits):
         """Have the stream wait for all records before the refused one, and for that one if it was made; the error."""
         cdef Marker *last
         cdef int result = 0
-        self.settle_doubts()
+        self.renew_markers()
         last = self.marker(self.last_stream)
         if stream != self.last_stream and not self.engine.has_ring and last != NULL and last.handle != NULL:
             self.raise_unknown_place()

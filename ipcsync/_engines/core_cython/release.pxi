@@ -62,7 +62,7 @@ cdef class Core(Records):
             return False
         try:
             if self.guard.coordinator_is_alive():
-                if not (self.settle_doubts() and self.is_drained_now() and self.drop_all_markers(False)):
+                if not (self.renew_markers() and self.is_drained_now() and self.drop_all_markers(False)):
                     return False
             if self.guard.coordinator_is_alive():
                 if not self.resolve_waits():
@@ -71,7 +71,7 @@ cdef class Core(Records):
         except (DriverError, CoordinatorLost):
             if self.guard.coordinator_is_alive():
                 raise
-        if self.has_any_parked():
+        if self.has_any_watched():
             return False
         self.free_streams()
         # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
@@ -97,11 +97,11 @@ cdef class Core(Records):
             says = self.says_complete(generation)
         return says
 
-    cdef bint has_any_parked(self) noexcept nogil:
+    cdef bint has_any_watched(self) noexcept nogil:
         """Whether a thread is in the driver's wait for a marker or an import, which may not be destroyed then."""
         cdef int index
         for index in range(self.marker_count):
-            if is_in_berth(self.markers[index].event):
+            if event_is_watched(self.markers[index].event):
                 return True
         return False
 
@@ -126,7 +126,7 @@ cdef class Core(Records):
             return False
         ipcsync_turns(1)
         try:
-            return self.settle_doubts() and self.is_drained_now()
+            return self.renew_markers() and self.is_drained_now()
         finally:
             ipcsync_turns(-1)
             self.calls.give()
@@ -165,7 +165,7 @@ cdef class Core(Records):
         cdef Marker *marker
         cdef Handle event
         cdef bint has = True
-        cdef bint is_doubtful = False
+        cdef bint needs_marker = False
         if self.is_unused:
             return True
         if self.state.mine():
@@ -174,13 +174,13 @@ cdef class Core(Records):
             return False
         marker = self.marker(stream)
         if marker != NULL:
-            is_doubtful = marker.handle != NULL
+            needs_marker = marker.handle != NULL
             event = marker.event
             with nogil:
-                has = not is_doubtful and query_relaxed(event) == 0
+                has = not needs_marker and query_relaxed(event) == 0
         self.state.give()
-        if is_doubtful and self.calls.take():  # else nobody would learn of it before the next record
-            self.settle_doubts()
+        if needs_marker and self.calls.take():  # else nobody would learn of it before the next record
+            self.renew_markers()
             self.calls.give()
         return has
 

@@ -178,7 +178,7 @@ cdef class Streams(Slot):
         marker.handle = NULL if result == 0 else handle
         return result
 
-    cdef bint settle_doubts(self) noexcept:
+    cdef bint renew_markers(self) noexcept:
         """Record the markers that the driver refused; whether every stream has its marker now. With the turn."""
         cdef int index
         cdef bint is_settled = True
@@ -197,7 +197,7 @@ cdef class Streams(Slot):
         cdef Marker *marker
         while index < self.marker_count:
             marker = &self.markers[index]
-            if all or (marker.handle == NULL and query_relaxed(marker.event) == 0 and not is_in_berth(marker.event)):
+            if all or (marker.handle == NULL and query_relaxed(marker.event) == 0 and not event_is_watched(marker.event)):
                 cuEventDestroy(marker.event)
                 self.marker_count -= 1
                 self.markers[index] = self.markers[self.marker_count]

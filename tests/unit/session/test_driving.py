@@ -88,7 +88,7 @@ def test_an_event_that_cannot_be_waited_for_ends_no_look(
     broken, stream = scene.open(recorder=True), ipcsync.Stream()
     assert broken.attached is not None
     with monkeypatch.context() as patch, StreamGate(stream):
-        error = _failing("park_pending", broken, patch)
+        error = _failing("watch_pending", broken, patch)
         scene.driving.look()
         broken.attached.engine.record(stream._handle, broken.attached.engine.ordinal, 1)
         broken.close()
@@ -117,10 +117,10 @@ def test_after_the_coordinators_death_a_look_asks_the_driver_nothing(
 ) -> None:
     opening, asked = scene.open(recorder=True), list[str]()
     assert opening.attached is not None
-    for name in ("publish_completed", "park_pending"):
+    for name in ("publish_completed", "watch_pending"):
         monkeypatch.setattr(opening.attached.engine, name, partial(asked.append, name))
     scene.driving.look()
-    assert asked == ["publish_completed", "park_pending"]
+    assert asked == ["publish_completed", "watch_pending"]
     monkeypatch.setattr(scene.lease, "coordinator_is_alive", lambda: False)
     scene.driving.look()
     assert len(asked) == 2
