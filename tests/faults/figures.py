@@ -1,6 +1,6 @@
 """How soon deaths are told: `python -m tests.faults.figures [--deaths N] [--coordinators N]` prints a table.
 
-A recorder is killed that is idle, has held work, has work under way, or is torn down late. Promised, for one death at
+A recorder is killed that is idle, has held work, has work under way, or is torn down late. The goal, for one death at
 a time, an idle coordinator and processors to spare: of 100, 99 are told within 2 ms, to host waits and to streams that
 wait on `timeline`; within 8 ms where the kernel refuses `futex_waitv` (`--without-waitv`). The coordinator's death is
 noticed by every blocked client within 1 s. Exit status 1 if a figure is over its limit; what has none is only shown.
