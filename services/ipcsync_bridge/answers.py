@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from msgspec.structs import replace
@@ -50,18 +51,18 @@ class Host(Sender, Protocol):
         """Start a task."""
 
 
+@dataclass(eq=False)
 class Answers:
     """The questions of other nodes, and the exports that follow from them."""
 
-    def __init__(
-        self, settings: Settings, session: BridgeSession, exports: Exports, publisher: Publisher, host: Host
-    ) -> None:
-        self._settings = settings
-        self._session = session
-        self._exports = exports
-        self._publisher = publisher
-        self._followers = publisher.followers
-        self._host = host
+    settings: Settings
+    session: BridgeSession
+    exports: Exports
+    publisher: Publisher
+    host: Host
+
+    def __post_init__(self) -> None:
+        self._followers = self.publisher.followers
         self._opening = 0  # questions that need the coordinator
         self._attaching = 0  # of them, those that may attach to something just now
         self._may_attach, self._has_attached = asyncio.Event(), asyncio.Event()
@@ -77,20 +78,18 @@ class Answers:
         if isinstance(body, wire.Ping):
             self._ping(sender, body, answer)
         elif isinstance(body, wire.Ack):
-            if follower is not None and body.channel == self._host.channel:
+            if follower is not None and body.channel == self.host.channel:
                 follower.acked(body.number)
-                self._publisher.flush()
+                self.publisher.flush()
         elif isinstance(body, wire.Keep):
-            if follower is not None and body.epoch == self._session.epoch:
+            if follower is not None and body.epoch == self.session.epoch:
                 self._keep(follower, set(wire.unpack_keys(body.keys)), now)
         elif isinstance(body, wire.Open | wire.Attach | wire.Events) and answer is not None:
             if self._opening >= _MOST_OPENING:
-                self._host.begin(
-                    _refuse(answer, QuotaExceeded("too many questions are under way", limit=_MOST_OPENING))
-                )
+                self.host.begin(_refuse(answer, QuotaExceeded("too many questions are under way", limit=_MOST_OPENING)))
                 return
             self._opening += 1
-            self._host.begin(self._answer(sender, body, answer, now))
+            self.host.begin(self._answer(sender, body, answer, now))
         else:
             raise ProtocolError(f"{type(body).__name__} is not a request", code="invalid")
 
@@ -99,14 +98,14 @@ class Answers:
         number = links = 0
         if follower is not None:
             number, links = follower.number, len(follower.keys) - len(follower.doubtful)
-            if body.channel == self._host.channel:
+            if body.channel == self.host.channel:
                 follower.acked(body.received)
             else:
                 follower.reset()
-            self._publisher.flush()
+            self.publisher.flush()
         if answer is not None:
-            pong = wire.Pong(self._host.term, self._session.epoch, self._host.owner, self._host.channel, number, links)
-            self._host.begin(answer(wire.encode(pong)))  # type: ignore[arg-type] # a coroutine
+            pong = wire.Pong(self.host.term, self.session.epoch, self.host.owner, self.host.channel, number, links)
+            self.host.begin(answer(wire.encode(pong)))  # type: ignore[arg-type] # a coroutine
 
     async def _answer(
         self, sender: str, body: wire.Open | wire.Attach | wire.Events, answer: Answer, now: float
@@ -138,10 +137,10 @@ class Answers:
         rows = []
         for export in exports:
             if isinstance(export, Export):
-                if export.key not in follower.keys and len(follower.keys) >= self._settings.max_links:
+                if export.key not in follower.keys and len(follower.keys) >= self.settings.max_links:
                     raise QuotaExceeded(
-                        f"node {sender!r} waits for {self._settings.max_links} events here already",
-                        limit=self._settings.max_links,
+                        f"node {sender!r} waits for {self.settings.max_links} events here already",
+                        limit=self.settings.max_links,
                     )
                 follower.answered(export.key, time.monotonic())
                 export.followers.add(sender)
@@ -149,15 +148,15 @@ class Answers:
             else:
                 rows.append(export)
         number = follower.number
-        return wire.State(self._host.term, self._session.epoch, self._host.channel, number, wire.pack_rows(rows))
+        return wire.State(self.host.term, self.session.epoch, self.host.channel, number, wire.pack_rows(rows))
 
     def _follower(self, sender: str, now: float) -> Follower:
         follower = self._followers.get(sender)
         if follower is None:
-            if len(self._followers) >= self._settings.max_nodes:
+            if len(self._followers) >= self.settings.max_nodes:
                 raise QuotaExceeded(
-                    f"{self._settings.max_nodes} nodes wait for events of {self._settings.node!r} already",
-                    limit=self._settings.max_nodes,
+                    f"{self.settings.max_nodes} nodes wait for events of {self.settings.node!r} already",
+                    limit=self.settings.max_nodes,
                 )
             follower = self._followers[sender] = Follower(sender, now)
         return follower
@@ -178,27 +177,27 @@ class Answers:
 
     async def _by_names(self, names: list[str]) -> list[Export | IpcSyncError]:
         found: dict[str, Export | IpcSyncError] = {
-            name: EventClosed(f"node {self._settings.node!r} exports no event named {name!r} (--export)", event=name)
+            name: EventClosed(f"node {self.settings.node!r} exports no event named {name!r} (--export)", event=name)
             for name in names
         }
-        wanted = [name for name in found if self._settings.exports_name(name)]
-        replies = await self._session.ask_all([messages.Open(name, engine="timeline") for name in wanted])
+        wanted = [name for name in found if self.settings.exports_name(name)]
+        replies = await self.session.ask_all([messages.Open(name, engine="timeline") for name in wanted])
         found.update({name: self._export(name, reply) for name, reply in zip(wanted, replies, strict=True)})
         return [found[name] for name in names]
 
     def _export(self, name: str, reply: messages.Message | IpcSyncError) -> Export | IpcSyncError:
         if isinstance(reply, EngineMismatch) and "uses the engine 'event'" in str(reply):
-            return EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self._settings.node))
+            return EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self.settings.node))
         if isinstance(reply, IpcSyncError):
             return reply
         assert isinstance(reply, messages.Attachment)
-        return self._exports.put(reply)
+        return self.exports.put(reply)
 
     async def _attach(self, sender: str, body: wire.Attach, now: float) -> wire.State:
-        if body.epoch != self._session.epoch:
+        if body.epoch != self.session.epoch:
             raise NodeLost(
-                f"node {self._settings.node!r} has another coordinator now",
-                node=self._settings.node,
+                f"node {self.settings.node!r} has another coordinator now",
+                node=self.settings.node,
                 reason="restarted",
             )
         keys = wire.unpack_keys(body.keys)
@@ -207,31 +206,31 @@ class Answers:
         return self._state(sender, await asyncio.gather(*map(self._by_key, keys)), now)
 
     async def _by_key(self, key: wire.Key) -> Export | wire.Row:
-        known = self._exports.get(key)
+        known = self.exports.get(key)
         if known is not None:
             return known
         try:
-            reply = await self._session.ask(messages.Attach(*key))
+            reply = await self.session.ask(messages.Attach(*key))
         except RecorderLost:
             return wire.Row(*key, state="gone")
         except EngineMismatch:
-            raise EngineMismatch(_ONLY_TIMELINE.format(name="", node=self._settings.node)) from None
+            raise EngineMismatch(_ONLY_TIMELINE.format(name="", node=self.settings.node)) from None
         if isinstance(reply, messages.Remains):
             return self._remains(reply)
         assert isinstance(reply, messages.Attachment)
-        is_exported = self._settings.exports_name(reply.name)
+        is_exported = self.settings.exports_name(reply.name)
         if reply.engine == "timeline" and reply.origin is None and is_exported:
-            return self._exports.put(reply)
+            return self.exports.put(reply)
         if reply.origin is not None:  # a mirror, which is another node's; its recorder may not close it
             return wire.Row(*key, state="gone")
         self.visit(key)
         if not is_exported:
             return wire.Row(*key, state="gone")
-        raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self._settings.node))
+        raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self.settings.node))
 
     def _remains(self, left: messages.Remains) -> wire.Row:
         """The row of a use that is over."""
-        if not self._settings.exports_name(left.name):
+        if not self.settings.exports_name(left.name):
             return wire.Row(left.slot, left.incarnation, state="gone")
         cause = {"closed": "", "expired": "expired"}.get(left.cause, "died")
         lost = left.good + 1 if left.cause == "behind" else 0
@@ -239,17 +238,17 @@ class Answers:
         return wire.Row(left.slot, left.incarnation, left.recorded, left.good, lost, state, cause)
 
     async def _list(self, prefix: str) -> wire.Listed:
-        reply = await self._session.ask(messages.ListEvents(prefix))
+        reply = await self.session.ask(messages.ListEvents(prefix))
         assert isinstance(reply, messages.EventList)
         rows = [
-            replace(row, node=self._settings.node)
+            replace(row, node=self.settings.node)
             for row in reply.events
-            if row.engine == "timeline" and not row.node and row.name and self._settings.exports_name(row.name)
+            if row.engine == "timeline" and not row.node and row.name and self.settings.exports_name(row.name)
         ]
         data = codec.encode_reply(0, messages.EventList(rows))
         if len(data) > wire.MAX_ANSWER:
             raise QuotaExceeded(
-                f"{len(rows)} events of node {self._settings.node!r} are more than one message holds: ask for those "
+                f"{len(rows)} events of node {self.settings.node!r} are more than one message holds: ask for those "
                 "with a longer prefix",
                 limit=wire.MAX_ANSWER,
             )
@@ -268,13 +267,13 @@ class Answers:
 
     def _keep(self, follower: Follower, wanted: set[wire.Key], now: float) -> None:
         unwanted = follower.keep(wanted, now)
-        over = {key for key in follower.doubtful if (export := self._exports.get(key)) is None or export.has_ended}
+        over = {key for key in follower.doubtful if (export := self.exports.get(key)) is None or export.has_ended}
         self._drop(follower, unwanted | over)  # who learns later that one is over needs no news of it
 
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:
         follower.drop(set(keys))
         for key in keys:
-            export = self._exports.get(key)
+            export = self.exports.get(key)
             if export is not None:
                 export.followers.discard(follower.node)
 
@@ -299,10 +298,10 @@ class Answers:
                 self._has_attached.clear()
                 await self._has_attached.wait()
             for export in self._unused():
-                self._exports.drop(export)
+                self.exports.drop(export)
                 self._visits.add(export.key)
-            self._closing, self._visits = [key for key in self._visits if self._exports.get(key) is None], set()
-            replies = await self._session.ask_all([messages.Close(*key) for key in self._closing])
+            self._closing, self._visits = [key for key in self._visits if self.exports.get(key) is None], set()
+            replies = await self.session.ask_all([messages.Close(*key) for key in self._closing])
             for key, reply in zip(self._closing, replies, strict=True):
                 if isinstance(reply, WaitTimeout | ConnectError | QuotaExceeded):
                     self.visit(key)  # closed later, unless it is exported by then
@@ -311,26 +310,26 @@ class Answers:
             self._may_attach.set()
 
     def _unused(self) -> list[Export]:
-        return [export for export in self._exports if not export.followers]
+        return [export for export in self.exports if not export.followers]
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
     def leave(self) -> tuple[list[handover.Follower], list[Attachment], list[wire.Key]]:
         """What the code that goes on is to know."""
         followers = [handover.Follower(each.node, list(each.keys), each.number) for each in self._followers.values()]
-        return followers, [export.attachment for export in self._exports], [*self._visits, *self._closing]
+        return followers, [export.attachment for export in self.exports], [*self._visits, *self._closing]
 
     def resume(self, left: handover.State, now: float) -> None:
         """Go on with what other code left. Followers are sent everything again: changes meanwhile were not seen."""
         for key in left.visits:
             self.visit(key)
         for attachment in left.exports:
-            self._exports.put(attachment)
+            self.exports.put(attachment)
         for each in left.followers:
             follower = self._followers[each.node] = Follower(each.node, now, set(each.keys), number=each.number)
             follower.acked(each.number)
             for key in each.keys:
-                export = self._exports.get(key)
+                export = self.exports.get(key)
                 if export is not None:
                     export.followers.add(each.node)
                     follower.put(export.row)

@@ -76,7 +76,8 @@ class Bridge:
         self._wake = asyncio.Event()
         self.why = "stopped"
         questions = Questions(transport, settings.link_ttl)
-        self.nodes = Nodes(transport, settings.node, owner, session.epoch, settings.link_ttl, questions.owner_of)
+        ids = (settings.node, owner.hex(), session.epoch.hex())
+        self.nodes = Nodes(transport, *ids, settings.link_ttl, questions.owner_of)
         self.publisher = Publisher(transport, self, self.counters)
         self.exports = Exports(session.board, self.publisher.changed_on_thread, self.publisher.failed_on_thread)
         self.answers = Answers(settings, session, self.exports, self.publisher, self)

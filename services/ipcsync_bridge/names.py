@@ -6,6 +6,7 @@ import base64
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -33,23 +34,19 @@ from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachab
 log = logging.getLogger("ipcsync.bridge")
 
 
+@dataclass(eq=False)
 class Names:
     """The events' keys, as one of the fleet's `nodes` reads and writes them.
 
     `last_received` says when something was received from a node, on CLOCK_MONOTONIC; 0 if it is not listened to.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        nodes: Nodes,
-        counters: Counters,
-        last_received: Callable[[str], float] = lambda _: 0.0,
-    ) -> None:
-        self._transport = transport
-        self._nodes = nodes
-        self._counters = counters
-        self._last_received = last_received
+    transport: Transport
+    nodes: Nodes
+    counters: Counters
+    last_received: Callable[[str], float] = lambda _: 0.0
+
+    def __post_init__(self) -> None:
         # By slot and incarnation: key and revision, or ~revision of what a write expected that may be done later.
         self.claims: dict[tuple[int, int], tuple[str, int]] = {}
         self._over: set[tuple[int, int]] = set()  # of the claims, those whose use is over: to be removed, not kept
@@ -64,9 +61,9 @@ class Names:
 
     async def _present(self, key: str, deadline: float) -> Claim | None:
         """The claim on a key, None if there is none of a present epoch."""
-        found = await self._transport.read(key, one_try(deadline))
+        found = await self.transport.read(key, one_try(deadline))
         claim = None if found is None else decode(found[0], Claim)
-        is_present = claim is not None and await self._nodes.is_present(claim, one_try(deadline))
+        is_present = claim is not None and await self.nodes.is_present(claim, one_try(deadline))
         return claim if is_present else None
 
     async def claim(self, want: messages.Want, timeout: float) -> None:
@@ -77,7 +74,7 @@ class Names:
         key, use = _key_of(want.name), (want.slot, want.incarnation)
         value = self._claim_of(use)
         for _ in range(TRIES):
-            found = await self._transport.read(key, one_try(deadline))
+            found = await self.transport.read(key, one_try(deadline))
             if found is not None and found[0] != value:
                 await self._raise_if_taken(want.name, found[0], deadline)
             try:
@@ -93,12 +90,12 @@ class Names:
         raise Unavailable(f"the key {key} changes all the time")
 
     def _claim_of(self, use: tuple[int, int]) -> bytes:
-        return msgspec.json.encode(Claim(self._nodes.node, self._nodes.owner, self._nodes.epoch, *use))
+        return msgspec.json.encode(Claim(self.nodes.node, self.nodes.owner, self.nodes.epoch, *use))
 
     async def _write_claim(self, use: tuple[int, int], key: str, value: bytes, last: int, timeout: float) -> int:
         """The new revision. Raises Conflict; after another error the claim may be applied later, and must be undone."""
         try:
-            return await self._transport.cas(key, value, last, timeout)
+            return await self.transport.cas(key, value, last, timeout)
         except Conflict:
             raise
         except BaseException:
@@ -108,12 +105,12 @@ class Names:
 
     async def _raise_if_taken(self, name: str, value: bytes, deadline: float) -> None:
         claim = decode(value, Claim)
-        if claim is None or not await self._nodes.is_present(claim, one_try(deadline)):
+        if claim is None or not await self.nodes.is_present(claim, one_try(deadline)):
             return
         use = (claim.slot, claim.incarnation)
-        if claim.node == self._nodes.node and (use not in self.claims or use in self._over):
+        if claim.node == self.nodes.node and (use not in self.claims or use in self._over):
             return  # of an earlier use here, whose key was not removed
-        if claim.node != self._nodes.node and await self._is_lost(claim, deadline):
+        if claim.node != self.nodes.node and await self._is_lost(claim, deadline):
             return
         raise RecorderTaken(
             f"node {claim.node!r} has the fleet's event {name!r}, and an event has one recorder for its whole life",
@@ -128,18 +125,18 @@ class Names:
         if that comes within a TTL.
         """
         now = time.monotonic()
-        self._silent = {owner: heard for owner, heard in self._silent.items() if now - heard[1] <= self._nodes.ttl_s}
+        self._silent = {owner: heard for owner, heard in self._silent.items() if now - heard[1] <= self.nodes.ttl_s}
         since, _ = self._silent.pop(claim.owner, (now, now))
-        since = max(since, self._last_received(claim.node))
+        since = max(since, self.last_received(claim.node))
         # However long it was silent before: it is asked now, too.
-        enough = max(since + self._nodes.ttl_s, now + min(ASK_S, self._nodes.ttl_s / 2, (deadline - now) / 2))
-        if await self._nodes.is_there(claim.node, min(enough, deadline) - now) is not None:
+        enough = max(since + self.nodes.ttl_s, now + min(ASK_S, self.nodes.ttl_s / 2, (deadline - now) / 2))
+        if await self.nodes.is_there(claim.node, min(enough, deadline) - now) is not None:
             return False
         self._silent[claim.owner] = since, time.monotonic()
         if deadline < enough:
             raise FleetUnavailable(
                 f"node {claim.node!r}, which has this name, has not answered for {time.monotonic() - since:.1f} s; it "
-                f"is lost after {self._nodes.ttl_s:g} s, and the name is free then: ask again"
+                f"is lost after {self.nodes.ttl_s:g} s, and the name is free then: ask again"
             )
         return True
 
@@ -160,7 +157,7 @@ class Names:
             if key not in self._over:
                 return  # claimed again meanwhile
             if revision:
-                await self._transport.cas(name, None, revision, STORE_S)
+                await self.transport.cas(name, None, revision, STORE_S)
         except (Unavailable, Unreachable) as error:
             log.info("name stays claimed until the store answers", extra=fields(name=name, error=error))
             return
@@ -179,13 +176,13 @@ class Names:
         It is written again: what is still under way expects an earlier revision, and is refused from then on.
         """
         for _ in range(TRIES):
-            found = await self._transport.read(name, STORE_S)
+            found = await self.transport.read(name, STORE_S)
             if found is not None and found[0] == value:
                 return found[1]
             if found is not None and found[1] > last:
                 return 0
             try:
-                return await self._transport.cas(name, value, 0 if found is None else found[1], STORE_S)
+                return await self.transport.cas(name, value, 0 if found is None else found[1], STORE_S)
             except Conflict:
                 continue
         raise Unavailable(f"the key {name} changes all the time")
@@ -200,7 +197,7 @@ class Names:
             return
         key, _ = self.claims[use]
         value = self._claim_of(use)
-        found = await self._transport.read(key, STORE_S)
+        found = await self.transport.read(key, STORE_S)
         if use in self._over or use not in self.claims:
             return  # by now
         if found is not None and found[0] != value:
@@ -209,7 +206,7 @@ class Names:
         if found is None:
             self.claims[use] = key, ~0  # until the store has said so: a write that times out may be done later
         try:
-            revision = await self._transport.cas(key, value, 0, STORE_S) if found is None else found[1]
+            revision = await self.transport.cas(key, value, 0, STORE_S) if found is None else found[1]
         except Conflict:
             return
         is_freed = use in self._over or use not in self.claims
@@ -221,7 +218,7 @@ class Names:
     def _lose(self, use: tuple[int, int], key: str, value: bytes) -> None:
         """Give up a name that is another's by the store. No session is told: its event goes on, as do its waiters."""
         self._forget(use)
-        self._counters.names_lost += 1
+        self.counters.names_lost += 1
         claim = decode(value, Claim)
         owner = "unknown" if claim is None else claim.node
         log.warning(
@@ -230,9 +227,9 @@ class Names:
 
     async def resume(self) -> list[tuple[int, int]]:
         """Take over the claims of the bridge before this one, of the same epoch; returns their uses."""
-        for key, (value, revision) in (await read_all(self._transport, "names.", lambda: STORE_S)).items():
+        for key, (value, revision) in (await read_all(self.transport, "names.", lambda: STORE_S)).items():
             claim = decode(value, Claim)
-            if claim is not None and claim.node == self._nodes.node and claim.epoch == self._nodes.epoch:
+            if claim is not None and claim.node == self.nodes.node and claim.epoch == self.nodes.epoch:
                 self.claims[claim.slot, claim.incarnation] = key, revision
         return list(self.claims)
 

@@ -13,6 +13,7 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -141,41 +142,33 @@ def owner_id(directory: str, fleet: str, node: str) -> bytes:
     return fresh
 
 
+@dataclass(eq=False)
 class Nodes:
     """The nodes' keys, as one node reads and writes them.
 
     `owner` and `epoch` are its own, in hex; `is_there` asks a node whether it answers.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        node: str,
-        owner: bytes,
-        epoch: bytes,
-        ttl_s: float,
-        is_there: Callable[[str, float], Awaitable[bytes | None]],
-    ) -> None:
-        self._transport = transport
-        self.node = node
-        self.owner = owner.hex()
-        self.epoch = epoch.hex()
-        self.ttl_s = ttl_s
-        self.is_there = is_there
-        self.term = 0
+    transport: Transport
+    node: str
+    owner: str
+    epoch: str
+    ttl_s: float
+    is_there: Callable[[str, float], Awaitable[bytes | None]]
+    term: int = 0
 
     async def take(self) -> None:
         """Take the node's name. Raises NodeNameTaken if another machine has it and answers, and Unavailable."""
         key = f"nodes.{self.node}"
         for _ in range(TRIES):
-            found = await self._transport.read(key, STORE_S)
+            found = await self.transport.read(key, STORE_S)
             known = None if found is None else decode(found[0], Owner)
             if found is not None and (known is None or known.owner != self.owner):  # or its owner is unknown
                 await self._raise_if_alive()
             self.term = max(self.term, 0 if known is None else known.term) + 1
             value = msgspec.json.encode(Owner(self.owner, self.epoch, self.term))
             try:
-                await self._transport.cas(key, value, 0 if found is None else found[1], STORE_S)
+                await self.transport.cas(key, value, 0 if found is None else found[1], STORE_S)
             except Conflict:
                 continue
             await self._forget_earlier_names()
@@ -184,11 +177,11 @@ class Nodes:
 
     async def _forget_earlier_names(self) -> None:
         """Remove the keys of this coordinator under other names: it has one bridge, so none answers to them."""
-        for key, (value, revision) in (await read_all(self._transport, "nodes.", lambda: STORE_S)).items():
+        for key, (value, revision) in (await read_all(self.transport, "nodes.", lambda: STORE_S)).items():
             known = decode(value, Owner)
             if known is not None and known.epoch == self.epoch and key != f"nodes.{self.node}":
                 with contextlib.suppress(Conflict):
-                    await self._transport.cas(key, None, revision, STORE_S)
+                    await self.transport.cas(key, None, revision, STORE_S)
 
     async def _raise_if_alive(self) -> None:
         """Ask who has the name for a whole TTL; one answer means that it is taken."""
@@ -201,21 +194,21 @@ class Nodes:
 
     async def keeps(self) -> bool:
         """Whether the name is still this node's; it is written again if the store has lost it. Raises Unavailable."""
-        found = await self._transport.read(f"nodes.{self.node}", STORE_S)
+        found = await self.transport.read(f"nodes.{self.node}", STORE_S)
         known = None if found is None else decode(found[0], Owner)
         if known is not None and known.owner != self.owner:
             return False
         if known is None or known.epoch != self.epoch:
             try:
                 value = msgspec.json.encode(Owner(self.owner, self.epoch, self.term))
-                await self._transport.cas(f"nodes.{self.node}", value, 0 if found is None else found[1], STORE_S)
+                await self.transport.cas(f"nodes.{self.node}", value, 0 if found is None else found[1], STORE_S)
             except Conflict:
                 return await self.keeps()
         return True
 
     async def everybody(self, timeout: float) -> dict[str, Owner]:
         """The nodes by name. FleetUnavailable."""
-        found = await insist(lambda end: read_all(self._transport, "nodes.", lambda: one_try(end)), timeout)
+        found = await insist(lambda end: read_all(self.transport, "nodes.", lambda: one_try(end)), timeout)
         owners = {key.partition(".")[2]: decode(value, Owner) for key, (value, _) in found.items()}
         return {node: owner for node, owner in owners.items() if owner is not None and not nodes.why_not(node)}
 
@@ -230,6 +223,6 @@ class Nodes:
         """Whether a claim is of the present epoch of its node. Raises Unavailable."""
         if claim.node == self.node:
             return claim.epoch == self.epoch
-        found = await self._transport.read(f"nodes.{claim.node}", timeout)
+        found = await self.transport.read(f"nodes.{claim.node}", timeout)
         owner = None if found is None else decode(found[0], Owner)
         return owner is not None and owner.epoch == claim.epoch

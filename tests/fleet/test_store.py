@@ -107,7 +107,7 @@ def _names(transport: Any) -> Names:
     async def nobody(_node: str, _timeout: float) -> bytes | None:
         return None
 
-    return Names(transport, Nodes(transport, "a", b"o" * 16, b"e" * 16, 1.0, nobody), Counters())
+    return Names(transport, Nodes(transport, "a", (b"o" * 16).hex(), (b"e" * 16).hex(), 1.0, nobody), Counters())
 
 
 def test_keys_that_no_bridge_writes_keep_none_from_its_names(server: Server, new_node: Callable[..., Node]) -> None:
@@ -341,7 +341,7 @@ def test_many_names_are_read_side_by_side_each_in_its_own_time(server: Server) -
     async def scenario() -> None:
         async with _transport(server.url) as near:
             names = _names(near)
-            await names._nodes.take()
+            await names.nodes.take()
             for number in range(count):
                 await near.cas(f"names.n{number}", names._claim_of((number, 1)), 0, 10.0)
         async with _far_away(server, delay_s) as url, _transport(url) as far:

@@ -53,13 +53,13 @@ async def _nobody(_node: str, _timeout: float) -> bytes | None:
 
 def _names(store: Any, node: str, ttl_s: float, is_there: Any = _nobody, counters: Counters | None = None) -> Names:
     owner, epoch = {"a": (b"o", b"e"), "b": (b"p", b"f")}[node]
-    nodes = Nodes(store, node, owner * 16, epoch * 16, ttl_s, is_there)
+    nodes = Nodes(store, node, (owner * 16).hex(), (epoch * 16).hex(), ttl_s, is_there)
     return Names(store, nodes, counters or Counters())
 
 
 async def _keeps(names: Names) -> bool:
     """As a bridge looks at its keys: whether the node's name is still its own."""
-    is_own = await names._nodes.keeps()
+    is_own = await names.nodes.keeps()
     await names.keep()
     return is_own
 
@@ -68,7 +68,7 @@ def test_a_name_that_could_not_be_freed_is_freed_later_and_never_claimed_again()
     async def scenario() -> None:
         store: Any = _Store()
         names = _names(store, "a", 1.0)
-        await names._nodes.take()
+        await names.nodes.take()
         store.held["names.x"] = b"mine", 7
         names.claims[3, 1] = "names.x", 7
         store.is_silent = True
@@ -126,7 +126,7 @@ def test_a_claim_that_timed_out_is_undone_and_cannot_be_applied_later(is_applied
     async def scenario() -> None:
         store: Any = _Late()
         names = _names(store, "a", 1.0)
-        await names._nodes.take()
+        await names.nodes.take()
         store.is_silent = True
         with pytest.raises(FleetUnavailable):
             await names.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
@@ -144,7 +144,7 @@ def test_a_takeover_that_timed_out_is_undone_and_cannot_be_applied_later(is_appl
     async def scenario() -> None:
         store: Any = _Late()
         names = _names(store, "a", 1.0)
-        await names._nodes.take()
+        await names.nodes.take()
         await _of_b(store)
         del store.held["nodes.b"]
         store.is_silent = True
@@ -161,7 +161,7 @@ def test_a_use_that_is_claimed_again_while_its_name_is_removed_keeps_it() -> Non
     async def scenario() -> None:
         store: Any = _Late()
         names = _names(store, "a", 1.0)
-        await names._nodes.take()
+        await names.nodes.take()
         await names.claim(_WANT, 1.0)
         store.is_silent = True
         await names.release((3, 1))  # the removal is under way
@@ -179,10 +179,12 @@ def test_a_node_that_has_another_name_by_now_is_found_by_that() -> None:
     async def scenario() -> None:
         store: Any = _Late()
         for node in ("old", "new"):
-            await Nodes(store, node, (node.encode() * 16)[:16], b"e" * 16, 1.0, _nobody).take()
-        await _names(store, "b", 1.0)._nodes.take()
+            await Nodes(store, node, (node.encode() * 16)[:16].hex(), (b"e" * 16).hex(), 1.0, _nobody).take()
+        await _names(store, "b", 1.0).nodes.take()
         assert set(store.held) == {"nodes.new", "nodes.b"}
-        assert await Nodes(store, "c", b"c" * 16, b"c" * 16, 1.0, _nobody).node_of(b"e" * 16, 1.0) == "new"
+        assert (
+            await Nodes(store, "c", (b"c" * 16).hex(), (b"c" * 16).hex(), 1.0, _nobody).node_of(b"e" * 16, 1.0) == "new"
+        )
 
     asyncio.run(scenario())
 
@@ -212,7 +214,7 @@ def test_a_name_whose_keeping_timed_out_is_freed_with_its_event(is_applied: bool
     async def scenario() -> None:
         store: Any = _Late()
         names = _names(store, "a", 1.0)
-        await names._nodes.take()
+        await names.nodes.take()
         await names.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
         store.lose("names.eA")
         store.is_silent = True
@@ -230,7 +232,7 @@ def test_a_name_that_another_node_has_by_now_is_given_up_counted_and_logged(capl
         store: Any = _Store()
         counters = Counters()
         names = _names(store, "a", 1.0, _nobody, counters)
-        await names._nodes.take()
+        await names.nodes.take()
         want = Want(1, "claim", 0, name="w/1", slot=3, incarnation=1)
         await names.claim(want, 1.0)
         (key,) = set(store.held) - {"nodes.a"}
@@ -258,7 +260,7 @@ def test_a_node_whose_key_nobody_can_read_is_asked_for_before_its_name_is_taken(
         store: Any = _Store()
         store.held["nodes.a"] = b'{"stream":"KV_ipcsync_main", "seq":2}', 7
         with pytest.raises(NodeNameTaken):
-            await _names(store, "a", 1.0, somebody)._nodes.take()
+            await _names(store, "a", 1.0, somebody).nodes.take()
         assert asked == ["a"]
 
     asyncio.run(scenario())
@@ -304,7 +306,7 @@ def test_a_name_that_is_freed_while_the_store_is_told_to_keep_it_stays_free() ->
     async def scenario(breaks: str) -> None:
         store: Any = Slow()
         names = _names(store, "a", 1.0)
-        await names._nodes.take()
+        await names.nodes.take()
         await names.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
         del store.held["names.eA"]  # the store has lost it
         store.breaks = breaks
@@ -339,7 +341,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 async def _of_b(store: Any) -> None:
     """Claim the name for another node."""
     theirs = _names(store, "b", 5.0)
-    await theirs._nodes.take()
+    await theirs.nodes.take()
     await theirs.claim(_WANT, 1.0)
 
 
@@ -363,7 +365,7 @@ def test_a_node_that_was_heard_between_two_tries_has_not_been_silent(clock: _Clo
         store: Any = _Store()
         await _of_b(store)
         names = _names(store, "a", 5.0, clock.silence)
-        names._last_received = lambda _node: clock.now - 1.0
+        names.last_received = lambda _node: clock.now - 1.0
         with pytest.raises(FleetUnavailable):
             await names.claim(_WANT, 3.0)
         clock.now += 1.9
