@@ -142,6 +142,7 @@ def position(pid: int, path: Path) -> int:
 # --- what it proves ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.driver
 @pytest.mark.parametrize("engine", ["event", "timeline"])
 @pytest.mark.parametrize("asynchronous", [pytest.param("0", marks=pytest.mark.thorough), "1"])
 def test_the_file_comes_out_and_no_message_was_sent(demo: Demo, engine: EngineName, asynchronous: str) -> None:
@@ -177,8 +178,8 @@ def test_corruption_is_one_line_on_stderr(demo: Demo) -> None:
     assert "\x1b" not in out + err
 
 
-@pytest.mark.driver
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 3])
+@pytest.mark.thorough
+@pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_workers_hands_on_all_of_the_file(demo: Demo, tmp_path: Path, workers: int) -> None:
     data = bytes(range(256)) * 40 + b"and a short last chunk"
     (tmp_path / "file").write_bytes(data)
@@ -197,6 +198,7 @@ def test_an_empty_file_works(demo: Demo, tmp_path: Path) -> None:
     assert found["sha256"] == hashlib.sha256().hexdigest()
 
 
+@pytest.mark.thorough
 def test_without_the_waits_an_empty_file_proves_nothing(demo: Demo, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     found = demo.run_json(str(tmp_path / "file"), "--break", "--workers", "2", status=1)
