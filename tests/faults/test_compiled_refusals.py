@@ -32,6 +32,7 @@ _QUEUED = ("store announced", _WAIT, "mark")
 # For parked threads, which nothing depends on; and for markers, which Python makes.
 _ELSEWHERE = {"cuEventSynchronize", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventCreate", "cuEventDestroy"}
 _ELSEWHERE |= {"cuStreamGetFlags"}  # asked once for each stream
+_ELSEWHERE |= {"cuStreamBatchMemOp"}  # of replays: tests/graphs
 
 _CASES: dict[str, Case] = {
     **CASES,
