@@ -422,3 +422,36 @@ def test_row_64_a_call_that_the_driver_refuses_leaves_the_next_replay_right(
     points[1].synchronize(DEADLINE_S)
     assert two.layers.found() == [3, 3]
     two.expect(4)
+
+
+_MARKS: list[tuple[EngineName, int]] = [("timeline", 0), ("timeline", 1), ("event", 0), ("event", 1), ("event", 2)]
+"""The records of CUDA events that a replay of two layers has: a marker on F, then one on D, or two of the ring."""
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize(("engine", "number"), _MARKS)
+def test_row_64_a_record_or_a_marker_that_the_driver_refuses_leaves_the_next_replays_right(
+    two: Stage, number: int, is_made: bool
+) -> None:
+    two.expect(1)
+    made = iter(range(100))
+
+    def refused(real: Call, *arguments: Any) -> int:
+        if (at := next(made)) != number or is_made:
+            real(*arguments)
+        return REFUSED if at == number else 0
+
+    with StreamGate(two.sender.stream):
+        points = two.sender.send(2)
+        with replaced({"cuEventRecord": refused}), pytest.raises(ipcsync.DriverError):
+            _whole(two, points)
+    for value in (3, 4, 5):
+        with StreamGate(two.sender.stream):
+            (first, _) = two.run(value)
+            assert not first.query()
+        two.expect(value)
+
+
+def _whole(stage: Stage, points: list[ipcsync.Point]) -> None:
+    with stage.replay(points):
+        stage.layers.launch()

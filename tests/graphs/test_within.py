@@ -195,14 +195,14 @@ def test_row_64_a_record_that_is_interrupted_leaves_the_taps_drained_and_the_nex
         raise KeyboardInterrupt
 
     two.expect(1)
-    with StreamGate(two.sender.stream):  # the record looks at the fate of what it stands behind
+    with StreamGate(two.sender.stream):  # the record looks at the outcome of what it depends on
         waits = dict(zip(two.layers.waits, two.sender.send(2), strict=True))
         records = dict.fromkeys(two.layers.records, two.done)
         replaying = two.client.replay(waits, records, stream=two.layers.stream, timeout=20)
         replay = replaying.__enter__()
         two.layers.launch()
         with monkeypatch.context() as patched:
-            patched.setattr(type(two.done._engine), "fate", interrupted)
+            patched.setattr(type(two.done._engine), "outcome_of", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 replaying.__exit__(None, None, None)
     with pytest.raises(ipcsync.CaptureError, match="no such record"):

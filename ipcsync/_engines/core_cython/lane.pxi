@@ -417,17 +417,16 @@ cdef class Lane:
                 (<Core>uses[index].core).leave_calls()
 
     cdef list list_points(self, Bracket bracket):
-        """Have the next records of L depend on each pending point, which F waits for."""
-        cdef Item *gate
-        cdef Core core
-        cdef list listed = []
+        """Have the next records of L depend on the pending points, which F waits for.
+
+        Of an event only the last: if that is good, all are, and what loses one of them has lost the replay as a whole.
+        """
         cdef int index
-        for index in range(bracket.gates):
-            gate = &bracket.items[index]
-            core = <Core>bracket.uses[gate.use].core
-            if gate.generation > core.known():
-                listed.append(add_wait(self.key, core, gate.generation, self.feeder_id))
-        return listed
+        return [
+            add_wait(self.key, <Core>bracket.uses[index].core, bracket.uses[index].highest, self.feeder_id)
+            for index in range(bracket.fed)
+            if bracket.uses[index].highest
+        ]
 
     cdef bint open(self, Bracket bracket, int64_t deadline, timeout) except -1:
         """Prepare and feed a bracket that has been claimed."""

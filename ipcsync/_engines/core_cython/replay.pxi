@@ -25,7 +25,10 @@ cdef class ReplayingBase:
     def __init__(self, session, waits, records, stream, timeout, *, ahead):
         self._session, self._stream, self._timeout = session, stream, timeout
         self.guard = session.lease.session_check
-        self.ns = FOREVER if timeout is None else deadline_of(timeout, 1) - 1
+        if (type(timeout) is float or type(timeout) is int) and 0 <= timeout <= 1e9:
+            self.ns = <int64_t>(<double>timeout * 1e9)
+        else:
+            self.ns = FOREVER if timeout is None else deadline_of(timeout, 1) - 1
         self._replay = (<NewFunction>PyType_GetSlot(self._replay_type, Py_tp_new))(self._replay_type, NOTHING, NULL)
         self._replay._is_ahead = ahead
         self._replay.fill(dict(waits), dict(records), self)
