@@ -111,7 +111,7 @@ def _export(**words: int) -> Export:
     line = _Line(recorded=107, watermark=0, **words)
     line.values.setdefault("completed", 100)
     export = Export.__new__(Export)
-    export.key, export._base, export._line, export._behind = (3, 7), 100, line, _Nothing()  # type: ignore[assignment]
+    export.key, export._base, export._line, export._dependencies = (3, 7), 100, line, _Nothing()  # type: ignore[assignment]
     return export
 
 
