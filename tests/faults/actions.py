@@ -205,13 +205,13 @@ def stop_in_record(name: str, step: str) -> str:
 def stop_in_heartbeat() -> None:
     """SIGSTOP in the heartbeat's thread, just before it stores what it read from the clock."""
     session_line: Any = SessionLine
-    read, store = session_line.heartbeat.fget, session_line.heartbeat.fset
+    word = vars(SessionLine)["heartbeat"]
 
     def stop_then_store(line: SessionLine, now_ns: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
-        store(line, now_ns)
+        word.__set__(line, now_ns)
 
-    session_line.heartbeat = property(read, stop_then_store)
+    session_line.heartbeat = property(word.__get__, stop_then_store)
 
 
 def stop_in_connect(endpoint: str, lease_ttl: float) -> None:
