@@ -13,7 +13,7 @@ import enum
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 from ipcsync._board import Board
@@ -38,7 +38,6 @@ from ipcsync.errors import (
 
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
-    from ipcsync._session.session import Session
 
 log = logging.getLogger("ipcsync")
 
@@ -73,6 +72,14 @@ class AttachmentRef:
         self._waits.remove(entry)
 
 
+class _Session(Protocol):
+    """Whose owner's thread does what an opening asks for."""
+
+    def share(self, opening: Opening, another: Opening) -> None: ...
+
+    def close_opening(self, opening: Opening, *, wait: bool) -> None: ...
+
+
 class Opening:
     """One event object's share in an attachment, from before the coordinator is asked until it is closed.
 
@@ -82,11 +89,11 @@ class Opening:
     __slots__ = ("_session", "attached", "use")
 
     def __init__(self) -> None:
-        self._session: Session | None = None
+        self._session: _Session | None = None
         self.use: Use | None = None
         self.attached: AttachmentRef | None = None
 
-    def bind(self, session: Session, use: Use, attached: AttachmentRef) -> None:
+    def bind(self, session: _Session, use: Use, attached: AttachmentRef) -> None:
         """The coordinator has granted it."""
         self.attached, self.use, self._session = attached, use, session
         use.openings.add(self)
@@ -173,7 +180,7 @@ class AttachmentTable:
         return found if found is not None and found.engine.origin == origin else None
 
     def add(
-        self, reply: Message, here: int, opening: Opening | None = None, session: Session | None = None
+        self, reply: Message, here: int, opening: Opening | None = None, session: _Session | None = None
     ) -> AttachmentRef:
         """Add what the coordinator has granted for an opening of `session`, or for a point.
 
@@ -227,7 +234,7 @@ class AttachmentTable:
         self._finished[remains.slot, remains.incarnation] = found
         return found
 
-    def share(self, opening: Opening, another: Opening, session: Session) -> None:
+    def share(self, opening: Opening, another: Opening, session: _Session) -> None:
         """Have `another` be a further opening of the same use. EventClosed if `opening` is closed."""
         use, attached = opening.use, opening.attached
         if use is None or attached is None or opening not in use.openings:

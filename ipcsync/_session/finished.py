@@ -22,8 +22,6 @@ class Finished:
     """What an attachment's engine is to a point, for a use that is over; it never changes. Thread-safe."""
 
     node = ""
-    kind = ""  # no engine
-    is_released = False
 
     def __init__(self, board: Board, guard: Guard, remains: Remains, ordinal: int, name: str) -> None:
         self._board = board
@@ -38,9 +36,6 @@ class Finished:
     def label(self) -> str:
         """The event's name in texts."""
         return repr(self.name) if self.name else f"an unnamed event (slot {self._remains.slot})"
-
-    def open_first(self) -> None:
-        """There is nothing to open."""
 
     def check(self) -> None:
         """Raise if the process was forked or the session cannot be used."""

@@ -7,19 +7,39 @@ import functools
 import logging
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ipcsync._engines import queued
 from ipcsync._native import fork
 from ipcsync.errors import ClientClosed, ConnectError, EventClosed
 
 if TYPE_CHECKING:
-    from ipcsync._session.session import Session
+    from ipcsync._session.attachments import AttachmentRef
+    from ipcsync._session.lease import SessionLease
+    from ipcsync._wire.point import PointKey
 
 log = logging.getLogger("ipcsync")
 
 
-_S = TypeVar("_S", bound="Session")
+class Session(Protocol):
+    """The part of a session that this module and its users need."""
+
+    epoch: bytes
+    timeout: float
+    lease: SessionLease
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the session lives, as far as this process knows."""
+
+    def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
+        """The attachment to a point's event."""
+
+    def close(self) -> None:
+        """End the session."""
+
+
+_S = TypeVar("_S", bound=Session)
 
 _sessions: list[Session] = []  # some still drain after they were closed
 
