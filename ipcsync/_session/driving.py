@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from ipcsync._engines import Engine, Guard
 from ipcsync._session.attachments import AttachmentTable, Life, Use
+from ipcsync._session.finished import Finished
 from ipcsync.errors import DriverError, EngineMismatch, IpcSyncError
 
 T = TypeVar("T")
@@ -152,9 +153,9 @@ class Driving:
             use.has_failed = True
             return None
 
-    def test(self, engine: Engine) -> None:
+    def test(self, engine: Engine | Finished) -> None:
         """Test an engine, if it is the first of its kind here. Raises EngineMismatch if it does not work."""
-        if (engine.kind, engine.ordinal) in self._works_on:
+        if isinstance(engine, Finished) or (engine.kind, engine.ordinal) in self._works_on:
             return
         try:
             engine.open_first()
