@@ -21,6 +21,7 @@ from tests.kit.peer import Peer, PeerError
 from tests.soak.lanes import command, run_groups
 
 _TTL_S = 5.0
+_START_S = 120.0  # a process on a machine that is busy
 _LAYERS = 3
 _BURST = 4
 
@@ -52,7 +53,7 @@ class Lane:
 
     def _connected(self, name: str) -> Peer:
         peer = Peer()
-        peer.call(do.connect, self._endpoint, f"{name}{self._number}")
+        peer.call(do.connect, self._endpoint, f"{name}{self._number}", timeout=_START_S)
         return peer
 
     def _name(self, what: str) -> str:
