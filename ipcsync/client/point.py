@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ipcsync._engines import Engine
     from ipcsync._native.device import Device
     from ipcsync._session.attachments import AttachmentRef
-    from ipcsync._session.session import Session
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks whether a process has ended
 _LEAST_S = 0.05  # for a point's first question to the coordinator, also of a call that only looks
@@ -196,7 +195,7 @@ def _unpickle(data: bytes) -> Point:
     return point
 
 
-def attach(session: Session, key: PointKey, longest_s: float | None) -> AttachmentRef:
+def attach(session: sessions.Session, key: PointKey, longest_s: float | None) -> AttachmentRef:
     """A point's attachment: asked for within the session's timeout, and within `longest_s` if that is less.
 
     Another node has the session's timeout in any case: shorter, its silence would be taken for its loss.
