@@ -29,6 +29,7 @@ class Log:
         self.is_made = True
         self._made = 0
         self._base = base
+        self._brackets: int | None = None  # of an earlier stream that had this one's address
         self._done = done._engine
         self._streams = {
             int(layers.stream._handle): "L",
@@ -61,7 +62,11 @@ class Log:
         what = "ge" if kind in _WAITS else "set"
         if kind in _WIDE and self._names[word][0] in ("gate", "tap"):  # two words
             return [(what, self._names[word], value & 0xFFFFFFFF), (what, self._names[word + 4], value >> 32)]
-        return [(what, self._names[word], value)]
+        if self._names[word][0] in ("gate", "tap"):
+            return [(what, self._names[word], value)]
+        if self._brackets is None:  # the first bracket is behind the last one of before
+            self._brackets = value
+        return [(what, self._names[word], value - self._brackets)]
 
     def _note(self, name: str, ops: list[model.Op]) -> None:
         if self.calls and self.calls[-1][0] == name:
