@@ -39,7 +39,7 @@ class Latch:
     __slots__ = ("_lock", "is_set")
 
     def __init__(self) -> None:
-        self.is_set = False
+        self.is_set: bool = False
         self._lock = threading.Lock()  # held until it is set
         self._lock.acquire()
 

@@ -126,13 +126,14 @@ class Use:
     __slots__ = ("attached", "engine", "has_failed", "is_given_up", "key", "life", "openings", "told")
 
     def __init__(self, engine: Engine, attached: AttachmentRef) -> None:
-        self.engine = engine
+        self.engine: Engine = engine
         self.key: Key = engine.slot, engine.incarnation
-        self.life = self.told = Life.OPEN  # and what the coordinator knows of that
+        self.life: Life = Life.OPEN
+        self.told: Life = Life.OPEN  # what the coordinator knows of that
         self.openings: set[Opening] = set()  # by event objects
         self.attached: AttachmentRef | None = attached  # None once it ends
-        self.is_given_up = False  # its request was: it ends, unless it is used all the same
-        self.has_failed = False  # the driver has, for it, which was logged
+        self.is_given_up: bool = False  # its request was: it ends, unless it is used all the same
+        self.has_failed: bool = False  # the driver has, for it, which was logged
 
 
 class AttachmentTable:
@@ -162,8 +163,8 @@ class AttachmentTable:
         self._late: list[Key] = []  # what requests that were given up have attached to, and nothing here uses
         self._mirrors: dict[tuple[bytes, int, int], Key] = {}  # by what they mirror
         self._finished: WeakValueDictionary[Key, AttachmentRef] = WeakValueDictionary()  # uses that others had finished
-        self.since_beat = 0  # attachments made for points since the last one
-        self.is_due = False  # there may be something to tell that was not tried yet
+        self.since_beat: int = 0  # attachments made for points since the last one
+        self.is_due: bool = False  # there may be something to tell that was not tried yet
         self._is_closed = False
 
     # --- attaching ----------------------------------------------------------------------------------------------------

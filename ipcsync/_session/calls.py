@@ -50,8 +50,8 @@ class Job(Latch, Generic[T]):
         self._function: Callable[[], T] | None = function
         self._error: BaseException | None = None
         self._value: T | None = None
-        self.has_begun = False
-        self.is_wanted = True
+        self.has_begun: bool = False
+        self.is_wanted: bool = True
         """False once the caller is gone."""
 
     def run(self) -> None:
