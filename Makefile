@@ -1,7 +1,8 @@
 # make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
 # make check  lint, types, and the tests that start no process: in a minute, while one writes
-# make test   every test but the long, the many combinations, the benchmarks, and what tries a model or a test; what depends on the driver, in two of its modes
+# make test   every test but the long, the whole programs, the many combinations, the benchmarks, and what tries a model or a test; what depends on the driver, in two of its modes
 # make test-models   the models that the order of the code's steps is held to, the mistakes planted in them and in the code, and all examples of what `make test` tries a part of
+# make test-programs   the demo, the recipes and runs of pytest with the plugin, as their users run them
 # make test-modes   the same in the software driver's other modes; and that one's own tests
 # make gpu-wheels   WHEELS=dir: what `make test-gpu WHEELS=dir` installs on a machine with a GPU and without a network
 # make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network (ARGS="--minutes 4 --only gpu")
@@ -58,8 +59,9 @@ demo: install
 check: lint
 	IPCSYNC_DRIVER=host $(PYTEST) -m "not process and $(USUAL)" $(ARGS)
 
-# What a change of the product can break, and is not long: a model imports nothing of it, a planted mistake tries a test.
-USUAL := not thorough and not model and not planted
+# What a change of the product can break, and is not long: a model imports nothing of it, a planted mistake tries a test, and
+# what whole programs do, the others try by its parts.
+USUAL := not thorough and not model and not planted and not program
 
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 
@@ -159,6 +161,9 @@ test-models: install
 	@export IPCSYNC_DRIVER=host IPCSYNC_TEST_LONG=1; \
 	{ $(call tests,$(call marked,model) $(call marked,planted),(model or planted) and not thorough); } && \
 	$(PYTEST) $(shell grep -rlE --include='test_*.py' 'kit\.examples|frames.*MANY' tests/unit tests/faults) -m "$(USUAL)" $(ARGS)
+
+test-programs: install
+	@export IPCSYNC_DRIVER=host; $(call tests,$(call marked,program),program and not thorough)
 
 # What of `test-all` is neither a driver's nor another library's.
 test-thorough: install

@@ -24,7 +24,7 @@ from ipcsync_demo import LARGEST, Report, why_failed
 from tests.kit.until import until
 from tests.kit.zygote import EXEC, IPCSYNC, children_of, command_of
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.program]
 
 _DEADLINE_S = 60.0
 _SHARED = Path("/dev/shm")

@@ -15,7 +15,7 @@ import ipcsync
 from tests.fleet import nodes as fleet
 from tests.kit.until import until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.program]
 
 _RECIPES = Path(__file__).parents[2] / "services" / "recipes"
 _PARTS = {"processes"}

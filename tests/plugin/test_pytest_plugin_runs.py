@@ -16,7 +16,7 @@ import pytest
 
 from ipcsync._linux.process import PidFd, is_running
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.program]
 
 LONG_S = 100.0
 FEW_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p ipcsync -p xdist"}
