@@ -137,7 +137,7 @@ FOUND_IN = {
     "evidence unchecked": THOROUGH["three, a line given anew, event"],
     "all at once": THOROUGH["behind each of two, event"],
     "repeat proves": THOROUGH["repeated on another stream, event"],
-    "proves all": THOROUGH["another stream, behind all waits, event"],
+    "proves all": THOROUGH["repeated on another stream, event"],
     "listed is queued": QUICK["a wait interrupted and repeated, event"],
 }
 
