@@ -32,10 +32,11 @@ from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
 from ipcsync_keeper.journal_files import JournalFiles
 from ipcsync_keeper.link import DriverClient
-from ipcsync_keeper.resources import KeeperConfig, StartupConfig
+from ipcsync_keeper.resources import KeeperConfig, StartupConfig, reserve
 from tests.kit import boards
 
 SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
+_KEPT = reserve(SETTINGS.pool)
 
 
 class Frame:
@@ -90,7 +91,7 @@ class World:
 
     def __init__(self) -> None:
         path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
-        self.board = Board.create(path, os.urandom(16), SETTINGS.max_sessions, SETTINGS.pool)
+        self.board = Board.create(path, os.urandom(16), SETTINGS.max_sessions, SETTINGS.pool + 2 * _KEPT)
         self.events = EventStore(served_devices(None), self.board)
         self.driver = DirectDriver(self.events)
         self.files = JournalFiles.create()
@@ -99,7 +100,9 @@ class World:
     def begin(self, held: list[SharedCudaEvent]) -> None:
         """Begin, or go on with what another one left: board, journal and CUDA events."""
         self.registry = Registry(
-            Limits(SETTINGS.pool, SETTINGS.max_sessions, SETTINGS.max_attachments, SETTINGS.max_streams)
+            Limits(
+                SETTINGS.pool, SETTINGS.max_sessions, SETTINGS.max_attachments, SETTINGS.max_streams, kept_slots=_KEPT
+            )
         )
         devices = list(served_devices(None))
         self.pool = Pool(devices, self.driver, limit=200, step=8, held=held)
@@ -171,6 +174,9 @@ class World:
         for entry in self.sessions:
             self.board.session(entry.session.line).shows_end(17)
             self.handlers.bury(entry)
+        for serial in list(self.registry.held):  # of those that were ready before their line showed their end
+            self.registry.end_held(serial)
+        self.transactions.commit()
 
     def _destroy_events(self) -> None:
         self.events.destroy([shared.serial for shared in self.events.held()])
