@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import ipcsync
 from ipcsync import _drivers
@@ -50,9 +50,18 @@ def compare_calls(
     return compare(row, interleave(timed, rounds), "µs", targets)
 
 
-def records(rounds: int, scale: float) -> Iterator[Row]:
-    """record on one stream, without a waiter."""
-    count = max(5 * BURST, int(20_000 * scale))
+class Recording(NamedTuple):
+    """A record of `event` on `stream`, as `calls` beside the bare one of `peer`; `native` is the driver's own event."""
+
+    event: ipcsync.SharedEvent
+    stream: ipcsync.Stream
+    native: ipcsync.Event
+    peer: str
+    calls: Mapping[str, Call]
+
+
+def recordings() -> Iterator[Recording]:
+    """One on each engine, without a waiter."""
     driver = _drivers.load()
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
@@ -68,10 +77,16 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
         }
         for engine, (peer, call) in bare.items():
             event = client.event(f"bench/{engine}", recorder=True, engine=engine)
-            contest: dict[str, Call] = {"ipcsync": partial(event.record, stream), peer: call}
-            target = {peer: at_most_more(0.5, "µs")}
-            yield from compare_calls(f"record ({engine})", contest, stream.synchronize, count, rounds, target)
+            yield Recording(event, stream, native, peer, {"ipcsync": partial(event.record, stream), peer: call})
         unwrap(driver.cuMemFree(spare), "cuMemFree")
+
+
+def records(rounds: int, scale: float) -> Iterator[Row]:
+    """record on one stream, without a waiter."""
+    count = max(5 * BURST, int(20_000 * scale))
+    for event, stream, _, peer, contest in recordings():
+        target = {peer: at_most_more(0.5, "µs")}
+        yield from compare_calls(f"record ({event.engine})", contest, stream.synchronize, count, rounds, target)
 
 
 def completed(rounds: int, scale: float) -> Iterator[Row]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_bench import calls
@@ -43,28 +42,12 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
     """The rows of `ipcsync bench`; record one each 100 µs, on another library's stream, and on two streams in turn."""
     yield from calls.records(rounds, scale)
     count = max(5 * BURST, int(20_000 * scale))
-    driver = _drivers.load()
-    with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
-        client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
-        stream = ipcsync.Stream()
-        native = ipcsync.Event(interprocess=True)
-        native.record(stream)
-        raw, handle = native.cuda_event, stream.cuda_stream
-        spare = unwrap(driver.cuMemAlloc(8), "cuMemAlloc")
-        bare: dict[EngineName, tuple[str, Call]] = {
-            "event": ("bare cuEventRecord", lambda: driver.cuEventRecord(raw, handle)),
-            "timeline": ("bare cuStreamWriteValue64", lambda: driver.cuStreamWriteValue64(handle, spare, 1, 0)),
-        }
-        for engine, (peer, call) in bare.items():
-            event = client.event(f"bench/{engine}", recorder=True, engine=engine)
-            contest: dict[str, Call] = {"ipcsync": partial(event.record, stream), peer: call}
-            timed = {name: partial(_apart, each, stream.synchronize, count // 20) for name, each in contest.items()}
-            figures = interleave(timed, rounds)
-            yield from compare(f"record ({engine}), one each 100 µs", figures, "µs", {peer: at_most_more(0.5, "µs")})
-            if engine == "event":
-                yield from _other_streams(event, stream, native, count, rounds)
-        unwrap(driver.cuMemFree(spare), "cuMemFree")
+    for event, stream, native, peer, contest in calls.recordings():
+        timed = {name: partial(_apart, each, stream.synchronize, count // 20) for name, each in contest.items()}
+        row = f"record ({event.engine}), one each 100 µs"
+        yield from compare(row, interleave(timed, rounds), "µs", {peer: at_most_more(0.5, "µs")})
+        if event.engine == "event":
+            yield from _other_streams(event, stream, native, count, rounds)
 
 
 class _Foreign:
