@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,53 +11,13 @@ import ipcsync
 from ipcsync.client.graphs.lanes import lanes
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
-from tests.graphs.layers import Layers, Sender, captured, finish
+from tests.graphs.layers import Layers, captured, finish
+from tests.graphs.stage import NewClient, Stage
 from tests.graphs.test_deaths import CALLS
-from tests.kit.driver_functions import REFUSED, Call, replaced
+from tests.kit.driver_functions import refused_once, replaced
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
-
-NewClient = Callable[..., ipcsync.Client]
-
-
-class Stage:
-    """A sender of layers, a graph that replays them, and an event that it records."""
-
-    def __init__(self, new_client: NewClient, engine: EngineName, count: int = 1) -> None:
-        self.client, other = new_client("replays"), new_client("sends")
-        self.layers = Layers(count)
-        self.sender = Sender(other, self.layers)
-        self.done = self.client.event("done", recorder=True, engine=engine)
-
-    def replay(self, points: list[ipcsync.Point], **options: Any) -> ipcsync.client.Replaying:
-        """A replay of all layers, each recorded on the one event."""
-        waits = dict(zip(self.layers.waits, points, strict=False))
-        return self.client.replay(
-            waits, dict.fromkeys(self.layers.records, self.done), stream=self.layers.stream, timeout=20, **options
-        )
-
-    def run(self, value: int) -> list[ipcsync.Point]:
-        """Send a value to all layers and replay; the points of its records."""
-        with self.replay(self.sender.send(value)) as replay:
-            self.layers.launch()
-        return [replay[record] for record in self.layers.records]
-
-    def expect(self, value: int) -> None:
-        """A replay finds this value in each layer, and its records are complete behind that."""
-        points = self.run(value)
-        ipcsync.synchronize_all(points, timeout=DEADLINE_S)
-        assert self.layers.found() == [value] * len(points)
-
-
-@pytest.fixture
-def one(new_client: NewClient, engine: EngineName) -> Stage:
-    return Stage(new_client, engine)
-
-
-@pytest.fixture
-def two(new_client: NewClient, engine: EngineName) -> Stage:
-    return Stage(new_client, engine, 2)
 
 
 def test_a_replay_waits_for_its_point_and_its_record_for_the_graph(one: Stage) -> None:
@@ -407,14 +365,8 @@ def test_row_64_a_call_that_the_driver_refuses_leaves_the_next_replay_right(
     two: Stage, number: int, is_made: bool
 ) -> None:
     two.expect(1)
-    made = iter(range(100))
-
-    def refused(real: Call, *arguments: Any) -> int:
-        if (at := next(made)) != number or is_made:
-            real(*arguments)
-        return REFUSED if at == number else 0
-
-    with replaced({"cuStreamBatchMemOp": refused}), pytest.raises(ipcsync.DriverError, match="cuStreamBatchMemOp"):
+    refused = refused_once("cuStreamBatchMemOp", number, is_made=is_made)
+    with replaced(refused), pytest.raises(ipcsync.DriverError, match="cuStreamBatchMemOp"):
         two.run(2)
     with StreamGate(two.sender.stream):
         points = two.run(3)
@@ -434,16 +386,10 @@ def test_row_64_a_record_or_a_marker_that_the_driver_refuses_leaves_the_next_rep
     two: Stage, number: int, is_made: bool
 ) -> None:
     two.expect(1)
-    made = iter(range(100))
-
-    def refused(real: Call, *arguments: Any) -> int:
-        if (at := next(made)) != number or is_made:
-            real(*arguments)
-        return REFUSED if at == number else 0
-
     with StreamGate(two.sender.stream):
         points = two.sender.send(2)
-        with replaced({"cuEventRecord": refused}), pytest.raises(ipcsync.DriverError):
+        refused = refused_once("cuEventRecord", number, is_made=is_made)
+        with replaced(refused), pytest.raises(ipcsync.DriverError):
             _whole(two, points)
     for value in (3, 4, 5):
         with StreamGate(two.sender.stream):

@@ -16,21 +16,11 @@ from ipcsync._board.layout import L_AWAITED
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.graphs.layers import call, finish
-from tests.graphs.test_replays import NewClient, Stage
+from tests.graphs.stage import NewClient, Stage
 from tests.kit.driver_functions import replaced
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
-
-
-@pytest.fixture
-def one(new_client: NewClient, engine: EngineName) -> Stage:
-    return Stage(new_client, engine)
-
-
-@pytest.fixture
-def two(new_client: NewClient, engine: EngineName) -> Stage:
-    return Stage(new_client, engine, 2)
 
 
 def test_threads_that_replay_one_graph_are_each_refused_or_whole(two: Stage) -> None:

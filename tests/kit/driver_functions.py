@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,14 +93,13 @@ def amid(name: str, within: Callable[[], object]) -> dict[str, Call]:
     return {name: call}
 
 
-def refused_once(name: str, *, is_made: bool = False) -> dict[str, Call]:
-    """For `replace`: the next call of that function fails, whether the driver has done it or not."""
-    left = [None]
+def refused_once(name: str, behind: int = 0, *, is_made: bool = False) -> dict[str, Call]:
+    """For `replace`: behind so many calls, one of that function fails, whether the driver has done it or not."""
+    made = itertools.count()
 
     def call(real: Call, *args: Any) -> int:
-        if not left:
+        if next(made) != behind:
             return int(real(*args))
-        left.pop()
         if is_made:
             real(*args)
         return REFUSED

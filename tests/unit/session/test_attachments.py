@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -47,7 +49,9 @@ def test_the_last_close_of_an_event_ends_its_attachment_and_is_told_once(scene: 
             opening.share(Opening())
 
 
-def test_who_still_has_work_releases_only_when_it_is_over(scene: Scene) -> None:
+@contextmanager
+def _closed_amid_work(scene: Scene) -> Iterator[None]:
+    """A recorder's event is closed, and its work is over once the block is."""
     opening, stream = scene.open(recorder=True), ipcsync.Stream()
     assert opening.attached is not None
     engine = opening.attached.engine
@@ -55,10 +59,15 @@ def test_who_still_has_work_releases_only_when_it_is_over(scene: Scene) -> None:
         engine.record(stream._handle, engine.ordinal, 1)
         opening.close()
         assert scene.coordinator.heard() == [Close(0, 1, released=False)]
+        yield
+    stream.synchronize()
+
+
+def test_who_still_has_work_releases_only_when_it_is_over(scene: Scene) -> None:
+    with _closed_amid_work(scene):
         assert scene.look() == []
         assert scene.table.is_draining
         assert not scene.table.has_closes
-    stream.synchronize()
     told = list[Close | Break]()
     until(lambda: told.extend(scene.look()) or not scene.table.ending, "it is released")  # type: ignore[func-returns-value]
     assert told[-1] == Close(0, 1)
@@ -170,17 +179,10 @@ def test_what_a_request_that_was_given_up_made_stays_while_it_is_used_and_its_ro
 
 
 def test_what_came_too_late_of_a_use_that_drains_is_told_when_that_is_over(scene: Scene) -> None:
-    opening, stream = scene.open(recorder=True), ipcsync.Stream()
-    assert opening.attached is not None
-    engine = opening.attached.engine
-    with StreamGate(stream):
-        engine.record(stream._handle, engine.ordinal, 1)
-        opening.close()
-        assert scene.coordinator.heard() == [Close(0, 1, released=False)]
+    with _closed_amid_work(scene):
         scene.table.give_back(scene.reply())
         scene.table.tell()
         assert scene.coordinator.heard() == []
-    stream.synchronize()
 
 
 def test_what_nobody_uses_stays_while_its_event_is_open_unless_its_call_is_gone(scene: Scene) -> None:
