@@ -16,16 +16,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
+from ipcsync._closing import Closing
 from ipcsync._linux.inherited import OF_A_SERVICE, forget_parent, open_standard
 from ipcsync._linux.process import PidFd, PidFdError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-
-    from typing_extensions import Self
 
 _PR_SET_PDEATHSIG = 1
 PYTHON = [sys.executable, "-P"] if sys.version_info >= (3, 11) else [sys.executable]
@@ -171,7 +169,7 @@ def in_words(status: int | None) -> str:
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
-class Child:
+class Child(Closing):
     """A fresh Python process that runs `program(connection, *arguments)`, a function of a module, and ends.
 
     What the program returns is the exit status, None for 0. `connection` is this process's end of the pipe between the
@@ -286,14 +284,6 @@ class Child:
         if self._pidfd is not None:
             self._pidfd.close()
         return self.status
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class WorkerError(Exception):

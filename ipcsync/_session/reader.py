@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
+from ipcsync._closing import Closing
 from ipcsync._session import no_answer
 from ipcsync._session.connection import Connection, expect
 from ipcsync._session.handshake import other_version
@@ -15,13 +15,10 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, Messag
 from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
 from ipcsync.typing import CoordinatorStats
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _M = TypeVar("_M", bound=Message)
 
 
-class Reader:
+class Reader(Closing):
     """Asks one endpoint's coordinator what there is, each time within `timeout` seconds. Not thread-safe.
 
     Each call raises ConnectError, with the reason, if none answers; at once if there is no socket. A list has at most
@@ -93,11 +90,3 @@ class Reader:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

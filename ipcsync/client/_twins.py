@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ipcsync._native import fork
@@ -11,47 +11,11 @@ from ipcsync.errors import EngineMismatch, EventClosed
 from ipcsync.typing import EngineName, EventState
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ipcsync._engines import Engine
     from ipcsync._session.attachments import AttachmentRef
     from ipcsync._session.session import Session
 
 PointT = TypeVar("PointT")
-
-
-class Closing:
-    """A context manager that closes itself."""
-
-    __slots__ = ()
-
-    def close(self) -> None:
-        """End it; a second call does nothing."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class AsyncClosing:
-    """An asynchronous context manager that closes itself."""
-
-    async def close(self) -> None:
-        """End it; a second call does nothing."""
-        raise NotImplementedError
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 class ClientView:
@@ -125,8 +89,8 @@ class EventView(Generic[PointT]):
     _attached: AttachmentRef
     _is_open: bool
 
-    def _point(self, generation: int) -> PointT:
-        raise NotImplementedError
+    @abstractmethod
+    def _point(self, generation: int) -> PointT: ...
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec.structs import replace
 
+from ipcsync._closing import Closing
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import queued
 from ipcsync._native import device as devices
@@ -38,7 +39,7 @@ from ipcsync.client._opening import (
     plain,
 )
 from ipcsync.client._recording import Everything, UnnamedEvents, chosen
-from ipcsync.client._twins import ClientView, Closing
+from ipcsync.client._twins import ClientView
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.lanes import beside

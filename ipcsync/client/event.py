@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from ipcsync._closing import Closing
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import EventBase, shortened
 from ipcsync._native import fork
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import Opening
-from ipcsync.client._twins import Closing, EventView
+from ipcsync.client._twins import EventView
 from ipcsync.client.point import Point, bound
 from ipcsync.typing import StreamLike
 

@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from ipcsync._closing import Closing
 from ipcsync._locks import CallLock, trying
 from ipcsync._native import fork
-from ipcsync.client._twins import Closing
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.errors import EventClosed

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from cuda.bindings.driver import CUipcMemHandle
 
 from ipcsync import _drivers
+from ipcsync._closing import Closing
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._native import context, fork
@@ -20,15 +20,12 @@ from ipcsync._native.stream import stream_handle
 from ipcsync.errors import HandleError
 from ipcsync.typing import DeviceLike, StreamLike
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _LAZY_PEER_ACCESS = 1  # cuIpcOpenMemHandle requires this flag, its only one
 
 Kind = Literal["device", "pinned", "opened"]
 
 
-class Memory:
+class Memory(Closing):
     """`size` bytes, all zeros, on a device (the current one by default).
 
     Streams fill and copy it in their order, on either driver, without kernels. `pinned=True` allocates host memory,
@@ -146,14 +143,6 @@ class Memory:
         fork.check()
         if not self.address:
             raise ValueError("this memory was closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -15,6 +15,7 @@ from threading import get_ident
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, TypeVar
 
+from ipcsync._closing import AsyncClosing
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
 from ipcsync._native.device import parse
@@ -25,7 +26,7 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeIn
 from ipcsync.client._connecting import connect
 from ipcsync.client._opening import DEFAULT_DEPTH, note_depth
 from ipcsync.client._recording import chosen
-from ipcsync.client._twins import AsyncClosing, ClientView
+from ipcsync.client._twins import ClientView
 from ipcsync.client.aio import _fan_in
 from ipcsync.client.aio._runner import Pool, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
 from ipcsync.client.aio._twin import taking, twin

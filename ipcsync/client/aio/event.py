@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from ipcsync._closing import AsyncClosing
 from ipcsync._deadline import deadline_of, left_of
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
@@ -14,7 +15,7 @@ from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import resolve
 from ipcsync._session import sessions
 from ipcsync._session.waits import Pending
-from ipcsync.client._twins import AsyncClosing, EventView
+from ipcsync.client._twins import EventView
 from ipcsync.client.aio._runner import Runner, run_alone, runners
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, attach

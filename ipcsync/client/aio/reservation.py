@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+from ipcsync._closing import AsyncClosing
 from ipcsync._native import fork
 from ipcsync._native.stream import resolve
-from ipcsync.client._twins import AsyncClosing
 from ipcsync.client.aio._runner import Runner, run_alone
 from ipcsync.client.aio.event import AsyncPoint, attached
 from ipcsync.client.reservation import Reservation
