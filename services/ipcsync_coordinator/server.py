@@ -46,7 +46,7 @@ _UNREADY_NS = 30_000_000_000
 
 
 class Server:
-    """One coordinator, with the resources it was startup. JournalError if it cannot continue from the journal."""
+    """One coordinator, with the resources of its `startup`. JournalError if it cannot continue from the journal."""
 
     def __init__(
         self, settings: Settings, startup: Startup, done: asyncio.Event, tell_alive: Callable[[], None] = lambda: None
