@@ -7,6 +7,7 @@ coordinator that finds an effect in the journal without a mark that it was done 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -49,7 +50,7 @@ class Effects:
         feed: Feed,
         on_forget: Callable[[Session], None],
         tombstones: Tombstones,
-        later: Callable[[float, Callable[[], None]], object] = lambda *_: None,
+        later: Callable[[float, Callable[[], None]], asyncio.TimerHandle | None] = lambda *_: None,
     ) -> None:
         self.pool = pool
         self.feed = feed

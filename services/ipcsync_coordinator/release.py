@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -21,26 +22,31 @@ class Releaser:
     called after so many seconds.
     """
 
-    def __init__(self, later: Callable[[float, Callable[[], None]], object] = lambda *_: None) -> None:
+    def __init__(
+        self, later: Callable[[float, Callable[[], None]], asyncio.TimerHandle | None] = lambda *_: None
+    ) -> None:
         self._later = later
         self._held: dict[int, SlotLine] = {}
         self._fresh_until = 0  # CLOCK_MONOTONIC in ns
-        self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_soon = False  # it ends within a millisecond
 
     def hold(self, index: int, line: SlotLine) -> None:
         """Release every waiter of the word of slot `index`, from now until `reset`."""
         self._held[index] = line
         _release(line)
         self._fresh_until = time.monotonic_ns() + _FRESH_NS
-        if not self._is_due:
+        if not self._is_soon:
             self._call_later()
 
     def _call_later(self) -> None:
-        self._is_due = True
-        self._later(_SOON_S if time.monotonic_ns() < self._fresh_until else _LATER_S, self._again)
+        if self._timer is not None:
+            self._timer.cancel()  # the slow one, of words that were released long ago
+        self._is_soon = time.monotonic_ns() < self._fresh_until
+        self._timer = self._later(_SOON_S if self._is_soon else _LATER_S, self._again)
 
     def _again(self) -> None:
-        self._is_due = False
+        self._timer, self._is_soon = None, False
         self.reassert()
         if self._held:
             self._call_later()

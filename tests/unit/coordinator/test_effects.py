@@ -288,3 +288,26 @@ def test_a_released_word_is_stored_again_each_millisecond_at_first_and_less_ofte
         releaser.reset(index, scene.board.slot(index), 3)
     calls.pop()[1]()
     assert not calls, "nothing is held any more"
+
+
+def test_a_word_that_is_released_beside_old_ones_is_stored_again_at_once_too(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Timer:
+        def __init__(self, seconds: float, _: Callable[[], None]) -> None:
+            timers.append(seconds)
+            self.seconds = seconds
+
+        def cancel(self) -> None:
+            timers.remove(self.seconds)
+
+    timers: list[float] = []
+    releaser = Releaser(Timer)  # type: ignore[arg-type] # as much of a timer as it needs
+    releaser.hold(0, scene.board.slot(0))
+    timers.clear()
+    monkeypatch.setattr(releaser, "_fresh_until", 0)
+    releaser._again()
+    assert timers == [0.05]
+    for index in (1, 2):
+        releaser.hold(index, scene.board.slot(index))
+        assert timers == [0.001]
