@@ -73,18 +73,22 @@ class LastLock:
         os.close(self._fd)
 
 
-def holders(inode: int) -> list[int]:
-    """The processes that have the socket of a `LastLock`, as far as this one may see them. Looks at all of /proc."""
-    wanted, found = f"socket:[{inode}]", []
+def holders(inodes: set[int]) -> dict[int, list[int]]:
+    """The processes that have the sockets of these `LastLock`s, as far as this one may see them.
+
+    Looks at all of /proc, once.
+    """
+    found: dict[str, list[int]] = {f"socket:[{inode}]": [] for inode in inodes}
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):  # it is gone, or another user's
-            names = os.listdir(f"/proc/{pid}/fd")
-            if any(_leads_to(f"/proc/{pid}/fd/{name}", wanted) for name in names):
-                found.append(int(pid))
-    return found
+        for target in _open_files(pid) & found.keys():
+            found[target].append(int(pid))
+    return dict(zip(inodes, found.values(), strict=True))
 
 
-def _leads_to(link: str, wanted: str) -> bool:
-    with suppress(OSError):  # it was closed meanwhile
-        return os.readlink(link) == wanted
-    return False
+def _open_files(pid: str) -> set[str]:
+    files = set()
+    with suppress(OSError):  # it is gone, or another user's
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # it was closed meanwhile
+                files.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return files

@@ -11,7 +11,7 @@ from ipcsync._board import Board, over
 from ipcsync._linux.last_lock import holders
 from ipcsync._logs import fields
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import UNKNOWN, Slot
+from ipcsync_coordinator.state import UNKNOWN, Recorder
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -21,35 +21,43 @@ _PATIENCE_NS = 1_000_000_000  # before the log says who keeps it
 class Kept:
     """Frees what is kept once the work of its recorder is over, which a lock shows. `commit` has that take effect."""
 
-    def __init__(self, registry: Registry, board: Board, commit: Callable[[], None]) -> None:
+    def __init__(self, registry: Registry, board: Board, commit: Callable[[], object]) -> None:
         self._registry = registry
         self._board = board
         self._commit = commit
         self._since: dict[int, int] = {}  # by recorder: when it was seen first, 0 once the log has it
+        self._telling: threading.Thread | None = None
 
     def look(self, now_ns: int) -> None:
         """Ask for each recorder that is gone whether its work is over, and say once whose is not for long."""
-        held = self._registry.held
+        held, untold = self._registry.held, []
         for serial, slots in list(held.items()):
-            lock = slots[0].held
-            if lock != UNKNOWN and over.is_over(self._board, serial):
+            if slots[0].held != UNKNOWN and over.is_over(self._board, serial):
                 self._registry.end_held(serial)
             elif 0 < self._since.setdefault(serial, now_ns) < now_ns - _PATIENCE_NS:
-                self._since[serial] = 0
-                # On a thread of its own, since it looks at all processes.
-                with suppress(RuntimeError):  # there may be no thread
-                    threading.Thread(target=_tell, args=(slots[0], lock, len(slots)), name="ipcsync-kept").start()
+                untold.append(serial)
+        if untold and (self._telling is None or not self._telling.is_alive()):
+            self._tell(untold)
         if len(self._since) > len(held):
             self._since = {serial: since for serial, since in self._since.items() if serial in held}
         self._commit()
 
+    def _tell(self, serials: list[int]) -> None:
+        """Log who keeps what they left: on a thread, since it looks at all processes, and on one for all of them."""
+        whose = [self._registry.held[serial] for serial in serials]
+        left = [(slots[0].held, slots[0].recorder, len(slots)) for slots in whose]
+        self._telling = threading.Thread(target=_tell, args=(left,), name="ipcsync-kept")
+        with suppress(RuntimeError):  # there may be no thread: they are told of later
+            self._telling.start()
+            self._since.update(dict.fromkeys(serials, 0))
 
-def _tell(slot: Slot, lock: int, count: int) -> None:
-    recorder = slot.recorder
-    assert recorder is not None
-    who = {"name": recorder.name, "pid": recorder.pid, "slots": count}
-    if lock == UNKNOWN:
-        log.warning("kept for good: whether its GPU work is over is never known", extra=fields(**who))
-    else:
-        pids = ",".join(map(str, holders(lock))) or "unknown"
-        log.warning("kept: a process forked from it has the driver's files open", extra=fields(**who, held_by=pids))
+
+def _tell(left: list[tuple[int, Recorder, int]]) -> None:
+    found = holders({lock for lock, _, _ in left} - {UNKNOWN})
+    for lock, recorder, count in left:
+        who = {"name": recorder.name, "pid": recorder.pid, "slots": count}
+        if lock == UNKNOWN:
+            log.warning("kept for good: whether its GPU work is over is never known", extra=fields(**who))
+        else:
+            pids = ",".join(map(str, found[lock])) or "unknown"
+            log.warning("kept: a process forked from it has the driver's files open", extra=fields(**who, held_by=pids))
