@@ -297,7 +297,7 @@ class Handlers:
             self._registry.check_room(entry.session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
             engine = self._choose_engine(entry, body.default_engine if body.engine == "auto" else body.engine, device)
-            self._registry.check_kept(engine, self._effects.pool.aside)
+            self._registry.kept.check(engine, self._effects.pool.aside)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
                 slot = self._registry.create(
@@ -410,8 +410,8 @@ class Handlers:
             "pool_in_use": self._registry.in_use,
             "pool_high_water": self._registry.high_water,
             "cuda_events": pool.made,
-            "kept": {"timeline": registry.kept["timeline"], "event": registry.kept_cuda_events + pool.aside},
-            "kept_limit": {"timeline": registry.limits.kept_slots, "event": registry.limits.kept_cuda_events},
+            "kept": registry.kept.counts(pool.aside),
+            "kept_limit": registry.kept.limits,
             "quarantined": sum(slot.is_quarantined for slot in slots),
             "quarantine_oldest_s": self._effects.quarantine_oldest_s(),
             "feed_number": self._effects.feed.number,

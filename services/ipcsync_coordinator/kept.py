@@ -30,7 +30,7 @@ class Kept:
 
     def look(self, now_ns: int) -> None:
         """Ask for each recorder that is gone whether its work is over, and say once whose is not for long."""
-        held, untold = self._registry.held, []
+        held, untold = self._registry.kept.by_recorder, []
         for serial, slots in list(held.items()):
             if slots[0].held != UNKNOWN and over.is_over(self._board, serial):
                 self._registry.end_held(serial)
@@ -44,7 +44,7 @@ class Kept:
 
     def _tell(self, serials: list[int]) -> None:
         """Log who keeps what they left: on a thread, since it looks at all processes, and on one for all of them."""
-        whose = [self._registry.held[serial] for serial in serials]
+        whose = [self._registry.kept.by_recorder[serial] for serial in serials]
         left = [(slots[0].held, slots[0].recorder, len(slots)) for slots in whose]
         self._telling = threading.Thread(target=_tell, args=(left,), name="ipcsync-kept")
         with suppress(RuntimeError):  # there may be no thread: they are told of later

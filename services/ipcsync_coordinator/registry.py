@@ -12,7 +12,7 @@ What it promises, and the tests check against a model:
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from ipcsync._wire import names
@@ -26,6 +26,7 @@ from ipcsync.errors import (
     RecorderLost,
     RecorderTaken,
 )
+from ipcsync_coordinator.kept_slots import KeptSlots
 from ipcsync_coordinator.state import (
     Change,
     FinishedState,
@@ -57,9 +58,7 @@ class Registry:
         self.touched = Touched()  # since the journal was last appended to
         self.high_water = 0
         self._taken = 0  # slots that are not free
-        self.kept: Counter[str] = Counter({"timeline": 0, "event": 0})  # slots, by engine
-        self.kept_cuda_events = 0
-        self.held: dict[int, list[Slot]] = {}  # by their recorders, who are gone
+        self.kept = KeptSlots(limits)
         # The longest free first, and not at once: a point of its last use may be on its way to who sees it first.
         self._free: deque[int] = deque()
         self._unused = min(limits.slots // 8, _MOST_UNUSED)
@@ -83,9 +82,9 @@ class Registry:
         self._taken = sum(slot.state != "free" for slot in slots)
         for slot in slots:
             if slot.held:
-                self._hold(slot)
+                self.kept.hold(slot)
             if slot.state == "kept":
-                self._count_kept(slot, 1)
+                self.kept.count(slot, 1)
         free = sorted((slot for slot in slots if slot.state == "free"), key=lambda slot: slot.freed)
         self._free = deque(slot.index for slot in free)
         self._frees = max((slot.freed for slot in slots), default=0)
@@ -179,46 +178,17 @@ class Registry:
 
     def end_held(self, serial: int) -> None:
         """Free what a recorder left: nothing of its work can run any more."""
-        for slot in self.held.pop(serial, ()):
+        for slot in self.kept.by_recorder.pop(serial, ()):
             slot.held = 0
             self.touched.slots.add(slot)
             if slot.state == "kept":
-                self._count_kept(slot, -1)
+                self.kept.count(slot, -1)
                 self._free_slot(slot, was_broken=True)
-
-    def _hold(self, slot: Slot) -> None:
-        assert slot.recorder is not None
-        self.held.setdefault(slot.recorder.serial, []).append(slot)
-
-    def _count_kept(self, slot: Slot, by: int) -> None:
-        self.kept[slot.engine] += by
-        self.kept_cuda_events += by * len(slot.ring)
 
     @property
     def in_use(self) -> int:
         """How many slots count for the pool: all but the free ones, and those kept within their own limit."""
-        return self._taken - sum(min(count, self.limits.kept_slots) for count in self.kept.values())
-
-    def check_kept(self, engine: str, aside: int) -> None:
-        """Raise QuotaExceeded if too much of an engine is kept for a new event; `aside`: CUDA events that are, too."""
-        bounds = [(self.kept[engine], self.limits.kept_slots, "slots", "half of --pool")]
-        if engine == "event":
-            count = self.kept_cuda_events + aside
-            bounds.append((count, self.limits.kept_cuda_events, "CUDA events", "half of --max-cuda-events"))
-        for count, limit, what, setting in bounds:
-            if count >= limit:
-                raise QuotaExceeded(
-                    f"new events of the engine {engine!r} are refused: {count} {what} of dead recorders are kept "
-                    f"({setting}), since their GPU work may go on: {self._why_kept()}",
-                    limit=limit,
-                )
-
-    def _why_kept(self) -> str:
-        pids = {slot.recorder.pid for slots in self.held.values() for slot in slots if slot.recorder and slot.held > 0}
-        if pids:
-            named = ", ".join(map(str, sorted(pids)[:8]))
-            return f"a process forked from pid {named} still has the driver's files open: end it (the log names it)"
-        return "whether it does is never known (CUDA MPS, or no lock): start the coordinator anew"
+        return self._taken - self.kept.within_limits
 
     def _end(self, session: Session, state: SessionState, *, breaks: bool, released: bool, held: int = 0) -> None:
         if self.sessions.get(session.serial) is not session:
@@ -236,7 +206,7 @@ class Registry:
             if held and _is_touched(slot, session):
                 slot.held = held
                 self.touched.slots.add(slot)
-                self._hold(slot)
+                self.kept.hold(slot)
             self._leave(slot, session, breaks=breaks, released=released)
         for name in session.streams:
             if not any(name in other.streams for other in self.sessions.values() if other is not session):
@@ -517,7 +487,7 @@ class Registry:
         slot.active, slot.draining = set(), set()  # new ones, since an emptied set keeps its memory
         if slot.held:
             slot.state = "kept"
-            self._count_kept(slot, 1)
+            self.kept.count(slot, 1)
             self.touched.slots.add(slot)
             self.changes.append(Change("kept", slot=slot))
         else:

@@ -174,7 +174,7 @@ class World:
         for entry in self.sessions:
             self.board.session(entry.session.line).shows_end(17)
             self.handlers.bury(entry)
-        for serial in list(self.registry.held):  # of those that were ready before their line showed their end
+        for serial in list(self.registry.kept.by_recorder):  # ready before their line showed their end
             self.registry.end_held(serial)
         self.transactions.commit()
 

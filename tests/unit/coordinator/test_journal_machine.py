@@ -214,7 +214,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def end_what_is_kept(self) -> None:
-        for serial in list(self.world.registry.held):
+        for serial in list(self.world.registry.kept.by_recorder):
             self.world.registry.end_held(serial)
         self.world.transactions.commit()
 

@@ -95,8 +95,8 @@ def test_without_a_thread_they_are_told_of_later(
 def test_what_nobody_keeps_any_more_is_freed(scene: Scene) -> None:
     recorder, other = scene.recorder("a"), scene.recorder("under MPS", has_lock=False)
     scene.look(1)
-    assert scene.registry.held.keys() == {recorder.serial, other.serial}
+    assert scene.registry.kept.by_recorder.keys() == {recorder.serial, other.serial}
     over._held.pop(scene.board.epoch).drop()
     scene.look(2)
-    assert scene.registry.held.keys() == {other.serial}
-    assert [scene.registry.kept["timeline"], scene.registry.in_use] == [1, 0]
+    assert scene.registry.kept.by_recorder.keys() == {other.serial}
+    assert [scene.registry.kept.slots["timeline"], scene.registry.in_use] == [1, 0]

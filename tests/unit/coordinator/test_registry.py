@@ -347,12 +347,12 @@ def test_new_events_of_an_engine_are_refused_once_too_much_of_it_is_kept(engine:
         slot = scene.open(recorder, name, recorder=True)
         slot.engine, slot.ring = engine, rings if engine == "event" else []
     other = {"timeline": "event", "event": "timeline"}[engine]
-    scene.registry.check_kept(engine, aside)
+    scene.registry.kept.check(engine, aside)
     scene.registry.release_dead(recorder, held=UNKNOWN)
-    assert (scene.registry.in_use, scene.registry.kept[engine]) == (0, 2)
-    scene.registry.check_kept(other, 0)
+    assert (scene.registry.in_use, scene.registry.kept.slots[engine]) == (0, 2)
+    scene.registry.kept.check(other, 0)
     with pytest.raises(QuotaExceeded, match=f"{engine!r} are refused: {why} of dead recorders are kept.*MPS"):
-        scene.registry.check_kept(engine, aside)
+        scene.registry.kept.check(engine, aside)
     scene.registry.end_held(recorder.serial)
-    scene.registry.check_kept(engine, aside)
-    assert scene.registry.kept_cuda_events == 0
+    scene.registry.kept.check(engine, aside)
+    assert scene.registry.kept.cuda_events == 0

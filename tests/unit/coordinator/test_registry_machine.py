@@ -272,7 +272,7 @@ class Machine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 5))
     def end_its_work(self, at: int) -> None:
         working = self.model.working()
-        assert sorted(self.registry.held) == working
+        assert sorted(self.registry.kept.by_recorder) == working
         serial = working[at % len(working)]
         self.registry.end_held(serial)
         self.model.work_ends(serial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -76,15 +77,15 @@ class _FreesWhatAGpuMayTouch(Registry):
 
 
 class _KeepsNothingOverARestart(Registry):
-    def _hold(self, slot: Slot) -> None:
-        if slot.state != "kept":
-            super()._hold(slot)
+    def restore(self, sessions: list[Session], slots: list[Slot], free_lines: Iterable[int]) -> None:
+        super().restore(sessions, slots, free_lines)
+        self.kept.by_recorder.clear()
 
 
 class _GivesOutWhatIsKept(Registry):
-    def _count_kept(self, slot: Slot, by: int) -> None:
-        super()._count_kept(slot, by)
-        if by > 0:
+    def _release(self, slot: Slot) -> None:
+        super()._release(slot)
+        if slot.state == "kept":
             self._free.append(slot.index)
 
 
