@@ -1,9 +1,9 @@
 # make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
 # make check  lint, types, and the tests that start no process: in a minute, while one writes
-# make test   every test but the long, the whole programs, the many combinations, the benchmarks, and what tries a model or a test; what depends on the driver, in two of its modes
+# make test   every test once but the long, the whole programs, the many combinations, the benchmarks, and what tries a model or a test; what depends on the driver, in the mode that is most like a GPU
 # make test-models   the models that the order of the code's steps is held to, the mistakes planted in them and in the code, and all examples of what `make test` tries a part of
-# make test-programs   the demo, the recipes and runs of pytest with the plugin, as their users run them
-# make test-modes   the same in the software driver's other modes; and that one's own tests
+# make test-programs   whole programs, started as their users start them: the demo, the recipes, daemons with little left to them
+# make test-modes   what depends on the driver in the software driver's other modes; and that one's own tests
 # make gpu-wheels   WHEELS=dir: what `make test-gpu WHEELS=dir` installs on a machine with a GPU and without a network
 # make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network (ARGS="--minutes 4 --only gpu")
 # make test-gpu-failed   OUT=dir: of that, the tests that failed in the last run into it
@@ -38,7 +38,7 @@ BIN := $(VENV)/bin
 # Three more than cores: a test mostly waits for another process, and leaves its core to the next.
 WORKERS ?= $(shell echo $$(($$(nproc) + 3)))
 # The workers of a pass that runs beside another one, or is short: each takes seconds to start.
-WORKERS_BESIDE ?= $(shell nproc)
+WORKERS_BESIDE ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOAK_MINUTES ?= 10
 # Of each soak that is a test.
@@ -70,37 +70,37 @@ marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 tests = failed=0; $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) || failed=1; \
   { $(PYTEST) -n $(WORKERS_BESIDE) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; } && [ $$failed = 0 ]
 
-# All tests, and those that depend on the driver; with WITH_THOROUGH=1 each at its full length, and on each driver all but
-# the models and the planted mistakes, which no driver can change.
+# The tests that depend on the driver, and the rest; with WITH_THOROUGH=1 each at its full length, and on each driver all
+# but the models and the planted mistakes, which no driver can change.
 WITH_THOROUGH ?=
 ifneq ($(WITH_THOROUGH),)
 export IPCSYNC_TEST_LONG := 1
 endif
-all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and $(USUAL)))
+rest_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and not driver and $(USUAL)))
 driver_tests = $(if $(WITH_THOROUGH),$(call tests,tests,not benchmark and not model and not planted),$(call tests,$(call marked,driver),driver and $(USUAL)))
 
-# What a change of the product can break and is not long: each test once, and what depends on the driver in another mode of
-# the software driver too, and on a GPU if there is one. `test-modes` has the others.
+# What a change of the product can break and is not long, each test once: what depends on the driver, with every operation
+# sent through the stream's thread as on a GPU, and on a GPU if there is one. `test-modes` has the other modes.
 # The two passes run side by side, since each mostly waits; what one of them says is shown once it has ended.
 test: install
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-host test-cuda
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-rest test-driver WORKERS=$(WORKERS_BESIDE)
 
-test-cuda:
-	@$(MAKE) --no-print-directory test-on-gpu test-async WORKERS=$(WORKERS_BESIDE)
+test-driver:
+	@$(MAKE) --no-print-directory test-on-gpu test-async
 
-test-modes: test-complete test-softcuda
+test-modes: test-sync test-complete test-softcuda
 
-test-host: install
-	@export IPCSYNC_DRIVER=host; $(all_tests)
+test-rest: install
+	@export IPCSYNC_DRIVER=host; $(rest_tests)
 
-# With every operation sent through the stream's thread. `make test` leaves out what only calls what the others test: clients,
-# commands, pages.
-ASYNC := tests/contract/% tests/events/% tests/faults/% tests/graphs/% tests/plugin/% tests/unit/%
 test-async: install
-	@export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; \
-	$(if $(WITH_THOROUGH),$(driver_tests),$(call tests,$(filter $(ASYNC),$(call marked,driver)),driver and $(USUAL)))
+	@export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
 
-# With a dead process's work complete, and work done within the call where nothing is to be waited for.
+# With work done within the call where nothing is to be waited for.
+test-sync: install
+	@export IPCSYNC_DRIVER=host; $(driver_tests)
+
+# The same, and a dead process's work complete.
 test-complete: install
 	@export IPCSYNC_DRIVER=host IPCSYNC_HOST_DEATH=complete; $(driver_tests)
 
@@ -153,8 +153,8 @@ endif
 AT_LENGTH := WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=$(SOAK_SECONDS)
 test-all: install
 	$(BIN)/python -m tests.kit.passes "$(MAKE) --no-print-directory" lint benchmarks test-oldest test-newest soak \
-	  "test-host $(AT_LENGTH)" "test-cuda WORKERS_BESIDE=$(WORKERS) $(AT_LENGTH)" \
-	  "test-complete $(AT_LENGTH)" test-softcuda "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper dist
+	  "test-rest $(AT_LENGTH)" "test-driver $(AT_LENGTH)" \
+	  "test-complete $(AT_LENGTH)" test-softcuda "test-rest IPCSYNC_TEST_ZYGOTE=0" "test-sync IPCSYNC_TEST_ZYGOTE=0" test-keeper dist
 
 # Then what `make test` tries a part of, in full: properties, short programs, steps to die at.
 test-models: install

@@ -15,7 +15,7 @@ from tests.kit import scripts
 from tests.kit.descriptors import descriptors
 from tests.kit.until import DEADLINE_S, until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.program]
 
 _ROOT = Path(__file__).parents[2]
 _BY_EXEC = {"IPCSYNC_TEST_ZYGOTE": "0"}  # else another process is the parent

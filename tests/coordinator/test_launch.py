@@ -94,6 +94,7 @@ def test_a_coordinator_does_not_travel_but_its_endpoint_does(
         pickle.dumps(new_coordinator())
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("flags", "env", "has_keeper"),
     [

@@ -303,6 +303,7 @@ ready.wait()
 """
 
 
+@pytest.mark.program
 @pytest.mark.process
 def test_daemon_threads_that_wait_when_the_program_ends_print_nothing(coordinator: ipcsync.Coordinator) -> None:
     for _ in range(5):

@@ -293,6 +293,7 @@ def test_ranges_are_shown_to_nvtx_if_it_is_there(
     assert calls == ["record e", "end", "synchronize e", "end", "wait e", "end"]
 
 
+@pytest.mark.program
 def test_the_demo_is_traced_and_merged(tmp_path: Path) -> None:
     directory = tmp_path / "traces"
     command = [*IPCSYNC, "demo", "--workers", "2"]

@@ -235,6 +235,7 @@ _SUITE = """
 """
 
 
+@pytest.mark.program
 def test_row_35_a_test_that_ends_its_process_under_xdist_frees_its_leases_and_the_run_goes_on(
     tmp_path: Path, coordinator: ipcsync.Coordinator
 ) -> None:

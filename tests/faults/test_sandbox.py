@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit import scripts
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.program]
 
 _BY_EXEC = {"IPCSYNC_TEST_ZYGOTE": "0"}  # the filter is inherited by children
 

@@ -16,7 +16,7 @@ from ipcsync import _room as room
 from tests.kit import scripts
 from tests.kit.examples import LONG
 
-pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
+pytestmark = [pytest.mark.own_coordinator, pytest.mark.process, pytest.mark.program]
 
 _USE = """
 import os, resource, sys, threading

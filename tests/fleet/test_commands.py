@@ -117,6 +117,7 @@ def test_the_doctor_says_what_is_wrong(new_node: Callable[..., Node], server: Se
     assert "--fleet" in done.stderr
 
 
+@pytest.mark.program
 def test_each_command_of_the_page_is_one(server: Server, new_node: Callable[..., Node]) -> None:
     """Typed as they stand, but for the server's port and the directory that no other test uses."""
     node = new_node("prefill-0", has_bridge=False)

@@ -17,6 +17,7 @@ from tests.observer.observing import Observer
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.program,
     pytest.mark.skipif(bool(browsers.why_not()), reason=browsers.why_not() or "there is a browser"),
 ]
 

@@ -278,6 +278,7 @@ _PROGRAMS = {
 }
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("page", _PROGRAMS)
 def test_the_programs_of_a_page_run(start: Callable[[str], subprocess.Popen[str]], page: str) -> None:
     programs = [block for block in _blocks(_ROOT / "docs" / page, "python") if "import ipcsync" in block]
@@ -296,6 +297,7 @@ def test_getting_started_ends_if_its_worker_dies(start: Callable[[str], subproce
     assert "EOFError" in output or "ConnectionResetError" in output
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("there", ["here.send(bytes", "client.point(here", "print("])
 def test_getting_started_ends_if_its_own_process_raises(
     start: Callable[[str], subprocess.Popen[str]], there: str

@@ -288,6 +288,7 @@ def test_an_output_that_is_full_is_one_line_and_status_1(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.program
 @pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
@@ -438,6 +439,7 @@ def test_colours_and_lines_are_for_terminals(
     assert "\x1b" not in run_on_terminal(*arguments, TERM="dumb")
 
 
+@pytest.mark.program
 @pytest.mark.process
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
 @pytest.mark.parametrize("arguments", [("coordinator", "--help"), ("demo", "--workers", "1")])
