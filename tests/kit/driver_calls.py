@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +17,17 @@ from tests.kit import driver_functions
 _REFUSED = CUresult.CUDA_ERROR_UNKNOWN
 
 
-_FINALIZER = "cuStreamDestroy"  # comes when the garbage collector does
+_FINALIZER = "cuStreamDestroy"  # comes when a stream is let go
 
 
 class DriverCalls:
-    """Stands before the process's driver until the test ends; calls of other threads pass by unseen."""
+    """Stands before the process's driver until the test ends; calls of other threads pass by unseen.
+
+    No garbage is collected meanwhile: what another test left would call the driver too.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        gc.disable()
         self.names: list[str] = []
         self._refused = -1
         self._thread = threading.get_ident()
@@ -36,6 +41,7 @@ class DriverCalls:
     def end(self) -> None:
         """The core calls the driver itself again."""
         driver_functions.restore()
+        gc.enable()
 
     def _watch(self, name: str, call: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
         return lambda *args: (_REFUSED, None) if self._is_refused(name) else call(*args)
