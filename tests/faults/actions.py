@@ -163,6 +163,8 @@ def signal_at_step(names: Sequence[str], left: list[int], at: int = 0) -> None:
 
 def steps_of(call: str, name: str) -> int:
     """How many steps the compiled core takes for one more record of an event, or one more wait for a point."""
+    if call == "record":
+        _keep_the_heartbeat_out(event(name))
     taken: list[int] = []
     _hooks.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(taken.append))
     core.set_hook(ctypes.cast(_hooks[-1], ctypes.c_void_p).value)

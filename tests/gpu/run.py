@@ -116,16 +116,18 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
             Step(f"bench-{name}", [*bench, name, "--rounds", str(rounds)], 40, "bench.jsonl")
             for name, rounds in _ROWS.items()
         ),
+        _pytest("graphs", 60, workers, *files("tests/graphs", kill=False), *parted),
+        _pytest("graphs-deaths", 60, 1, *files("tests/graphs", kill=True), *parted),
         _pytest("suite", 120, workers, *files(*_SUITE, kill=False), *parted),
-        _pytest("suite-deaths", 120, 1, *files("tests/faults", *_SUITE, kill=True), *parted),
         Step("demo", [*CLI, "demo"], 30, file="demo.log"),
-        _pytest("alone", 45, 1, "tests/contract", *_SUITE, *alone),
+        _pytest("alone", 45, 1, "tests/contract", "tests/graphs", *_SUITE, *alone),
         _program("hops", 30),
         _program("deaths", 45),
         Step("bench-beside_torch", [*bench, "beside_torch"], 40, "bench.jsonl"),
         _program("under_mps", 45),
         _source("death_wait", out),
         *([Step("lmcache", theirs, 60, tests=True)] if has_theirs else []),
+        _pytest("suite-deaths", 480, 1, *files("tests/faults", *_SUITE, kill=True), *parted),  # what is left of the time
     ]
 
 

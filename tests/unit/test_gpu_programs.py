@@ -129,7 +129,7 @@ def test_what_kills_processes_runs_one_at_a_time(tmp_path: Path) -> None:
     assert death in steps["contract-deaths"]
     assert death not in steps["contract"]
     assert steps["contract-deaths"][steps["contract-deaths"].index("-n") + 1] == "1"
-    for name in ("contract", "contract-deaths", "suite", "suite-deaths"):
+    for name in ("contract", "contract-deaths", "graphs", "graphs-deaths", "suite", "suite-deaths"):
         assert not set(PROBES).intersection(steps[name])
 
 
