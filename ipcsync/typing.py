@@ -148,7 +148,6 @@ class CoordinatorSettings(TypedDict, total=False):
     max_name: int
     max_frame: int
     max_frames: int
-    max_nesting: int
     max_invalid: int
     reply_queue: int
     feed_queue: int

@@ -19,7 +19,7 @@ from ipcsync.errors import IpcSyncError, ProtocolError
 FEED_START_BITS = 40  # the low bits of a feed's number; the bits above count the coordinator's starts
 MAX_REPLY = 64 * 1024 * 1024
 # Besides msgspec's own: ValueError for bad UTF-8; TypeError, up to 0.21, for a map as a map's key.
-_UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
+UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
 _ARRAY = 0x90  # the first byte of a short array, whose low half is the length
 
 _M = TypeVar("_M", bound=Message)
@@ -44,7 +44,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview, wh
         raise ProtocolError(f"a frame of {len(frame)} bytes, more than {MAX_REPLY}", code="too_large")
     try:
         value = decoder.decode(frame)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         if len(frame) > 1 and frame[0] & 0xF0 == _ARRAY and frame[1] == VERSION:
             raise ProtocolError(f"not {what}: {type(error).__name__}: {error}", code="malformed") from None
         value = (None,)
@@ -86,7 +86,7 @@ def decode_reply(frame: bytes | memoryview) -> tuple[int, Message]:
         raise ProtocolError(f"unknown reply {op!r:.80}", code="malformed")
     try:
         return id_, _body_decoder(kind).decode(raw)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"{kind.__name__}: {error}", code="invalid") from None
 
 

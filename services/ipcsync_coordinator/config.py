@@ -54,9 +54,6 @@ class Settings:
     max_name: int = _setting(255, "the longest name, in bytes of UTF-8", least=1, most=255)
     max_frame: int = _setting(decode.MAX_FRAME, "the largest frame that a client may send", least=1024, most=16 << 20)
     max_frames: int = _setting(1, "the most frames of one message; only the first is read", least=1, most=16)
-    max_nesting: int = _setting(
-        decode.MAX_NESTING, "how deep the arrays and maps of a request may be nested", least=2, most=256
-    )
     max_invalid: int = _setting(
         100,
         "malformed or foreign messages in a row after which a connection is cut; a client then connects again",

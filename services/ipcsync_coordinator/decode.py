@@ -1,25 +1,23 @@
-"""Decoding of requests: arbitrary bytes, read under limits that hold before any object is built.
+"""Decoding of requests: arbitrary bytes. No body has a list or a map, so nothing much larger than its frame is built.
 
 `ipcsync._wire.codec` describes the frames.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-import msgpack
 import msgspec
+from msgspec import Meta
 
-from ipcsync._wire.codec import convert
+from ipcsync._wire.codec import UNREADABLE
 from ipcsync._wire.messages import REQUESTS, VERSION, RequestBody
 from ipcsync.errors import ProtocolError
 
 MAX_FRAME = 64 * 1024  # of a request; replies carry lists and may be larger
-MAX_NESTING = 8  # of a request; no valid body nests
-_MAX_ITEMS = 64  # of one array or map of a request; msgpack makes an array of the size that its header claims
-_CONTAINERS = frozenset((list, dict))  # msgpack makes these, and no subclasses
-_PEEK = 64  # bytes that hold the head of a request up to its id
-_BARE = {kind: kind() for kind in REQUESTS.values() if not kind.__struct_fields__}  # bodies without fields
+_ARRAY = 0x90  # the first byte of a short array, whose low half is the length
+_MOST_FIXED = 0x7F  # a byte up to it is that number
+_SIZES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # of a whole number, by its first byte
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -32,75 +30,38 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     body: RequestBody
 
 
-def _unpack(frame: bytes | memoryview, limit: int) -> object:
-    if len(frame) > limit:
-        raise ProtocolError(f"a frame of {len(frame)} bytes, more than {limit}", code="too_large")
-    try:
-        return msgpack.unpackb(
-            frame,
-            raw=False,
-            strict_map_key=True,
-            max_str_len=limit,
-            max_bin_len=limit,
-            max_array_len=_MAX_ITEMS,
-            max_map_len=_MAX_ITEMS,
-            max_ext_len=0,
-        )
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        # ValueError covers bad UTF-8, trailing bytes, a length over a limit, and a depth that msgpack refuses.
-        raise ProtocolError(f"not valid MessagePack: {type(error).__name__}: {error}", code="malformed") from None
+_Id = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+_Deadline = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Version = Annotated[int, Meta(ge=VERSION, le=VERSION)]
+_request = msgspec.msgpack.Decoder(tuple[_Version, _Id, str, bytes, _Deadline, msgspec.Raw])
+_bodies = {op: msgspec.msgpack.Decoder[Any](kind) for op, kind in REQUESTS.items()}
 
 
 def peek_id(frame: bytes | memoryview) -> int:
     """The request id of an invalid frame, 0 if there is none: so that its refusal is a typed reply, too."""
-    unpacker = msgpack.Unpacker(max_buffer_size=_PEEK, max_ext_len=0)
-    unpacker.feed(bytes(frame[:_PEEK]))
-    try:
-        if unpacker.read_array_header() < 2 or type(unpacker.unpack()) is not int:
-            return 0
-        id_ = unpacker.unpack()
-    except (ValueError, msgpack.UnpackException):
+    if len(frame) < 3 or frame[0] & 0xF0 != _ARRAY or frame[1] > _MOST_FIXED:
         return 0
-    return id_ if type(id_) is int and 0 <= id_ < 1 << 63 else 0
+    first = frame[2]
+    size = _SIZES.get(first, 0)
+    id_ = int.from_bytes(frame[3 : 3 + size], "big") if size else first
+    is_whole = len(frame) >= 3 + size if size else first <= _MOST_FIXED
+    return id_ if is_whole and id_ < 1 << 63 else 0
 
 
-def _check_nesting(value: Any, limit: int) -> None:  # noqa: ANN401 - whatever a frame holds
-    layer = [value]
-    for _ in range(limit):
-        inner = []
-        for container in layer:
-            for part in container.values() if type(container) is dict else container:
-                if type(part) in _CONTAINERS:
-                    inner.append(part)  # noqa: PERF401 - twice as fast as a comprehension for so few
-        if not inner:
-            return
-        layer = inner
-    raise ProtocolError(f"a request nested more than {limit} deep", code="too_deep")
-
-
-def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME, max_nesting: int = MAX_NESTING) -> Request:
+def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME) -> Request:
     """The request in a frame of at most `max_frame` bytes; ProtocolError says which rule it breaks."""
-    value = _unpack(frame, max_frame)
-    if not isinstance(value, list) or not value or type(value[0]) is not int:
-        raise ProtocolError("a request must be an array that begins with the version", code="malformed")
-    if value[0] != VERSION:
-        raise ProtocolError(f"protocol version {value[0]}, but this is {VERSION}", code="version")
-    if len(value) != 6:
-        raise ProtocolError(f"a request must have 6 parts, not {len(value)}", code="malformed")
-    _, id_, op, token, deadline_ns, body = value
-    if type(id_) is not int or type(deadline_ns) is not int or type(token) is not bytes:
-        raise ProtocolError("id and deadline must be whole numbers, and the token bytes", code="malformed")
-    if not 0 < id_ < 1 << 63 or not 0 <= deadline_ns < 1 << 63:
-        raise ProtocolError(
-            f"the id must be above 0 and the deadline not below, both below 2**63, not {id_} and {deadline_ns}",
-            code="malformed",
-        )
-    if type(op) in _CONTAINERS:
-        raise ProtocolError("the operation must be text", code="malformed")  # not shown: it may be nested deeply
-    if body and type(body) in _CONTAINERS:
-        _check_nesting(body, max_nesting - 1)
-    kind = REQUESTS.get(op) if isinstance(op, str) else None
-    if kind is None:
+    if len(frame) > max_frame:
+        raise ProtocolError(f"a frame of {len(frame)} bytes, more than {max_frame}", code="too_large")
+    if len(frame) > 1 and frame[0] & 0xF0 == _ARRAY and VERSION != frame[1] <= _MOST_FIXED:
+        raise ProtocolError(f"protocol version {frame[1]}, but this is {VERSION}", code="version")
+    try:
+        _, id_, op, token, deadline_ns, body = _request.decode(frame)
+    except UNREADABLE as error:
+        raise ProtocolError(f"not a request: {type(error).__name__}: {error}", code="malformed") from None
+    decoder = _bodies.get(op)
+    if decoder is None:
         raise ProtocolError(f"unknown operation {op!r:.80}", code="unknown_op")
-    is_bare = type(body) is dict and not body and kind in _BARE
-    return Request(id_, op, token, deadline_ns, _BARE[kind] if is_bare else convert(body, kind))
+    try:
+        return Request(id_, op, token, deadline_ns, decoder.decode(body))
+    except UNREADABLE as error:
+        raise ProtocolError(f"{REQUESTS[op].__name__}: {error}", code="invalid") from None

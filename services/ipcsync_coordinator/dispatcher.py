@@ -41,7 +41,6 @@ class Dispatcher:
         on_confirm: Callable[[SessionEntry, Sender], None],
     ) -> None:
         self._max_frame = settings.max_frame
-        self._max_nesting = settings.max_nesting
         self._handlers = handlers
         self._table = handlers.table
         self._questions = handlers.questions
@@ -65,7 +64,7 @@ class Dispatcher:
 
     def _handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
         try:
-            request = decode.decode_request(frame, self._max_frame, self._max_nesting)
+            request = decode.decode_request(frame, self._max_frame)
         except ProtocolError as error:
             self._metrics.count_refusal(error)
             self._strikes.strike(sender.routing)

@@ -272,15 +272,15 @@ def test_row_33_cuda_events_streams_and_attachments_have_limits_too(new_coordina
 
 def test_every_limit_is_a_setting_with_a_default() -> None:
     limits = {
-        "max_frame", "max_frames", "max_nesting", "max_name", "max_sessions", "max_attachments", "max_streams",
+        "max_frame", "max_frames", "max_name", "max_sessions", "max_attachments", "max_streams",
         "max_cuda_events", "pool", "reply_queue", "feed_queue", "remembered_requests", "handshake_s",
     }  # fmt: skip
     assert limits <= set(config.FIELDS)
     assert all(getattr(config.Settings(), name) > 0 for name in limits)
 
 
-def test_limits_on_frames_and_nesting_are_those_that_were_set(new_coordinator: NewCoordinator) -> None:
-    coordinator = new_coordinator(max_frame=200_000, max_frames=2, max_nesting=4, max_name=10)
+def test_limits_on_frames_are_those_that_were_set(new_coordinator: NewCoordinator) -> None:
+    coordinator = new_coordinator(max_frame=200_000, max_frames=2, max_name=10)
     with Raw(coordinator.endpoint) as raw:
         token = raw.hello().token
         raw.send(codec.encode_request(50, messages.ListEvents(), token, 0), b"ignored")
@@ -288,11 +288,6 @@ def test_limits_on_frames_and_nesting_are_those_that_were_set(new_coordinator: N
         for size, code in ((150_000, "invalid"), (250_000, "too_large")):
             failure = raw_failure(raw, request("events", {"prefix": "x" * size}))
             assert failure.attributes["code"] == code
-        for depth, code in ((3, "invalid"), (4, "too_deep")):
-            body: object = {}
-            for _ in range(depth - 1):
-                body = {"a": body}
-            assert raw_failure(raw, request("sessions", body)).attributes["code"] == code
         assert isinstance(raw.refused(messages.Open("12345678901"), token), ipcsync.ProtocolError)
         raw.ask(messages.Open("1234567890"), token, messages.Attachment)
 

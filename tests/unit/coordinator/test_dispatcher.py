@@ -20,7 +20,7 @@ from tests.unit.coordinator.coordinator_world import SETTINGS, Frame, World
 from tests.unit.wire import frames
 
 _CODES = {
-    "malformed", "version", "unknown_op", "invalid", "too_large", "too_deep", "name", "ttl", "engine", "forgotten",
+    "malformed", "version", "unknown_op", "invalid", "too_large", "name", "ttl", "engine", "forgotten",
     "late", "ConnectError", "SessionExpired", "QuotaExceeded", "EventClosed", "RecorderLost", "RecorderTaken",
     "DeviceMismatch", "EngineMismatch", "role", "epoch", "wanted", "NoBridge", "StalePoint", "NodeLost", "NotRecorder",
 }  # fmt: skip

@@ -144,6 +144,6 @@ def decoded(decode: Callable[[bytes], object], frame: bytes) -> object:
         return decode(frame)
     except ProtocolError as error:
         refusal = error
-    assert refusal.code in ("malformed", "version", "unknown_op", "invalid", "too_large", "too_deep")
+    assert refusal.code in ("malformed", "version", "unknown_op", "invalid", "too_large")
     assert len(str(refusal)) < 1000
     return None
