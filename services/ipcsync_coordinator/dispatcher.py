@@ -16,8 +16,7 @@ from ipcsync_coordinator.handlers import MOST_ROWS, Handlers
 from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.records import Reply
-from ipcsync_coordinator.sessions import Kept, SessionEntry, SessionTable, Use
-from ipcsync_coordinator.transactions import Transactions
+from ipcsync_coordinator.sessions import Kept, SessionEntry, Use
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -27,28 +26,26 @@ class Dispatcher:
 
     `is_one_of_many` says of the last frame whether its call has sent others, all of whose replies the call waits for.
     `on_confirm` is called for each request of a session whose process no pidfd watches yet. `strikes` counts the
-    invalid messages of each connection. `transactions` carries out the effects of a request before its reply is sent.
+    invalid messages of each connection. The effects of a request are carried out before its reply is sent.
     """
 
     def __init__(
         self,
         settings: Settings,
         handlers: Handlers,
-        sessions: SessionTable,
         metrics: Metrics,
         strikes: StrikeCounter,
-        transactions: Transactions,
         on_confirm: Callable[[SessionEntry, Sender], None],
     ) -> None:
         self._max_frame = settings.max_frame
         self._handlers = handlers
         self._table = handlers.table
         self._questions = handlers.questions
-        self._sessions = sessions
+        self._sessions = handlers.transactions.sessions
         self._metrics = metrics
         self._strikes = strikes
-        self._transactions = transactions
-        self._journal = transactions.journal
+        self._transactions = handlers.transactions
+        self._journal = handlers.transactions.journal
         self._on_confirm = on_confirm
         self.is_one_of_many = False
 

@@ -56,7 +56,7 @@ class Effects:
         self.feed = feed
         self._tombstones = tombstones
         self.releaser = Releaser(later)
-        self._board = board
+        self.board = board
         self._on_forget = on_forget
         self._lines: dict[int, SlotLine] = {}
         self._quarantined_ns: dict[int, int] = {}  # since when, by slot
@@ -99,7 +99,7 @@ class Effects:
         """A slot's line on the board."""
         found = self._lines.get(index)
         if found is None:
-            found = self._lines[index] = self._board.slot(index)
+            found = self._lines[index] = self.board.slot(index)
         return found
 
     # --- what is to be stored, read from the board --------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Effects:
         return Remains(slot.name, slot.index, slot.incarnation, slot.device, recorded, good, cause, serial, label, pid)
 
     def _plan_assign(self, session: Session) -> Effect:
-        namespace = self._board.coordinator[2]
+        namespace = self.board.coordinator[2]
         values = (session.serial, session.pid, session.started, namespace, time.monotonic_ns(), session.label)
         return Effect("assign", session.line, values)
 
@@ -209,12 +209,12 @@ class Effects:
             self.releaser.hold(index, line)
 
     def _store_assign(self, index: int, serial: int, *values: Any) -> None:
-        self._board.set_newest(max(serial >> 16, self._board.newest))
-        self._board.session(index).assign(serial, *values)
+        self.board.set_newest(max(serial >> 16, self.board.newest))
+        self.board.session(index).assign(serial, *values)
 
     def _store_forget(self, index: int) -> None:
-        self._board.end_visits(index)
-        self._board.session(index).set_state(FREE)
+        self.board.end_visits(index)
+        self.board.session(index).set_state(FREE)
 
     def _store_drain(self, index: int, watermark: int) -> None:
         line = self.line(index)

@@ -26,12 +26,9 @@ from ipcsync.errors import (
     StalePoint,
 )
 from ipcsync_coordinator.decode import Request
-from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.listing import attachment_of
 from ipcsync_coordinator.records import Reply
-from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import SessionEntry
 from ipcsync_coordinator.state import Change, Slot
 from ipcsync_coordinator.tombstones import Origin
 from ipcsync_coordinator.transactions import Transactions
@@ -69,19 +66,14 @@ class Fleet:
 
     def __init__(
         self,
-        registry: Registry,
-        effects: Effects,
-        sessions: SessionTable,
         transactions: Transactions,
-        epoch: bytes,
         first_want: int,
     ) -> None:
-        self._registry = registry
-        self._effects = effects
-        self._sessions = sessions
+        self._registry = transactions.registry
+        self._effects = transactions.effects
+        self._sessions = transactions.sessions
         self._transactions = transactions
-        self._journal: Journal = transactions.journal
-        self._epoch = epoch
+        self._epoch = transactions.effects.board.epoch
         self._number = first_want  # of wants; it differs between the coordinators of one epoch
         self._owed: dict[int, _Owed] = {}
         self._asked: dict[tuple[bytes, int], int] = {}  # by `_Owed.key`
@@ -247,7 +239,9 @@ class Fleet:
         reason = self._effects.pool.why_not_timeline(device)
         if reason:
             raise EngineMismatch(f"events of other nodes cannot be waited for here: the engine 'timeline': {reason}")
-        slot = self._registry.mirror(entry.session, body.name, origin, body.node, device)
+        slot = self._registry.create(
+            entry.session, body.name, recorder=True, device=device, origin=origin, node=body.node
+        )
         slot.base = self._effects.line(slot.index).recorded
         return slot
 

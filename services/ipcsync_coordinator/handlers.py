@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ipcsync import __version__
-from ipcsync._board import Board, Peer
+from ipcsync._board import Peer
 from ipcsync._linux.process import pid_namespace, resident_bytes, shm_identity, time_namespace
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
@@ -27,14 +27,12 @@ from ipcsync.errors import (
 )
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.deaths import DeathWatch
-from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.listing import attachment_of, attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
-from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionEntry, SessionTable, Use
+from ipcsync_coordinator.sessions import SessionEntry, Use
 from ipcsync_coordinator.state import UNKNOWN, Session, Slot
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.resources import StartupConfig
@@ -54,13 +52,9 @@ class Handlers:
     def __init__(
         self,
         settings: Settings,
-        registry: Registry,
-        board: Board,
-        effects: Effects,
-        sessions: SessionTable,
+        transactions: Transactions,
         metrics: Metrics,
         config: StartupConfig,
-        transactions: Transactions,
         fleet: Fleet,
         feed_endpoint: str,
         deaths: DeathWatch,
@@ -70,14 +64,14 @@ class Handlers:
         # As many as replies are kept for repeats. Also, ZeroMQ learns only every half queue what the other side has
         # read.
         self._window = min(settings.remembered_requests, max(1, settings.reply_queue // 2), _MOST_IN_FLIGHT)
-        self._registry = registry
-        self._board = board
-        self._effects = effects
-        self._sessions = sessions
+        self._registry = transactions.registry
+        self._effects = transactions.effects
+        self._board = transactions.effects.board
+        self._sessions = transactions.sessions
         self._metrics = metrics
         self._config = config
         self._journal = transactions.journal
-        self._commit = transactions.commit
+        self.transactions = transactions
         self.fleet = fleet
         self._feed_endpoint = feed_endpoint
         self._deaths = deaths
@@ -249,7 +243,7 @@ class Handlers:
             self._registry.release_dead(session)
         else:
             self._registry.lose(session, "died" if entry.is_dead else "expired")
-        self._commit()
+        self.transactions.commit()
 
     def bury(self, entry: SessionEntry) -> None:
         """Free the slots of a session whose process is gone, but those that a GPU may still touch for it.
@@ -261,7 +255,7 @@ class Handlers:
         peer = entry.peer or Peer(self._board, entry.session.serial)
         self._registry.release_dead(entry.session, held=0 if peer.is_over() else peer.lock or UNKNOWN)
         entry.watch.close()  # its pidfd would call at every turn of the loop
-        self._commit()
+        self.transactions.commit()
 
     def _note_loss(self, entry: SessionEntry, how: str) -> None:
         session = entry.session
@@ -284,7 +278,7 @@ class Handlers:
         with suppress(QuotaExceeded):  # as in `lose`
             self._journal.make_room(self._size_of_end(session))
         self._registry.break_drained(session)
-        self._commit()
+        self.transactions.commit()
 
     # --- events -------------------------------------------------------------------------------------------------------
 

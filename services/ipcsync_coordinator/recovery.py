@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from ipcsync._board import BROKEN, CLOSED, FREE, OPEN, Board
-from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.journal import Journal, JournalError
+from ipcsync_coordinator.journal import JournalError
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.records import Record, folded
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import SessionEntry
 from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.transactions import Transactions
 
 _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED, "kept": BROKEN}
 
 
-def recover(
-    journal: Journal, registry: Registry, table: SessionTable, effects: Effects, board: Board, now_ns: int
-) -> list[Slot]:
+def recover(transactions: Transactions, now_ns: int) -> list[Slot]:
     """Fill an empty registry and session table, and finish what was begun. Returns the slots that differ on the board.
 
     JournalError if the journal cannot be read, or is inconsistent.
     """
+    journal, effects = transactions.journal, transactions.effects
+    board, table = effects.board, transactions.sessions
     records, is_carried_out = journal.read()
     if not records:
         return []
     try:
         left = folded(records)
-        _restore(registry, board, left)
+        _restore(transactions.registry, board, left)
         for slot in left.slots:
             effects.pool.handles(slot.ring)  # all are there
     except KeyError as error:

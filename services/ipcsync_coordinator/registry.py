@@ -13,7 +13,7 @@ What it promises, and the tests check against a model:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ipcsync._wire import names
 from ipcsync._wire.messages import Remains
@@ -257,9 +257,9 @@ class Registry:
         *,
         recorder: bool,
         device: str,
-        engine: str,
-        depth: int,
-        ring: list[int],
+        engine: str = "timeline",
+        depth: int = 1,
+        ring: Sequence[int] = (),
         origin: Origin | None = None,
         node: str = "",
     ) -> Slot:
@@ -275,7 +275,7 @@ class Registry:
         slot = self.slots.setdefault(index, Slot(index))
         slot.incarnation += 1
         slot.state, slot.name, slot.device, slot.engine = "open", name, device, engine
-        slot.depth, slot.ring = depth, ring
+        slot.depth, slot.ring = depth, list(ring)
         slot.recorder, slot.is_drained, slot.left, slot.remains = None, False, set(), None
         slot.origin, slot.node, slot.reason, slot.good, slot.is_tombstone = origin, node, "", 0, False
         self._taken += 1
@@ -331,25 +331,9 @@ class Registry:
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
-    def mirror(
-        self, session: Session, name: str, origin: Origin, node: str, device: str, *, recorder: bool = True
-    ) -> Slot:
-        """A new mirror of a use of another node's slot, for the bridge."""
-        return self.create(
-            session,
-            name,
-            recorder=recorder,
-            device=device,
-            engine="timeline",
-            depth=1,
-            ring=[],
-            origin=origin,
-            node=node,
-        )
-
     def restore_from_tombstone(self, session: Session, origin: Origin, tombstone: Tombstone, device: str) -> Slot:
         """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the tombstone says."""
-        slot = self.mirror(session, "", origin, tombstone.node, device, recorder=False)
+        slot = self.create(session, "", recorder=False, device=device, origin=origin, node=tombstone.node)
         slot.is_tombstone, slot.good, slot.reason = True, tombstone.good, tombstone.reason
         self._finish(slot, "broken")
         return slot

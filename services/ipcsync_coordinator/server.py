@@ -76,29 +76,23 @@ class Server:
         journal = Journal(startup.journal, lambda: records.whole(self.registry, self.sessions))
         self.sessions = SessionTable(journal.most_replies(settings.remembered_requests), settings.max_sessions)
         self._transactions = Transactions(self.registry, self.sessions, self.effects, journal)
-        self._differing = recover(journal, self.registry, self.sessions, self.effects, self.board, time.monotonic_ns())
+        self._differing = recover(self._transactions, time.monotonic_ns())
         self._deaths = DeathWatch(Inbox(self._died).put)
         self._kept = Kept(self.registry, self.board, self._transactions.commit)
         first_want = (config.starts - 1) << codec.FEED_START_BITS
-        self.fleet = Fleet(self.registry, self.effects, self.sessions, self._transactions, self.board.epoch, first_want)
+        self.fleet = Fleet(self._transactions, first_want)
         self.handlers = Handlers(
             settings,
-            self.registry,
-            self.board,
-            self.effects,
-            self.sessions,
+            self._transactions,
             self.metrics,
             config,
-            self._transactions,
             self.fleet,
             self._feed_endpoint,
             self._deaths,
             self._descriptors.sessions,
         )
         strikes = StrikeCounter(settings.max_invalid, settings.max_sessions)
-        dispatcher = Dispatcher(
-            settings, self.handlers, self.sessions, self.metrics, strikes, self._transactions, self._confirm
-        )
+        dispatcher = Dispatcher(settings, self.handlers, self.metrics, strikes, self._confirm)
         self._requests = Requests(
             self._take_router(), settings, dispatcher, strikes, self._refuse, self.feed.flush, self.feed.has_any
         )

@@ -17,9 +17,9 @@ class Transactions:
     """Has transitions of the registry take effect."""
 
     def __init__(self, registry: Registry, sessions: SessionTable, effects: Effects, journal: Journal) -> None:
-        self._registry = registry
-        self._sessions = sessions
-        self._effects = effects
+        self.registry = registry
+        self.sessions = sessions
+        self.effects = effects
         self.journal = journal
         self._steps: list[Step] = []
         self._tombstones: list[tuple[Origin, Tombstone]] = []
@@ -29,15 +29,15 @@ class Transactions:
 
         What could not be appended is, with what follows, at the next call.
         """
-        registry = self._registry
+        registry = self.registry
         if registry.changes:
-            self._steps += self._effects.plan(registry.take_changes())
+            self._steps += self.effects.plan(registry.take_changes())
         if registry.touched or self._steps or (reply and not is_refusal):
             self.journal.append(self._record(None if is_refusal else reply))
             steps, self._steps = self._steps, []
             registry.touched.clear()
             self._tombstones.clear()
-            self._effects.carry_out(steps)
+            self.effects.carry_out(steps)
             self._keep(reply)  # before the log may be compacted: what is not kept is then in no log
             self.journal.carried_out()
         else:
@@ -45,11 +45,11 @@ class Transactions:
 
     def _keep(self, reply: Reply | None) -> None:
         if reply is not None:
-            self._sessions.keep(reply.token, reply.id, reply.kept)
+            self.sessions.keep(reply.token, reply.id, reply.kept)
 
     def _record(self, reply: Reply | None) -> Record:
-        registry = self._registry
+        registry = self.registry
         effects = [step.effect for step in self._steps if step.effect is not None]
         replies = [] if reply is None else [reply]
         self._tombstones += registry.tombstones.take_new()
-        return record_of(registry, self._sessions, registry.touched, effects, replies, self._tombstones)
+        return record_of(registry, self.sessions, registry.touched, effects, replies, self._tombstones)

@@ -112,7 +112,7 @@ class World:
         journal = Journal(self.files, lambda: records.whole(self.registry, self.sessions))
         self.sessions = SessionTable(journal.most_replies(SETTINGS.remembered_requests), SETTINGS.max_sessions)
         self.transactions = Transactions(self.registry, self.sessions, effects, journal)
-        self.differing = recover(journal, self.registry, self.sessions, effects, self.board, time.monotonic_ns())
+        self.differing = recover(self.transactions, time.monotonic_ns())
         keeper = KeeperConfig("/", "host", None, SETTINGS.pool, SETTINGS.max_sessions)
         name = _drivers.name()
         now_ns = time.monotonic_ns()
@@ -121,24 +121,18 @@ class World:
         )
         self.handlers = Handlers(
             SETTINGS,
-            self.registry,
-            self.board,
-            effects,
-            self.sessions,
+            self.transactions,
             self.metrics,
             config,
-            self.transactions,
-            Fleet(self.registry, effects, self.sessions, self.transactions, self.board.epoch, 0),
+            Fleet(self.transactions, 0),
             "ipc://feed",
             _NoWatch(lambda _: None),
         )
         self.dispatcher = Dispatcher(
             SETTINGS,
             self.handlers,
-            self.sessions,
             self.metrics,
             StrikeCounter(SETTINGS.max_invalid, SETTINGS.max_sessions),
-            self.transactions,
             self._confirm,
         )
         self.ids = iter(range(1 << 40, 1 << 41))

@@ -26,7 +26,7 @@ class MirrorScene(Scene):
         self.settle()
 
     def mirror(self) -> Slot:
-        slot = self.registry.mirror(self.bridge, "", _ORIGIN, "two", "gpu")
+        slot = self.registry.create(self.bridge, "", recorder=True, device="gpu", origin=_ORIGIN, node="two")
         slot.base = self.effects.line(slot.index).recorded
         self.settle()
         self.outside.heard()
