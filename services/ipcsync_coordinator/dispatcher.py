@@ -170,11 +170,12 @@ class Dispatcher:
             reply = codec.encode_reply(request.id, codec.failure_of(error))
         else:
             reply = codec.encode_reply(request.id, body)
+        kept = None
         if effect == "once" and entry is not None:
             # A refusal is kept in memory only: a reply that its client has not read is lost with the connection.
             kept = Reply.of(entry.session.token, request.id, body, reply)
-            self._transactions.commit(kept, is_refusal=body is None)
-        return reply
+        has_effect = effect == "none" or self._transactions.commit(kept, is_refusal=body is None)
+        return reply if has_effect or body is None else None  # its client asks again
 
     def _welcome(self, request: Request, sender: Sender, now_ns: int) -> bytes:
         assert isinstance(request.body, messages.Hello)
@@ -182,4 +183,4 @@ class Dispatcher:
         self._journal.make_room()
         reply = codec.encode_reply(request.id, self._handlers.hello(request.body, sender, now_ns))
         self._metrics.count_result("hello", "ok")
-        return reply
+        return reply if self._transactions.commit() else None

@@ -206,7 +206,8 @@ class Fleet:
         if owed.entry is not None and owed.want.what in ("attach", "open", "claim"):
             is_refusal = isinstance(body, messages.Failure)
             reply = Reply.of(owed.entry.session.token, owed.request_id, body, frame)
-            self._transactions.commit(reply, is_refusal=is_refusal)
+            if not self._transactions.commit(reply, is_refusal=is_refusal) and not is_refusal:
+                return  # it asks again
         self.deliver(owed.routing, frame)
 
     # --- what the bridge says -----------------------------------------------------------------------------------------

@@ -5,12 +5,17 @@ The order is what makes a coordinator's death at any step harmless. `tests/fault
 
 from __future__ import annotations
 
+import logging
+
+from ipcsync._logs import fields, is_round
 from ipcsync_coordinator.effects import Effects, Step
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.records import Record, Reply, record_of
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.tombstones import Origin, Tombstone
+
+log = logging.getLogger("ipcsync.coordinator")
 
 
 class Transactions:
@@ -22,10 +27,11 @@ class Transactions:
         self.effects = effects
         self.journal = journal
         self._steps: list[Step] = []
+        self._failures = 0  # to append
         self._tombstones: list[tuple[Origin, Tombstone]] = []
 
-    def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> None:
-        """Have everything since the last call take effect, and keep the reply, which may go out afterwards.
+    def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> bool:
+        """Have everything since the last call take effect, and keep the reply; returns whether it did.
 
         What could not be appended is, with what follows, at the next call.
         """
@@ -33,7 +39,13 @@ class Transactions:
         if registry.changes:
             self._steps += self.effects.plan(registry.take_changes())
         if registry.touched or self._steps or (reply and not is_refusal):
-            self.journal.append(self._record(None if is_refusal else reply))
+            try:
+                self.journal.append(self._record(None if is_refusal else reply))
+            except OSError as error:
+                self._failures += 1
+                if is_round(self._failures):
+                    log.error("no memory for the journal", extra=fields(why=error, count=self._failures))
+                return False
             steps, self._steps = self._steps, []
             registry.touched.clear()
             self._tombstones.clear()
@@ -42,6 +54,7 @@ class Transactions:
             self.journal.carried_out()
         else:
             self._keep(reply)
+        return True
 
     def _keep(self, reply: Reply | None) -> None:
         if reply is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ipcsync._board import BROKEN, OPEN
 from ipcsync._deadline import FOREVER
 from ipcsync._session.attachments import AttachmentTable, Life, Use
 from ipcsync._session.waits import Waits
@@ -180,6 +181,33 @@ def test_a_close_and_a_break_that_found_no_memory_are_asked_for_again(
     assert engine.chain.has_asked
     assert not table.has_closes
     assert world.registry.in_use == 0
+
+
+def test_a_death_for_which_the_journal_has_no_memory_keeps_no_question_from_its_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, token = world.hello().token, world.hello().token
+    opened = world.ask(messages.Open("e", recorder=True, engine="timeline"), victim)
+    assert isinstance(opened, messages.Attachment)
+    assert isinstance(world.ask(messages.Open("e"), token), messages.Attachment)
+    entry = world.sessions.find(victim)
+    assert entry is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", _no_memory)
+        patch.setattr(os, "posix_fallocate", _no_memory)
+        world.handlers.bury(entry)
+        assert isinstance(world.ask(messages.ListEvents(), token), messages.EventList)
+        close = codec.encode_request(99, messages.Close(opened.slot, opened.incarnation), token, 0)
+        assert world.dispatcher.handle(close, SENDER, time.monotonic_ns()) is None, "what is in no journal has no reply"
+        patch.setattr(journal, "_LEAST_ROOM", 1 << 30)
+        refused = world.ask(messages.Open("other"), token)
+        assert isinstance(refused, messages.Failure)
+        assert refused.kind == QuotaExceeded.__name__
+        assert world.board.slot(opened.slot).state == OPEN
+    world.transactions.commit()
+    assert world.board.slot(opened.slot).state == BROKEN
+    _, again = codec.decode_reply(world.dispatcher.handle(close, SENDER, time.monotonic_ns()) or b"")
+    assert isinstance(again, messages.Done)
 
 
 def test_a_journal_that_finds_no_memory_for_a_shorter_one_goes_on(
