@@ -314,10 +314,9 @@ class Answers:
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
-    def leave(self) -> tuple[list[handover.Follower], list[Attachment], list[wire.Key]]:
-        """What the code that goes on is to know."""
-        followers = [handover.Follower(each.node, list(each.keys), each.number) for each in self._followers.values()]
-        return followers, [export.attachment for export in self.exports], [*self._visits, *self._closing]
+    def leave(self) -> list[wire.Key]:
+        """What is attached to for nothing, and not closed yet."""
+        return [*self._visits, *self._closing]
 
     def resume(self, left: handover.State, now: float) -> None:
         """Go on with what other code left. Followers are sent everything again: changes meanwhile were not seen."""
@@ -325,13 +324,14 @@ class Answers:
             self.visit(key)
         for attachment in left.exports:
             self.exports.put(attachment)
-        for each in left.followers:
-            follower = self._followers[each.node] = Follower(each.node, now, set(each.keys), number=each.number)
-            follower.acked(each.number)
-            for key in each.keys:
+        for follower in left.followers:
+            self._followers[follower.node] = follower
+            follower.last_asked, follower.conflated = now, 0
+            follower.reset()
+            for key in follower.keys:
                 export = self.exports.get(key)
                 if export is not None:
-                    export.followers.add(each.node)
+                    export.followers.add(follower.node)
                     follower.put(export.row)
 
 

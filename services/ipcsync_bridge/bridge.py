@@ -161,26 +161,26 @@ class Bridge:
         """What other code needs to go on, once `run` has ended and nothing changes it any more."""
         if not self._has_ended:
             raise RuntimeError("news that come now would be stored, and the new code would not know of them")
-        followers, exports, visits = self.answers.leave()
         return handover.State(
             session=self._session.hand_over(),
             began=began,
             channel=self.channel,
             term=self.term,
-            sources=self.subscriber.leave(),
+            sources=list(self.subscriber.sources.values()),
             lost=self.subscriber.lost,
             mirrors=self.mirrors.leave(),
-            followers=followers,
-            exports=exports,
-            visits=visits,
-            claims=self.names.leave(),
+            followers=list(self.publisher.followers.values()),
+            exports=[export.attachment for export in self.exports],
+            visits=self.answers.leave(),
+            claims=self.names.claims,
+            over=self.names.over,
             handovers=self.counters.handovers + 1,
         )
 
     def _resume(self, left: handover.State) -> None:
         now = time.monotonic()
         self.nodes.term = left.term
-        self.names.go_on(left)
+        self.names.claims, self.names.over = left.claims, left.over
         self.subscriber.resume(left, now - left.began)
         self.answers.resume(left, now)
         self.begin(self._connect(left.began))

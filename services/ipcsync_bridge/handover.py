@@ -17,9 +17,10 @@ from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment, Welcome
 from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import wire
-from ipcsync_bridge.wire import Key, Row
+from ipcsync_bridge.links import Follower, Link, Source
+from ipcsync_bridge.wire import Key
 
-VERSION = 2
+VERSION = 3
 
 VARIABLE = "IPCSYNC_BRIDGE_HANDOVER"
 """Of the environment, for the new code: the file's descriptor."""
@@ -33,46 +34,18 @@ class Session(Struct, frozen=True):
     last_request: int
 
 
-class Source(Struct, frozen=True):
-    """A node whose events are mirrored here."""
-
-    node: str
-    epoch: bytes
-    term: int
-    channel: bytes
-    number: int
-    alive_until: float
-
-
 class Mirror(Struct, frozen=True):
-    """A mirror and its link. `ending` is the state and reason that it is being ended with."""
+    """A mirror, of the node with that epoch. `ending` is the state and reason that it is being ended with."""
 
     epoch: bytes
-    row: Row
+    link: Link
     attachment: Attachment
     has_sent_closed: bool
     ending: tuple[str, str] | None
 
 
-class Follower(Struct, frozen=True):
-    """A node that mirrors events of this one."""
-
-    node: str
-    keys: list[Key]
-    number: int
-
-
-class Claim(Struct, frozen=True):
-    """A name of the fleet that a use here has. `is_over`: the use has ended, and the name must be freed."""
-
-    use: Key
-    key: str
-    revision: int
-    is_over: bool
-
-
 class State(Struct, frozen=True):
-    """All that only a bridge knows. Times are CLOCK_MONOTONIC's, in seconds."""
+    """All that only a bridge knows; `claims`, `over`: of `Names`. Times are CLOCK_MONOTONIC's, in seconds."""
 
     session: Session
     began: float
@@ -84,7 +57,8 @@ class State(Struct, frozen=True):
     followers: list[Follower]
     exports: list[Attachment]
     visits: list[Key]
-    claims: list[Claim]
+    claims: dict[Key, tuple[str, int]]
+    over: set[Key]
     handovers: int
 
 

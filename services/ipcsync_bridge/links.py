@@ -2,11 +2,13 @@
 
 What travels are facts that only grow: "of this use, all up to g is complete". So news may be lost, repeated, late or in
 another order, and merging them is a maximum within one identity. What is lost is found by numbers, and asked for.
+
+They are structs, which a bridge leaves to the code that goes on in its place as they are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from ipcsync_bridge.wire import Key, Row
 
@@ -20,8 +22,7 @@ _ANSWER_S = 3.0  # from an answer until it is used, or was asked for again: thre
 _RANKS = {"open": 0, "closed": 1, "broken": 2}
 
 
-@dataclass
-class Link:
+class Link(Struct):
     """What this node knows of one use of another node's slot."""
 
     key: Key
@@ -46,18 +47,12 @@ class Link:
         return before != (self.recorded, self.completed, self.lost, self.state)
 
     @property
-    def row(self) -> Row:
-        """The link as a row."""
-        return Row(*self.key, self.recorded, self.completed, self.lost, self.state, self.cause)
-
-    @property
     def has_ended(self) -> bool:
         """Whether no news can change it."""
         return self.state == "broken" or (self.state == "closed" and self.completed >= self.recorded)
 
 
-@dataclass
-class Source:
+class Source(Struct):
     """A node, in one epoch of it, of whose events some are mirrored here.
 
     It counts as alive until the sending of the last ping that it answered, and `ttl_s` from there.
@@ -67,7 +62,7 @@ class Source:
     epoch: bytes
     ttl_s: float
     alive_until: float
-    links: dict[Key, Link] = field(default_factory=dict)
+    links: dict[Key, Link] = {}
     term: int = 0
     channel: bytes = b""
     number: int = 0  # of the last news received
@@ -160,21 +155,20 @@ class Source:
         return now >= self.alive_until
 
 
-@dataclass
-class Follower:
+class Follower(Struct):
     """A node that mirrors events of this one, and what to send it next: at most one row for each use."""
 
     node: str
     last_asked: float
-    keys: set[Key] = field(default_factory=set)
-    doubtful: set[Key] = field(default_factory=set)
+    keys: set[Key] = set()
+    doubtful: set[Key] = set()
     """Of the keys, those that it did not want, as it said when it may not have known of them."""
     number: int = 0
     conflated: int = 0
     next_send: float = 0.0  # not before this time of the loop's clock
     _acked: int = 0
-    _rows: dict[Key, Row] = field(default_factory=dict)
-    _answered: dict[Key, float] = field(default_factory=dict)  # until when it may not know of a key
+    _rows: dict[Key, Row] = {}
+    _answered: dict[Key, float] = {}  # until when it may not know of a key
 
     def put(self, row: Row) -> None:
         """Send it this state of a use; it replaces an older one that was not sent yet."""

@@ -178,7 +178,7 @@ class Mirrors:
         return [
             handover.Mirror(
                 origin.epoch,
-                mirror.link.row,
+                mirror.link,
                 mirror.attachment,
                 mirror.is_known_closed,
                 mirror.next_ending or mirror.ending,
@@ -190,13 +190,11 @@ class Mirrors:
         """Go on with the mirrors that other code left; returns their links."""
         links = {}
         for known in left:
-            link = Link(known.row.key)
-            link.merge(known.row)
-            mirror = Mirror(self._session.board, known.attachment, link)
+            mirror = Mirror(self._session.board, known.attachment, known.link)
             mirror.has_sent_closed = mirror.is_known_closed = known.has_sent_closed
-            origin = Origin(known.epoch, *link.key)
+            origin = Origin(known.epoch, *known.link.key)
             self._add(origin, mirror)
-            links[origin] = link
+            links[origin] = known.link
             if known.ending is not None:
                 self.end(origin, *known.ending)
             else:

@@ -13,7 +13,6 @@ import msgspec
 from ipcsync._logs import fields
 from ipcsync._wire import messages
 from ipcsync.errors import FleetUnavailable, RecorderTaken, WaitTimeout
-from ipcsync_bridge import handover
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.questions import ASK_S
 from ipcsync_bridge.store import (
@@ -49,7 +48,7 @@ class Names:
     def __post_init__(self) -> None:
         # By slot and incarnation: key and revision, or ~revision of what a write expected that may be done later.
         self.claims: dict[tuple[int, int], tuple[str, int]] = {}
-        self._over: set[tuple[int, int]] = set()  # of the claims, those whose use is over: to be removed, not kept
+        self.over: set[tuple[int, int]] = set()  # of the claims, those whose use is over: to be removed, not kept
         self._silent: dict[Hex, tuple[float, float]] = {}  # owners that did not answer: since when, and the last try
 
     async def find(self, name: str, timeout: float) -> Claim:
@@ -79,13 +78,13 @@ class Names:
                 await self._raise_if_taken(want.name, found[0], deadline)
             try:
                 # If it is to be removed, it is written again: a removal that is under way expects the earlier revision.
-                is_mine = found is not None and found[0] == value and use not in self._over
+                is_mine = found is not None and found[0] == value and use not in self.over
                 last = 0 if found is None else found[1]
                 revision = last if is_mine else await self._write_claim(use, key, value, last, left_until(deadline))
             except Conflict:
                 continue
             self.claims[use] = key, revision
-            self._over.discard(use)
+            self.over.discard(use)
             return
         raise Unavailable(f"the key {key} changes all the time")
 
@@ -100,7 +99,7 @@ class Names:
             raise
         except BaseException:
             self.claims[use] = key, ~last
-            self._over.add(use)
+            self.over.add(use)
             raise
 
     async def _raise_if_taken(self, name: str, value: bytes, deadline: float) -> None:
@@ -108,7 +107,7 @@ class Names:
         if claim is None or not await self.nodes.is_present(claim, one_try(deadline)):
             return
         use = (claim.slot, claim.incarnation)
-        if claim.node == self.nodes.node and (use not in self.claims or use in self._over):
+        if claim.node == self.nodes.node and (use not in self.claims or use in self.over):
             return  # of an earlier use here, whose key was not removed
         if claim.node != self.nodes.node and await self._is_lost(claim, deadline):
             return
@@ -143,7 +142,7 @@ class Names:
     async def release(self, key: tuple[int, int]) -> None:
         """Free the name of a use that is over. What cannot be removed now is removed at the next `keep`."""
         if key in self.claims:
-            self._over.add(key)
+            self.over.add(key)
             await self._remove(key)
 
     async def _remove(self, key: tuple[int, int]) -> None:
@@ -154,7 +153,7 @@ class Names:
         try:
             if revision < 0:
                 revision = await self._revision_of(name, self._claim_of(key), ~revision)
-            if key not in self._over:
+            if key not in self.over:
                 return  # claimed again meanwhile
             if revision:
                 await self.transport.cas(name, None, revision, STORE_S)
@@ -168,7 +167,7 @@ class Names:
 
     def _forget(self, key: tuple[int, int]) -> None:
         self.claims.pop(key, None)
-        self._over.discard(key)
+        self.over.discard(key)
 
     async def _revision_of(self, name: str, value: bytes, last: int) -> int:
         """The revision of a claim that may have been written at `last`, or may still be; 0 if it cannot any more.
@@ -192,13 +191,13 @@ class Names:
         await for_each(list(self.claims), self._keep_claim)
 
     async def _keep_claim(self, use: tuple[int, int]) -> None:
-        if use not in self.claims or use in self._over:
+        if use not in self.claims or use in self.over:
             await self._remove(use)
             return
         key, _ = self.claims[use]
         value = self._claim_of(use)
         found = await self.transport.read(key, STORE_S)
-        if use in self._over or use not in self.claims:
+        if use in self.over or use not in self.claims:
             return  # by now
         if found is not None and found[0] != value:
             self._lose(use, key, found[0])
@@ -209,10 +208,10 @@ class Names:
             revision = await self.transport.cas(key, value, 0, STORE_S) if found is None else found[1]
         except Conflict:
             return
-        is_freed = use in self._over or use not in self.claims
+        is_freed = use in self.over or use not in self.claims
         self.claims[use] = key, revision
         if is_freed:
-            self._over.add(use)
+            self.over.add(use)
             await self._remove(use)
 
     def _lose(self, use: tuple[int, int], key: str, value: bytes) -> None:
@@ -232,17 +231,6 @@ class Names:
             if claim is not None and claim.node == self.nodes.node and claim.epoch == self.nodes.epoch:
                 self.claims[claim.slot, claim.incarnation] = key, revision
         return list(self.claims)
-
-    # --- from one code to the next ------------------------------------------------------------------------------------
-
-    def leave(self) -> list[handover.Claim]:
-        """The claims, for the code that goes on."""
-        return [handover.Claim(use, key, last, use in self._over) for use, (key, last) in self.claims.items()]
-
-    def go_on(self, left: handover.State) -> None:
-        """Go on with the claims that other code left, without asking the store."""
-        self.claims = {claim.use: (claim.key, claim.revision) for claim in left.claims}
-        self._over = {claim.use for claim in left.claims if claim.is_over}
 
 
 def _key_of(name: str) -> str:

@@ -270,21 +270,13 @@ class Subscriber:
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
-    def leave(self) -> list[handover.Source]:
-        """What the code that goes on is to know."""
-        return [
-            handover.Source(each.node, each.epoch, each.term, each.channel, each.number, each.alive_until)
-            for each in self.sources.values()
-        ]
-
     def resume(self, left: handover.State, pause_s: float) -> None:
         """Go on with what other code left `pause_s` ago, in which no node could be heard."""
-        ttl = self.settings.link_ttl
         links = self.mirrors.resume(left.mirrors)
-        for each in left.sources:
-            source = self.sources[each.node] = Source(
-                each.node, each.epoch, ttl, each.alive_until + pause_s, term=each.term, last_received=left.began
-            )
-            source.synced(each.channel, each.number)
-            source.links = {origin.key: link for origin, link in links.items() if origin.epoch == each.epoch}
+        for source in left.sources:
+            self.sources[source.node] = source
+            source.ttl_s = self.settings.link_ttl
+            source.alive_until += pause_s
+            source.last_received += pause_s
+            source.links = {origin.key: link for origin, link in links.items() if origin.epoch == source.epoch}
         self.lost.update(left.lost)

@@ -87,7 +87,7 @@ class Told(NamedTuple):
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (tuple(sorted(vars(self.source).items(), key=str)).__repr__(), *self[1:])
+        return (repr(self.source), *self[1:])
 
 
 def steps(now: Told) -> Iterator[Told]:
