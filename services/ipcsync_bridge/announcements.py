@@ -9,6 +9,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+import zmq
+
+from ipcsync._session.connection import zmq_context
 from ipcsync._wire import codec, messages
 from ipcsync.errors import IpcSyncError, QuotaExceeded, SessionLost
 from ipcsync_bridge import wire
@@ -20,6 +23,8 @@ from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
 
 log = logging.getLogger("ipcsync.bridge")
+
+_BUDGET = 256  # announcements in one turn of the loop
 
 
 @dataclass(eq=False)
@@ -37,19 +42,36 @@ class Announcements:
     def __post_init__(self) -> None:
         self._handled: set[int] = set()  # the numbers of wants that are served now
         self._loop = asyncio.get_running_loop()
-        self._feed = self.session.subscribe()
-        self._loop.add_reader(self._feed.fileno(), self.drain)
+        self._number = -1  # of the last announcement
+        self._socket = zmq_context().socket(zmq.SUB)
+        self._socket.linger = 0
+        self._socket.connect(self.session.feed)
+        self._socket.subscribe(b"")
+        self._descriptor = int(self._socket.fd)  # edge-triggered
+        self._loop.add_reader(self._descriptor, self.drain)
         self._loop.call_soon(self.drain)
 
     def close(self) -> None:
         """End the subscription."""
-        self._loop.remove_reader(self._feed.fileno())
-        self._feed.close()
+        self._loop.remove_reader(self._descriptor)
+        self._socket.close()
 
     def drain(self) -> None:
         """Take in what is there. It is also called now and then, in case an edge of the descriptor was missed."""
-        if not self._feed.is_closed and self._feed.drain(self._take, self._read_all):
-            self._loop.call_soon(self.drain)
+        for _ in range(_BUDGET):
+            if self._socket.closed:
+                return
+            try:
+                frame = bytes(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            announcement = codec.decode_announcement(frame)
+            if announcement.number > (self._number if announcement.kind == "tick" else self._number + 1):
+                self._read_all()
+            self._number = announcement.number
+            if announcement.kind != "tick":
+                self._take(announcement)
+        self._loop.call_soon(self.drain)
 
     def _take(self, announcement: messages.Announcement) -> None:
         key = (announcement.slot, announcement.incarnation)

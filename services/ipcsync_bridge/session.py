@@ -14,24 +14,21 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from queue import SimpleQueue
 from typing import cast
 
-import zmq
-
 from ipcsync._board import OPEN, Board
 from ipcsync._deadline import deadline_of
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._session import handshake
-from ipcsync._session.connection import Connection, Request, zmq_context
+from ipcsync._session.connection import Connection, Request
 from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease, block_signals
 from ipcsync._wire import codec, messages
-from ipcsync._wire.messages import Announcement, Attach, Attachment, Message, Open, Welcome
+from ipcsync._wire.messages import Attach, Attachment, Message, Open, Welcome
 from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
 from ipcsync_bridge import handover
 
 _REQUEST_S = 5.0
 _LATE_S = 0.1  # to the next look for replies to what was given up
 _AGAIN_S = 0.1
-_BUDGET = 256
 
 
 class BridgeSession:
@@ -42,6 +39,8 @@ class BridgeSession:
         self.epoch = welcome.epoch
         connection.starts = lambda: board.starts
         self.serial = welcome.serial
+        self.feed = welcome.feed
+        """The endpoint of the coordinator's announcements."""
         self._welcome = welcome
         self._connection = connection  # of this thread before and after that of the lease, which it belongs to
         self.lease = SessionLease(self.board, welcome, connection.endpoint, self._at_beat)
@@ -221,12 +220,6 @@ class BridgeSession:
         """Ask again."""
         self._goes_on.set()
 
-    # --- the feed -----------------------------------------------------------------------------------------------------
-
-    def subscribe(self) -> Feed:
-        """The coordinator's announcements from now on."""
-        return Feed(self._welcome.feed)
-
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self, *, says_goodbye: bool) -> None:
@@ -257,46 +250,3 @@ class BridgeSession:
     def _stop(self) -> None:
         self._await_end()
         self.lease.stop()
-
-
-class Feed:
-    """A subscription that the loop drains: a plain ZeroMQ socket, whose descriptor is edge-triggered."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._socket = zmq_context().socket(zmq.SUB)
-        self._socket.linger = 0
-        self._socket.connect(endpoint)
-        self._socket.subscribe(b"")
-        self._number = -1
-
-    def fileno(self) -> int:
-        """For the loop."""
-        return int(self._socket.fd)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the subscription has ended."""
-        return self._socket.closed
-
-    def drain(self, take: Callable[[Announcement], None], resync: Callable[[], None]) -> bool:
-        """Pass on the announcements that are there; call `resync` if any was missed, and at the beginning.
-
-        Returns whether there may be more: then nothing else says so.
-        """
-        for _ in range(_BUDGET):
-            try:
-                frame = bytes(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return False
-            announcement = codec.decode_announcement(frame)
-            expected = self._number if announcement.kind == "tick" else self._number + 1
-            if announcement.number > expected:
-                resync()
-            self._number = announcement.number
-            if announcement.kind != "tick":
-                take(announcement)
-        return True
-
-    def close(self) -> None:
-        """End the subscription."""
-        self._socket.close()
