@@ -82,14 +82,9 @@ class CoordinatorCollector(Collector):
 
 def _kept(stats: dict[str, Any]) -> Iterator[Metric]:
     text = "Words (timeline) and CUDA events (event) of dead recorders that their GPU work may still touch."
-    kept = GaugeMetricFamily("ipcsync_kept", text, labels=["engine"])
+    yield _gauge("kept", text, stats["kept"], "engine")
     text = "From how many of them on new events of that engine are refused."
-    limit = GaugeMetricFamily("ipcsync_kept_limit", text, labels=["engine"])
-    for engine, count in stats["kept"].items():
-        kept.add_metric([engine], count)
-        limit.add_metric([engine], stats["kept_limit"][engine])
-    yield kept
-    yield limit
+    yield _gauge("kept_limit", text, stats["kept_limit"], "engine")
 
 
 def _bridge(bridge: BridgeInfo | None) -> Iterator[Metric]:
