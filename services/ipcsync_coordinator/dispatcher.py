@@ -177,7 +177,7 @@ class Dispatcher:
         has_effect = effect == "none" or self._transactions.commit(kept, is_refusal=body is None)
         return reply if has_effect or body is None else None  # its client asks again
 
-    def _welcome(self, request: Request, sender: Sender, now_ns: int) -> bytes:
+    def _welcome(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
         assert isinstance(request.body, messages.Hello)
         self._metrics.requests["hello"] += 1
         self._journal.make_room()

@@ -300,12 +300,11 @@ def _leave_out(patch: pytest.MonkeyPatch, name: str, *, slots: bool) -> None:
 def _forget_what_could_not_be_appended(patch: pytest.MonkeyPatch) -> None:
     commit = Transactions.commit
 
-    def committed(self: Transactions, *arguments: Any, **named: Any) -> None:
-        try:
-            commit(self, *arguments, **named)
-        except OSError:
-            self._registry.touched.clear()
-            raise
+    def committed(self: Transactions, *arguments: Any, **named: Any) -> bool:
+        is_done = commit(self, *arguments, **named)
+        if not is_done:
+            self.registry.touched.clear()
+        return is_done
 
     patch.setattr(Transactions, "commit", committed)
 
