@@ -19,7 +19,6 @@ import ipcsync
 from ipcsync import _room as room
 from ipcsync._linux.inherited import forget_parent
 from ipcsync._logs import configure, fields
-from ipcsync._wire import endpoints
 from ipcsync_coordinator import config
 
 if TYPE_CHECKING:
@@ -179,11 +178,11 @@ async def _serve_for_keeper(settings: config.Settings, what: Startup) -> int:
 async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> int:
     os.environ["IPCSYNC_DRIVER"] = settings.driver
     began = time.monotonic()
-    from ipcsync._board.runtime_dir import RuntimeDirError
     from ipcsync._linux.process import watched
     from ipcsync._linux.service_manager import ServiceManager
     from ipcsync_coordinator import startup
     from ipcsync_coordinator.server import Server
+    from ipcsync_keeper.resources import report_failure
 
     done = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # before anything needs to be cleaned up
@@ -197,35 +196,16 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
             if what.resources is not None:
                 what.resources.close()
             raise
-    except RuntimeDirError as error:
-        log.error("cannot start", extra=fields(why=error))
-        return 1
-    except Exception as caught:
-        problem = room.shortage(caught, "a coordinator") or caught
-        why = f"{type(problem).__name__}: {problem}"
-        log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(problem, RuntimeError))
+    except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
+        report_failure(caught, "a coordinator")
         return 1
     try:
         if exit_with is not None:
             server.end_with(watched(exit_with))
         _freeze()
-        endpoint = endpoints.endpoint_in(what.config.keeper.runtime_dir)
-        log.info(
-            "ready",
-            extra=fields(
-                endpoint=endpoint,
-                version=ipcsync.__version__,
-                driver=what.config.driver,
-                devices=len(what.config.devices),
-                pool=settings.pool,
-                epoch=what.config.epoch.hex()[:8],
-                start_s=round(time.monotonic() - began, 3),
-            ),
-        )
-        if ready_fd is not None:
-            os.write(ready_fd, f"{endpoint}\n".encode())
-            os.close(ready_fd)
-        manager.ready(f"serves {endpoint}")
+        assert what.resources is not None
+        devices, start_s = len(what.config.devices), round(time.monotonic() - began, 3)
+        what.resources.report_ready(manager, ready_fd, devices=devices, pool=settings.pool, start_s=start_s)
         await server.run()
     finally:
         manager.stopping()

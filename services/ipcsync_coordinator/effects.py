@@ -57,7 +57,6 @@ class Effects:
         self._tombstones = tombstones
         self.releaser = Releaser(later)
         self.board = board
-        self._on_forget = on_forget
         self._lines: dict[int, SlotLine] = {}
         self._quarantined_ns: dict[int, int] = {}  # since when, by slot
         self._plans: dict[ChangeKind, Callable[[Any], Effect | None]] = {

@@ -8,15 +8,13 @@ import sys
 
 import msgspec
 
-import ipcsync
-from ipcsync import _drivers
 from ipcsync import _room as room
-from ipcsync._board.runtime_dir import KEEPER, RuntimeDirError
+from ipcsync._board.runtime_dir import KEEPER
 from ipcsync._linux.process import watched
 from ipcsync._linux.service_manager import ServiceManager
-from ipcsync._logs import configure, fields
+from ipcsync._logs import configure
 from ipcsync_keeper.keeper import Keeper, Plan
-from ipcsync_keeper.resources import Resources
+from ipcsync_keeper.resources import Resources, report_failure
 from ipcsync_keeper.wake import Wake
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -36,29 +34,13 @@ def main(plan: Plan) -> int:
     wake = Wake()  # before anything needs to be removed at the end
     try:
         resources = Resources(plan.keeper)
-    except Exception as caught:
-        error = room.shortage(caught, "a keeper") or caught
-        why = error if isinstance(error, RuntimeDirError) else f"{type(error).__name__}: {error}"
-        log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(error, RuntimeError | RuntimeDirError))
+    except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
+        report_failure(caught, "a keeper")
         return 1
     resources.directory.sign(KEEPER)
 
     def ready() -> None:
-        endpoint = resources.directory.endpoint
-        log.info(
-            "ready",
-            extra=fields(
-                endpoint=endpoint,
-                version=ipcsync.__version__,
-                driver=_drivers.name(),
-                keeper=os.getpid(),
-                epoch=resources.epoch.hex()[:8],
-            ),
-        )
-        if plan.ready_fd is not None:
-            os.write(plan.ready_fd, f"{endpoint}\n".encode())
-            os.close(plan.ready_fd)
-        manager.ready(f"serves {endpoint}")
+        resources.report_ready(manager, plan.ready_fd, keeper=os.getpid())
 
     status = Keeper(plan, resources, manager, parent, wake, ready).run()
     log.info("stopped")

@@ -12,9 +12,13 @@ from typing import Literal
 
 import msgspec
 
+import ipcsync
 from ipcsync import _drivers
+from ipcsync import _room as room
 from ipcsync._board import Board
-from ipcsync._board.runtime_dir import RuntimeDir
+from ipcsync._board.runtime_dir import RuntimeDir, RuntimeDirError
+from ipcsync._linux.service_manager import ServiceManager
+from ipcsync._logs import fields
 from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
 from ipcsync_keeper.journal_files import JournalFiles
 
@@ -111,10 +115,27 @@ class Resources:
             self.events.held(),
         )
 
+    def report_ready(self, manager: ServiceManager, ready_fd: int | None, **more: object) -> None:
+        """Report to the log, to whoever started this process, and to the service manager that requests are served."""
+        endpoint, driver, epoch = self.directory.endpoint, _drivers.name(), self.epoch.hex()[:8]
+        version = ipcsync.__version__
+        log.info("ready", extra=fields(endpoint=endpoint, version=version, driver=driver, epoch=epoch, **more))
+        if ready_fd is not None:
+            os.write(ready_fd, f"{endpoint}\n".encode())
+            os.close(ready_fd)
+        manager.ready(f"serves {endpoint}")
+
     def close(self) -> None:
         """Remove the files: the board and the sockets. `Board.stop` was called before."""
         self.board.unlink()
         self.directory.close()
+
+
+def report_failure(caught: Exception, what: str) -> None:
+    """Log why `what` cannot start: what this process has no room for, or the error, with where it was if that helps."""
+    error = room.shortage(caught, what) or caught
+    why = error if isinstance(error, RuntimeDirError) else f"{type(error).__name__}: {error}"
+    log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(error, RuntimeError | RuntimeDirError))
 
 
 def listen(path: str) -> socket.socket:
