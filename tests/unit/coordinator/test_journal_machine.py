@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -227,7 +226,7 @@ class Machine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 7), name=st.sampled_from(_NAMES), failures=st.integers(1, 2), ends=st.booleans())
     def find_no_memory_for_a_record(self, at: int, name: str, failures: int, ends: bool) -> None:
         """What could not be appended is in the next record, which a tick appends."""
-        with pytest.MonkeyPatch.context() as patch, suppress(OSError):
+        with pytest.MonkeyPatch.context() as patch:
             left = iter([OSError("no memory")] * failures)
             write = Journal._write
 
