@@ -16,6 +16,7 @@ from ipcsync.errors import (
 )
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import UNKNOWN, Limits, Session, Slot
+from ipcsync_coordinator.tombstones import Origin
 
 
 class Scene:
@@ -334,6 +335,39 @@ def test_a_use_of_which_only_is_known_that_all_was_complete_ends_no_session(scen
     scene.happened()
     scene.registry.break_slot(slot)
     assert (slot.state, recorder.state, scene.happened()) == ("broken", "live", ["broken"])
+
+
+def test_a_mirror_whose_state_is_unknown_breaks_and_its_bridge_goes_on(scene: Scene) -> None:
+    bridge, waiter = scene.registry.open_session("id-b", "b", "bridge"), scene.session("w")
+    slot = scene.registry.create(bridge, "", recorder=True, device="gpu", origin=Origin(b"e" * 16, 1, 1), node="n")
+    scene.registry.attach(waiter, slot.index, slot.incarnation)
+    scene.happened()
+    scene.registry.break_slot(slot)
+    assert (slot.state, bridge.state, scene.happened()) == ("broken", "live", ["broken"])
+
+
+def test_what_is_kept_counts_within_its_own_limits_after_a_restart_too(scene: Scene) -> None:
+    recorder = scene.session("r")
+    slot = scene.open(recorder, "e", recorder=True)
+    slot.ring = [7]
+    scene.registry.release_dead(recorder, held=UNKNOWN)
+    assert (slot.state, scene.registry.in_use) == ("kept", 0)
+    after = Registry(scene.registry.limits)
+    after.restore([], [slot], range(4))
+    assert (after.in_use, after.kept.cuda_events) == (0, 1)
+    after.end_held(recorder.serial)
+    assert (slot.state, after.in_use, after.kept.cuda_events) == ("free", 0, 0)
+
+
+def test_slots_are_used_again_in_the_order_in_which_they_were_freed_after_a_restart_too(scene: Scene) -> None:
+    session = scene.session("s")
+    slots = [scene.open(session, name) for name in "abc"]
+    scene.close(session, slots[2])
+    scene.close(session, slots[0])
+    after = Registry(scene.registry.limits)
+    after.restore([session], slots, range(1, 4))
+    after.close(session, slots[1].index, slots[1].incarnation, released=True)
+    assert sorted(slots, key=lambda slot: slot.freed) == [slots[2], slots[0], slots[1]]
 
 
 @pytest.mark.parametrize(
