@@ -267,7 +267,7 @@ class Answers:
 
     def _keep(self, follower: Follower, wanted: set[wire.Key], now: float) -> None:
         unwanted = follower.keep(wanted, now)
-        over = {key for key in follower.doubtful if (export := self.exports.get(key)) is None or export.has_ended}
+        over = {key for key in follower.doubtful if (export := self.exports.get(key)) is None or export.row.has_ended}
         self._drop(follower, unwanted | over)  # who learns later that one is over needs no news of it
 
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:

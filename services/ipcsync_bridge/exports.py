@@ -52,12 +52,6 @@ class Export:
         self.words = self._line.all_words
         self.seen = memoryview(b"")
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing more can come, by the last row."""
-        row = self.row
-        return row.state == "broken" or (row.state == "closed" and row.completed >= row.recorded)
-
     def follow(self) -> bool:
         """Whether it is to be looked at soon; if not, its next record is to wake the bridge."""
         soon = self.is_busy or self.is_in_flight

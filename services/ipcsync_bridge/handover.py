@@ -17,8 +17,8 @@ from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment, Welcome
 from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import wire
-from ipcsync_bridge.links import Follower, Link, Source
-from ipcsync_bridge.wire import Key
+from ipcsync_bridge.links import Follower, Source
+from ipcsync_bridge.wire import Key, Row
 
 VERSION = 3
 
@@ -35,10 +35,10 @@ class Session(Struct, frozen=True):
 
 
 class Mirror(Struct, frozen=True):
-    """A mirror, of the node with that epoch. `ending` is the state and reason that it is being ended with."""
+    """A mirror of the node with that epoch. `ending` is the state and reason that it is being ended with."""
 
     epoch: bytes
-    link: Link
+    row: Row
     attachment: Attachment
     has_sent_closed: bool
     ending: tuple[str, str] | None

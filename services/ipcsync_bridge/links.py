@@ -19,37 +19,6 @@ _PING_S = 1.0
 _PINGS = 4  # at least, in a TTL
 _GRACE_S = 0.05  # an answer may arrive this much before news that were sent earlier
 _ANSWER_S = 3.0  # from an answer until it is used, or was asked for again: three pings, and three tries of a question
-_RANKS = {"open": 0, "closed": 1, "broken": 2}
-
-
-class Link(Struct):
-    """What this node knows of one use of another node's slot."""
-
-    key: Key
-    recorded: int = 0
-    completed: int = 0
-    lost: int = 0
-    state: str = "open"
-    cause: str = ""
-
-    def merge(self, row: Row) -> bool:
-        """Merge news, and return whether anything is new. A finished link takes nothing more."""
-        if self.state == "broken" or row.state not in _RANKS:
-            return False
-        before = (self.recorded, self.completed, self.lost, self.state)
-        self.recorded = max(self.recorded, row.recorded)
-        # Never beyond what is said to be recorded: a GPU may have written its word before the record was published.
-        self.completed = max(self.completed, min(row.completed, row.recorded))
-        if row.lost and not 0 < self.lost <= row.lost:
-            self.lost = row.lost
-        if _RANKS[row.state] > _RANKS[self.state]:
-            self.state, self.cause = row.state, row.cause
-        return before != (self.recorded, self.completed, self.lost, self.state)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no news can change it."""
-        return self.state == "broken" or (self.state == "closed" and self.completed >= self.recorded)
 
 
 class Source(Struct):
@@ -62,7 +31,7 @@ class Source(Struct):
     epoch: bytes
     ttl_s: float
     alive_until: float
-    links: dict[Key, Link] = {}
+    links: dict[Key, Row] = {}  # what is known of its uses
     term: int = 0
     channel: bytes = b""
     number: int = 0  # of the last news received

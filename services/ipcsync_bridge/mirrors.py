@@ -11,9 +11,8 @@ from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, ProtocolError
 from ipcsync_bridge import handover
-from ipcsync_bridge.links import Link
 from ipcsync_bridge.session import BridgeSession
-from ipcsync_bridge.wire import Key
+from ipcsync_bridge.wire import Key, Row
 
 _MOST_EARLY = 1000
 
@@ -34,8 +33,8 @@ class Origin(NamedTuple):
 class Mirror:
     """One mirror: `recorded`, then `completed`, then who waits is woken; a final word only after that."""
 
-    def __init__(self, board: Board, attachment: Attachment, link: Link) -> None:
-        self.link = link
+    def __init__(self, board: Board, attachment: Attachment, row: Row) -> None:
+        self.row = row
         self.attachment = attachment
         self.use: Key = (attachment.slot, attachment.incarnation)
         self.ending: tuple[str, str] | None = None
@@ -52,21 +51,21 @@ class Mirror:
         self._recorded = self._completed = self._lost = 0
 
     def store(self) -> None:
-        """Store what the link knows and the board does not. Nothing once the coordinator has finished the use."""
-        link, line = self.link, self._line
+        """Store what the row says and the board does not have. Nothing once the coordinator has finished the use."""
+        row, line = self.row, self._line
         if self.ending is not None or line.incarnation != self._incarnation or (not self._is_open()):
             return
-        if link.recorded > self._recorded:
-            line.publish(self._base + link.recorded)
-            self._recorded = link.recorded
-        if link.completed > self._completed:
-            line.store_completed(self._base + link.completed)
-            self._completed = link.completed
+        if row.recorded > self._recorded:
+            line.publish(self._base + row.recorded)
+            self._recorded = row.recorded
+        if row.completed > self._completed:
+            line.store_completed(self._base + row.completed)
+            self._completed = row.completed
         line.futex.wake()
         self._word.wake()
-        if link.lost and link.lost != self._lost:
-            line.lose(self._base + link.lost, 0)
-            self._lost = link.lost
+        if row.lost and row.lost != self._lost:
+            line.lose(self._base + row.lost, 0)
+            self._lost = row.lost
 
     def _is_open(self) -> bool:
         """Whether the coordinator has finished the use only as it was asked to, or not at all."""
@@ -91,11 +90,11 @@ class Mirrors:
     def __contains__(self, origin: Origin) -> bool:
         return origin in self._mirrors
 
-    def put(self, origin: Origin, attached: Attachment, link: Link) -> None:
+    def put(self, origin: Origin, attached: Attachment, row: Row) -> None:
         """Add the mirror that the coordinator has made, or has attached the bridge to again."""
         mirror = self._mirrors.get(origin)
         if mirror is None or mirror.use != (attached.slot, attached.incarnation):
-            self._add(origin, Mirror(self._session.board, attached, link))
+            self._add(origin, Mirror(self._session.board, attached, row))
             if (use := (attached.slot, attached.incarnation)) in self._early:
                 del self._early[use]
                 self.end(origin, "unwanted", "")
@@ -104,18 +103,18 @@ class Mirrors:
         self._mirrors[origin] = mirror
         self._origins[mirror.use] = origin
 
-    def store(self, origin: Origin) -> None:
-        """Store what the link of a mirror knows; end the mirror if nothing more can come."""
+    def store(self, origin: Origin, news: Row | None = None) -> None:
+        """Store what is known of a mirrored use; end the mirror if nothing more can come."""
         mirror = self._mirrors.get(origin)
         if mirror is None:
             return
+        row = mirror.row = mirror.row if news is None else mirror.row.merged(news)
         mirror.store()
-        link = mirror.link
-        if link.state == "broken":
-            self.end(origin, "broken", link.cause or "died")
-        elif link.has_ended:
+        if row.state == "broken":
+            self.end(origin, "broken", row.cause or "died")
+        elif row.has_ended:
             self.end(origin, "closed", "")
-        elif link.state == "closed" and not mirror.has_sent_closed:
+        elif row.state == "closed" and not mirror.has_sent_closed:
             mirror.has_sent_closed = True
             self._begin(self._send_closed(mirror))
 
@@ -178,7 +177,7 @@ class Mirrors:
         return [
             handover.Mirror(
                 origin.epoch,
-                mirror.link,
+                mirror.row,
                 mirror.attachment,
                 mirror.is_known_closed,
                 mirror.next_ending or mirror.ending,
@@ -186,15 +185,15 @@ class Mirrors:
             for origin, mirror in self._mirrors.items()
         ]
 
-    def resume(self, left: list[handover.Mirror]) -> dict[Origin, Link]:
-        """Go on with the mirrors that other code left; returns their links."""
+    def resume(self, left: list[handover.Mirror]) -> dict[Origin, Row]:
+        """Go on with the mirrors that other code left; returns what is known of them."""
         links = {}
         for known in left:
-            mirror = Mirror(self._session.board, known.attachment, known.link)
+            mirror = Mirror(self._session.board, known.attachment, known.row)
             mirror.has_sent_closed = mirror.is_known_closed = known.has_sent_closed
-            origin = Origin(known.epoch, *known.link.key)
+            origin = Origin(known.epoch, *known.row.key)
             self._add(origin, mirror)
-            links[origin] = known.link
+            links[origin] = known.row
             if known.ending is not None:
                 self.end(origin, *known.ending)
             else:

@@ -137,7 +137,7 @@ class RemoteRequests:
         source = self.subscriber.source_of(node, state, sent)
         if row.key not in source.links and len(self.mirrors) >= self.settings.max_links:
             raise QuotaExceeded(f"{self.settings.max_links} events are mirrored already", limit=self.settings.max_links)
-        link = self.subscriber.link(source, row)  # before the request: news may come meanwhile
+        self.subscriber.link(source, row)  # before the request: news may come meanwhile
         origin = Origin(state.epoch, *row.key)
         try:
             # Insisted on: a mirror that was made without an answer to this bridge would get no news.
@@ -149,10 +149,11 @@ class RemoteRequests:
                 return  # lost for good on this node, as the coordinator has answered the session
             raise
         assert isinstance(attached, messages.Attachment)
-        self.mirrors.put(origin, attached, link)
-        self.subscriber.keep(source, link)
+        row = source.links.get(row.key, row)
+        self.mirrors.put(origin, attached, row)
+        self.subscriber.keep(source, row)
         if self.subscriber.sources.get(node) is source:
-            self.mirrors.store(origin)
+            self.mirrors.store(origin, row)
         else:  # it was lost meanwhile
             self.mirrors.end(origin, "broken", self.subscriber.lost.get(node, (b"", "silent"))[1])
 

@@ -14,7 +14,7 @@ from ipcsync.errors import IpcSyncError, NodeLost, QuotaExceeded, SessionLost
 from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.links import Link, Source
+from ipcsync_bridge.links import Source
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.questions import ASK_S, RETRY_S, Questions
 from ipcsync_bridge.transport import Transport, Unreachable
@@ -84,16 +84,14 @@ class Subscriber:
             self.wake()
         return source
 
-    def link(self, source: Source, row: wire.Row) -> Link:
-        """The link to a use of a source, merged with `row`; its news count from now on."""
-        link = source.links.setdefault(row.key, Link(row.key))
-        link.merge(row)
-        return link
+    def link(self, source: Source, row: wire.Row) -> None:
+        """Link a use of a source, of which `row` is known: its news count from now on."""
+        source.links[row.key] = source.links.get(row.key, wire.Row(*row.key)).merged(row)
 
-    def keep(self, source: Source, link: Link) -> None:
+    def keep(self, source: Source, row: wire.Row) -> None:
         """Keep the link of a mirror that was just made, also if an earlier mirror of the use has ended meanwhile."""
-        if self.sources.get(source.node) is source and link.key not in source.links:
-            source.links[link.key] = link
+        if self.sources.get(source.node) is source and row.key not in source.links:
+            source.links[row.key] = row
             source.wants_sync = True  # the node may know that it is not wanted
             self.wake()
 
@@ -131,9 +129,10 @@ class Subscriber:
             self.wake()
 
     def _merge(self, source: Source, row: wire.Row) -> None:
-        link = source.links.get(row.key)
-        if link is not None and link.merge(row):
-            self.mirrors.store(Origin(source.epoch, *row.key))
+        known = source.links.get(row.key)
+        if known is not None and (merged := known.merged(row)) != known:
+            source.links[row.key] = merged
+            self.mirrors.store(Origin(source.epoch, *row.key), merged)
 
     def over(self, sender: str, body: wire.Over) -> None:
         """Take in a node's goodbye."""

@@ -60,6 +60,21 @@ class Row(NamedTuple):
         """Which use it is."""
         return self.slot, self.incarnation
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no news can change it."""
+        return self.state == "broken" or (self.state == "closed" and self.completed >= self.recorded)
+
+    def merged(self, news: Row) -> Row:
+        """It with news of the same use. A broken one takes none, and that a use is gone is no news of it."""
+        if self.state == "broken" or news.state == "gone":
+            return self
+        # Never beyond what is said to be recorded: a GPU may have written its word before the record was published.
+        completed = max(self.completed, min(news.completed, news.recorded))
+        lost = news.lost if news.lost and not 0 < self.lost <= news.lost else self.lost
+        last = news if STATES.index(news.state) > STATES.index(self.state) else self
+        return Row(*self.key, max(self.recorded, news.recorded), completed, lost, last.state, last.cause)
+
 
 class Open(Struct, frozen=True, array_like=True):
     """Ask for the events of some names, which are created if they do not exist. Answered by State."""

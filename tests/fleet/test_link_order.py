@@ -10,7 +10,6 @@ from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire.messages import Attachment, Origin
 from ipcsync_bridge.bridge import Bridge
 from ipcsync_bridge.exports import Export
-from ipcsync_bridge.links import Link
 from ipcsync_bridge.mirrors import Mirror
 from ipcsync_bridge.wire import Row
 
@@ -57,17 +56,16 @@ class _Board:
         return self.line
 
 
-def _mirror(line: _Line, link: Link) -> Mirror:
-    mirror = Mirror(_Board(line), _ATTACHMENT, link)  # type: ignore[arg-type] # as much of a board as is used
+def _mirror(line: _Line, row: Row) -> Mirror:
+    mirror = Mirror(_Board(line), _ATTACHMENT, row)  # type: ignore[arg-type] # as much of a board as is used
     mirror._word = line  # type: ignore[assignment]
     line.order.clear()
     return mirror
 
 
 def test_link_order_a_mirror_stores_recorded_then_completed_then_wakes() -> None:
-    line, link = _Line(), Link((1, 2))
-    mirror = _mirror(line, link)
-    link.merge(Row(1, 2, recorded=5, completed=3, lost=5))
+    line = _Line()
+    mirror = _mirror(line, Row(1, 2, recorded=5, completed=3, lost=5))
     mirror.store()
     stores = [step for step in line.order if step not in ("state", "incarnation")]
     assert stores == ["recorded 105", "completed 103", "wake", "wake", "lost 105 0"]
@@ -76,18 +74,16 @@ def test_link_order_a_mirror_stores_recorded_then_completed_then_wakes() -> None
 
 @pytest.mark.parametrize("words", [{"state": BROKEN}, {"incarnation": 8}], ids=str)
 def test_link_order_nothing_is_stored_on_a_use_that_is_over(words: dict[str, int]) -> None:
-    line, link = _Line(**words), Link((1, 2))
-    mirror = _mirror(line, link)
-    link.merge(Row(1, 2, recorded=5, completed=3))
+    line = _Line(**words)
+    mirror = _mirror(line, Row(1, 2, recorded=5, completed=3))
     mirror.store()
     assert not {step for step in line.order if " " in step or step == "wake"}
 
 
 def test_link_order_new_code_stores_what_was_left_and_nothing_on_a_use_that_is_over() -> None:
     for words, stored in (({}, ["recorded 105", "completed 103", "wake", "wake"]), ({"state": BROKEN}, [])):
-        line, link = _Line(**words), Link((1, 2))
-        link.merge(Row(1, 2, recorded=5, completed=3))
-        mirror = Mirror(_Board(line), _ATTACHMENT, link)  # type: ignore[arg-type] # as above
+        line = _Line(**words)
+        mirror = Mirror(_Board(line), _ATTACHMENT, Row(1, 2, recorded=5, completed=3))  # type: ignore[arg-type] # as above
         mirror._word = line  # type: ignore[assignment]
         assert line.order == []  # nothing of the last use is left to clear
         mirror.store()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ipcsync_bridge.links import ACK_EVERY, RETRY_S, WINDOW, Follower, Link, Source
+from ipcsync_bridge.links import ACK_EVERY, RETRY_S, WINDOW, Follower, Source
 from ipcsync_bridge.wire import Row
 
 CHANNEL, OTHER = b"c" * 16, b"d" * 16
@@ -27,31 +27,31 @@ def test_merging_is_a_maximum_in_any_order() -> None:
     rows.append(Row(*KEY, 6, 6, state="closed"))
     for seed in range(20):
         chosen = random.Random(seed)
-        link = Link(KEY)
+        link = Row(*KEY)
         for row in chosen.sample(rows, len(rows)) + chosen.choices(rows, k=10):
             before = (link.recorded, link.completed)
-            link.merge(row)
+            link = link.merged(row)
             assert (link.recorded, link.completed) >= before
         assert (link.recorded, link.completed, link.state) == (6, 6, "closed")
 
 
 def test_complete_is_never_more_than_recorded() -> None:
-    link = Link(KEY)
-    link.merge(Row(*KEY, recorded=2, completed=5))
+    link = Row(*KEY)
+    link = link.merged(Row(*KEY, recorded=2, completed=5))
     assert (link.recorded, link.completed) == (2, 2)
 
 
 def test_a_finished_link_hears_nothing_more() -> None:
-    link = Link(KEY)
-    assert link.merge(Row(*KEY, 3, 2, state="broken", cause="died"))
-    assert not link.merge(Row(*KEY, 9, 9))
+    link = Row(*KEY)
+    link = link.merged(Row(*KEY, 3, 2, state="broken", cause="died"))
+    assert link.merged(Row(*KEY, 9, 9)) == link
     assert (link.recorded, link.completed, link.cause, link.has_ended) == (3, 2, "died", True)
 
 
 def test_what_is_lost_may_only_grow() -> None:
-    link = Link(KEY)
+    link = Row(*KEY)
     for lost, expected in ((5, 5), (7, 5), (3, 3), (0, 3)):
-        link.merge(Row(*KEY, 9, 1, lost))
+        link = link.merged(Row(*KEY, 9, 1, lost))
         assert link.lost == expected
 
 

@@ -15,8 +15,8 @@ from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire import codec, messages
 from ipcsync.errors import EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded, StalePoint
 from ipcsync_bridge import mirrors as mirrors_of_bridges
-from ipcsync_bridge.links import Link
 from ipcsync_bridge.session import BridgeSession as BridgesDesk
+from ipcsync_bridge.wire import Row
 from ipcsync_coordinator import fleet
 from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
 from ipcsync_keeper.events import SharedCudaEvent
@@ -114,7 +114,7 @@ def test_the_end_of_a_mirror_that_is_refused_for_now_is_asked_for_again(
     desk: Desk, error: ipcsync.IpcSyncError
 ) -> None:
     attached = desk.linked(desk.session(), desk.session("bridge"))
-    asks, origin, link = _Asks(desk, error, error), mirrors_of_bridges.Origin(_EPOCH, 3, 7), Link((3, 7))
+    asks, origin, link = _Asks(desk, error, error), mirrors_of_bridges.Origin(_EPOCH, 3, 7), Row(3, 7)
     mirrors = _mirrors(asks)
     mirrors.put(origin, attached, link)
     mirrors.end(origin, "broken", "silent")
@@ -127,7 +127,7 @@ def test_a_mirror_that_the_coordinator_has_no_more_is_forgotten(desk: Desk) -> N
     attached = desk.linked(desk.session(), desk.session("bridge"))
     origin = mirrors_of_bridges.Origin(_EPOCH, 3, 7)
     mirrors = _mirrors(_Asks(desk, EventClosed("there is no such slot")))
-    mirrors.put(origin, attached, Link((3, 7)))
+    mirrors.put(origin, attached, Row(3, 7))
     mirrors.end(origin, "broken", "silent")
     assert len(mirrors) == 0
 
@@ -137,7 +137,7 @@ def test_a_mirror_that_is_unwanted_before_the_bridge_knows_it_is_let_go_of(desk:
     asks = _Asks(desk)
     mirrors = _mirrors(asks)
     mirrors.unwanted((attached.slot, attached.incarnation))
-    mirrors.put(mirrors_of_bridges.Origin(_EPOCH, 3, 7), attached, Link((3, 7)))
+    mirrors.put(mirrors_of_bridges.Origin(_EPOCH, 3, 7), attached, Row(3, 7))
     assert asks.asked == [messages.Finish(attached.slot, attached.incarnation, "unwanted")]
     assert len(mirrors) == 0
 
@@ -150,7 +150,7 @@ def test_a_lost_nodes_mirror_breaks_though_it_is_called_unwanted_again_before_th
     )
     begun: list[Coroutine[Any, Any, object]] = []
     mirrors = mirrors_of_bridges.Mirrors(asks, begun.append)
-    mirrors.put(origin, attached, Link((3, 7)))
+    mirrors.put(origin, attached, Row(3, 7))
     mirrors.drop_unwanted()
     mirrors.end(origin, "broken", "silent")
     mirrors.drop_unwanted()
