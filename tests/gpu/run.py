@@ -127,7 +127,9 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         _program("under_mps", 45),
         _source("death_wait", out),
         *([Step("lmcache", theirs, 60, tests=True)] if has_theirs else []),
-        _pytest("suite-deaths", 480, 1, *files("tests/faults", *_SUITE, kill=True), *parted),  # what is left of the time
+        _pytest(
+            "suite-deaths", 480, 1, *files("tests/faults", *_SUITE, kill=True), *parted
+        ),  # what is left of the time
     ]
 
 

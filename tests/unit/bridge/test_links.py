@@ -48,6 +48,11 @@ def test_a_finished_link_hears_nothing_more() -> None:
     assert (link.recorded, link.completed, link.cause, link.has_ended) == (3, 2, "died", True)
 
 
+def test_that_a_use_is_gone_says_nothing_of_what_became_of_it() -> None:
+    link = Row(*KEY, 3, 2)
+    assert link.merged(Row(*KEY, state="gone")) == link
+
+
 def test_what_is_lost_may_only_grow() -> None:
     link = Row(*KEY)
     for lost, expected in ((5, 5), (7, 5), (3, 3), (0, 3)):

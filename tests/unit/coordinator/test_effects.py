@@ -175,6 +175,20 @@ def test_a_broken_ring_is_destroyed_and_a_whole_one_used_again(scene: Scene) -> 
         scene.outside.returned.clear(), scene.outside.destroyed.clear()
 
 
+def test_what_remains_of_a_later_use_of_a_slot_counts_from_that_uses_beginning(scene: Scene) -> None:
+    for use in (1, 2):
+        recorder = scene.session("r")
+        slot = scene.open(recorder, "timeline")
+        line = scene.board.slot(slot.index)
+        line.publish(slot.base + 2)
+        line.store_completed(slot.base + 1)
+        scene.registry.release_dead(recorder)
+        scene.settle()
+        assert (slot.index, slot.incarnation) == (0, use)
+        assert slot.remains is not None
+        assert (slot.remains.recorded, slot.remains.good) == (2, 1)
+
+
 def test_what_waits_ahead_is_released_once_a_timeline_is_drained_and_until_it_is_used_anew(scene: Scene) -> None:
     recorder, waiter = scene.session("r"), scene.session("w")
     slot = scene.open(recorder, "timeline")
