@@ -22,6 +22,7 @@ from ipcsync._wire.messages import Message
 from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator import journal, startup
 from ipcsync_coordinator.journal import Journal, JournalError
+from ipcsync_coordinator.tombstones import Origin, Tombstone
 from ipcsync_keeper import journal_files
 from ipcsync_keeper.link import Link
 from tests.unit.coordinator import coordinator_world
@@ -208,6 +209,15 @@ def test_a_death_for_which_the_journal_has_no_memory_keeps_no_question_from_its_
     assert world.board.slot(opened.slot).state == BROKEN
     _, again = codec.decode_reply(world.dispatcher.handle(close, SENDER, time.monotonic_ns()) or b"")
     assert isinstance(again, messages.Done)
+
+
+def test_what_was_lost_of_other_nodes_is_in_one_record(world: World) -> None:
+    token = world.hello().token
+    world.registry.tombstones.add(Origin(b"e" * 16, 1, 1), Tombstone("n", 1, "silent"))
+    for name in ("a", "b"):
+        assert isinstance(world.ask(messages.Open(name, engine="timeline"), token), messages.Attachment)
+    records, _ = world.transactions.journal.read()
+    assert [len(record.tombstones) for record in records if record.tombstones] == [1]
 
 
 def test_a_journal_that_finds_no_memory_for_a_shorter_one_goes_on(
