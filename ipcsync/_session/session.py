@@ -86,6 +86,7 @@ class Session:
         self.name = name
         self.timeout = DEFAULT_TIMEOUT_S  # of requests without one of their own
         self.engine: EngineChoice = "auto"  # of what it creates, where no other one is asked for
+        self.depth = 0  # likewise
         self.is_closed: bool = False
         self._behind_all = behind_all
         self.waits: Waits = Waits()

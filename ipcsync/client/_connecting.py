@@ -25,6 +25,7 @@ def connect(
     chains: Chains = "stream",
     prefix: str = "",
     engine: EngineChoice = "auto",
+    depth: int | None = None,
 ) -> Client:
     """Open a session with a coordinator.
 
@@ -37,7 +38,8 @@ def connect(
     stream that this client opens, lists and watches, and is left out in what it returns: two jobs with their own
     prefixes share a coordinator and never see each other's names. `engine` is that of every event that this client
     creates, named or not, unless a call names another one: "event", "timeline", or "auto", which takes $IPCSYNC_ENGINE,
-    and without that lets the coordinator choose. An event that exists keeps its engine.
+    and without that lets the coordinator choose. `depth`, 1 to 1024, is likewise how many records of an event may be in
+    flight on the `event` engine: by default $IPCSYNC_DEPTH, else 16. An event that exists keeps its engine and depth.
 
     The client lives until its `close`, also if the program keeps no reference to it, which gives a ResourceWarning:
     leave a `with` block, or close it.
@@ -45,14 +47,15 @@ def connect(
     Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; QuotaExceeded
     if it has as many sessions as it may, or this process has too few descriptors, threads or memory left; IpcSyncError
     where gevent or eventlet has replaced the threads; ProtocolError for an invalid name, prefix or TTL; ValueError for
-    a timeout that is negative or NaN, and for another `chains` or `engine`; OSError if the trace's directory is not
-    writable; NoDriver, and ForkedProcessError in a process forked after CUDA or ipcsync was used.
+    a timeout that is negative or NaN, and for another `chains`, `engine` or `depth`; OSError if the trace's directory
+    is not writable; NoDriver, and ForkedProcessError in a process forked after CUDA or ipcsync was used.
     """
     fork.arm()
     client = Client.__new__(Client)
     try:
         # Not `Client(…)`: an exception of a signal's handler could come before its result has a name here.
-        Client.__init__(client, ConnectOptions(endpoint, name, timeout, lease_ttl, trace, chains, prefix, engine))
+        options = ConnectOptions(endpoint, name, timeout, lease_ttl, trace, chains, prefix, engine, depth)
+        Client.__init__(client, options)
         return client
     except BaseException:
         client._drop()

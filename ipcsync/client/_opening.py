@@ -43,6 +43,7 @@ class ConnectOptions:
     chains: Chains = "stream"
     prefix: str = ""
     engine: EngineChoice = "auto"
+    depth: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,14 @@ class OpenOptions:
     recorder: bool
     device: DeviceLike | None
     engine: EngineChoice
-    depth: int
+    depth: int | None = None  # the client's by default
     timeout: float | None = None  # in seconds, for all events together; the session's own by default
     node: str | None = None
     fleet: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.depth, bool) or not isinstance(self.depth, int):
-            raise TypeError(f"depth is an int, but got {type(self.depth).__name__}")
-        if not 1 <= self.depth <= 1024:
-            raise ValueError(f"depth is from 1 to 1024, but got {self.depth}")
+        if self.depth is not None:
+            _check_depth(self.depth)
         if self.engine not in ("auto", "event", "timeline"):
             raise ValueError(f"engine is 'auto', 'event' or 'timeline', but got {self.engine!r}")
         if self.node is not None and self.fleet:
@@ -76,6 +75,24 @@ def chosen_engine(engine: EngineChoice) -> EngineChoice:
         where = "IPCSYNC_ENGINE" if of_environment else "engine"
         raise ValueError(f"{where} is 'auto', 'event' or 'timeline', but got {found!r}")
     return cast("EngineChoice", found)
+
+
+def chosen_depth(depth: int | None) -> int:
+    """The depth of `connect`: $IPCSYNC_DEPTH in place of None. ValueError or TypeError for an invalid one."""
+    if depth is not None:
+        _check_depth(depth)
+        return depth
+    found = os.environ.get("IPCSYNC_DEPTH", "") or str(DEFAULT_DEPTH)
+    if not (found.isascii() and found.isdigit() and len(found) <= 4 and 1 <= int(found) <= 1024):
+        raise ValueError(f"IPCSYNC_DEPTH is from 1 to 1024, but got {found!r:.80}")
+    return int(found)
+
+
+def _check_depth(depth: int) -> None:
+    if isinstance(depth, bool) or not isinstance(depth, int):
+        raise TypeError(f"depth is an int, but got {type(depth).__name__}")
+    if not 1 <= depth <= 1024:
+        raise ValueError(f"depth is from 1 to 1024, but got {depth}")
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -165,7 +182,7 @@ def open_events(
     The caller abandons these if an exception comes before it has the events.
     """
     session.check()
-    depth, engine = options.depth, options.engine
+    depth, engine = session.depth if options.depth is None else options.depth, options.engine
     device = "" if options.device is None else uuid_of(devices.parse(options.device))
     default = uuid_of(current_ordinal())
     is_recorder = bool(options.recorder)
@@ -173,14 +190,14 @@ def open_events(
     session.open(bodies, openings, options.timeout)
     opened = [SharedEvent(opening, is_recorder=is_recorder) for opening in openings]
     for event in opened:
-        note_depth(event, depth)
+        note_depth(event, options.depth)
     return opened
 
 
-def note_depth(event: SharedEvent, wanted: int) -> None:
+def note_depth(event: SharedEvent, wanted: int | None) -> None:
     """Log, once for an event, that another depth than its own was asked for."""
     engine = event._engine
-    if wanted in (DEFAULT_DEPTH, engine.depth) or engine.kind == "timeline" or engine.has_told_depth:
+    if wanted in (None, engine.depth) or engine.kind == "timeline" or engine.has_told_depth:
         return
     engine.has_told_depth = True
     log.warning(

@@ -17,7 +17,7 @@ from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.attachments import Opening
 from ipcsync._session.session import Session
-from ipcsync.client._opening import DEFAULT_DEPTH, OpenOptions, open_events
+from ipcsync.client._opening import OpenOptions, open_events
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.errors import DriverError, EventClosed, QuotaExceeded, Reentered, WaitTimeout
@@ -39,10 +39,10 @@ class UnnamedEvents:
         self._look_from = 0
         self._lock = CallLock()
 
-    def take(self, key: StreamKey, depth: int, timeout: float | None = None) -> SharedEvent:
+    def take(self, key: StreamKey, depth: int | None, timeout: float | None = None) -> SharedEvent:
         """The event of a stream: its own, another's whose work is complete, or a new one.
 
-        `timeout` is that of a request, the session's by default.
+        `depth` and `timeout`, which is that of a request, are the session's by default.
         """
         lock = self._lock
         if lock.is_mine() and lock.is_held_below():
@@ -57,7 +57,7 @@ class UnnamedEvents:
                 )
             with lock:
                 lock.release()
-                return self._take(key, depth, openings, deadline)
+                return self._take(key, self._session.depth if depth is None else depth, openings, deadline)
         except BaseException:
             lock.unwind()
             if key not in self.events:
@@ -153,7 +153,7 @@ class Everything:
             key = (joined.stream_id, 0, joined.device_index, engine)
             event = self._unnamed.events.get(key)
             if event is None or event.is_lost:
-                event = self._unnamed.take(key, DEFAULT_DEPTH)
+                event = self._unnamed.take(key, None)
             return event._record_on(joined._handle, joined.device_index, timeout, after, waits)
         finally:
             self._give_back(joined)

@@ -26,11 +26,11 @@ from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client._opening import (
-    DEFAULT_DEPTH,
     ConnectOptions,
     Naming,
     OpenOptions,
     check_node,
+    chosen_depth,
     chosen_engine,
     note_depth,
     open_events,
@@ -83,7 +83,7 @@ class Client(ClientView, Closing):
         self._session = Session(
             endpoints.absolute(endpoint), plain(name), behind_all=depends_on_all, shown=self._naming.shown
         )
-        self._session.engine = chosen_engine(options.engine)
+        self._session.engine, self._session.depth = chosen_engine(options.engine), chosen_depth(options.depth)
         self._unnamed = UnnamedEvents(self._session)
         self._everything = Everything(self._unnamed)
         self._session.begin(options.timeout, options.lease_ttl, tracing)
@@ -104,7 +104,7 @@ class Client(ClientView, Closing):
         recorder: bool = False,
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
-        depth: int = DEFAULT_DEPTH,
+        depth: int | None = None,
         timeout: float | None = None,
         node: str | None = None,
         fleet: bool = False,
@@ -113,7 +113,7 @@ class Client(ClientView, Closing):
 
         `recorder=True` makes this session its recorder. `device` is by default the event's own if it exists, else the
         current one. `engine` is "event", "timeline", or "auto" for the client's (see `connect`). `depth`, 1 to
-        1024, is how many records may be in flight on the `event` engine; the creator's holds.
+        1024, is how many records may be in flight on the `event` engine, the client's by default; the creator's holds.
 
         `node` opens an event of another node, for waiting only; its recorder and waiters may open it in any order.
         `fleet=True` opens an event with one recorder in the whole fleet, on any node, on the `timeline` engine; waiters
@@ -149,7 +149,7 @@ class Client(ClientView, Closing):
         recorder: bool = False,
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
-        depth: int = DEFAULT_DEPTH,
+        depth: int | None = None,
         timeout: float | None = None,
         node: str | None = None,
     ) -> list[SharedEvent]:
@@ -167,16 +167,16 @@ class Client(ClientView, Closing):
         *,
         engine: EngineChoice = "auto",
         timeout: float | None = None,
-        depth: int = DEFAULT_DEPTH,
+        depth: int | None = None,
         after: Iterable[Point] = (),
     ) -> Point:
         """Record on this client's unnamed event for `stream`: the usual way to hand work on.
 
-        It blocks while `depth` records of the stream are in flight (1 to 1024; that of the stream's first record holds;
-        no limit on the `timeline` engine), at most `timeout` seconds. The first record on a stream asks the
-        coordinator, at most `client.timeout` seconds; later ones send nothing. Once the client has 32 such events, a
-        new stream takes over the event of one whose work is complete, and lost events are closed, points and all, so a
-        program may make a stream for each piece of work.
+        It blocks while `depth` records of the stream are in flight (1 to 1024, the client's by default; that of the
+        stream's first record holds; no limit on the `timeline` engine), at most `timeout` seconds. The first record on
+        a stream asks the coordinator, at most `client.timeout` seconds; later ones send nothing. Once the client has 32
+        such events, a new stream takes over the event of one whose work is complete, and lost events are closed, points
+        and all, so a program may make a stream for each piece of work.
 
         It stands behind the same waits as `SharedEvent.record`. Once part of its work is lost, a new event takes its
         place. Raises as `SharedEvent.record`, and at a stream's first record as `event`.
@@ -190,7 +190,7 @@ class Client(ClientView, Closing):
         event = self._unnamed.events.get(key)
         if event is None or event.is_lost:
             event = self._unnamed.take(key, depth)
-        if depth != DEFAULT_DEPTH:
+        if depth is not None:
             note_depth(event, depth)
         return event._record_on(handle, ordinal, timeout, bound(after) if after else ())
 

@@ -80,3 +80,50 @@ def test_another_engine_is_refused_by_name(
     monkeypatch.setenv("IPCSYNC_ENGINE", wrong)
     with pytest.raises(ValueError, match=f"^IPCSYNC_ENGINE is 'auto', 'event' or 'timeline', but got '{wrong}'$"):
         ipcsync.connect(coordinator.endpoint)
+
+
+# --- and the depth ----------------------------------------------------------------------------------------------------
+
+
+def _depths_of(client: ipcsync.Client, depth: int | None = None) -> set[int]:
+    """The depths of an event of each kind that this client creates, except for what has one record only."""
+    points = [client.record(ipcsync.Stream(), depth=depth)]
+    if depth is None:
+        points.append(client.record_all())
+    named = [client.event(f"named {depth}", recorder=True, depth=depth), *client.events([f"a {depth}"], depth=depth)]
+    return {point._bound().engine.depth for point in points} | {event.depth for event in named}
+
+
+@pytest.mark.parametrize("by", ["connect", "the environment"])
+def test_connect_or_the_environment_sets_the_depth_and_a_calls_own_comes_first(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setenv("IPCSYNC_ENGINE", "event")
+    monkeypatch.setenv("IPCSYNC_DEPTH", "9" if by == "connect" else "5")
+    with ipcsync.connect(coordinator.endpoint, depth=5 if by == "connect" else None) as client:
+        assert _depths_of(client) == {5}
+        assert _depths_of(client, depth=3) == {3}
+
+    async def opened() -> set[int]:
+        async with ipcsync.aconnect(coordinator.endpoint, depth=7) as client:
+            return {
+                (await client.event("f")).depth,
+                (await client.record(ipcsync.Stream()))._point._bound().engine.depth,
+            }
+
+    assert asyncio.run(opened()) == {7}
+
+
+@pytest.mark.parametrize("wrong", ["0", "1025", "-1", "many", "1.5", "٣", "99999"])
+def test_another_depth_is_refused_by_name(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    monkeypatch.setenv("IPCSYNC_DEPTH", wrong)
+    with pytest.raises(ValueError, match=f"^IPCSYNC_DEPTH is from 1 to 1024, but got '{wrong}'$"):
+        ipcsync.connect(coordinator.endpoint)
+    with pytest.raises(ValueError, match=r"^depth is from 1 to 1024, but got 1025$"):
+        ipcsync.connect(coordinator.endpoint, depth=1025)
+    with pytest.raises(TypeError, match=r"^depth is an int, but got str$"):
+        ipcsync.connect(coordinator.endpoint, depth=wrong)  # type: ignore[arg-type]
+    monkeypatch.setenv("IPCSYNC_DEPTH", "")
+    ipcsync.connect(coordinator.endpoint).close()

@@ -75,6 +75,13 @@ def test_another_depth_than_an_open_events_is_told_and_ignored(
     assert second.event("kv", depth=8).depth == 4
     assert second.event("kv", depth=8).depth == 4
     assert _told(caplog, "is ignored") == ["depth=8 is ignored: 'kv' is open, with the depth 4 of who opened it first"]
+    with ipcsync.connect(second.endpoint, depth=2) as third:
+        assert third.event("kv").depth == 4
+    assert len(_told(caplog, "is ignored")) == 1, "a client's depth is that of what it creates"
+    second.event("plain", depth=8)
+    assert first.event("plain", depth=16).depth == 16
+    with pytest.raises(ValueError, match="depth is from 1 to 1024, but got 0"):
+        second.event("kv", depth=0)
     caplog.clear()
     stream = ipcsync.Stream()
     for _ in range(3):

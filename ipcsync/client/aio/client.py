@@ -24,7 +24,7 @@ from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client._connecting import connect
-from ipcsync.client._opening import DEFAULT_DEPTH, note_depth
+from ipcsync.client._opening import note_depth
 from ipcsync.client._recording import chosen
 from ipcsync.client._twins import ClientView
 from ipcsync.client.aio import _fan_in
@@ -157,7 +157,7 @@ class AsyncClient(ClientView, AsyncClosing):
         *,
         engine: EngineChoice = "auto",
         timeout: float | None = None,
-        depth: int = DEFAULT_DEPTH,
+        depth: int | None = None,
         after: Iterable[AsyncPoint] = (),
     ) -> AsyncPoint:
         """Record on this client's unnamed event for `stream`; as `Client.record`, and the task waits for room."""
@@ -168,7 +168,7 @@ class AsyncClient(ClientView, AsyncClosing):
         event = self._client._unnamed.events.get(key)
         if event is None or event.is_lost:
             event = await self._runner.request(partial(self._client._unnamed.take, key, depth))
-        if depth != DEFAULT_DEPTH:
+        if depth is not None:
             note_depth(event, depth)
         points = await attached(after)
         return AsyncPoint(await self._runner.record(event, chosen, stream, timeout, points), self._runner)
