@@ -10,11 +10,13 @@ connections and leaves the existing ones alone. Later the sockets get their name
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import resource
 import socket
 import struct
+import termios
 import threading
 import time
 from collections import OrderedDict
@@ -36,6 +38,8 @@ _UCRED = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 _PER_SESSION = 3  # its connection, its pidfd, its subscription to the feed
 _PER_CONNECTION = 2  # itself, and the pidfd that may follow
 _ENOUGH = 65_536
+_SMALL = 4096
+UNREAD_BYTES = 16 << 20
 _RECOUNT_MS = 100
 _NO_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
@@ -170,6 +174,45 @@ def disconnect(descriptor: int, pid: int) -> bool:
                 connection.shutdown(socket.SHUT_RDWR)
                 return True
     return False
+
+
+# --- what is queued for who does not read -----------------------------------------------------------------------------
+
+
+class Unread:
+    """Bounds the bytes of the replies that a connection has not read; ZeroMQ's own queues are bounded by number only.
+
+    ZeroMQ does not say what it has sent. But the kernel does: once it holds nothing that the peer has not read, the
+    count starts again. Small replies are not counted: their number bounds them. The last `remembered` connections are
+    kept.
+    """
+
+    def __init__(self, remembered: int) -> None:
+        self._remembered = remembered
+        self._counts: OrderedDict[bytes, int] = OrderedDict()
+
+    def admits(self, sender: Sender, size: int) -> bool:
+        """Whether a reply of `size` bytes may be queued for `sender`; it counts as queued then."""
+        if size < _SMALL:
+            return True
+        before = self._counts.get(sender.routing, 0)
+        if before and _has_read_all(sender.frame):
+            before = 0
+        if before and before + size > UNREAD_BYTES:
+            return False
+        self._counts[sender.routing] = before + size
+        self._counts.move_to_end(sender.routing)
+        if len(self._counts) > self._remembered:
+            self._counts.popitem(last=False)
+        return True
+
+
+def _has_read_all(frame: Any) -> bool:  # noqa: ANN401 - a zmq.Frame
+    """Whether the peer has read all that was written to its connection; also where the kernel cannot be asked."""
+    try:
+        return not any(fcntl.ioctl(int(frame.get(zmq.SRCFD)), termios.TIOCOUTQ, bytes(4)))
+    except (zmq.ZMQError, ValueError, OSError):
+        return True
 
 
 # --- how many may connect ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import zmq
 
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
-from ipcsync_coordinator.limits import Sender, StrikeCounter, cut
+from ipcsync_coordinator.limits import Sender, StrikeCounter, Unread, cut
 
 _BUDGET = 512
 _LONGEST_NS = 50_000_000  # for the budget: some requests take 10 ms
@@ -52,6 +52,7 @@ class Requests:
         self._max_frames = settings.max_frames
         self._dispatcher = dispatcher
         self._strikes = strikes
+        self._unread = Unread(settings.max_sessions)
         self._refuse = refuse
         self._on_sent = on_sent
         self._has_news = has_news
@@ -103,7 +104,9 @@ class Requests:
                 self._send_replies(0 if self._has_news() else _SEVERAL)
                 self._send_at = now_ns + _HOLD_NS
             reply = self._dispatcher.handle(frame.bytes, sender, now_ns)
-            if reply is not None:
+            if reply is not None and not self._unread.admits(sender, len(reply)):
+                self._refuse("slow_client")  # as where its queue is full: it asks again
+            elif reply is not None:
                 self._answer(routing, reply, is_one_of_many=self._dispatcher.is_one_of_many)
         if self._strikes.take_due():
             self._cut(sender)

@@ -15,6 +15,7 @@ from ipcsync._linux.child import Worker
 from ipcsync._wire import codec, endpoints, messages
 from ipcsync.typing import EngineName
 from ipcsync_coordinator import config
+from ipcsync_coordinator.limits import UNREAD_BYTES
 from tests.faults import fixtures
 from tests.kit.peer import Peer
 from tests.kit.raw_client import Raw, request, resident_kib
@@ -59,6 +60,31 @@ def test_row_24_a_client_that_never_reads_its_replies_is_dropped_and_counted(
                 return any(codec.decode_reply(frame)[0] == 6 for frame in iter(lambda: deaf.receive_bytes(0.3), None))
 
             until(served, "it is served again")
+
+
+def test_row_24_the_replies_that_a_client_never_reads_are_bounded_by_their_bytes_too(
+    new_coordinator: NewCoordinator,
+) -> None:
+    coordinator = new_coordinator()
+    ask = codec.encode_request(5, messages.ListEvents(), b"", 0)
+    with ipcsync.connect(coordinator.endpoint, name="good") as good:
+        good.events([f"{number:03}{'long' * 60}" for number in range(400)], engine="timeline")
+        with Raw(coordinator.endpoint, receive_queue=1) as deaf:
+            size, before = len(deaf.exchange(ask)), resident_kib(fixtures.serving(coordinator))
+            for _ in range(500):  # fewer than its queue holds
+                deaf.send(ask)
+            until(lambda: good.stats()["requests"]["events"] > 500, "all its questions were taken")
+            assert 500 * size > 3 * UNREAD_BYTES
+            assert resident_kib(fixtures.serving(coordinator)) - before < 2 * UNREAD_BYTES // 1024
+            assert good.stats()["refusals"]["slow_client"] > 300
+            assert len(good.list_events()) == 400
+            other = codec.encode_request(6, messages.ListEvents(), b"", 0)
+
+            def served() -> bool:
+                deaf.send(other)
+                return any(codec.decode_reply(frame)[0] == 6 for frame in iter(lambda: deaf.receive_bytes(0.3), None))
+
+            until(served, "it is served again once it has read what waited")
 
 
 # --- row 32 -----------------------------------------------------------------------------------------------------------
