@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 
 import pytest
@@ -97,3 +98,11 @@ def test_a_timeout_that_no_clock_can_hold_is_a_long_one(coordinator: ipcsync.Coo
         point = client.record(ipcsync.Stream(), timeout=timeout)
         point.synchronize(timeout)
         point.wait(ipcsync.Stream(), timeout=timeout)
+
+    async def ask() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint, timeout=timeout) as client:
+            assert (await client.stats(timeout=timeout))["sessions"] >= 1
+            await client.event("e", timeout=timeout)
+            await (await client.record(ipcsync.Stream(), timeout=timeout)).synchronize(timeout)
+
+    asyncio.run(ask())

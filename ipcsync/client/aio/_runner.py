@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar, cast
 
 from ipcsync import _drivers
-from ipcsync._deadline import FULL_NS, deadline_of, left_of
+from ipcsync._deadline import FULL_NS, bounded, deadline_of, left_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
@@ -175,7 +175,7 @@ class Runner:
         what may wait for more than a reply.
         """
         self.session.check()
-        seconds = self.session.timeout if timeout is None else timeout
+        seconds = bounded(self.session.timeout if timeout is None else timeout)
         deadline = deadline_of(seconds)
 
         def ask() -> T:
