@@ -89,7 +89,10 @@ def serve(connection: Connection) -> None:
             if os.getpid() != owner:  # a child that the function forked, whose end is its own
                 raise
             answer = (False, f"{type(error).__name__}: {error}", traceback.format_exc())
-        connection.send(answer)
+        try:
+            connection.send(answer)
+        except ConnectionError:
+            break  # nobody waits for it any more
     for function in at_end:
         function()
 

@@ -64,7 +64,7 @@ def recordings() -> Iterator[Recording]:
     """One on each engine, without a waiter."""
     driver = _drivers.load()
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         stream = ipcsync.Stream()
         native = ipcsync.Event(interprocess=True)
@@ -94,7 +94,7 @@ def completed(rounds: int, scale: float) -> Iterator[Row]:
     count = max(5 * BURST, int(20_000 * scale))
     driver = _drivers.load()
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         other = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         stream = ipcsync.Stream()
@@ -141,7 +141,7 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a hel
     """wait on a pending point of another process: each queues real work behind a closed gate there."""
     driver = _drivers.load()
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         recorder = stack.enter_context(closing(Worker()))
         held, waiting = ipcsync.Stream(), ipcsync.Stream()

@@ -86,7 +86,7 @@ def graphs(rounds: int, scale: float) -> Iterator[Row]:
     """The host's time of a replay."""
     count = max(20, int(200 * scale))
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client, other = (stack.enter_context(ipcsync.connect(coordinator.endpoint)) for _ in range(2))
         for layers in _COUNTS:
             replays = _Replays(client, other, layers)

@@ -115,7 +115,7 @@ class Table:
     """Two processes that play, and what they play by."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        self.coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         self.players = [stack.enter_context(Worker()) for _ in range(2)]
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ipcsync-bench-"))
         self._page = Path(folder, "page")

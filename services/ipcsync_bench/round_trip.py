@@ -84,7 +84,7 @@ def _round_trips(state: dict[str, Any], peer: str, count: int) -> list[float]:
 def round_trip(rounds: int, scale: float) -> Iterator[Row]:
     """One request in flight: p50 and p99."""
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         echo, worker = stack.enter_context(closing(Echo())), stack.enter_context(closing(Worker()))
         worker.call(_connect, coordinator.endpoint, echo.endpoint)
         count = max(200, int(2000 * scale))

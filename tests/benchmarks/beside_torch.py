@@ -41,7 +41,7 @@ def _calls(torch: Any, rounds: int, scale: float) -> Iterator[Row]:
     """On torch's streams: record; wait for what is pending; synchronize with what is complete."""
     many = max(5 * BURST, int(20_000 * scale))
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         stream, waiting = torch.cuda.Stream(), torch.cuda.Stream()
         theirs = {
@@ -118,7 +118,7 @@ def _copy(state: dict[str, Any], told: Any) -> bool:
 def _hand_over(torch: Any, rounds: int, scale: float) -> Iterator[Row]:
     count = max(20, int(200 * scale))
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         worker = stack.enter_context(closing(Worker()))
         stream = torch.cuda.Stream()

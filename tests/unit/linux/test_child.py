@@ -124,6 +124,10 @@ def leave_a_mark(path: str) -> None:
     child.at_end.append(lambda: Path(path).write_text("ended"))
 
 
+def await_file(path: str) -> None:
+    until(Path(path).exists, "it is there")
+
+
 def start_a_child_and_wait(connection: Connection) -> None:
     """Be the parent of a child that would sleep for ever."""
     grandchild = Worker()
@@ -187,6 +191,18 @@ def test_a_worker_that_is_closed_does_what_it_has_to_at_its_end(worker: Worker, 
     assert worker.close(_DEADLINE_S) == 0
     assert (tmp_path / "mark").read_text() == "ended"
     assert worker.close() == 0
+
+
+def test_a_worker_whose_answer_nobody_takes_ends_in_order(
+    worker: Worker, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker.call(leave_a_mark, str(tmp_path / "mark"))
+    worker.begin(await_file, str(tmp_path / "go"))
+    worker.connection.close()
+    (tmp_path / "go").touch()
+    assert worker.wait(_DEADLINE_S)
+    assert (worker.status, (tmp_path / "mark").read_text()) == (0, "ended")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_child_that_a_function_forks_ends_its_own_way(worker: Worker) -> None:
