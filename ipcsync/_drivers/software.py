@@ -7,6 +7,7 @@ libcuda, and a process that chose it by `auto` hides it from all other libraries
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -17,6 +18,8 @@ from ipcsync._drivers.results import describe
 from ipcsync.errors import ForkedProcessError, NoDriver
 
 SONAME = "libcuda.so.1"
+DIRECTORY = "IPCSYNC_HOST_DIR"
+"""The variable that names the directory of the shared memory."""
 LIBRARY = Path(__file__).parent.parent / "_softcuda" / "libipcsync_softcuda.so"
 
 _NOT_INITIALIZED = 3
@@ -42,6 +45,9 @@ def load(hidden: bool | None) -> None:
     Raises NoDriver where it cannot be had, DriverError where `cuInit` refuses (a setting, no visible device),
     ForkedProcessError in a child forked after it was used.
     """
+    if directory := os.environ.get(DIRECTORY):
+        with contextlib.suppress(FileNotFoundError):  # the working directory was removed
+            os.environ[DIRECTORY] = os.path.abspath(directory)  # children find the same one, wherever they are started
     library = loaded()
     if library is None:
         library = open_library()

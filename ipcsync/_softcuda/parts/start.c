@@ -152,7 +152,15 @@ static CUresult attach(void) {
     return E_VALUE;
   }
   snprintf(name, sizeof name, "%s", seg);
-  snprintf(g_dir, sizeof g_dir, "%s", dir && *dir ? dir : "/dev/shm");
+  if (!dir || !*dir) dir = "/dev/shm";
+  char *whole = realpath(dir, NULL); /* files are opened there whenever, and the program may change its directory */
+  if (!whole || strlen(whole) >= sizeof g_dir) {
+    say("cannot use %s, the directory of the shared memory: %s", dir, strerror(whole ? ENAMETOOLONG : errno));
+    free(whole);
+    return E_OS;
+  }
+  snprintf(g_dir, sizeof g_dir, "%s", whole);
+  free(whole);
   snprintf(g_base, sizeof g_base, "softcuda%u-%u-%s", SH_LAYOUT, (unsigned)getuid(), name); /* versions never meet */
   snprintf(g_path, sizeof g_path, "%s/%s", g_dir, g_base);
   int fd;

@@ -60,6 +60,38 @@ def test_under_auto_it_stays_hidden_when_a_second_try_succeeds() -> None:
     run(_AT_SECOND_TRY, IPCSYNC_DRIVER="auto", IPCSYNC_WARNED_OF_NO_DRIVER="1", IPCSYNC_HOST_DEATH="maybe")
 
 
+_IN_A_RELATIVE_DIRECTORY = """
+import os
+os.chdir({parent!r})
+import ipcsync
+from ipcsync.testing import Memory
+ipcsync.Stream()
+os.chdir("/")
+with Memory(64), ipcsync.launch(log_level="error") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+    assert os.listdir({parent!r} + "/shm")
+    with client.event("e", recorder=True, engine="event") as event:
+        event.record(ipcsync.Stream()).synchronize(30)
+"""
+
+
+def test_a_relative_directory_is_the_same_after_chdir_here_and_in_children(tmp_path: Path) -> None:
+    (tmp_path / "shm").mkdir()
+    run(_IN_A_RELATIVE_DIRECTORY.format(parent=str(tmp_path)), IPCSYNC_DRIVER="host", IPCSYNC_HOST_DIR="shm")
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    script = f"""
+        import ipcsync
+        try:
+            ipcsync.Stream()
+        except ipcsync.DriverError as error:
+            assert "{tmp_path}/none, the directory of the shared memory: No such file" in str(error), error
+        else:
+            raise AssertionError("it is there")
+    """
+    run(script, IPCSYNC_DRIVER="host", IPCSYNC_HOST_DIR=f"{tmp_path}/none")
+
+
 _STUB = r"""
 int cuInit(unsigned flags) { (void)flags; return 34; }
 int cuGetProcAddress_v2(const char *name, void **out, int version, unsigned long long flags, int *status) {
