@@ -183,3 +183,27 @@ def test_a_point_of_another_coordinator_is_stale_and_the_session_is_healthy(
         point = client.record(stream)
     point.synchronize(10)
     assert client.is_connected
+
+
+def test_a_loss_within_a_call_of_a_healthy_client_names_the_coordinator_that_is_lost(
+    client: ipcsync.Client, new_coordinator: Callable[..., ipcsync.Coordinator]
+) -> None:
+    theirs = new_coordinator()
+    elsewhere = ipcsync.connect(theirs.endpoint)
+    point, own = elsewhere.record(ipcsync.Stream()), client.record(ipcsync.Stream())
+    theirs.stop()
+    until(lambda: not elsewhere.is_connected, "its client has noticed")
+    uses: list[Callable[[], object]] = [
+        point.query,
+        lambda: client.record(ipcsync.Stream(), after=[point]),
+        lambda: client.wait_over(point, 0),
+        lambda: ipcsync.synchronize_all([own, point], timeout=10),
+        lambda: ipcsync.wait_all([own, point], ipcsync.Stream(), timeout=10),
+    ]
+    for use in uses:
+        with pytest.raises(ipcsync.CoordinatorLost) as raised:
+            use()
+        assert raised.value.endpoint == theirs.endpoint != client.endpoint
+    client.record(ipcsync.Stream(), after=[own]).synchronize(10)
+    assert client.is_connected
+    elsewhere.close()
