@@ -270,7 +270,8 @@ $(RAY)/.installed: pyproject.toml
 VLLM := build/vllm-test
 VLLM_VERSION := 0.33.0
 test-vllm: $(VLLM)/.installed
-	IPCSYNC_DRIVER=host PYTHONPATH=$(CURDIR)/$(VLLM)/source $(VLLM)/bin/python -m pytest -n 0 -W ignore tests/integrations/test_vllm.py $(ARGS)
+	IPCSYNC_DRIVER=host PYTHONPATH=$(CURDIR)/$(VLLM)/source $(VLLM)/bin/python -m pytest -n 0 -W ignore tests/integrations/test_buckets.py \
+	  tests/integrations/test_vllm.py $(ARGS)
 
 $(VLLM)/.installed: pyproject.toml tests/integrations/vllm.txt
 	$(PYTHON) -m venv $(VLLM)

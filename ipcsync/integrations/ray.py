@@ -15,12 +15,10 @@ opens it, and kills both actors if a transfer fails. Here the coordinator owns t
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from ray.experimental.rdt import (
@@ -30,16 +28,12 @@ from ray.experimental.rdt import (
     register_tensor_transport,
 )
 from ray.experimental.rdt.tensor_transport_manager import FetchRequest
-from torch.multiprocessing.reductions import reduce_tensor
 
 import ipcsync
 from ipcsync.errors import IpcSyncError, WaitTimeout
-from ipcsync.integrations.host_memory import HostMemory, copied, opened
-from ipcsync.integrations.losses import failing_once
+from ipcsync.integrations.buckets import Bucket, Location, device_of, received, size_of
 
 __all__ = ["PointTransport", "TransferAborted", "register"]
-
-_DEVICE_ARGUMENT = 6  # of what torch rebuilds a CUDA tensor from
 
 
 class TransferAborted(IpcSyncError):  # noqa: N818 - as the errors of ipcsync are named
@@ -57,34 +51,35 @@ class PointMetadata(TensorTransportMetadata):
 
     point: bytes = b""
     """The 48 bytes of the record behind which the tensors are complete."""
-    cuda: list[tuple[Callable[..., torch.Tensor], tuple[Any, ...]]] = field(default_factory=list)
-    """The arguments from which torch rebuilds each; CPU tensors are in `memory`."""
-    memory: HostMemory | None = None
+    location: Location | None = None
+    """The bucket that they are in; None without tensors."""
 
 
 @dataclass
 class Transfer(FetchRequest):
-    """Tensors that are open here, and may be used once their point is complete."""
+    """Tensors that are not here before their point is complete."""
 
+    metadata: PointMetadata | None = None
     point: ipcsync.Point | None = None
-    """The point that the host has to wait for; None on a GPU, where the stream waits."""
+    """The point that the host waits for; None if there is nothing to receive, or it was received."""
     targets: Sequence[torch.Tensor] | None = None
     over: threading.Event = field(default_factory=threading.Event)
     is_aborted: bool = False
 
 
 class PointTransport(TensorTransportManager):
-    """Tensors stay where they are, and the receiver's stream waits for the sender's point.
+    """The sender copies tensors into a bucket on their GPU, and the receiver out of it, behind the sender's point.
 
-    CUDA tensors are opened by torch, on the same GPU only, which is found by its UUID. CPU tensors are copied into a
-    memory file, and the receiver's host waits: this is for trying a program without a GPU.
+    The receiver waits on the host, on the thread by which Ray receives, so no stream of it ever waits for a sender that
+    died, and what it hands out is complete. Both are on one GPU, which is found by its UUID. Tensors of the CPU take
+    the same way, for trying a program without a GPU.
 
     If the sender dies, the receiver raises RecorderLost: it is unknown whether the sender's work had ended, so its
     tensors are not handed out.
     """
 
     def __init__(self) -> None:
-        self._memory: dict[str, int] = {}  # descriptors of what this process sends, by object
+        self._buckets: dict[str, Bucket] = {}  # of what this process sends, by object
         self._waited_for: weakref.WeakValueDictionary[str, Transfer] = weakref.WeakValueDictionary()
 
     def tensor_transport_backend(self) -> str:
@@ -117,7 +112,7 @@ class PointTransport(TensorTransportManager):
     # --- the sender ---------------------------------------------------------------------------------------------------
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[torch.Tensor]) -> PointMetadata:
-        """Record behind the tensors; returns the message to the receiver.
+        """Copy the tensors into a bucket, and record behind that; returns the message to the receiver.
 
         ValueError if they are on several devices. RecorderLost if they stand behind tensors of a sender that died; the
         next call does not raise it again, once the stream is past the wait for that sender.
@@ -126,23 +121,16 @@ class PointTransport(TensorTransportManager):
         metadata = PointMetadata(tensor_meta=[(tensor.shape, tensor.dtype) for tensor in tensors])
         if not tensors:
             return metadata
-        device = tensors[0].device
-        if any(tensor.device != device for tensor in tensors):
-            raise ValueError("the tensors of one object must be on one device")
+        device = device_of(tensors)
         metadata.tensor_device = device.type
-        if device.type == "cuda":
-            metadata.cuda = [reduce_tensor(tensor) for tensor in tensors]
-            stream = torch.cuda.current_stream(device)
-        else:
-            self._release(obj_id)
-            self._memory[obj_id], metadata.memory = copied(tensors)
-            stream = ipcsync.default_stream()
+        self._release(obj_id)
+        bucket = Bucket(size_of(metadata.tensor_meta), device)
         try:
-            with failing_once(stream):
-                metadata.point = bytes(ipcsync.default_client().record(stream))
+            metadata.point, metadata.location = bytes(bucket.fill(tensors)), bucket.location
         except BaseException:
-            self._release(obj_id)  # Ray knows of no object, so it will not ask for that
+            bucket.close()  # Ray knows of no object, so it will not ask for that
             raise
+        self._buckets[obj_id] = bucket
         return metadata
 
     def send_multiple_tensors(
@@ -161,9 +149,9 @@ class PointTransport(TensorTransportManager):
         self._release(obj_id)
 
     def _release(self, obj_id: str) -> None:
-        descriptor = self._memory.pop(obj_id, None)
-        if descriptor is not None:
-            os.close(descriptor)
+        bucket = self._buckets.pop(obj_id, None)
+        if bucket is not None:
+            bucket.close()
 
     # --- the receiver -------------------------------------------------------------------------------------------------
 
@@ -189,20 +177,12 @@ class PointTransport(TensorTransportManager):
         communicator_metadata: object,  # noqa: ARG002
         target_buffers: Sequence[torch.Tensor] | None = None,
     ) -> Transfer:
-        """Open the tensors. On a GPU the default and the current stream wait for them, and the host waits for nothing.
-
-        Ray receives on a thread of its own, whose current stream is the default one, whatever a method's is.
-        """
+        """Begin to wait for the sender's point; the host waits for nothing yet."""
         metadata = tensor_transport_metadata
-        if not metadata.tensor_meta:
+        if metadata.location is None:
             return Transfer(obj_id, [])
         point = ipcsync.default_client().point(metadata.point)
-        if metadata.memory is None:
-            device = torch.device("cuda", point.device.index)
-            for stream in {torch.cuda.default_stream(device), torch.cuda.current_stream(device)}:
-                point.wait(stream)
-            return Transfer(obj_id, _placed([_rebuilt(*how, device) for how in metadata.cuda], target_buffers))
-        transfer = Transfer(obj_id, opened(metadata.memory, metadata.tensor_meta, point), point, target_buffers)
+        transfer = Transfer(obj_id, [], metadata, point, target_buffers)
         self._waited_for[obj_id] = transfer
         over = transfer.over
         point.add_done_callback(lambda _: over.set())
@@ -210,8 +190,8 @@ class PointTransport(TensorTransportManager):
 
     def wait_fetch_complete(self, fetch_request: Transfer, timeout: float = -1) -> list[torch.Tensor]:
         """The tensors of a fetch, at most `timeout` seconds later; below 0: without a limit. Raises WaitTimeout."""
-        point = fetch_request.point
-        if point is None:
+        point, metadata = fetch_request.point, fetch_request.metadata
+        if point is None or metadata is None or metadata.location is None:
             return list(fetch_request.tensors)
         if not fetch_request.over.wait(None if timeout < 0 else timeout):
             text = f"object {fetch_request.obj_id} was not complete within {timeout:g} s"
@@ -219,27 +199,14 @@ class PointTransport(TensorTransportManager):
         if fetch_request.is_aborted:
             raise TransferAborted(f"Ray gave up the transfer of object {fetch_request.obj_id}")
         point.synchronize(None if timeout < 0 else timeout)  # it is over: this raises what ended it
-        return _placed(fetch_request.tensors, fetch_request.targets)
+        device = torch.device("cuda", point.device.index) if metadata.tensor_device == "cuda" else torch.device("cpu")
+        tensors = received(metadata.location, metadata.tensor_meta, point, device, fetch_request.targets)
+        fetch_request.tensors, fetch_request.point = tensors, None
+        return list(tensors)
 
     def abort_transport(self, obj_id: str, communicator_metadata: object) -> None:  # noqa: ARG002
-        """End this process's wait for an object. Waits that are queued on its GPU streams stay."""
+        """End this process's wait for an object."""
         transfer = self._waited_for.get(obj_id)
         if transfer is not None:
             transfer.is_aborted = True
             transfer.over.set()
-
-
-def _rebuilt(rebuild: Callable[..., torch.Tensor], arguments: tuple[Any, ...], device: torch.device) -> torch.Tensor:
-    """A CUDA tensor of another process, with this process's ordinal of its device."""
-    own = list(arguments)
-    own[_DEVICE_ARGUMENT] = device.index
-    return rebuild(*own)
-
-
-def _placed(tensors: list[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
-    """The tensors, or the targets once they hold the same."""
-    if targets is None:
-        return tensors
-    for target, tensor in zip(targets, tensors, strict=True):
-        target.copy_(tensor, non_blocking=True)
-    return list(targets)

@@ -96,9 +96,21 @@ class _Client:
         self.calls.append("finish")
 
 
-def _trainer(client: _Client, source: WeightSource) -> Any:
+def _trainer(client: _Client, source: WeightSource, **settings: int) -> Any:
     plugin.register()
-    return WeightTransferTrainerFactory.trainer_init(PointTrainerInitInfo(rank=0), client=client, source=source)
+    info = PointTrainerInitInfo(rank=0, **settings)
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+def _buckets(update: str) -> dict[str, Any]:
+    buckets: dict[str, Any] = json.loads(update)["buckets"]
+    return buckets
+
+
+def _point(update: str) -> ipcsync.Point:
+    """The point of an update's only bucket."""
+    ((_, bucket),) = _buckets(update).items()
+    return ipcsync.default_client().point(bytes.fromhex(bucket["point"]))
 
 
 @pytest.fixture
@@ -126,17 +138,54 @@ def test_updates_arrive_one_after_another(process: None) -> None:
     assert client.calls == ["init", *(["start", "update", "finish"] * 2)]
 
 
+def test_weights_are_sent_in_buckets_of_a_size_and_a_larger_one_by_itself(process: None) -> None:
+    class Many(_Source):
+        @cached_property
+        def metadata(self) -> list[ParamMeta]:
+            shapes = [(64,), (64,), (4096,), (), (0, 3), (64,)]
+            return [ParamMeta(f"w{i}", torch.float32, shape) for i, shape in enumerate(shapes)]
+
+    worker, loaded = _worker(), []
+    worker.model.load_weights = lambda weights: loaded.append([(name, tensor.clone()) for name, tensor in weights])
+    client = _Client(worker)
+    _trainer(client, Many(), bucket_bytes=600).send_weights()
+    assert [[name for name, _ in bucket] for bucket in loaded] == [["w0", "w1"], ["w2"], ["w3", "w4", "w5"]]
+    assert all(bool((tensor == 1).all()) for bucket in loaded for _, tensor in bucket)
+    assert [tensor.shape for bucket in loaded for _, tensor in bucket] == [meta.shape for meta in Many().metadata]
+    assert client.calls == ["init", "start", "update", "update", "update", "finish"]
+
+
+def test_a_model_may_keep_what_it_loads(process: None) -> None:
+    """As vLLM's layerwise reload does, over several buckets."""
+    worker, source = _worker(), _Source()
+    kept: list[tuple[str, torch.Tensor]] = []
+    worker.model.load_weights = kept.extend
+    trainer = _trainer(_Client(worker), source, bucket_bytes=1)
+    for value in (1.0, 2.0):
+        source.value = value
+        trainer.send_weights()
+    assert [(name, tensor.flatten()[0].item()) for name, tensor in kept] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+
+
+def test_weights_that_are_not_what_the_metadata_says_are_refused(process: None) -> None:
+    class Short(_Source):
+        def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+            yield next(super().iter_full())
+
+    with pytest.raises(ValueError, match=r"metadata names \('b', .* but iter_full\(\) gave None"):
+        _trainer(_Client(), Short()).send_weights()
+
+
 def test_a_worker_loads_nothing_before_the_trainers_record_is_complete(process: None) -> None:
     worker, client = _worker(), _Client()
     with StreamGate(ipcsync.default_stream()) as gate:
         _trainer(client, _Source()).send_weights()
-        update = json.loads(client.update)
-        point = ipcsync.default_client().point(bytes.fromhex(update["points"]["cpu"]))
+        point = _point(client.update)
         assert not point.query()
         gate.open()
         point.synchronize(30)
-    with pytest.raises(OSError, match=r"freed|No such file"):
-        worker.update_weights(update)  # the trainer has gone on, and its memory with it
+    with pytest.raises(ipcsync.HandleError):
+        worker.update_weights(json.loads(client.update))  # the trainer has gone on, and its bucket with it
     assert worker.model.weights == {}
 
 
@@ -179,7 +228,7 @@ def _let_go() -> None:
 def _is_complete(update: str) -> bool:
     """What a worker that is attached already says of an update."""
     _worker()
-    return ipcsync.default_client().point(bytes.fromhex(json.loads(update)["points"]["cpu"])).query()
+    return _point(update).query()
 
 
 def _receive(update: str) -> dict[str, list[float]]:
@@ -237,34 +286,24 @@ def test_a_worker_on_another_device_is_told_so(process: None) -> None:
     client = _Client()
     _trainer(client, _Source()).send_weights()
     update = json.loads(client.update)
-    for part in ("points", "tensors"):
-        update[part] = {"GPU-1": update[part]["cpu"]}
-    update["tensors"]["GPU-1"] *= 2
-    with pytest.raises(ValueError, match="no weights are on cpu; there are on GPU-1"):
+    ((place, bucket),) = update["buckets"].items()
+    update["buckets"] = {"GPU-1": bucket}
+    with pytest.raises(ValueError, match=f"no weights are on {place}; there are on GPU-1"):
         _worker().update_weights(update)
 
 
 def test_a_message_that_does_not_fit_itself_is_refused() -> None:
     worker = _worker()
-    good = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]], "points": {}, "tensors": {}}
+    good = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]], "buckets": {}}
     worker.parse_update_info(good)
     with pytest.raises(ValueError, match="same length"):
         worker.parse_update_info({**good, "shapes": []})
-    with pytest.raises(ValueError, match="one point"):
-        worker.parse_update_info({**good, "points": {"cpu": ""}})
+    with pytest.raises(ValueError, match="Invalid update_info"):
+        worker.parse_update_info({**good, "buckets": {"GPU-1": {"point": ""}}})
     with pytest.raises(ValueError, match="Invalid update_info"):
         worker.parse_update_info({**good, "ipc_handles_pickled": "x"})
     with pytest.raises(ValueError, match="'nn' is not a dtype"):
         message.dtype_of("nn")
-
-
-def test_a_cuda_tensors_handles_pass_through_json() -> None:
-    arguments = (
-        *(torch.Tensor, torch.Size([2, 3]), (3, 1), 4, torch.storage.TypedStorage, torch.bfloat16, 0),
-        *(b"\x00handle", 4096, 512, False, b"counter", 8, b"\xffevent", True),
-    )
-    told = json.loads(json.dumps(message.encode(arguments)))
-    assert message.decode(told, 5) == (*arguments[:6], 5, *arguments[7:])
 
 
 def test_a_trainer_that_died_after_its_weights_were_complete_is_a_recorder_lost(two: tuple[Peer, Peer]) -> None:

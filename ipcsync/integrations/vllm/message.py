@@ -1,34 +1,17 @@
-"""The trainer's message about one update: names, the location of each tensor, and the points to wait for.
+"""The trainer's message about one bucket of weights: names, layouts, and for each device the bucket and its point.
 
 It consists of JSON types, so vLLM's HTTP client needs no pickle, and no permission to unpickle.
 """
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
-CPU = "cpu"
-_BYTES = ("handle", "ref_counter_handle", "event_handle")
-_FIELDS = (  # what torch rebuilds a CUDA tensor from, in its order, between the classes of tensor and storage
-    "size",
-    "stride",
-    "offset",
-    "dtype",
-    "device",
-    "handle",
-    "storage_size",
-    "storage_offset",
-    "requires_grad",
-    "ref_counter_handle",
-    "ref_counter_offset",
-    "event_handle",
-    "event_sync_required",
-)
+import ipcsync
+from ipcsync.integrations.buckets import Layout, Location
 
 
 @dataclass
@@ -37,43 +20,48 @@ class PointInitInfo(WeightTransferInitInfo):
 
 
 @dataclass
+class BucketInfo:
+    """One rank's bucket, in JSON types."""
+
+    point: str
+    """The point after which the weights in it are complete, in hexadecimal."""
+    handle: str
+    """What opens it, in hexadecimal."""
+    pid: int
+    """The rank's process."""
+
+    @classmethod
+    def of(cls, point: ipcsync.Point, location: Location) -> BucketInfo:
+        """The message about a bucket."""
+        return cls(bytes(point).hex(), location.handle.hex(), location.pid)
+
+    @property
+    def location(self) -> Location:
+        """What the receiver opens."""
+        return Location(bytes.fromhex(self.handle), self.pid)
+
+
+@dataclass
 class PointUpdateInfo(WeightTransferUpdateInfo):
-    """One update. ValueError if its lists are of different lengths."""
+    """One bucket of an update. ValueError if its lists are of different lengths."""
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
-    points: dict[str, str]
-    """By device (a GPU's UUID, or "cpu"): the point, in hexadecimal, after which its tensors are complete."""
-    tensors: dict[str, list[dict[str, Any]]]
-    """By device: the location of each tensor; on the CPU one memory file for all."""
+    buckets: dict[str, BucketInfo]
+    """By the UUID of the device that it is on; all hold the same weights, in this order."""
 
     def __post_init__(self) -> None:
-        lengths = {len(self.names), len(self.dtype_names), len(self.shapes)}
-        lengths |= {len(found) for place, found in self.tensors.items() if place != CPU}
-        if len(lengths) != 1:
-            raise ValueError("names, dtype_names, shapes and tensors must have the same length")
-        if self.points.keys() != self.tensors.keys():
-            raise ValueError("there must be one point for each device that has tensors")
+        if len({len(self.names), len(self.dtype_names), len(self.shapes)}) != 1:
+            raise ValueError("names, dtype_names and shapes must have the same length")
+        self.buckets = {
+            place: told if isinstance(told, BucketInfo) else BucketInfo(**told) for place, told in self.buckets.items()
+        }
 
-
-def encode(arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """The result of `reduce_tensor` for a CUDA tensor, in JSON types."""
-    _, size, stride, offset, _, *rest = arguments
-    told = dict(zip(_FIELDS, (list(size), list(stride), offset, *rest), strict=True))
-    told["dtype"] = name_of(told["dtype"])
-    for name in _BYTES:
-        told[name] = None if told[name] is None else base64.b64encode(told[name]).decode()
-    return told
-
-
-def decode(told: dict[str, Any], device: int) -> tuple[Any, ...]:
-    """The arguments of `rebuild_cuda_tensor`, for a device of this process."""
-    found = {**told, "device": device, "dtype": dtype_of(told["dtype"])}
-    for name in _BYTES:
-        found[name] = None if found[name] is None else base64.b64decode(found[name], validate=True)
-    size, stride, offset, *rest = (found[name] for name in _FIELDS)
-    return (torch.Tensor, torch.Size(size), tuple(stride), offset, torch.storage.TypedStorage, *rest)
+    @property
+    def layouts(self) -> list[Layout]:
+        """The shape and dtype of each weight. ValueError for an unknown dtype."""
+        return [(shape, dtype_of(name)) for shape, name in zip(self.shapes, self.dtype_names, strict=True)]
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
 from vllm.distributed.weight_transfer.base import (
+    ParamMeta,
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     VLLMWeightSyncClient,
@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 import ipcsync
-from ipcsync.integrations.host_memory import copied
+from ipcsync.integrations.buckets import Bucket, device_of, size_of
 from ipcsync.integrations.vllm import BACKEND, message
 from ipcsync.integrations.vllm.errors import RankFailed
 
@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class PointTrainerInitInfo(TrainerInitInfo):
-    """`rank` is this trainer's; rank 0 talks to the workers."""
+    """`rank` is this trainer's; rank 0 talks to the workers.
 
+    Weights are sent in buckets of at most `bucket_bytes`, or of one weight that is larger: each rank has memory for one
+    bucket, and each worker for one more.
+    """
+
+    bucket_bytes: int = 1 << 28
     backend: ClassVar[str] = BACKEND
 
 
@@ -37,6 +42,7 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
     """Sends full tensors, each rank for its own GPU; every rank holds every parameter, as with vLLM's `ipc`."""
 
     init_info_cls = PointTrainerInitInfo
+    bucket_bytes: int
 
     @classmethod
     def trainer_init(
@@ -49,6 +55,7 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
             raise ValueError(f"rank {init_info.rank} does not own every parameter")
         ipcsync.default_client()
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
+        engine.bucket_bytes = init_info.bucket_bytes
         if engine.is_sender:
             engine.client.init_weight_transfer_engine({})
         return engine
@@ -58,65 +65,64 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
 
         If a rank fails outside the source's own collectives, it raises its error, and all others RankFailed.
         """
-        with ExitStack() as undo:
-            named: list[tuple[str, torch.Tensor]] = []
-            with _together() as outcome:
-                named = [(name, tensor.detach().contiguous()) for name, tensor in self.source.iter_full()]
-                tensors = [tensor for _, tensor in named]
-                place, told, descriptor = _placed(tensors)
-                if descriptor is not None:
-                    undo.callback(os.close, descriptor)
-                outcome.value = {place: _recorded(tensors)}, {place: told}
-            points: dict[str, str] = {}
-            places: dict[str, list[dict[str, Any]]] = {}
-            for theirs, there in outcome.values:
-                points |= theirs
-                places |= there
+        weights: Iterator[tuple[str, torch.Tensor]] | None = None
+        bucket, parts, may_be_read = None, self._parts(), False
+        try:
+            for number, part in enumerate(parts):
+                with _together() as outcome:
+                    weights = weights or iter(self.source.iter_full())
+                    named = list(islice(weights, len(part)))
+                    _refuse_others(named, part)
+                    tensors = [tensor for _, tensor in named]
+                    if bucket is None:
+                        bucket = Bucket(max(map(_size, parts)), device_of(tensors))
+                    outcome.value = {bucket.place: message.BucketInfo.of(bucket.fill(tensors), bucket.location)}
+                buckets = {place: told for rank in outcome.values for place, told in rank.items()}
+                if not number:
+                    with _together():
+                        if self.is_sender:
+                            self.client.start_weight_update()
+                may_be_read = True
+                with _together():
+                    if self.is_sender:
+                        self.client.update_weights(asdict(_update(part, buckets)))  # returns when all have read it
+                may_be_read = False
             with _together():
-                if self.is_sender:
-                    self._send(named, points, places)  # returns when every worker has read them
+                if self.is_sender and parts:
+                    self.client.finish_weight_update()
+        finally:
+            if bucket is not None and not may_be_read:
+                bucket.close()
 
-    def _send(
-        self,
-        named: list[tuple[str, torch.Tensor]],
-        points: dict[str, str],
-        places: dict[str, list[dict[str, Any]]],
-    ) -> None:
-        update = message.PointUpdateInfo(
-            names=[name for name, _ in named],
-            dtype_names=[message.name_of(tensor.dtype) for _, tensor in named],
-            shapes=[list(tensor.shape) for _, tensor in named],
-            points=points,
-            tensors=places,
-        )
-        self.client.start_weight_update()
-        self.client.update_weights(asdict(update))
-        self.client.finish_weight_update()
+    def _parts(self) -> list[list[ParamMeta]]:
+        """The weights of each bucket, the same on every rank."""
+        parts: list[list[ParamMeta]] = []
+        for meta in self.source.metadata:
+            if not parts or _size([*parts[-1], meta]) > self.bucket_bytes:
+                parts.append([])
+            parts[-1].append(meta)
+        return parts
 
 
-def _placed(tensors: list[torch.Tensor]) -> tuple[str, list[dict[str, Any]], int | None]:
-    """The device, where each tensor is on it, and the descriptor of a memory file if it is the CPU.
-
-    ValueError if they are on several: the point would be behind those of the first one only.
-    """
-    device = tensors[0].device if tensors else torch.device(message.CPU)
-    others = {str(tensor.device) for tensor in tensors} - {str(device)}
-    if others:
-        raise ValueError(
-            f"the tensors of one rank must be on one device: some are on {device}, others on {min(others)}"
-        )
-    if device.type != "cuda":
-        descriptor, memory = copied(tensors)
-        return message.CPU, [asdict(memory)], descriptor
-    uuid = str(torch.cuda.get_device_properties(device.index).uuid)
-    return uuid, [message.encode(reduce_tensor(tensor)[1]) for tensor in tensors], None
+def _size(part: Sequence[ParamMeta]) -> int:
+    return size_of([(meta.shape, meta.dtype) for meta in part])
 
 
-def _recorded(tensors: list[torch.Tensor]) -> str:
-    """A point behind the tensors, in hexadecimal."""
-    on_gpu = bool(tensors) and tensors[0].device.type == "cuda"
-    stream = torch.cuda.current_stream(tensors[0].device) if on_gpu else ipcsync.default_stream()
-    return bytes(ipcsync.default_client().record(stream)).hex()
+def _refuse_others(named: list[tuple[str, torch.Tensor]], part: list[ParamMeta]) -> None:
+    """Raise ValueError unless these are the weights that the source's metadata told of: the workers are told by it."""
+    found = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in named]
+    for is_, was in zip_longest(found, [(meta.name, meta.dtype, tuple(meta.shape)) for meta in part]):
+        if is_ != was:
+            raise ValueError(f"the source's metadata names {was}, but iter_full() gave {is_}")
+
+
+def _update(part: list[ParamMeta], buckets: dict[str, message.BucketInfo]) -> message.PointUpdateInfo:
+    return message.PointUpdateInfo(
+        names=[meta.name for meta in part],
+        dtype_names=[message.name_of(meta.dtype) for meta in part],
+        shapes=[list(meta.shape) for meta in part],
+        buckets=buckets,
+    )
 
 
 def _ranks() -> int:
