@@ -26,6 +26,7 @@ from ipcsync.typing import Chains, DeviceLike, EngineChoice
 DEFAULT_DEPTH = 16
 """How many records of an event may be in flight on the `event` engine, unless its creator says otherwise."""
 
+_SHOWN = 80  # characters of a name that is refused
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 
 log = logging.getLogger("ipcsync")
@@ -111,14 +112,14 @@ class Naming:
     def __init__(self, prefix: str) -> None:
         self.prefix: str = plain(prefix, "prefix")
         if self.prefix:
-            _check(f"{self.prefix}x", f"the prefix {prefix!r:.80}")
+            _check(f"{self.prefix}x", f"the prefix {_short(prefix)}")
 
     def full(self, name: str) -> str:
         """The coordinator's name. ProtocolError if it is invalid."""
         name = plain(name)
-        _check(name, f"the name {name!r:.80}")
+        _check(name, f"the name {_short(name)}")
         if self.prefix:
-            _check(self.prefix + name, f"the name {name!r:.80}, behind the prefix {self.prefix!r:.80},")
+            _check(self.prefix + name, f"the name {_short(name)}, behind the prefix {_short(self.prefix)},")
         return self.prefix + name
 
     def begin(self, prefix: str) -> str:
@@ -139,6 +140,10 @@ class Naming:
             if event and self.prefix:
                 error.event = self.shown(event)  # type: ignore[attr-defined] # asked for above
             raise
+
+
+def _short(name: str) -> str:
+    return repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}…"
 
 
 def _check(name: str, what: str) -> None:

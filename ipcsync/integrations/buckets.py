@@ -2,7 +2,8 @@
 
 Torch's own sharing of CUDA memory synchronizes a stream where the last tensor over it is freed, with the GIL held: if
 that stream stands still, the process does. Here no tensor lies over another process's memory. The receiver copies the
-bucket into its own, and closes it behind the point of that copy; a bucket whose copy may be under way stays open.
+bucket into its own, and closes it behind the point of that copy. A driver may wait for a whole device before it frees
+or closes memory, so while a stream of this process stands still, buckets stay.
 
 It works the same on tensors of the CPU, and on the software driver.
 """
@@ -13,16 +14,17 @@ import math
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 
 import ipcsync
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import unwrap
 from ipcsync._native.context import driver, stream_call
 from ipcsync._native.stream import stream_handle
-from ipcsync.errors import HandleError, RecorderLost
+from ipcsync.errors import HandleError, IpcSyncError, RecorderLost
 from ipcsync.integrations.losses import failing_once
 from ipcsync.testing import Memory
 from ipcsync.typing import StreamLike
@@ -30,7 +32,9 @@ from ipcsync.typing import StreamLike
 Layout = tuple[Sequence[int], torch.dtype]
 
 _ALIGNMENT = 256
-_END_S = 1.0
+_END_S = 1.0  # of a process that dies, or of the device's work
+_left: list[Memory] = []
+"""What could not be closed yet."""
 _own: weakref.WeakValueDictionary[bytes, Bucket] = weakref.WeakValueDictionary()
 
 
@@ -76,9 +80,9 @@ class Bucket:
         return self._memory.address
 
     def close(self) -> None:
-        """Free it. No process may be reading it; one that is not closed stays as long as this process."""
+        """Free it, now or later. No process may be reading it; one that is not closed stays as long as this process."""
         _own.pop(self.location.handle, None)
-        self._memory.close()
+        _close(self._memory)
 
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
@@ -131,10 +135,7 @@ def received(
 
 @contextmanager
 def _opened(location: Location, size: int, point: ipcsync.Point) -> Iterator[int]:
-    """The address of a bucket. It is closed behind a block that has waited for its last use, and stays if that raises.
-
-    Closed earlier, its memory could vanish under a copy. And a driver may wait for the copy, however long.
-    """
+    """The address of a bucket, which is closed behind the block."""
     own = _own.get(location.handle)
     if own is not None:  # a process does not open its own handles
         yield own.address
@@ -153,8 +154,34 @@ def _opened(location: Location, size: int, point: ipcsync.Point) -> Iterator[int
                 over=True,
             ) from None
         raise
-    yield memory.address
-    memory.close()
+    try:
+        yield memory.address
+    finally:
+        _close(memory)
+
+
+def _close(memory: Memory) -> None:
+    """Close memory, and what was left, once its device is past all work so far; else leave it for a later call.
+
+    A copy may be under way, and a driver may wait for that, or for any other stream, with no limit.
+    """
+    found, deadline = [memory], deadline_of(_END_S)
+    while _left:
+        with suppress(IndexError):  # another thread took it
+            found.append(_left.pop())
+    for each in found:
+        if _is_done(each.device, left_of(deadline)):
+            each.close()
+        else:
+            _left.append(each)
+
+
+def _is_done(device: ipcsync.Device, seconds: float) -> bool:
+    try:
+        ipcsync.synchronize(device, timeout=seconds)
+    except IpcSyncError:
+        return False
+    return True
 
 
 def _offsets(layouts: Sequence[Layout]) -> tuple[list[int], int]:

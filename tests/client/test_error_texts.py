@@ -209,3 +209,8 @@ def test_an_unnamed_event_has_something_to_be_called(client: ipcsync.Client) -> 
         point = client.record(stream)
         with pytest.raises(ipcsync.WaitTimeout, match=r"of an unnamed event \(slot \d+\) was not complete"):
             point.synchronize(0.01)
+
+
+def test_a_name_that_is_too_long_is_shown_with_its_end_and_its_length(client: ipcsync.Client) -> None:
+    with pytest.raises(ipcsync.ProtocolError, match=f"^the name '{'x' * 80}'… has 300 bytes, but 1 to 255 are allowed"):
+        client.event("x" * 300)

@@ -43,12 +43,11 @@ def _imported() -> int:
     return sum("softcuda" in line and "~m." in line and mine not in line for line in maps)
 
 
-def _receive(sent: tuple[bytes, buckets.Location]) -> list[list[float]]:
+def _receive(sent: tuple[bytes, buckets.Location], left: int = 0) -> list[list[float]]:
     point = ipcsync.default_client().point(sent[0])
     point.synchronize(30)
-    before = _imported()
     tensors = buckets.received(sent[1], _LAYOUTS, point, torch.device("cpu"))
-    assert _imported() == before
+    assert _imported() == len(buckets._left) == left
     assert [(tuple(t.shape), t.dtype) for t in tensors] == _LAYOUTS
     return [tensor.flatten().tolist()[:6] for tensor in tensors]
 
@@ -67,13 +66,12 @@ def _copy_on_a_stream_that_stands_still(sent: tuple[bytes, buckets.Location], he
     os.kill(pid, signal.SIGKILL)
     until(lambda: client.point(held).exception() is not None, "its recorder is dead")
     point = client.point(sent[0])
-    before = _imported()
     try:
         with buckets._opened(sent[1], _SIZE, point) as address:
             buckets._copy(mine.address, address, _SIZE, stream)
             client.record(stream).synchronize()
     except ipcsync.RecorderLost as lost:
-        assert _imported() == before + 1, "the copy may still be made"
+        assert _imported() == 1, "the copy may still be made"
         return str(lost.cause)
     return "not lost"
 
@@ -92,9 +90,25 @@ def test_tensors_arrive_and_the_bucket_is_closed_behind_their_copy(three: list[P
         assert [receiver.call(_receive, sent, timeout=120) for _ in range(2)] == [expected] * 2
 
 
-def test_a_bucket_whose_copy_is_never_known_complete_stays_open_and_nothing_hangs(three: list[Peer]) -> None:
+def test_while_a_stream_stands_still_buckets_stay_open_and_nothing_hangs(three: list[Peer]) -> None:
     """Torch would wait here for the stream, with the GIL held, where the last tensor over the memory is freed."""
     sender, receiver, dying = three
     sent, held = sender.call(_send, 1, timeout=120), dying.call(_hold, timeout=120)
     assert receiver.call(_copy_on_a_stream_that_stands_still, sent, held, dying.pid, timeout=60) == "behind"
-    assert receiver.call(_receive, sent, timeout=60)[2] == [1], "the process goes on"
+    assert receiver.call(_receive, sent, 2, timeout=60)[2] == [1], "the process goes on"
+
+
+def _release_and_receive(sent: tuple[bytes, buckets.Location]) -> int:
+    for gate in _kept:
+        assert isinstance(gate, StreamGate)
+        gate.open()
+    _receive(sent)
+    return len(buckets._left)
+
+
+def test_a_bucket_that_was_left_is_closed_with_a_later_one(three: list[Peer]) -> None:
+    sender, receiver, _ = three
+    sent = sender.call(_send, 1, timeout=120)
+    receiver.call(_hold, timeout=120)
+    receiver.call(_receive, sent, 1, timeout=60)
+    assert receiver.call(_release_and_receive, sent, timeout=60) == 0
