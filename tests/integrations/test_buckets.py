@@ -37,17 +37,16 @@ def _send(value: int) -> tuple[bytes, buckets.Location]:
 
 
 def _imported() -> int:
-    """How many mappings this process has of other processes' memory of the software driver."""
-    mine = f"~m.{os.getpid()}."
+    """How many pieces of the software driver's device memory a receiver has mapped; it has none of its own."""
     maps = Path("/proc/self/maps").read_text().splitlines()
-    return sum("softcuda" in line and "~m." in line and mine not in line for line in maps)
+    return sum("softcuda" in line and "~m." in line for line in maps)
 
 
 def _receive(sent: tuple[bytes, buckets.Location], left: int = 0) -> list[list[float]]:
     point = ipcsync.default_client().point(sent[0])
     point.synchronize(30)
     tensors = buckets.received(sent[1], _LAYOUTS, point, torch.device("cpu"))
-    assert _imported() == len(buckets._left) == left
+    assert (_imported(), len(buckets._left)) == (min(left, 1), left), "what is opened twice is mapped once"
     assert [(tuple(t.shape), t.dtype) for t in tensors] == _LAYOUTS
     return [tensor.flatten().tolist()[:6] for tensor in tensors]
 
@@ -61,7 +60,7 @@ def _hold() -> bytes:
 
 def _copy_on_a_stream_that_stands_still(sent: tuple[bytes, buckets.Location], held: bytes, pid: int) -> str:
     client = ipcsync.default_client()
-    stream, mine = ipcsync.Stream(), Memory(_SIZE)
+    stream, mine = ipcsync.Stream(), Memory(_SIZE, pinned=True)
     client.point(held).wait(stream)
     os.kill(pid, signal.SIGKILL)
     until(lambda: client.point(held).exception() is not None, "its recorder is dead")

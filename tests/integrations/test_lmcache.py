@@ -167,6 +167,8 @@ def _chosen(environment: dict[str, str], **extra: str) -> str:
 def test_it_is_taken_by_its_name_and_changes_nothing_without_it(environment: dict[str, str]) -> None:
     assert _chosen(environment, **_CHOSEN) == "IpcSyncCpuSpec"
     assert _chosen(environment) == "CpuDeviceSpec"
+    assert _chosen(environment, **_CHOSEN, DEVICE_TYPE="cpu") == "IpcSyncCpuSpec", "with LMCache's other variable"
+    assert _chosen(environment, DEVICE_TYPE="cpu") == "CpuDeviceSpec"
 
 
 def test_requests_are_stored_and_retrieved_by_points(
