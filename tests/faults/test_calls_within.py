@@ -157,6 +157,22 @@ def test_row_42_a_record_within_an_import_and_an_import_within_a_wait_end(
     assert {type(error) for error in both.raised} == {ipcsync.Reentered}
 
 
+def test_row_42_a_handler_that_records_by_a_second_client_within_a_wait_is_done(
+    client: ipcsync.Client, new_client: NewClient, engine: EngineName
+) -> None:
+    event, held, *streams = client.event("e", recorder=True, engine=engine), *_streams(4)
+    theirs, made = new_client().event("theirs", recorder=True, engine=engine), list[ipcsync.Point]()
+    with StreamGate(held) as gate:
+        point = event.record(held)
+        for stream in streams[:2]:  # on a stream of its own, and on the one that waits
+            _amid(event._engine, "create_event", lambda: made.append(theirs.record(streams[1])))
+            point.wait(stream)
+        assert [each.generation for each in made] == [1, 2]
+        gate.open()
+    made[-1].synchronize(timeout=DEADLINE_S)
+    event.record(streams[2]).synchronize(timeout=DEADLINE_S)
+
+
 class _OnTheHeartbeatsThread:
     """A call that the collector's finalizer makes on the thread that keeps the session alive."""
 

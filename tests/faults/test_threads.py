@@ -121,6 +121,22 @@ def test_row_47_a_drivers_call_that_blocks_keeps_no_wait_on_the_host_past_its_ti
         event.record(stream).synchronize(10)
 
 
+def test_row_47_nor_a_streams_wait_that_another_threads_call_holds_up(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    event = client.event("e", recorder=True, engine=engine)
+    with StreamGate(stream) as gate:
+        point = event.record(stream)
+        waiting = _amid_a_drivers_call(lambda: point.wait(stream), *driver_functions.WAIT.values())
+        for blocked in (_amid_a_record(event, stream), waiting):
+            with blocked, pytest.raises(ipcsync.WaitTimeout, match="another thread's wait or record blocks"):
+                point.wait(other, timeout=0.1)
+        gate.open()
+    point.wait(other)
+    event.record(other).synchronize(10)
+
+
 def test_row_47_what_is_complete_is_seen_amid_a_drivers_call_that_blocks(
     client: ipcsync.Client, engine: EngineName
 ) -> None:
