@@ -61,7 +61,10 @@ class Settings:
         most=1_000_000_000,
     )
     reply_queue: int = _setting(
-        512, "replies queued for a client that does not read; beyond it they are dropped", least=1, most=1_000_000
+        512,
+        "replies queued for a client that does not read; beyond it, or 16 MiB, they are dropped",
+        least=1,
+        most=1_000_000,
     )
     feed_queue: int = _setting(
         1000, "announcements queued for a subscriber that does not read", least=1, most=10_000_000

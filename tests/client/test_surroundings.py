@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 import ipcsync
+from ipcsync._native import context
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.kit import scripts
 
 pytestmark = pytest.mark.process
@@ -106,3 +112,43 @@ def test_a_timeout_that_no_clock_can_hold_is_a_long_one(coordinator: ipcsync.Coo
             await (await client.record(ipcsync.Stream(), timeout=timeout)).synchronize(timeout)
 
     asyncio.run(ask())
+
+
+def _is_late(point: ipcsync.Point) -> None:
+    with pytest.raises(ipcsync.WaitTimeout):
+        point.synchronize(0.01)
+
+
+def test_which_calls_leave_a_context_current_on_a_thread_that_has_none(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    """As docs/cli.md says, "What a process takes over"."""
+    other, held = ipcsync.Stream(), ipcsync.Stream()
+    with (
+        ipcsync.connect(coordinator.endpoint) as client,
+        client.event("e", recorder=True, engine=engine) as event,
+        StreamGate(held) as gate,
+    ):
+        point = event.record(held)
+        calls: dict[str, tuple[bool, Callable[[], object]]] = {
+            "connect": (False, lambda: ipcsync.connect(coordinator.endpoint).close()),
+            "list": (False, client.list_events),
+            "query": (False, point.query),
+            "synchronize": (False, partial(_is_late, point)),
+            "wait": (True, lambda: point.wait(other)),
+            "Stream": (True, ipcsync.Stream),
+            "record_all": (True, client.record_all),
+            "check": (True, client.check),
+        }
+        found = {}
+
+        def make(name: str) -> None:
+            calls[name][1]()
+            found[name] = context.has_current()
+
+        for name in calls:
+            thread = threading.Thread(target=make, args=(name,))  # a new one has no context
+            thread.start()
+            thread.join()
+        gate.open()
+        assert found == {name: leaves for name, (leaves, _) in calls.items()}
