@@ -98,7 +98,10 @@ def _source(name: str, out: Path) -> Step:
 
 
 def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
-    """What is run, in the order of what is most worth knowing; LMCache's own tests if `lmcache` has them."""
+    """What is run, in the order of what is most worth knowing; LMCache's own tests if `lmcache` has them.
+
+    The last one, whose tests run one at a time, has what is left of the time.
+    """
     parted, alone = ["-m", f"{_USUAL} and not alone"], ["-m", f"{_USUAL} and alone"]
     theirs = [sys.executable, "-m", "tests.gpu.lmcache_tests", str(lmcache), "-p", "tests.gpu.instant"]
     has_theirs = lmcache is not None and lmcache_tests.are_in(lmcache) and find_spec("lmcache") is not None
@@ -127,9 +130,7 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         _program("under_mps", 45),
         _source("death_wait", out),
         *([Step("lmcache", theirs, 60, tests=True)] if has_theirs else []),
-        _pytest(
-            "suite-deaths", 480, 1, *files("tests/faults", *_SUITE, kill=True), *parted
-        ),  # what is left of the time
+        _pytest("suite-deaths", 480, 1, *files("tests/faults", *_SUITE, kill=True), *parted),
     ]
 
 
