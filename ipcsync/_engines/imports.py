@@ -14,7 +14,7 @@ from cuda.bindings.driver import CUipcEventHandle
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._engines.core import has_waiter_thread
-from ipcsync._locks import CallLock, trying, under, under_within
+from ipcsync._locks import CallLock, attempt, under_within
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
 from ipcsync.errors import HandleError
@@ -38,9 +38,8 @@ class Imports:
         None if another thread has the table for `patience_s` seconds, since its driver call takes long. Raises
         HandleError if the driver does not open it.
         """
-        if patience_s is None:
-            return under(self._lock, self._acquire, user, key, handle, ordinal)
-        return under_within(self._lock, patience_s, self._acquire, user, key, handle, ordinal)
+        seconds = -1 if patience_s is None else patience_s
+        return under_within(self._lock, seconds, self._acquire, user, key, handle, ordinal)
 
     def _acquire(self, user: object, key: _Key, handle: bytes, ordinal: int) -> DriverObject:
         self._users.setdefault(key, set()).add(user)
@@ -51,13 +50,15 @@ class Imports:
             self._events.setdefault(key, unwrap(result, "cuIpcOpenEventHandle", HandleError))
         return self._events[key]
 
-    @trying("_lock")
-    def release(self, user: object, key: _Key) -> bool:
+    def release(self, user: object, key: _Key) -> bool | None:
         """Remove a user; the last one destroys the import, which leaves the coordinator's event untouched.
 
         Does nothing and returns None while another thread has the table, since its driver call may take long. False
         while a waiter thread is in the driver's wait for the import.
         """
+        return attempt(self._lock, self._release, user, key)
+
+    def _release(self, user: object, key: _Key) -> bool:
         users = self._users.get(key, set())
         if users <= {user} and key in self._events and has_waiter_thread(self._events[key]):
             return False

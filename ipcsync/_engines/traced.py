@@ -21,7 +21,7 @@ from ipcsync._board import BROKEN, Board
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine, Guard
-from ipcsync._locks import CallLock, holding
+from ipcsync._locks import CallLock, under
 from ipcsync._trace.layout import Kind, Outcome
 from ipcsync._trace.writer import Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
@@ -179,9 +179,11 @@ class Traced(Engine):
         """Whether any queued wait is not known to be released."""
         return bool(self._queued or self._held)
 
-    @holding("_learning")
     def learn_releases(self) -> int:
         """Write the queued waits that are released; returns how many. `try_release` writes the rest of a closed use."""
+        return under(self._learning, self._learn)
+
+    def _learn(self) -> int:
         count = 0
         while self._queued:
             heapq.heappush(self._held, self._queued.popleft())
@@ -218,10 +220,9 @@ class Traced(Engine):
         """Release everything if no queued wait is pending; the release of each wait is then written."""
         if not super().try_release():
             return False
-        self._write_rest()
+        under(self._learning, self._write_rest)
         return True
 
-    @holding("_learning")
     def _write_rest(self) -> None:
         # Until the coordinator is told, the slot is not reused: its state is still this use's.
         is_known = self.guard.coordinator_is_alive() and self.line.state != BROKEN
@@ -240,13 +241,13 @@ class Releases:
         self._wake = threading.Event()
         self._worker = Worker("ipcsync-trace", lambda: True, self._run)
 
-    @holding("_lock")
     def watch(self, engine: Traced) -> None:
         """Poll for this engine's waits, until it has had none for a while."""
-        self._engines[engine] = monotonic_ns()
-        self._worker.ensure()
-        self._wake.set()
-        engine.is_watched = True
+        with self._lock:
+            self._engines[engine] = monotonic_ns()
+            self._worker.ensure()
+            self._wake.set()
+            engine.is_watched = True
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE_S

@@ -8,7 +8,6 @@ import struct
 from contextlib import suppress
 
 from ipcsync._linux import locks
-from ipcsync._locks import CallLock, holding
 
 _FD = struct.Struct("i")
 
@@ -35,9 +34,7 @@ class LastLock:
         finally:
             os.close(file)
         self.inode: int = os.fstat(self._fd).st_ino
-        self._lock = CallLock()
 
-    @holding("_lock")
     def hold(self, offset: int) -> None:
         """Take the shared lock of the byte at `offset`. Raises OSError."""
         file = self._look()

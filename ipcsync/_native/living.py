@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ipcsync._drivers import DriverObject
-from ipcsync._locks import CallLock, trying, under
+from ipcsync._locks import CallLock, attempt, under
 from ipcsync._native import release
 
 T = TypeVar("T")
@@ -33,9 +33,8 @@ class _Living:
         """Destroy a stream that was made here, now or as soon as the list is not in use. Raises nothing."""
         self._streams.pop(int(handle), None)  # first, so that it is not found in the list from now on
         self._dropped.append(handle)
-        self._destroy_dropped()
+        attempt(self._lock, self._destroy_dropped)
 
-    @trying("_lock")
     def _destroy_dropped(self) -> None:
         while self._dropped:
             release.destroy("cuStreamDestroy", self._dropped.popleft())
@@ -45,7 +44,7 @@ class _Living:
         try:
             return under(self._lock, lambda: function(list(self._streams.values())))
         finally:
-            self._destroy_dropped()
+            attempt(self._lock, self._destroy_dropped)
 
 
 _living = _Living()

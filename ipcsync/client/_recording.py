@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
+from threading import TIMEOUT_MAX
 from typing import TypeAlias
 
 from ipcsync import _drivers
@@ -11,7 +11,7 @@ from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import Wait
-from ipcsync._locks import CallLock, take
+from ipcsync._locks import CallLock, under_within
 from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve
@@ -44,22 +44,19 @@ class UnnamedEvents:
 
         `depth` and `timeout`, which is that of a request, are the session's by default.
         """
-        lock = self._lock
-        if lock.is_mine() and lock.is_held_below():
+        if self._lock.is_mine():
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
         self._session.check_may_wait()
         seconds, openings = self._session.timeout if timeout is None else timeout, [Opening()]
-        deadline = deadline_of(seconds)
+        deadline, depth = deadline_of(seconds), self._session.depth if depth is None else depth
         try:
-            if not take(lock, min(seconds, threading.TIMEOUT_MAX)):
+            event = under_within(self._lock, min(seconds, TIMEOUT_MAX), self._take, key, depth, openings, deadline)
+            if event is None:
                 raise WaitTimeout(
                     f"other threads' first records on streams took all of the {seconds} s", timeout=seconds
                 )
-            with lock:
-                lock.release()
-                return self._take(key, self._session.depth if depth is None else depth, openings, deadline)
+            return event
         except BaseException:
-            lock.unwind()
             if key not in self.events:
                 self._session.abandon(openings)
             raise

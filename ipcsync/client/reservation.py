@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from ipcsync._closing import Closing
-from ipcsync._locks import CallLock, trying
+from ipcsync._locks import CallLock, attempt
 from ipcsync._native import fork
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
@@ -50,14 +50,14 @@ class Reservation(Closing):
         timeline engine a record that an exception ended may have been made: a further one raises EventClosed.
         """
         self._event._check()
-        point = self._record(stream, list(after))  # before the lock: what gives the points may call anything
+        points = list(after)  # before the lock: what gives them may call anything
+        point = attempt(self._lock, self._record, stream, points)
         if point is None:
             raise EventClosed(
                 f"a record of {self._event._engine.label}, a reservation, is under way: it allows one record"
             )
         return point
 
-    @trying("_lock")
     def _record(self, stream: StreamLike | None, after: Sequence[Point]) -> Point:
         engine = self._event._engine
         if engine.recorded_here:

@@ -9,14 +9,14 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._board import over
 from ipcsync._engines import imports, traced
-from ipcsync._locks import Unwinding
+from ipcsync._locks import CallLock
 from ipcsync._native import event as native_event
 from ipcsync._native import living, pinned
 from ipcsync._trace import writer
 from ipcsync.client import _connecting
 
 
-def module_locks() -> Iterator[tuple[str, Unwinding]]:
+def module_locks() -> Iterator[tuple[str, CallLock]]:
     """Those that a process has one of."""
     parts: list[Any] = [_connecting, _drivers, native_event, over, pinned, writer]
     parts += [imports._imports, living._living, traced._releases, *over._held.values()]
@@ -24,19 +24,19 @@ def module_locks() -> Iterator[tuple[str, Unwinding]]:
         yield from _locks_in(part)
 
 
-def locks_of(client: ipcsync.Client) -> Iterator[tuple[str, Unwinding]]:
+def locks_of(client: ipcsync.Client) -> Iterator[tuple[str, CallLock]]:
     """Those of a client; the compiled core's are taken by calls only, and its session has none."""
     for part in (client, client._unnamed):
         yield from _locks_in(part)
 
 
-def reservation_locks(reservations: Iterable[ipcsync.Reservation]) -> Iterator[tuple[str, Unwinding]]:
+def reservation_locks(reservations: Iterable[ipcsync.Reservation]) -> Iterator[tuple[str, CallLock]]:
     """Those of reservations, which no session lists."""
     for reservation in reservations:
         yield from _locks_in(reservation)
 
 
-def _locks_in(part: Any) -> Iterator[tuple[str, Unwinding]]:
+def _locks_in(part: Any) -> Iterator[tuple[str, CallLock]]:
     for name, value in list(vars(part).items()):
-        if isinstance(value, Unwinding):
+        if isinstance(value, CallLock):
             yield f"{getattr(part, '__name__', type(part).__name__)}.{name}", value
