@@ -87,7 +87,7 @@ class SlotLine:
     def bits_address(self) -> int:
         """Address of the first word of the slot's bits in this process; there are `bits_length` of them.
 
-        A bit for each session that the slot stands behind, at any remove; its recorder's own: ask that one.
+        A bit for each session that the slot depends on, at any remove; its recorder's own: ask that one.
         """
         return self._board + self._bits.start * 8
 

@@ -55,7 +55,7 @@ class Loss(NamedTuple):
         return f"recorder{self.who} {_ENDS[self.cause]}"
 
     def behind(self, what: str) -> Loss:
-        """The loss of a record that stands behind `what`, which this loss is of."""
+        """The loss of a record that depends on `what`, which this loss is of."""
         if self.cause == "behind":
             return self._replace(root=self.root or what)
         return self._replace(cause="behind", root=f"{what}, whose {self._end}")

@@ -1,6 +1,6 @@
 """The waits that this process has queued, by the users' streams; the lists themselves are the compiled core's.
 
-Work of this process stands behind some of them. Of a lost one, the coordinator releases the streams on the `timeline`
+Work of this process depends on some of them. Of a lost one, the coordinator releases the streams on the `timeline`
 engine. On the `event` engine a driver may never let them go on, and then no wait in the driver for such a stream ends.
 """
 
@@ -101,7 +101,7 @@ def _await_stream(handle: DriverObject, ordinal: int, deadline_ns: int, check: C
 
 
 class Standing:
-    """The queued waits that some work stands behind."""
+    """The queued waits that some work depends on."""
 
     def __init__(self, waits: list[Wait]) -> None:
         self._waits = waits
@@ -122,8 +122,15 @@ class Standing:
 
 
 def _holds_up(wait: Wait, loss: Loss) -> bool:
+    """Whether the wait's stream may stand still for ever, by this loss: nobody releases it; asks the driver.
+
+    This session's own record ends, unless it depends on something lost itself.
+    """
+    is_own = wait.view.is_recorder and loss.cause != "behind"
+    if wait.view.kind != "event" or not wait.stream or is_own:
+        return False
     try:
-        return wait.holds_up(loss)
+        return not wait.is_passed()
     except Reentered:  # within a call of this thread for the same event, which may end or not
         return False
 

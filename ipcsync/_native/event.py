@@ -80,7 +80,7 @@ class Event:
             | (0 if enable_timing else EVENT_DISABLE_TIMING)
             | (EVENT_INTERPROCESS if interprocess else 0)
         )
-        self._behind = None  # what the latest record stands behind
+        self._behind = None  # the waits that the latest record depends on
         self._export = None
         self._imported = False
         self._index = -1

@@ -1,4 +1,4 @@
-"""How the host waits for this process's own work, which may stand behind waits for other processes.
+"""How the host waits for this process's own work, which may wait for other processes.
 
 The driver's wait cannot be bounded, and a stream that waits for the work of a dead process may never go on. So work
 behind such waits is waited for in slices, with looks at these waits in between; all other work in the driver.
@@ -20,7 +20,7 @@ _SLICE_NS = 50_000_000
 
 
 class Behind(Protocol):
-    """The waits for other processes that some work stands behind."""
+    """The waits for other processes that some work depends on."""
 
     def are_over(self, what: str) -> bool:
         """Whether all of them are known good. RecorderLost if `what` may stand still behind one for ever."""
@@ -34,7 +34,7 @@ def _behind_nothing(handle: DriverObject | None, ordinal: int) -> Behind | None:
 
 
 behind: Callable[[DriverObject | None, int], Behind | None] = _behind_nothing
-"""What the work submitted so far to a stream of a device stands behind; for None, to all streams of the device.
+"""The waits that the work submitted so far to a stream of a device depends on; for None, to all its streams.
 
 The engines, which know it, set it.
 """

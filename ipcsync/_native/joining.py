@@ -148,7 +148,7 @@ def synchronize(device: DeviceLike | None = None, timeout: float | None = None) 
 def _event_behind_all(ordinal: int, waits: host_wait.Behind | None) -> Event:
     """An event behind all work submitted so far to a context of the device, found as in `wait_for_all`.
 
-    That work stands behind `waits`. Raises StreamCapturing as `wait_for_all`, and gives the same RuntimeWarning.
+    That work waits for `waits`. Raises StreamCapturing as `wait_for_all`, and gives the same RuntimeWarning.
     """
     event = Event()
     if _records_contexts():

@@ -1,4 +1,4 @@
-"""The locks of calls: free after a signal's exception; a call within one that has another lock does not wait for long."""
+"""Locks of calls: free after a signal's exception; who has one in the call below waits not long for another."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ cdef class Chain:
         entry = Entry(generation, generation, stream if is_in_order else 0, tuple(pending), view.dependencies.bit_words)
         self.newest = newest
         if view.depends_on_all and any([wait.stream != stream for wait in pending]):
-            set_bit(entry.of, own)  # the record's stream does not wait for these: only this recorder sees when they are over
+            set_bit(entry.of, own)  # the record's stream waits for none of these: only this recorder sees their end
         for wait in pending:
             self.add_evidence(wait, own, entry.of)
         return entry
@@ -149,7 +149,8 @@ cdef class Chain:
         try:
             entry = self.with_refused(generation, entry)
             if entry is not None:
-                if self.entries_ and not view.dependencies.are_good(own, NULL):  # `valid_as_of` would say that they were
+                # If they are not, the new `valid_as_of` would say that they were.
+                if self.entries_ and not view.dependencies.are_good(own, NULL):
                     set_bit(entry.of, own)
                 self.add_entry(entry)
                 if MISTAKE != 9:
@@ -159,7 +160,7 @@ cdef class Chain:
         return True
 
     cdef Entry with_refused(self, int64_t generation, Entry entry):
-        """If a record of `generation` was refused, and is repeated: take out its entry; one behind what either is behind.
+        """If a record of `generation` was refused, and is repeated: take out its entry; one that depends on all of both.
 
         The two may be on different streams, so their end does not prove that the waits there are over.
         """
@@ -201,7 +202,7 @@ cdef class Chain:
         dependencies.store_bits(bits)
 
     cdef void unprove(self, int64_t generation):
-        """The end of what is recorded up to `generation` does not prove that its stream's waits are over. With `state`."""
+        """The end of all up to `generation` does not prove that its stream's waits are over. With `state`."""
         cdef Entry last = self.entries_[-1] if self.entries_ else None
         if last is not None and last.last == generation:
             self.keep(self.entries_[:-1] + [last.but(last.first, last.last, 0)])
@@ -227,7 +228,7 @@ cdef class Chain:
         return wait.view.recorder == view.recorder and wait.view.board.epoch == view.board.epoch
 
     cdef void add_evidence(self, Wait wait, uint64_t own, uint64_t *bits):
-        """Add the bits of the sessions that a wait depends on; `own` if only this recorder will be able to resolve it."""
+        """Add the bits of the sessions that a wait depends on; `own` if only this recorder can resolve it."""
         cdef Queries view = self.view()
         cdef uint64_t found[MOST_BITS]
         cdef int word
@@ -255,7 +256,7 @@ cdef class Chain:
             set_bit(bits, serial & 0xFFFF)
         return not theirs.dependencies.depends(wait.generation) or theirs.dependencies.are_good(serial & 0xFFFF, bits)
 
-    # --- the resolution ------------------------------------------------------------------------------------------------
+    # --- the resolution -----------------------------------------------------------------------------------------------
 
     def resolve(self, int64_t done):
         """The last generation such that all up to it count; at most `done`, which was found complete before."""

@@ -1,12 +1,12 @@
 # What a slot's generations depend on: the words on the board, as recorder and waiters read them.
 #
-# B's stream waited for A's point, and B recorded n behind it: n counts only if A's point counts. Only the recorder knows
-# what it queued, so it alone resolves its event. Waiters read here whether all is well. If they cannot see that, they
-# decide nothing, and wake the recorder to resolve.
+# B's stream waited for A's point, then B recorded n: n counts only if A's point counts. Only the recorder knows what it
+# queued, so it alone resolves its event. Waiters read here whether all is well. If they cannot see that, they decide
+# nothing, and wake the recorder to resolve.
 #
 # The slot's bits name the sessions that it depends on, directly or through others; the recorder's own bit says that
-# only the recorder can resolve. The kernel marks a session, or its state is not LIVE any more, before a driver reports its
-# work wrongly and before its words are released. So bits that are found good *after* n was found complete prove that no
+# only the recorder can resolve. The kernel marks a session, or its state is not LIVE any more, before a driver reports
+# its work wrongly and before its words are released. So bits that are found good *after* n was found complete prove that no
 # wait before n ended wrongly. The model is tests/faults/chain_model.py.
 
 cdef enum:
@@ -168,9 +168,10 @@ cdef object number_of(const uint64_t *bits, int words):
 
 
 cdef inline bint sleep_on(uint64_t *place, uint64_t recorded, int64_t ns) noexcept nogil:
-    """Sleep while the line's `recorded` is that; whether a signal ended it. From then on each record wakes its waiters."""
+    """Sleep while the line's `recorded` is that; whether a signal ended it. From then on each record wakes waiters."""
     step(LOAD_AWAITED)
-    if MISTAKE != 12 and ipcsync_load(place + AWAITED) == 0:  # it stays 1: a store would take the line from the recorder
+    # It stays 1: each store takes the line from the recorder's cache.
+    if MISTAKE != 12 and ipcsync_load(place + AWAITED) == 0:
         step(STORE_AWAITED)
         ipcsync_store(place + AWAITED, 1)
     step(SLEEP)

@@ -34,7 +34,7 @@ cdef class EventEngine:
         return use.event(generation) != NULL
 
     cdef bint open_import(self, Streams use, int64_t generation, double patience_s) except -1:
-        """Open it; False if another thread opens one, and has not done so after `patience_s` (below 0: is waited for)."""
+        """Open it; False if another thread opens one for longer than `patience_s` (below 0: it is waited for)."""
         cdef int index = (generation - 1) % use.depth
         cdef bint is_unused
         event = use.open_event(index, None if patience_s < 0 else patience_s)
@@ -77,7 +77,9 @@ cdef class EventEngine:
         """Have the stream wait for a refused record that another one may have. `last`: the marker behind it."""
         return self.wait(use, stream, use._begun)  # if it was not made, its CUDA event is an older one's
 
-    cdef void record(self, Streams use, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
+    cdef void record(
+        self, Streams use, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal
+    ) noexcept nogil:
         step(EVENT_RECORD)
         refusal.record = cuEventRecord(use.event(generation), handle)
 
@@ -136,7 +138,9 @@ cdef class TimelineEngine(EventEngine):
     cdef int follow(self, Streams use, Handle stream, Marker *last) noexcept nogil:
         return 0 if last == NULL else cuStreamWaitEvent(stream, last.event, 0)  # null: all there was found complete
 
-    cdef void record(self, Streams use, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
+    cdef void record(
+        self, Streams use, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal
+    ) noexcept nogil:
         step(WRITE_VALUE)
         refusal.write = cuStreamWriteValue64(handle, use._address, use.base + generation, 0)
         refusal.record = use.mark(handle, stream)

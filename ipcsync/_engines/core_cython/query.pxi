@@ -5,7 +5,7 @@ cdef class Queries(Streams):
     # --- the driver's answer, and whether it counts -------------------------------------------------------------------
 
     cdef int done(self, int64_t generation, double patience_s) except -1 nogil:
-        """Whether the driver calls `generation`, which was recorded, complete; 0 too if its import cannot be opened now.
+        """Whether the driver calls `generation`, which was recorded, complete; 0 too if it cannot be asked now.
 
         The import is not destroyed meanwhile, and no lock is held: the question may have to wait for another's call.
         """
@@ -70,7 +70,7 @@ cdef class Queries(Streams):
         """Whether this recorder finds that `generation`, which depends on something, counts."""
         if self.is_complete_now(generation):
             return True
-        self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))  # the recorder may have to resolve its other events first
+        self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))  # it may have to resolve its other events first
         return False
 
     cdef bint is_complete_now(self, int64_t generation) except -1 nogil:
@@ -116,21 +116,18 @@ cdef class Queries(Streams):
         if self.is_recorder or self.is_unused or self.last() < generation:
             return False
         try:
-            if not self.open_import(generation, 0):
-                return False
-            if not self.state.take():
+            if not self.open_import(generation, 0) or not self.state.take():
                 return False
             try:
                 if not self.is_unused:
                     with nogil:
-                        is_accepted = self.engine.query(self, generation) == 0
-                if is_accepted and (
-                    not self.is_clear(generation)
-                    or not self.recorder_lives()
-                    or self.is_broken()
-                    or self.is_orphaned()
-                ):
-                    is_accepted = False
+                        is_accepted = (
+                            self.engine.query(self, generation) == 0
+                            and self.is_clear(generation)
+                            and self.recorder_lives()
+                            and not self.is_broken()
+                            and not self.is_orphaned()
+                        )
                 if is_accepted:
                     self.note(generation)
             finally:
@@ -145,8 +142,8 @@ cdef class Queries(Streams):
     cdef bint sleep_until_recorded(self, int64_t generation, int64_t deadline) except -1 nogil:
         """Block until `generation` is recorded; False once `deadline` is over.
 
-        Each slice ends with the looks of `check_alive`, by what the kernel marks. The GIL is seldom asked for: in a busy
-        process that alone may take longer than a slice.
+        Each slice ends with the looks of `check_alive`, by what the kernel marks. The GIL is seldom asked for: that
+        alone may take longer than a slice in a busy process.
         """
         cdef uint64_t recorded
         cdef int64_t left, now, last = 0

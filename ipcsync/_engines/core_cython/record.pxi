@@ -1,7 +1,7 @@
 # record: the next generation, behind what a stream has been given so far.
 #
 # Generation g of the event engine is a record of the ring's event number (g - 1) mod depth; a record into a full ring
-# first waits on the host for the oldest. On the timeline engine it is the word's value base + g, which the stream writes.
+# first waits on the host for the oldest. On the timeline engine the stream writes base + g to the word.
 # The model is tests/faults/board_recorder.py.
 
 cdef class Records(Waits):
@@ -12,13 +12,11 @@ cdef class Records(Waits):
     def __cinit__(self, *_):
         self.watched = {}
 
-    cdef int64_t record_on(
-        self, Handle handle, bint is_ours, int64_t deadline, timeout, further
-    ) except -1:
+    cdef int64_t record_on(self, Handle handle, bint is_ours, int64_t deadline, timeout, further) except -1:
         """Record the next generation; 0, and nothing is done: it is not known whether the stream is of this device.
 
-        A number is never given to two records. If the driver refused one that the stream may have all the same, the next
-        call makes it again, behind its possible place and all records before it, and then one with a number of its own.
+        A number is never given to two records. If the driver refused one that the stream may have all the same, the
+        next call makes it again, behind its possible place and all records before it, and then one of its own number.
         """
         cdef uint64_t stream = 0
         cdef int64_t generation = 0
@@ -178,7 +176,7 @@ cdef class Records(Waits):
         return result
 
     cdef int make_record(self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
-        """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_OVER: made, and the event is not open any more."""
+        """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_OVER (made, and the event is not open now)."""
         cdef bint is_awaited = MISTAKE == 11 and self.is_awaited()
         cdef bint repeats = generation == self._begun
         if not repeats and self.follows(stream, generation):
@@ -327,8 +325,8 @@ cdef class Records(Waits):
     cdef bint await_hazards(self, int64_t oldest, int64_t deadline, timeout) except -1:
         """Wait while a process may be about to queue a wait for a complete generation whose CUDA event is next.
 
-        Such a call takes microseconds. Those of processes found dead, which the coordinator ends, do not count, nor what
-        has been seen for long: its process may be stopped, its stream's queue be full.
+        Such a call takes microseconds. Those of processes found dead, which the coordinator ends, do not count, nor
+        what has been seen for long: its process may be stopped, its stream's queue be full.
         """
         cdef int64_t done = self._completed
         cdef int64_t pause = 0

@@ -78,7 +78,8 @@ cdef class Core(Records):
         # release.
         for wait in waits_on(self):
             # One that is open though all were decided was listed just now, and is not queued: nothing is lost by it.
-            wait.outcome = wait.outcome or self.outcome_of(wait.generation) or are_decided or self.loss_of(wait.generation)
+            outcome = wait.outcome or self.outcome_of(wait.generation)
+            wait.outcome = outcome or are_decided or self.loss_of(wait.generation)
         release(self)
         return self.drop_all_markers(True)
 
@@ -98,7 +99,7 @@ cdef class Core(Records):
         return says
 
     cdef bint has_any_watched(self) noexcept nogil:
-        """Whether a thread is in the driver's wait for a marker or an import, which may not be destroyed then."""
+        """Whether a thread is in the driver's wait for a marker, which may not be destroyed then."""
         cdef int index
         for index in range(self.marker_count):
             if event_is_watched(self.markers[index].event):
@@ -106,13 +107,15 @@ cdef class Core(Records):
         return False
 
     def free_streams(self):
-        """Release the timeline's word, as the coordinator does at a break, if it is lost and streams of this process wait.
+        """If the coordinator is lost and streams of this process wait, release the timeline's word as it does at a break.
 
         The board is void, so nobody reads more from the word than that. Only a kernel's word that the coordinator has
         ended, or its own, counts: one that is silent may release it with a watermark yet. A dead process's late write
         may lower the word, so this is repeated.
         """
-        if self.engine.has_ring or self.load(LOAD_COMPLETED, COMPLETED) == INT64_MAX or self.guard.coordinator_is_alive():
+        if self.engine.has_ring or self.load(LOAD_COMPLETED, COMPLETED) == INT64_MAX:
+            return
+        if self.guard.coordinator_is_alive():
             return
         if any([wait.stream and wait.known_outcome() is not True for wait in waits_on(self)]):
             ipcsync_store(self.place + COMPLETED, INT64_MAX)
@@ -155,7 +158,7 @@ cdef class Core(Records):
                 return False
         return True
 
-    # --- the markers, for the waits ------------------------------------------------------------------------------------
+    # --- the markers, for the waits -----------------------------------------------------------------------------------
 
     def has_passed(self, uint64_t stream):
         """Whether the stream with that id is past all that this use queued there; asks the driver.

@@ -60,7 +60,7 @@ cdef class SessionCheck(Sessions):
     """Whether a session can be used: no fork, its line `live` and `serial`'s, the header unchanged, the lease in time.
 
     `good_until` is CLOCK_MONOTONIC in ns; the session's lease writes it, and -1 once there is a problem; `slowly` then
-    says which. `shortcuts` counts the calls that came straight here, `slow_calls` those whose arguments Python looked at.
+    says which. `shortcuts` counts the calls that came straight here, `slow_calls` those that Python looked at first.
     """
 
     cdef const uint8_t *fork_mark

@@ -130,7 +130,7 @@ cdef class Streams(Slot):
         return True
 
     cdef bint try_state(self) noexcept nogil:
-        """As `enter_state`, without the GIL, which who has it may need; False if this thread has it, or another for long."""
+        """As `enter_state`, without the GIL, which its holder may need; False if this thread has it, or one for long."""
         return self.state.take() or (not self.state.mine() and self.state.take_within(LONGEST_NS))
 
     cdef inline Marker *marker(self, uint64_t stream) noexcept nogil:
@@ -192,12 +192,14 @@ cdef class Streams(Slot):
         return is_settled
 
     cdef bint drop_markers(self, bint all) noexcept nogil:
-        """Destroy those that are complete (`all`: any), unless their streams may have later work; whether none is left."""
+        """Destroy the complete ones (`all`: any), unless their streams may have later work; whether none is left."""
         cdef int index = 0
+        cdef bint is_over
         cdef Marker *marker
         while index < self.marker_count:
             marker = &self.markers[index]
-            if all or (marker.handle == NULL and query_relaxed(marker.event) == 0 and not event_is_watched(marker.event)):
+            is_over = marker.handle == NULL and query_relaxed(marker.event) == 0
+            if all or (is_over and not event_is_watched(marker.event)):
                 cuEventDestroy(marker.event)
                 self.marker_count -= 1
                 self.markers[index] = self.markers[self.marker_count]

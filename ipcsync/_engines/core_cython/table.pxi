@@ -34,14 +34,6 @@ cdef class Wait:
         """What it waits for, in a text."""
         return f"generation {self.generation} of {self.view.label}"
 
-    def holds_up(self, loss):
-        """Whether its stream may stand still for ever behind it, lost by `loss`: nobody releases it; asks the driver.
-
-        This session's own record ends, unless it depends on something lost itself.
-        """
-        is_own = self.view.is_recorder and loss.cause != "behind"
-        return self.view.kind == "event" and self.stream != 0 and not is_own and not self.is_passed()
-
     def is_on(self, int ordinal):
         """Whether its stream is one of the device's, and may not be past it yet."""
         return ordinal == (-1 - self.key if self.key < 0 else self.view.ordinal_of(self.stream))

@@ -14,9 +14,8 @@ ctypedef object (*NewFunction)(object kind, object arguments, PyObject *keywords
 cdef object NOTHING = ()
 
 
-cdef inline Core core_of(attached):
-    """The core of an attachment; None if Python takes its calls: it has a trace, or its use is over."""
-    engine = None if attached is None else attached.engine
+cdef inline Core core_of(engine):
+    """The core of an engine; None if Python takes its calls: it has a trace, or its use is over."""
     return <Core>engine if isinstance(engine, Core) and not (<Core>engine).is_traced else None
 
 
@@ -47,7 +46,7 @@ cdef class PointBase:
 
     @_attached.setter
     def _attached(self, attached):
-        self.core = core_of(attached)  # which one has for life
+        self.core = core_of(None if attached is None else attached.engine)  # which one has for life
         self.attached = attached
 
     def wait(self, stream=None, *, timeout=None, ahead=False):
@@ -87,7 +86,7 @@ cdef class EventBase:
 
     @_engine.setter
     def _engine(self, engine):
-        self.core = <Core>engine if isinstance(engine, Core) and not (<Core>engine).is_traced else None
+        self.core = core_of(engine)
         self.engine = engine
 
     def record(self, stream=None, *, timeout=None, after=NOTHING):

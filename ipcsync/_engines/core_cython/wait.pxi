@@ -46,7 +46,7 @@ cdef class Waits(Queries):
     cdef uint64_t queue_wait(
         self, Handle handle, uint64_t stream, int ordinal, int64_t generation, int64_t deadline, timeout, bint ahead
     ) except? 0:
-        """The id of the stream on which the wait was queued; 0 if there was nothing to wait for. `stream`: its id, if known."""
+        """The id of the stream on which the wait was queued (`stream`, if known); 0 if there was nothing to wait for."""
         cdef int64_t key
         cdef int found
         cdef Wait listed
