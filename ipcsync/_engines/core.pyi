@@ -75,7 +75,6 @@ class Chain:
     has_asked: bool
     is_due: bool
     is_needed: bool
-    resolve_at: int
     loss: Loss | None
     @property
     def entries(self) -> list[Entry]: ...
@@ -101,7 +100,6 @@ class Core:
     is_recorder: bool
     is_closed: bool
     is_traced: bool
-    is_unused: bool
     is_released: bool
     dependencies: Dependencies
     chain: Chain

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Protocol
 
@@ -34,6 +35,7 @@ from ipcsync.errors import (
 )
 from ipcsync.typing import EngineName, StreamLike
 
+_ANYWHERE = nullcontext(nullcontext())
 _CAN_FLUSH = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
 
 
@@ -112,9 +114,7 @@ class Engine(Outcome):
             self._wait_for(after, handle, ordinal, timeout, began)
         if ordinal != self.ordinal:
             raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
-        if int(handle) not in LEGACY:
-            return self.record_next(handle, deadline, timeout, behind or None)
-        with OnDevice(ordinal) as inside, inside:
+        with _within(handle, ordinal) as inside, inside:
             return self.record_next(handle, deadline, timeout, behind or None)
 
     def _wait_for(
@@ -157,29 +157,14 @@ class Engine(Outcome):
                 f"the event {self.label} uses the engine 'event', and CUDA cannot wait for a record that is not made "
                 "yet: open it with engine='timeline' to wait ahead"
             )
-        self._queue(generation, handle, ordinal, timeout, ahead=ahead)
+        with _within(handle, ordinal) as inside, inside:
+            self.queue(handle, ordinal, generation, timeout, ahead, 0)
 
     def wait_on(self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, began: int) -> None:
         """As `wait`, on the CUstream `handle` of device `ordinal`; `timeout` counts from `began` in ns."""
         self.check()
-        self._queue(generation, handle, ordinal, timeout, began=began, what="record")
-
-    def _queue(
-        self,
-        generation: int,
-        handle: DriverObject,
-        ordinal: int,
-        timeout: float | None,
-        *,
-        ahead: bool = False,
-        began: int = 0,
-        what: str = "wait",
-    ) -> int:
-        """The id of the stream on which the wait was queued; 0 if there was nothing to wait for."""
-        if int(handle) not in LEGACY:
-            return self.queue(handle, ordinal, generation, timeout, ahead, began, what)
-        with OnDevice(ordinal) as inside, inside:
-            return self.queue(handle, ordinal, generation, timeout, ahead, began, what)
+        with _within(handle, ordinal) as inside, inside:
+            self.queue(handle, ordinal, generation, timeout, ahead=False, began=began, what="record")
 
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
         """For a trace: a task of an asynchronous client has waited for `generation` since `began`."""
@@ -231,6 +216,11 @@ class Engine(Outcome):
         except DriverError:
             self.guard.check_liveness()  # this process may have been forked amid the call
             raise
+
+
+def _within(handle: DriverObject, ordinal: int) -> AbstractContextManager[AbstractContextManager[None]]:
+    """A block, entered twice, in which a context of the device is current if the stream is a default one."""
+    return OnDevice(ordinal) if int(handle) in LEGACY else _ANYWHERE
 
 
 @cache

@@ -17,35 +17,31 @@ from ipcsync._native import release
 T = TypeVar("T")
 
 
-class _Living:
-    """Handles and ordinals, by address."""
-
-    def __init__(self) -> None:
-        self._lock = CallLock()
-        self._streams: dict[int, tuple[DriverObject, int]] = {}
-        self._dropped: deque[DriverObject] = deque()
-
-    def add(self, handle: DriverObject, ordinal: int) -> None:
-        """List a stream that was made."""
-        self._streams[int(handle)] = (handle, ordinal)
-
-    def destroy(self, handle: DriverObject) -> None:
-        """Destroy a stream that was made here, now or as soon as the list is not in use. Raises nothing."""
-        self._streams.pop(int(handle), None)  # first, so that it is not found in the list from now on
-        self._dropped.append(handle)
-        attempt(self._lock, self._destroy_dropped)
-
-    def _destroy_dropped(self) -> None:
-        while self._dropped:
-            release.destroy("cuStreamDestroy", self._dropped.popleft())
-
-    def use(self, function: Callable[[list[tuple[DriverObject, int]]], T]) -> T:
-        """Call `function` with (handle, ordinal) of each stream; none of them is destroyed before it returns."""
-        try:
-            return under(self._lock, lambda: function(list(self._streams.values())))
-        finally:
-            attempt(self._lock, self._destroy_dropped)
+_lock = CallLock()
+_streams: dict[int, tuple[DriverObject, int]] = {}  # handles and ordinals, by address
+_dropped: deque[DriverObject] = deque()
 
 
-_living = _Living()
-add, destroy, use = _living.add, _living.destroy, _living.use
+def add(handle: DriverObject, ordinal: int) -> None:
+    """List a stream that was made."""
+    _streams[int(handle)] = (handle, ordinal)
+
+
+def destroy(handle: DriverObject) -> None:
+    """Destroy a stream that was made here, now or as soon as the list is not in use. Raises nothing."""
+    _streams.pop(int(handle), None)  # first, so that it is not found in the list from now on
+    _dropped.append(handle)
+    attempt(_lock, _destroy_dropped)
+
+
+def _destroy_dropped() -> None:
+    while _dropped:
+        release.destroy("cuStreamDestroy", _dropped.popleft())
+
+
+def use(function: Callable[[list[tuple[DriverObject, int]]], T]) -> T:
+    """Call `function` with (handle, ordinal) of each stream; none of them is destroyed before it returns."""
+    try:
+        return under(_lock, lambda: function(list(_streams.values())))
+    finally:
+        attempt(_lock, _destroy_dropped)

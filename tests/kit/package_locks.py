@@ -18,8 +18,8 @@ from ipcsync.client import _connecting
 
 def module_locks() -> Iterator[tuple[str, CallLock]]:
     """Those that a process has one of."""
-    parts: list[Any] = [_connecting, _drivers, native_event, over, pinned, writer]
-    parts += [imports._imports, living._living, traced._releases, *over._held.values()]
+    parts: list[Any] = [_connecting, _drivers, living, native_event, over, pinned, writer]
+    parts += [imports._imports, traced._releases, *over._held.values()]
     for part in parts:
         yield from _locks_in(part)
 
