@@ -65,7 +65,6 @@ class Entry:
     last: int
     stream: int
     waits: tuple[Wait, ...]
-    def __init__(self, first: int, last: int, stream: int, waits: tuple[Wait, ...], words: int) -> None: ...
     @property
     def bits(self) -> int: ...
 

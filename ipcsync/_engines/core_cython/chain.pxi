@@ -17,17 +17,11 @@ cdef class Entry:
     cdef uint64_t *of
     cdef int words
 
-    def __cinit__(self, int64_t first, int64_t last, uint64_t stream, tuple waits, int words):
-        self.first, self.last, self.stream, self.waits, self.words = first, last, stream, waits, words
-        self.of = <uint64_t *>calloc(max(words, 1), sizeof(uint64_t))
-        if self.of == NULL:
-            raise MemoryError
-
     def __dealloc__(self):
         free(self.of)
 
     cdef Entry but(self, int64_t first, int64_t last, uint64_t stream):
-        cdef Entry other = Entry(first, last, stream, self.waits, self.words)
+        cdef Entry other = new_entry(first, last, stream, self.waits, self.words)
         other.join(self.of)
         return other
 
@@ -48,6 +42,15 @@ cdef class Entry:
     def bits(self):
         """A bit for each session that it depends on."""
         return number_of(self.of, self.words)
+
+
+cdef Entry new_entry(int64_t first, int64_t last, uint64_t stream, tuple waits, int words):
+    cdef Entry entry = Entry.__new__(Entry)
+    entry.first, entry.last, entry.stream, entry.waits, entry.words = first, last, stream, waits, words
+    entry.of = <uint64_t *>calloc(max(words, 1), sizeof(uint64_t))
+    if entry.of == NULL:
+        raise MemoryError
+    return entry
 
 
 cdef class Chain:
@@ -133,7 +136,9 @@ cdef class Chain:
         if MISTAKE == 10:
             step(LOAD_NEWEST)
             newest = ipcsync_load(view.sessions.header + NEWEST)
-        entry = Entry(generation, generation, stream if is_in_order else 0, tuple(pending), view.dependencies.bit_words)
+        entry = new_entry(
+            generation, generation, stream if is_in_order else 0, tuple(pending), view.dependencies.bit_words
+        )
         self.newest = newest
         if view.depends_on_all and any([wait.stream != stream for wait in pending]):
             set_bit(entry.of, own)  # the record's stream waits for none of these: only this recorder sees their end
@@ -169,7 +174,7 @@ cdef class Chain:
         if last is None or last.last < generation:
             return entry
         waits = dict.fromkeys(last.waits + (entry.waits if entry is not None else ()))
-        both = Entry(generation, generation, 0, tuple(waits), last.words)
+        both = new_entry(generation, generation, 0, tuple(waits), last.words)
         both.join(last.of)
         if entry is not None:
             both.join(entry.of)
@@ -217,15 +222,22 @@ cdef class Chain:
 
     cdef object outcome_of_wait(self, Wait wait):
         """As `Wait.known`; an event of this session itself counts unless it depends on something."""
-        outcome = wait.known_outcome()
+        cdef Queries theirs
+        outcome = wait.look()
         if outcome is None and self.is_own(wait):
-            is_open = wait.view.generation < wait.generation or wait.view.dependencies.depends(wait.generation)
+            theirs = wait.view
+            is_open = theirs.last() < wait.generation or theirs.dependencies.depends(wait.generation)
             return wait.outcome or (None if is_open else True)  # if it has one now, the words may be another use's
         return outcome
 
+    cdef inline bint is_here(self, Queries theirs):
+        """Whether its slot is of this coordinator's board."""
+        cdef object board = self.view().board
+        return theirs.board is board or theirs.board.epoch == board.epoch
+
     cdef bint is_own(self, Wait wait):
-        cdef Queries view = self.view()
-        return wait.view.recorder == view.recorder and wait.view.board.epoch == view.board.epoch
+        cdef Queries theirs = wait.view
+        return theirs.load(LOAD_RECORDER, RECORDER) == self.view().load(LOAD_RECORDER, RECORDER) and self.is_here(theirs)
 
     cdef void add_evidence(self, Wait wait, uint64_t own, uint64_t *bits):
         """Add the bits of the sessions that a wait depends on; `own` if only this recorder can resolve it."""
@@ -246,7 +258,7 @@ cdef class Chain:
         cdef uint64_t serial
         theirs = wait.view
         serial = theirs.load(LOAD_RECORDER, RECORDER)
-        if theirs.board.epoch != view.board.epoch or serial == 0 or theirs.last() < wait.generation:
+        if not self.is_here(theirs) or serial == 0 or theirs.last() < wait.generation:
             return False
         if theirs.node:
             return False  # the bridge records a mirror here, and outlives the recorder on the other node

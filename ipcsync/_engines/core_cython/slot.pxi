@@ -336,6 +336,9 @@ cdef class Slot:
 
         Raises nothing; this use may be closed already, since records that depend on it ask.
         """
+        return self.find_outcome(generation)
+
+    cdef object find_outcome(self, int64_t generation):
         cdef uint64_t state
         if generation <= self.known() or self.is_on_board(generation):
             return True

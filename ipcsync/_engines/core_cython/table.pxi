@@ -7,6 +7,7 @@
 cdef enum:
     MANY_LISTS = 64
 
+cdef dict NO_LISTS = {}
 cdef dict lists = {}  # by stream, then by use and stream, since blocking streams share one: in the order of generations
 cdef Lock table = Lock()
 cdef int64_t sweep_at = MANY_LISTS
@@ -38,20 +39,26 @@ cdef class Wait:
         """Whether its stream is one of the device's, and may not be past it yet."""
         return ordinal == (-1 - self.key if self.key < 0 else self.view.ordinal_of(self.stream))
 
-    def known_outcome(self):
-        """The outcome by the board and this process's memory."""
+    cdef object look(self):
+        cdef object view = self.view
+        cdef bint is_use
         if self.outcome is None:
-            outcome = self.view.outcome_of(self.generation)
+            is_use = isinstance(view, Slot)
+            outcome = (<Slot>view).find_outcome(self.generation) if is_use else view.outcome_of(self.generation)
             # If the use was released meanwhile, the words just read may be the slot's next use's. The wait has its
             # outcome then, unless it was listed later: for such a one nothing was queued.
-            is_released = self.view.is_released
+            is_released = (<Slot>view).is_released if is_use else view.is_released
             if self.outcome is None:
                 self.outcome = is_released or outcome
         return self.outcome
 
+    def known_outcome(self):
+        """The outcome by the board and this process's memory."""
+        return self.look()
+
     def resolved(self):
         """The outcome that a waiter would get now; asks the driver."""
-        if self.known_outcome() is None and self.view.accepts(self.generation) and self.outcome is None:
+        if self.look() is None and self.view.accepts(self.generation) and self.outcome is None:
             self.outcome = True
         return self.outcome
 
@@ -117,17 +124,15 @@ cdef inline list listed_for(int64_t key, view, uint64_t stream):
 
 cdef Wait add_wait(int64_t key, Slot view, int64_t generation, uint64_t stream):
     """Have the stream's next record depend on `generation`; called before the wait is queued."""
-    cdef Wait made, first
-    cdef list listed = listed_for(key, view, stream)
+    cdef Wait first
+    cdef Wait made = Wait.__new__(Wait)
+    cdef list listed
     cdef bint collects
-    for made in listed[-1:] if listed else ():
-        if made.generation == generation and made.outcome is not True:
-            return made  # nothing changes, so nothing is locked
-    made = Wait(view, generation, key, stream)
+    made.view, made.generation, made.key, made.stream = view, generation, key, stream
     collects = begin(table)
     try:
-        made = put(made)
-        listed = listed_for(key, view, stream)
+        listed = list_for(made)
+        made = put(listed, made)
         while len(listed) > 1:
             first = listed[0]
             if not view.is_on_board(first.generation) or view.is_unused:  # then its words may be another use's
@@ -141,10 +146,23 @@ cdef Wait add_wait(int64_t key, Slot view, int64_t generation, uint64_t stream):
     return made
 
 
-cdef Wait put(Wait made):
-    """List a wait, or find the one that is."""
+cdef list list_for(Wait made):
+    """The list that a wait goes into."""
     global list_count
-    cdef list listed = lists.setdefault(made.key, {}).setdefault((made.view, made.stream), [])
+    cdef object key = made.key, place = (made.view, made.stream)
+    cdef dict held = lists.get(key)
+    cdef list listed
+    if held is None:
+        held = lists[key] = {}
+        list_count = len(lists)
+    listed = held.get(place)
+    if listed is None:
+        listed = held[place] = []
+    return listed
+
+
+cdef Wait put(list listed, Wait made):
+    """List a wait, or find the one that is."""
     cdef Py_ssize_t place = len(listed)
     while place and (<Wait>listed[place - 1]).generation > made.generation:
         place -= 1
@@ -154,7 +172,6 @@ cdef Wait put(Wait made):
         place -= 1
         del listed[place]
     listed.insert(place, made)
-    list_count = len(lists)
     return made
 
 
@@ -212,7 +229,7 @@ def release(view):
             if take_out(wait) and isinstance(wait.outcome, Loss):  # one without an outcome is not queued
                 kept = Wait(left, wait.generation, wait.key, wait.stream)
                 kept.outcome, kept.is_queued = wait.outcome, wait.is_queued
-                put(kept)
+                put(list_for(kept), kept)
     finally:
         end(table, collects)
 
@@ -225,20 +242,23 @@ cdef list in_lists(key, bint only_last):
     cdef bint collects = begin(table)
     found = []
     try:
-        for held in list(lists.values()) if key is None else [lists.get(key, {})]:
+        for held in list(lists.values()) if key is None else (lists.get(key, NO_LISTS),):
             for listed in (<dict>held).values():
-                found.extend((<list>listed)[-1:] if only_last else <list>listed)
+                if not only_last:
+                    found.extend(<list>listed)
+                elif <list>listed:
+                    found.append((<list>listed)[-1])
     finally:
         end(table, collects)
     return found
 
 
-def of(key):
+cpdef list of(key):
     """The waits in a stream's list; None: in all."""
     return in_lists(key, False)
 
 
-def latest(key):
+cpdef list latest(key):
     """Those that the stream's next record depends on: if the last of a use is good, so are those before it."""
     return in_lists(key, True)
 
