@@ -47,5 +47,8 @@ include "wait.pxi"          # wait
 include "record.pxi"        # record
 include "release.pxi"       # the end of a use
 include "users.pxi"         # what users hold
-include "lane.pxi"          # brackets around the launches of graphs
+include "bracket.pxi"       # what the bracket around a launch of graphs has
+include "lane_steps.pxi"    # what it queues
+include "lane_records.pxi"  # its end
+include "lane.pxi"          # the brackets of one launch stream
 include "replay.pxi"        # one such bracket, as users have it

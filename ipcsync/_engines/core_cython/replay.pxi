@@ -125,7 +125,7 @@ cdef class ReplayingBase:
             place = <Place>bracket.items[index].place
             if place._index != self._ordinal or place._order == 0:
                 self._raise_place(place)
-            bracket.items[index].address, bracket.items[index].order = place.address, place._order
+            bracket.items[index].address, bracket.items[index].order = place._address, place._order
         bracket.sort()
         if bracket._is_ahead:
             self._check_passing()
@@ -226,10 +226,12 @@ cdef class ReplayingBase:
                     core.await_complete(oldest, self._timeout, self.began)
             else:
                 core.open_import(1, -1)
-            for wait in latest(lane.key) if list_count != 0 and lane.key in lists else ():
-                outcome = wait.known_outcome()
-                if isinstance(outcome, Loss):
-                    raise wait.behind(outcome).error(core.name, core.label, core._recorded + 1)
+        if bracket.recorded == 0 or list_count == 0:
+            return True
+        for wait in latest(lane.key):
+            outcome = wait.look()
+            if isinstance(outcome, Loss):
+                raise wait.behind(outcome).error(core.name, core.label, core._recorded + 1)
         return True
 
     cdef bint await_room(self, Bracket bracket, Lane lane) except -1:
@@ -280,8 +282,6 @@ cdef class ReplayingBase:
                 place = <Place>bracket.items[index].place
                 if place.holder is not None:
                     return place
-            for index in range(bracket.gates + bracket.taps):
-                place = <Place>bracket.items[index].place
                 if place.lane is not None and place.lane is not lane:
                     bracket.add_other(place.lane, place.number)
             for index in range(bracket.gates + bracket.taps):

@@ -1,4 +1,4 @@
-"""Lanes: the library's own streams beside each launch stream. What is queued on them is in the core's lane.pxi."""
+"""Lanes: the library's own streams beside each launch stream. What is queued on them is in the core's lane_steps.pxi."""
 
 from __future__ import annotations
 

@@ -1,0 +1,172 @@
+# The end of a bracket: D waits for its taps, and records.
+
+cdef class LaneRecords(Steps):
+
+    cdef readonly int ordinal
+    cdef readonly uint64_t stream_id, feeder_id, drainer_id
+    cdef readonly int64_t key  # of the launch stream's list of waits
+
+    cdef bint take_turns(self, Use *uses, int count, uint64_t stream, int64_t deadline, timeout) except -1:
+        """Take the turns of the calls on these events, all or none, each with a marker for `stream`."""
+        cdef Core core
+        cdef int index = 0
+        while index < count:
+            core = <Core>uses[index].core
+            if uses[index].is_in:
+                step(LOCK)
+                if not core.calls.take():
+                    self.give_turns(uses, index)
+                    index = 0
+                    if not core.enter_calls(deadline):
+                        core.raise_timeout(core._recorded + 1, timeout, "reached (another thread's call blocks)")
+                    core.leave_calls()
+                    continue
+                ipcsync_turns(1)
+                try:
+                    if core.marker(stream) == NULL:
+                        core.make_marker(stream, self.ordinal)
+                except BaseException:
+                    self.give_turns(uses, index + 1)
+                    raise
+            index += 1
+        return True
+
+    cdef void give_turns(self, Use *uses, int count) noexcept:
+        cdef int index
+        for index in range(count):
+            if uses[index].is_in:
+                (<Core>uses[index].core).leave_calls()
+
+    cdef object record_all(self, Bracket bracket, replaying):
+        """Drain with all records, which are of timelines, by as few calls as possible; the first error of an event."""
+        cdef Use *uses = bracket.uses + bracket.fed
+        cdef Core core
+        cdef Wait wait
+        cdef Item *tap
+        cdef int index, result, marked
+        cdef object error = None
+        cdef list followed = []
+        self.take_turns(uses, bracket.recorded, self.drainer_id, FOREVER, None)
+        for index in range(bracket.recorded):
+            core = <Core>uses[index].core
+            if core._begun != core._recorded:  # the driver refused the last record: each call first makes that again
+                self.give_turns(uses, bracket.recorded)
+                return self.record_each(bracket, replaying)
+        try:
+            for index in range(bracket.recorded):
+                try:
+                    self.begin_records(<Core>uses[index].core, &uses[index], followed)
+                except IpcSyncError as refusal:
+                    (<Core>uses[index].core).leave_calls()
+                    uses[index].is_in = False
+                    error = error or refusal
+            for index in range(bracket.gates, bracket.gates + bracket.taps):
+                tap = &bracket.items[index]
+                core = <Core>bracket.uses[tap.use].core
+                if bracket.uses[tap.use].is_in:
+                    bracket.uses[tap.use].highest += 1
+                    tap.generation = bracket.uses[tap.use].highest
+                    tap.due, tap.value_due = core._address, core.base + <uint64_t>tap.generation
+            for index in range(bracket.recorded):
+                if uses[index].is_in:
+                    core = <Core>uses[index].core
+                    core.set_stream(self.drainer_id)
+                    core._begun = uses[index].highest
+            with nogil:
+                result = self.drain(bracket, True)
+            for index in range(bracket.recorded):
+                if uses[index].is_in:
+                    core = <Core>uses[index].core
+                    with nogil:
+                        marked = core.mark(self.draining, self.drainer_id)
+                    result = result or marked
+                    if result == 0:
+                        core._recorded = core._begun
+                        core.publish_record(core._recorded)
+                    elif core.enter_state():  # the next record repeats these; it may be on another stream
+                        core.chain.unprove(uses[index].highest)
+                        core.state.give()
+        finally:
+            self.give_turns(uses, bracket.recorded)
+        if result:
+            for index in range(bracket.gates, bracket.gates + bracket.taps):
+                bracket.items[index].generation = 0
+            raise_refused(result)
+        for wait in followed:
+            wait.is_queued = True
+        for index in range(bracket.recorded):
+            core = <Core>uses[index].core
+            if uses[index].is_in:
+                if core.is_awaited():
+                    core.wake()
+                if not core.is_open():
+                    error = error or self.end_records(bracket, core, bracket.fed + index)
+        return error
+
+    cdef bint begin_records(self, Core core, Use *use, list followed) except -1:
+        """Store what the records will depend on; called with the event's turn."""
+        cdef Entry entry
+        cdef bint follows = core.follows(self.drainer_id, core._recorded + 1)
+        if core.closed() or not core.is_open():
+            core.raise_no_record()
+        use.lowest = core._recorded + 1
+        use.highest = core._recorded
+        if follows:
+            use.due, use.value_due, use.flags = core._address, core.base + <uint64_t>use.highest, core._flags
+        if core.chain.is_needed or core.depends_on_all or list_count != 0:
+            entry = core.depend_on(self.key, self.drainer_id, use.lowest, None)  # on all that L waits for
+            if entry is not None:
+                entry.last = use.highest + use.count
+            if follows and (entry is not None or core.chain.entries_):
+                followed.append(add_wait(self.key, core, use.highest, self.drainer_id))
+            core.chain.commit(use.lowest, self.drainer_id, entry)
+        return True
+
+    cdef object end_records(self, Bracket bracket, Core core, int use):
+        """The error of an event that is not open any more: its records were made, and do not count."""
+        cdef int index
+        for index in range(bracket.gates, bracket.gates + bracket.taps):
+            if bracket.items[index].use == use:
+                bracket.items[index].generation = 0
+        try:
+            core.raise_no_record()
+        except IpcSyncError as error:
+            return error
+
+    cdef object record_each(self, Bracket bracket, replaying):
+        """Drain with one record behind each tap, by the calls of events; of an event, none behind one that failed."""
+        cdef object error = None
+        cdef Item *tap
+        cdef Item *gate
+        cdef Use *use
+        cdef Wait wait
+        cdef int index, other, result
+        cdef list waits = latest(self.key)
+        if bracket._is_ahead:  # a record depends on those points alone that are not surely captured after it
+            waits = bracket.before + [wait for wait in waits if wait.stream != self.feeder_id]
+        self.put(WAIT_64, self.armed.address, self.prepared)
+        for index in range(bracket.gates, bracket.gates + bracket.taps):
+            tap, use = &bracket.items[index], &bracket.uses[bracket.items[index].use]
+            self.put(WAIT_32, tap.address, 1)
+            with nogil:
+                result = self.give(self.draining)
+            if result:
+                raise_refused(result)
+            for other in range(bracket.gates if bracket._is_ahead and use.is_in else 0):
+                gate = &bracket.items[other]
+                if gate.due and not (<object>tap.place).is_surely_before(<object>gate.place):
+                    wait = add_wait(
+                        self.drainer_id, <Core>bracket.uses[gate.use].core, gate.generation, self.feeder_id
+                    )
+                    wait.is_queued = True
+            try:
+                tap.generation = replaying._record(<object>tap.value, waits) if use.is_in else 0
+            except IpcSyncError as refusal:
+                use.is_in = False
+                error = error or refusal
+        self.put(WRITE_64, self.drained.address, self.number)
+        with nogil:
+            result = self.give(self.draining)
+        if result:
+            raise_refused(result)
+        return error
