@@ -13,11 +13,12 @@ import pytest
 
 import ipcsync
 from ipcsync._board.layout import L_AWAITED
+from ipcsync.client.graphs.lanes import lane_of
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.graphs.layers import call, finish
 from tests.graphs.stage import NewClient, Stage
-from tests.kit.driver_functions import replaced
+from tests.kit.driver_functions import RECORD, Call, replaced
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
@@ -124,6 +125,9 @@ def test_a_replay_within_a_call_of_the_driver_is_refused_and_this_one_is_right(o
     one.expect(3)
 
 
+_BATCHES_BEFORE_RECORDS = 2  # and the end
+
+
 class _InterruptError(Exception):
     pass
 
@@ -178,26 +182,56 @@ def test_row_64_an_interrupt_while_there_is_no_room_queues_nothing(one: Stage, m
     one.expect(2)
 
 
-def test_row_64_a_record_that_is_interrupted_leaves_the_taps_drained_and_the_next_replay_right(
-    two: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
+def test_row_64_a_record_that_is_interrupted_leaves_the_taps_drained_and_the_next_replay_right(two: Stage) -> None:
     two.expect(1)
-    with StreamGate(two.sender.stream):  # the record looks at the outcome of what it depends on
-        waits = dict(zip(two.layers.waits, two.sender.send(2), strict=True))
-        records = dict.fromkeys(two.layers.records, two.done)
-        replaying = two.client.replay(waits, records, stream=two.layers.stream, timeout=20)
+    points, main, batches = two.sender.send(2), threading.current_thread(), []
+    has_turn, go_on = threading.Event(), threading.Event()
+
+    def batch(real: Call, *arguments: Any) -> int:
+        batches.append(arguments)
+        return real(*arguments)
+
+    def record(real: Call, *arguments: Any) -> int:
+        if threading.current_thread() is not main:
+            has_turn.set()
+            assert go_on.wait(DEADLINE_S)
+        return real(*arguments)
+
+    replaying = two.replay(points)
+    thread = threading.Thread(target=two.done.record, args=(ipcsync.Stream(),))
+    with replaced({"cuStreamBatchMemOp": batch, RECORD[two.done._engine.kind]: record}):
         replay = replaying.__enter__()
         two.layers.launch()
-        with monkeypatch.context() as patched:
-            patched.setattr(type(two.done._engine), "outcome_of", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                replaying.__exit__(None, None, None)
+        thread.start()
+        assert has_turn.wait(DEADLINE_S)
+        _interrupted(lambda: replaying.__exit__(None, None, None), lambda: len(batches) > _BATCHES_BEFORE_RECORDS)
+        go_on.set()
+        thread.join()
     with pytest.raises(ipcsync.CaptureError, match="no such record"):
         replay[two.layers.records[0]]
     two.expect(3)
+
+
+def test_a_refused_record_does_not_wait_for_what_another_stream_was_to_record_before(
+    one: Stage, new_client: NewClient
+) -> None:
+    other = ipcsync.Stream()
+    theirs = new_client()
+    theirs.event("theirs", recorder=True, engine="timeline")
+    never = one.client.event("theirs").at(1)
+    with StreamGate(other):
+        one.done.record(other)
+        (point,) = one.sender.send(1)
+        replaying = one.replay([point])
+        replaying.__enter__()
+        one.layers.launch()
+        never.wait(one.layers.stream, ahead=True)
+        theirs.close()
+        with pytest.raises(ipcsync.RecorderLost):
+            replaying.__exit__(None, None, None)
+        until(lane_of(one.layers.stream._handle, 0)[0].drainer.query, "the taps are drained")
+    one.client.resume(one.layers.stream, timeout=DEADLINE_S)
+    one.expect(2)
 
 
 def test_an_event_that_is_closed_within_the_block_makes_no_record_and_the_other_one_does(

@@ -111,8 +111,6 @@ cdef class LaneRecords(Steps):
             core.raise_no_record()
         use.lowest = core._recorded + 1
         use.highest = core._recorded
-        if follows:
-            use.due, use.value_due, use.flags = core._address, core.base + <uint64_t>use.highest, core._flags
         if core.chain.is_needed or core.depends_on_all or list_count != 0:
             entry = core.depend_on(self.key, self.drainer_id, use.lowest, None)  # on all that L waits for
             if entry is not None:
@@ -120,6 +118,8 @@ cdef class LaneRecords(Steps):
             if follows and (entry is not None or core.chain.entries_):
                 followed.append(add_wait(self.key, core, use.highest, self.drainer_id))
             core.chain.commit(use.lowest, self.drainer_id, entry)
+        if follows:  # only now: what was refused waits for nothing of that event
+            use.due, use.value_due, use.flags = core._address, core.base + <uint64_t>use.highest, core._flags
         return True
 
     cdef object end_records(self, Bracket bracket, Core core, int use):
