@@ -1,4 +1,4 @@
-"""Lanes: the library's own streams beside each launch stream. What is queued on them is in the core's lane_steps.pxi."""
+"""Lanes: the library's own streams beside each launch stream. The core's lane_steps.pxi says what they are given."""
 
 from __future__ import annotations
 
