@@ -1,0 +1,120 @@
+"""A replay's records among the other records of their event: order, numbers, who is woken, what is closed."""
+
+from __future__ import annotations
+
+from ctypes import c_uint64
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.graphs.layers import finish
+from tests.graphs.stage import NewClient, Stage
+from tests.kit.driver_functions import RECORD, Call, refused_once, replaced
+from tests.kit.steps import at_step
+from tests.kit.until import DEADLINE_S
+
+pytestmark = pytest.mark.driver
+
+_WAIT_64, _FIELDS = 4, 6  # CUstreamBatchMemOpType, CUstreamBatchMemOpParams
+
+
+def _noting(operations: list[tuple[int, int, int]]) -> dict[str, Call]:
+    """For `replaced`: the kind, the address and the value of each operation are added."""
+
+    def batch(real: Call, stream: int, count: int, address: int, flags: int) -> int:
+        fields = list((c_uint64 * (_FIELDS * count)).from_address(address))
+        operations.extend(zip(fields[::_FIELDS], fields[1::_FIELDS], fields[2::_FIELDS], strict=True))
+        return int(real(stream, count, address, flags))
+
+    return {"cuStreamBatchMemOp": batch}
+
+
+def test_a_replays_record_comes_behind_that_of_another_stream(one: Stage) -> None:
+    other, core = ipcsync.Stream(), one.done._engine
+    operations: list[tuple[int, int, int]] = []
+    with StreamGate(other):
+        before = one.done.record(other)
+        with replaced(_noting(operations)):
+            (point,) = one.run(1)
+        finish(one.layers.stream)
+        assert core.kind == "event" or (_WAIT_64, core._address, core.base + 1) in operations
+        assert not before.query()
+        assert not point.query()
+    point.synchronize(DEADLINE_S)
+
+
+def test_a_record_of_another_stream_comes_behind_a_replays(one: Stage) -> None:
+    other = ipcsync.Stream()
+    one.done.record(other)
+    with StreamGate(one.sender.stream):
+        (point,) = one.run(1)
+        behind = one.done.record(other)
+        for _ in range(300):
+            assert not point.query()
+            assert not behind.query()
+    behind.synchronize(DEADLINE_S)
+    assert one.layers.found() == [1]
+
+
+def test_a_record_that_the_driver_refused_and_a_replays_have_numbers_of_their_own(one: Stage) -> None:
+    refused = refused_once(RECORD[one.done._engine.kind])
+    with replaced(refused), pytest.raises(ipcsync.DriverError):
+        one.done.record(ipcsync.Stream())
+    (point,) = one.run(1)
+    assert point.generation == 2
+    point.synchronize(DEADLINE_S)
+
+
+def test_a_replays_record_wakes_who_waits_for_it(one: Stage) -> None:
+    with pytest.raises(ipcsync.WaitTimeout):  # from now on each record of it wakes
+        one.done.at(1).synchronize(0.001)
+    woken: list[bool] = []
+    with at_step("wake", lambda: woken.append(True)):
+        one.run(1)
+    assert woken
+
+
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_of_an_event_that_was_closed_no_word_is_written(one: Stage, engine: EngineName) -> None:
+    address, operations = one.done._engine._address, list[tuple[int, int, int]]()
+
+    def close_within() -> None:
+        with one.replay(one.sender.send(1)):
+            one.layers.launch()
+            one.done.close()
+
+    with replaced(_noting(operations)), pytest.raises(ipcsync.EventClosed):
+        close_within()
+    assert address not in [word for _, word, _ in operations]
+
+
+def test_behind_a_lost_point_of_the_launch_stream_a_replay_with_records_queues_nothing(
+    one: Stage, new_client: NewClient
+) -> None:
+    theirs, operations = new_client(), list[tuple[int, int, int]]()
+    theirs.event("theirs", recorder=True, engine="timeline")
+    one.client.event("theirs").at(1).wait(one.layers.stream, ahead=True)
+    points = one.sender.send(1)
+    theirs.close()
+    with replaced(_noting(operations)), pytest.raises(ipcsync.RecorderLost):
+        one.replay(points).__enter__()
+    assert operations == []
+    one.client.resume(one.layers.stream, timeout=DEADLINE_S)
+    one.expect(2)
+
+
+@pytest.mark.parametrize("engine", ["event"])
+def test_of_an_event_no_record_follows_one_that_was_refused(two: Stage, engine: EngineName) -> None:
+    points = two.sender.send(1)
+    ipcsync.synchronize_all(points, timeout=DEADLINE_S)
+    replaying = two.replay(points)
+    replay = replaying.__enter__()
+    two.layers.launch()
+    with replaced(refused_once("cuEventRecord")), pytest.raises(ipcsync.DriverError):
+        replaying.__exit__(None, None, None)
+    for record in two.layers.records:
+        with pytest.raises(ipcsync.CaptureError, match="no such record"):
+            replay[record]
+    two.expect(2)
