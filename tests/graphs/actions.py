@@ -38,10 +38,10 @@ def let_go() -> None:
     _kept["gate"].open()
 
 
-def send(value: int) -> list[bytes]:
-    """Fill all cells; the points, in bytes."""
+def send(value: int, *layers: int) -> list[bytes]:
+    """Fill these cells, or all; the points, in bytes."""
     points = []
-    for memory in _kept["sources"]:
+    for memory in [_kept["sources"][layer] for layer in layers] or _kept["sources"]:
         memory.fill(value, _kept["stream"])
         points.append(bytes(_kept["event"].record(_kept["stream"])))
     return points

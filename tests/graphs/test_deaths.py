@@ -79,6 +79,17 @@ def test_row_65_the_recorder_is_killed_and_the_graph_goes_on_with_all_behind_it_
     pair.expect(4)
 
 
+def test_row_65_the_recorder_is_killed_between_two_layers_and_only_the_later_record_is_lost(pair: Pair) -> None:
+    pair.expect(1)
+    points = pair.sending.call(do.send, 2, 0)
+    pair.sending.call(do.hold)
+    points = pair.replaying.call(do.replay, points + pair.sending.call(do.send, 2, 1))
+    for peer in (pair.replaying, pair.third):  # the first of which resolves it
+        assert peer.call(do.outcome, points[0])[0] == "complete"
+    pair.sending.kill()
+    assert pair.third.call(do.outcome, points[1]) == ("RecorderLost", "behind", pair.sending.pid)
+
+
 @pytest.mark.parametrize(("engine", "number"), CALLS)
 def test_row_65_the_replaying_process_is_killed_at_each_step_and_no_word_of_it_counts(pair: Pair, number: int) -> None:
     pair.expect(1)
