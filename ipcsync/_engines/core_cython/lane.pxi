@@ -66,7 +66,7 @@ cdef class Lane(LaneRecords):
         """
         cdef int index
         return [
-            add_wait(self.key, <Core>bracket.uses[index].core, bracket.uses[index].highest, self.feeder_id)
+            add(self.key, <Core>bracket.uses[index].core, bracket.uses[index].highest, self.feeder_id)
             for index in range(bracket.fed)
             if bracket.uses[index].highest
         ]
@@ -152,8 +152,9 @@ cdef class Lane(LaneRecords):
         cdef int result = 0
         if stage == PREPARING:
             result = self.prepare(bracket)  # perhaps again
-        if result == 0 and stage <= FEEDING:
-            result = self.feed_nothing()
+        if result == 0 and stage <= FEEDING:  # this takes the place of a feed, of which F may have a part, or all
+            self.put(WRITE_64, self.fed.address, self.prepared)
+            result = self.give(self.feeding)
         if result == 0 and stage != DRAINING:
             if stage == ENDING:  # perhaps it is over by now, and once more under its number would spoil the next one
                 self.number += 1

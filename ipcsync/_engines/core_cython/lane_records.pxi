@@ -23,8 +23,7 @@ cdef class LaneRecords(Steps):
                     continue
                 ipcsync_turns(1)
                 try:
-                    if core.marker(stream) == NULL:
-                        core.make_marker(stream, self.ordinal)
+                    core.make_marker(stream, self.ordinal)
                 except BaseException:
                     self.give_turns(uses, index + 1)
                     raise
@@ -116,7 +115,7 @@ cdef class LaneRecords(Steps):
             if entry is not None:
                 entry.last = use.highest + use.count
             if follows and (entry is not None or core.chain.entries_):
-                followed.append(add_wait(self.key, core, use.highest, self.drainer_id))
+                followed.append(add(self.key, core, use.highest, self.drainer_id))
             core.chain.commit(use.lowest, self.drainer_id, entry)
         if follows:  # only now: what was refused waits for nothing of that event
             use.due, use.value_due, use.flags = core._address, core.base + <uint64_t>use.highest, core._flags
@@ -139,7 +138,7 @@ cdef class LaneRecords(Steps):
         cdef Item *tap
         cdef Item *gate
         cdef Use *use
-        cdef Wait wait
+        cdef Core core
         cdef int index, other, result
         cdef list waits = latest(self.key)
         if bracket._is_ahead:  # a record depends on those points alone that are not surely captured after it
@@ -155,10 +154,8 @@ cdef class LaneRecords(Steps):
             for other in range(bracket.gates if bracket._is_ahead and use.is_in else 0):
                 gate = &bracket.items[other]
                 if gate.due and not (<object>tap.place).is_surely_before(<object>gate.place):
-                    wait = add_wait(
-                        self.drainer_id, <Core>bracket.uses[gate.use].core, gate.generation, self.feeder_id
-                    )
-                    wait.is_queued = True
+                    core = <Core>bracket.uses[gate.use].core
+                    add(self.drainer_id, core, gate.generation, self.feeder_id).is_queued = True
             try:
                 tap.generation = replaying._record(<object>tap.value, waits) if use.is_in else 0
             except IpcSyncError as refusal:

@@ -1,5 +1,5 @@
-# The steps of a bracket: what is queued around the launch of a graph, so that its constant operations wait and record once
-# each.
+# The steps of a bracket: what is queued around the launch of a graph, so that its constant operations wait and record
+# once each.
 #
 # A lane belongs to one launch stream L. It has two streams of its own, F that feeds and D that drains, four words, and
 # counts its brackets. Bracket r, in the host's order:
@@ -132,11 +132,6 @@ cdef class Steps:
             if gate.due:
                 self.put(WAIT_64, gate.due, gate.value_due, gate.flags)
             self.put(WRITE_32, gate.address, 1)
-        self.put(WRITE_64, self.fed.address, self.prepared)
-        return self.give(self.feeding)
-
-    cdef int feed_nothing(self) noexcept nogil:
-        """What takes the place of a feed, of which F may have a part, or all."""
         self.put(WRITE_64, self.fed.address, self.prepared)
         return self.give(self.feeding)
 

@@ -135,7 +135,7 @@ cdef class Records(Waits):
             if refusal.wait == 0:
                 entry = self.depend_on(self.key_of(handle, stream, self.ordinal), stream, generation, further)
                 if (self.chain.entries_ or entry is not None) and self.follows(stream, generation):
-                    followed = add_wait(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
+                    followed = add(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
                 self.chain.commit(generation, stream, entry)
                 has_turn = False
                 with nogil:

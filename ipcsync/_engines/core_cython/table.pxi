@@ -122,7 +122,7 @@ cdef inline list listed_for(int64_t key, view, uint64_t stream):
     return None if held is None else (<dict>held).get((view, stream))
 
 
-cdef Wait add_wait(int64_t key, Slot view, int64_t generation, uint64_t stream):
+cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
     """Have the stream's next record depend on `generation`; called before the wait is queued."""
     cdef Wait first
     cdef Wait made = Wait.__new__(Wait)
@@ -149,15 +149,8 @@ cdef Wait add_wait(int64_t key, Slot view, int64_t generation, uint64_t stream):
 cdef list list_for(Wait made):
     """The list that a wait goes into."""
     global list_count
-    cdef object key = made.key, place = (made.view, made.stream)
-    cdef dict held = lists.get(key)
-    cdef list listed
-    if held is None:
-        held = lists[key] = {}
-        list_count = len(lists)
-    listed = held.get(place)
-    if listed is None:
-        listed = held[place] = []
+    cdef list listed = lists.setdefault(made.key, {}).setdefault((made.view, made.stream), [])
+    list_count = len(lists)
     return listed
 
 
@@ -195,11 +188,6 @@ cdef void sweep():
     global sweep_at
     drop([wait for wait in of(None) if wait.known_outcome() is True])
     sweep_at = max(<int64_t>MANY_LISTS, <int64_t>(2 * list_count))
-
-
-def add(int64_t key, view, int64_t generation, uint64_t stream):
-    """Have the stream's next record depend on `generation`; called before the wait is queued."""
-    return add_wait(key, view, generation, stream)
 
 
 def drop(waits):

@@ -59,7 +59,7 @@ cdef class Waits(Queries):
             return 0
         stream = stream or self.id_of(handle)
         key = self.key_of(handle, stream, ordinal)
-        listed = add_wait(key, self, generation, stream)
+        listed = add(key, self, generation, stream)
         while True:
             if not self.has_import(generation):
                 self.open_import(generation, -1)  # before the hazard: opening one takes long
