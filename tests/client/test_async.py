@@ -15,10 +15,6 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync import _drivers
-from ipcsync._drivers import unwrap
-from ipcsync._native.context import OnDevice
-from ipcsync.client.aio._runner import is_of_this_thread
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, cancel, threads_named, turns, two_clients
@@ -411,24 +407,3 @@ def test_a_forked_child_is_refused(coordinator: ipcsync.Coordinator, new_peer: C
 
 
 # --- default streams --------------------------------------------------------------------------------------------------
-
-
-def _null_and_legacy() -> tuple[bool, bool, int, int]:
-    """In a peer: whether each is taken for another stream on another thread; their ids."""
-    null, legacy = ipcsync.default_stream(), ipcsync.ExternalStream(1)
-    ask = _drivers.load().cuStreamGetId
-    with OnDevice(0):
-        ids = [int(unwrap(ask(stream.cuda_stream), "cuStreamGetId")) for stream in (null, legacy)]
-    return is_of_this_thread(null), is_of_this_thread(legacy), ids[0], ids[1]
-
-
-@pytest.mark.parametrize("setting", [None, "0", "1"])
-def test_a_default_stream_is_the_threads_own_only_where_the_bindings_were_told_so(
-    new_peer: Callable[..., Peer], setting: str | None
-) -> None:
-    peer = new_peer() if setting is None else new_peer(CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=setting)
-    null_is_own, legacy_is_own, null, legacy = peer.call(_null_and_legacy)
-    assert not legacy_is_own
-    assert null_is_own is (null != legacy)
-    if ipcsync.driver_name() == "cuda" and setting in (None, "1"):
-        assert null_is_own is (setting == "1")

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -194,9 +194,8 @@ class _Foreign:
         return 0, self._stream.cuda_stream
 
 
-@pytest.mark.parametrize("what", ["resume", "record_all"])
 def test_the_stream_of_a_cancelled_call_lives_until_that_has_ended(
-    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch, what: str
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -206,18 +205,12 @@ def test_the_stream_of_a_cancelled_call_lives_until_that_has_ended(
         ended.set()
         raise RuntimeError("nobody awaits this")
 
-    def use(client: ipcsync.AsyncClient, stream: _Foreign) -> Coroutine[Any, Any, Any]:
-        if what == "resume":
-            monkeypatch.setattr(client._client, "resume", slow)
-            return client.resume(stream)
-        monkeypatch.setattr(client._client._everything, "join", slow)
-        return client.record_all(streams=(each for each in [stream]))
-
     async def scenario() -> None:
         async with ipcsync.aconnect(coordinator.endpoint) as client:
             stream = _Foreign()
             lives = weakref.ref(stream)
-            task = asyncio.create_task(use(client, stream))
+            monkeypatch.setattr(client._client, "resume", slow)
+            task = asyncio.create_task(client.resume(stream))
             del stream
             await turns_until(begun.is_set, "it is under way")
             await cancel(task)
@@ -307,26 +300,24 @@ def test_a_connect_of_an_abandoned_loop_closes_its_session(
     until(_collects(lambda: len(client.list_sessions()) == 1), "it is closed", LONG_S)
 
 
-def test_a_call_is_made_once_though_no_further_thread_can_be_started_for_it(
-    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_is_made_once_though_no_further_thread_can_be_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool has it by then: one of its threads may make it, too."""
 
     def none_left(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     async def scenario() -> None:
-        async with ipcsync.aconnect(coordinator.endpoint) as client:
-            event, stream, goes_on = await client.event("e", recorder=True), ipcsync.Stream(), threading.Event()
-            busy = asyncio.create_task(client._runner.threads.drive(goes_on.wait))
-            await turns()
-            with monkeypatch.context() as patch:
-                patch.setattr(threading.Thread, "start", none_left)
-                await event.record(stream)
-            goes_on.set()
-            await busy
-            await client._runner.threads.drive(lambda: None)  # behind what the pool had
-            assert event.generation == 1
+        pool, goes_on, calls = _runner.Pool("ipcsync-tested", 2), threading.Event(), list[int]()
+        busy = asyncio.create_task(_runner.run(pool, goes_on.wait))
+        await turns()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            await _runner.run(pool, lambda: calls.append(1))
+        goes_on.set()
+        await busy
+        await _runner.run(pool, lambda: None)  # behind what the pool had
+        pool.shutdown()
+        assert calls == [1]
 
     asyncio.run(scenario())
 

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import ipcsync
-from ipcsync.client.aio._runner import Threads
 from ipcsync.testing import StreamGate
 from tests.client.loops import LONG_S, cancel, turns, turns_until, two_clients
 from tests.faults import actions
@@ -45,31 +44,6 @@ def test_all_are_waited_for_on_the_host_and_by_a_stream(coordinator: ipcsync.Coo
             waiting.synchronize()
 
     asyncio.run(main())
-
-
-def test_waits_for_many_are_queued_by_one_call_on_a_thread(
-    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = 0
-    drive = Threads.drive
-
-    async def main() -> None:
-        nonlocal calls
-        async with two_clients(coordinator.endpoint) as (one, two):
-            stream = ipcsync.Stream()
-            sent = [bytes(await one.record(stream, engine="timeline")) for _ in range(COUNT)]
-            points = [await two.point(data) for data in sent]
-
-            async def counted(self: Threads, fn: Callable[[], object]) -> object:
-                nonlocal calls
-                calls += 1
-                return await drive(self, fn)
-
-            monkeypatch.setattr(Threads, "drive", counted)
-            assert await two.wait_all(points, ipcsync.Stream()) == []
-
-    asyncio.run(main())
-    assert calls == 1
 
 
 @pytest.mark.parametrize("name", ["synchronize_all", "wait_all"])

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -19,6 +19,8 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, stopped, turns, turns_until, two_clients
 from tests.kit.until import until
+
+T = TypeVar("T")
 
 _MANY = 1000  # the loop's own socket holds some 280 wake-ups
 
@@ -52,6 +54,50 @@ def test_waits_for_gpu_work_do_not_block_the_loop(coordinator: ipcsync.Coordinat
             await event.record(stream)
             await asyncio.gather(*waits)
             other.synchronize()
+
+    asyncio.run(scenario())
+
+
+def _at_once(call: Coroutine[Any, Any, T]) -> T:
+    """What a call returns that never gives the loop a turn."""
+    with pytest.raises(StopIteration) as ended:
+        call.send(None)
+    return cast("T", ended.value.value)
+
+
+def test_what_needs_no_request_is_done_without_another_thread(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            event = await one.event("e", recorder=True, engine=engine)
+            await one.record(stream)
+            await two.point(bytes(await event.record(stream)))
+            for record in (event.record, one.record):
+                point = _at_once(record(stream))
+                stream.synchronize()
+                assert _at_once(point.query())
+            seen = _at_once(two.point(bytes(await event.record(stream))))
+            _at_once(seen.wait(other))
+            assert _at_once(two.wait_all([seen, seen], other)) == []
+
+    asyncio.run(scenario())
+
+
+def test_who_asks_until_a_point_is_complete_leaves_the_loop_to_others(coordinator: ipcsync.Coordinator) -> None:
+    async def ask(point: AsyncPoint) -> None:
+        while not await point.query():
+            assert await point.exception() is None
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = ipcsync.Stream()
+            with StreamGate(stream) as gate:
+                asking = asyncio.create_task(ask(await client.record(stream)))
+                await turns()
+                gate.open()
+            await asking
 
     asyncio.run(scenario())
 

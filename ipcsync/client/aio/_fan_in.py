@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from ipcsync._native.stream import Stream
@@ -28,11 +27,10 @@ async def wait_all(
     runner: Runner,
     points: Iterable[AsyncPoint],
     stream: Stream,
-    owner: object,
     timeout: float | None,
     lost: Lost,
 ) -> list[AsyncPoint]:
-    """As the synchronous one: once all records are made, one call on a thread queues all waits."""
+    """As the synchronous one: once all records are made, one call queues all waits."""
     waiting = _checked(points, lost)
     plain = await attached(waiting)
     unmade = [place for place, point in enumerate(plain) if not point.is_recorded]
@@ -43,8 +41,7 @@ async def wait_all(
         waits.append(runner.over(reference, pending))
     skipped = {unmade[place] for place in await _all(waits, lost)}
     left = [point for place, point in enumerate(plain) if place not in skipped]
-    queue = partial(wait_for_all, left, stream, timeout=0, lost=lost)
-    lost_now = {id(point) for point in await runner.drive(queue, stream, owner)}
+    lost_now = {id(point) for point in wait_for_all(left, stream, timeout=0, lost=lost)}
     return [point for place, point in enumerate(waiting) if place in skipped or id(plain[place]) in lost_now]
 
 

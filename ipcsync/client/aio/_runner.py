@@ -1,8 +1,9 @@
-"""Running the calls of an asynchronous client on threads, so that none of them blocks the loop.
+"""Running the calls of an asynchronous client so that none of them makes the loop wait.
 
-There are two pools, so that one kind of call does not delay the other: requests, which end by their own timeouts, and
-driver calls, which do not wait. Waits for GPU work take no thread of their own: the session's thread that looks at all
-of them tells the loop. A call that may last as long as the session has a thread for itself.
+Records, queries and waits on streams are made on the loop's thread: a hand-over to another one costs ten times as much.
+Requests, which end by their own timeouts, have a pool of threads. Waits for GPU work take no thread of their own: the
+session's thread that looks at all of them tells the loop. A call that may last as long as the session has a thread for
+itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from ipcsync._deadline import FULL_NS, bounded, deadline_of, left_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
-from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
@@ -38,9 +38,7 @@ T = TypeVar("T")
 
 _REQUESTS = 16
 _TURN_S = 0.01  # a thread's start takes no longer, unless all are busy
-_DRIVER = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
-_NULL, _LEGACY, _PER_THREAD = range(3)
 
 
 class Pool:
@@ -87,25 +85,9 @@ def _make_all(calls: SimpleQueue[Callable[[], object] | None], idle: deque[None]
     calls.put(None)
 
 
-class Threads:
-    """The threads of one asynchronous client."""
-
-    def __init__(self) -> None:
-        self._requests = Pool("ipcsync-requests", _REQUESTS)
-        self._driver = Pool("ipcsync-driver-calls", _DRIVER)
-
-    async def request(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """Return `fn()`, run in the pool of requests; `undo` gets its result if this is cancelled meanwhile."""
-        return await run(self._requests, fn, undo)
-
-    async def drive(self, fn: Callable[[], T]) -> T:
-        """Return `fn()`, run in the pool of driver calls. Once it has begun, a cancellation does not undo it."""
-        return await run(self._driver, fn)
-
-    def shutdown(self) -> None:
-        """Have the threads end once they have finished their calls; the client is closed."""
-        self._requests.shutdown()
-        self._driver.shutdown()
+def request_pool() -> Pool:
+    """The threads of one asynchronous client's requests."""
+    return Pool("ipcsync-requests", _REQUESTS)
 
 
 class _Call(Generic[T]):
@@ -156,9 +138,9 @@ class _Call(Generic[T]):
 class Runner:
     """Runs the calls of one asynchronous client's events and points."""
 
-    def __init__(self, session: Session, threads: Threads) -> None:
+    def __init__(self, session: Session, requests: Pool) -> None:
         self.session = session
-        self.threads = threads
+        self.requests = requests
         runners.append(weakref.ref(self, runners.remove))
 
     async def request(
@@ -182,7 +164,7 @@ class Runner:
             left = left_of(deadline)
             return fn(timeout=left if seconds - left > _TURN_S else seconds)
 
-        return await (run_alone(ask, undo) if alone else self.threads.request(ask, undo))
+        return await (run_alone(ask, undo) if alone else run(self.requests, ask, undo))
 
     async def over(self, attached: AttachmentRef, pending: Pending) -> None:
         """Wait until the point is complete or recorded; raises the error that ends the wait."""
@@ -195,15 +177,15 @@ class Runner:
             attached.forget(entry)
 
     async def record(
-        self, event: SharedEvent, stream: Stream, owner: object, timeout: float | None, after: Sequence[Point] = ()
+        self, event: SharedEvent, stream: Stream, timeout: float | None, after: Sequence[Point] = ()
     ) -> Point:
-        """Record as soon as there is room in the ring. `owner` is the object that the stream was taken from."""
+        """Record as soon as there is room in the ring."""
         deadline = deadline_of(timeout)
         await self.all_recorded(after, timeout)
         engine, pause_s = event._engine, _FIRST_PAUSE_S
         while True:
             try:
-                return await self.drive(partial(event.record, stream, timeout=0, after=after), stream, owner)
+                return event.record(stream, timeout=0, after=after)
             except WaitTimeout:
                 oldest = engine.oldest_in_the_way
             left_s = max(0.0, (deadline - time.monotonic_ns()) / 1e9)
@@ -231,20 +213,15 @@ class Runner:
                 left = None if timeout is None else left_of(deadline)
                 await self.over(attached, Pending(attached.engine, point.generation, left, recorded=True))
 
-    async def wait(self, point: Point, stream: Stream, owner: object, timeout: float | None, *, ahead: bool) -> None:
+    async def wait(self, point: Point, stream: Stream, timeout: float | None, *, ahead: bool) -> None:
         """Queue the wait as soon as the record is made."""
         deadline_of(timeout)
-        queue = partial(point.wait, stream, timeout=0, ahead=ahead)
         try:
-            await self.drive(queue, stream, owner)
+            point.wait(stream, timeout=0, ahead=ahead)
         except WaitTimeout:
             attached = point._bound()
             await self.over(attached, Pending(attached.engine, point.generation, timeout, recorded=True))
-            await self.drive(queue, stream, owner)  # it does not block: a recorded generation stays recorded
-
-    async def drive(self, fn: Callable[[], T], stream: Stream, owner: object) -> T:
-        """A driver call that does not wait; `owner` lives until it is made, also if this is cancelled meanwhile."""
-        return fn() if is_of_this_thread(stream) else await self.threads.drive(partial(with_owner, owner, fn))
+            point.wait(stream, timeout=0, ahead=ahead)  # it does not block: a recorded generation stays recorded
 
 
 runners: list[weakref.ref[Runner]] = []
@@ -290,18 +267,6 @@ def _there(fn: Callable[[], T], current: DriverObject) -> T:
     if current is not None:
         unwrap(context.driver().cuCtxSetCurrent(current), "cuCtxSetCurrent")
     return fn()
-
-
-def is_of_this_thread(stream: Stream) -> bool:
-    """Whether a stream's handle means another stream on another thread."""
-    if stream.stream_id == _NULL:
-        # The legacy or the per-thread one: cuda-bindings decides by a variable, which some versions take for true if it
-        # is "0".
-        ask = context.driver().cuStreamGetId
-        with OnDevice(stream.device_index) as inside, inside:
-            null, legacy = (int(unwrap(ask(handle), "cuStreamGetId")) for handle in (_NULL, _LEGACY))
-        return null != legacy
-    return stream.stream_id == _PER_THREAD
 
 
 def with_owner(_owner: object, fn: Callable[[], T]) -> T:

@@ -1,8 +1,8 @@
-"""The client for asyncio: no call blocks the loop, and a cancelled call leaves nothing open.
+"""The client for asyncio: no call makes the loop wait for a peer, and a cancelled call leaves nothing open.
 
-Each class wraps the one without `Async` in its name. Requests and driver calls run on threads; one thread of the client
-looks at all waits for GPU work. One exception: the per-thread default stream, whose handle means another stream on each
-thread, is used on the loop's thread, by calls that do not wait.
+Each class wraps the one without `Async` in its name. Requests run on threads; one thread of the client looks at all
+waits for GPU work. Records, queries and waits on streams are calls of the loop's thread, as the kernels that they stand
+behind.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ipcsync._native.device import parse
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
+from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client._connecting import connect
 from ipcsync.client._opening import note_depth
 from ipcsync.client._recording import chosen
 from ipcsync.client._twins import ClientView
 from ipcsync.client.aio import _fan_in
-from ipcsync.client.aio._runner import Pool, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
+from ipcsync.client.aio._runner import Pool, Runner, request_pool, run, run_alone, with_owner
 from ipcsync.client.aio._twin import taking, twin
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
 from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying, AsyncUpcoming
@@ -107,7 +108,7 @@ class Connecting(Coroutine[Any, Any, "AsyncClient"]):
 
 
 async def _open(open_session: Callable[[], Client]) -> AsyncClient:
-    threads = Threads()
+    requests = request_pool()
 
     def open_quietly() -> Client:
         client = open_session()
@@ -115,9 +116,9 @@ async def _open(open_session: Callable[[], Client]) -> AsyncClient:
         return client
 
     try:
-        return AsyncClient(await threads.request(open_quietly, Client.close), threads)
+        return AsyncClient(await run(requests, open_quietly, Client.close), requests)
     except BaseException:
-        threads.shutdown()
+        requests.shutdown()
         raise
 
 
@@ -133,10 +134,10 @@ class AsyncClient(ClientView, AsyncClosing):
     request's `timeout` and its errors are as in `Client`.
     """
 
-    def __init__(self, client: Client, threads: Threads) -> None:
+    def __init__(self, client: Client, requests: Pool) -> None:
         self._client = client
         self._session, self._prefix = client._session, client.prefix
-        self._runner = Runner(client._session, threads)
+        self._runner = Runner(client._session, requests)
         warn_if_dropped(self, client._session)
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class AsyncClient(ClientView, AsyncClosing):
         if depth is not None:
             note_depth(event, depth)
         points = await attached(after)
-        return AsyncPoint(await self._runner.record(event, chosen, stream, timeout, points), self._runner)
+        return AsyncPoint(await self._runner.record(event, chosen, timeout, points), self._runner)
 
     async def record_all(
         self,
@@ -188,17 +189,10 @@ class AsyncClient(ClientView, AsyncClosing):
         """
         self._session.check()
         points = bound(await attached(after))
-        owners = None if streams is None else list(streams)
-        ordinal, named = parse(device), chosen(owners)
         everything = self._client._everything
-        is_ours = any(is_of_this_thread(stream) for stream in named or ())
-        made = everything.join(ordinal, named) if is_ours else None
-
-        def record() -> Point:
-            joined, gathered = made or everything.join(ordinal, named)
-            return everything.record(joined, gathered, engine, timeout, points)
-
-        return AsyncPoint(await run_alone(partial(with_owner, owners, record), surely=True), self._runner)
+        joined, waits = everything.join(parse(device), chosen(streams))
+        record = partial(everything.record, joined, waits, engine, timeout, points)
+        return AsyncPoint(await run_alone(record, surely=True), self._runner)
 
     @twin(Client.reserve, Reservation.close)
     def reserve(self, reservation: Reservation) -> AsyncReservation:
@@ -242,10 +236,14 @@ class AsyncClient(ClientView, AsyncClosing):
         chosen = resolve(stream)
         await run_alone(partial(with_owner, stream, partial(self._client.resume, chosen, timeout)))
 
-    @twin(Client.point)
-    def point(self, point: Point) -> AsyncPoint:
+    async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""
-        return AsyncPoint(point, self._runner)
+        self._session.check()
+        key = wire.unpack(data)
+        found = self._session.find(key)
+        if found is None:
+            found = await self._runner.request(partial(self._session.attach, key), timeout)
+        return AsyncPoint(Point(found, key.generation), self._runner)
 
     async def synchronize_all(
         self, points: Iterable[AsyncPoint], *, timeout: float | None = None, lost: Literal["raise", "skip"] = "raise"
@@ -263,11 +261,11 @@ class AsyncClient(ClientView, AsyncClosing):
     ) -> list[AsyncPoint]:
         """Have all work submitted to `stream` from now on wait for every point; as `ipcsync.wait_all`.
 
-        All waits are queued by one call on a thread, so it costs little more than a wait for one point.
+        All waits are queued by one call, so it costs little more than a wait for one point.
         """
         self._session.check()
         refuse_small_number(stream, 0)
-        return await _fan_in.wait_all(self._runner, points, resolve(stream), stream, timeout, lost)
+        return await _fan_in.wait_all(self._runner, points, resolve(stream), timeout, lost)
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
         """Wait until the GPU work of the lost recorder of `point` has ended; as `Client.wait_over`."""
@@ -356,7 +354,7 @@ class AsyncClient(ClientView, AsyncClosing):
 
     def _close(self) -> None:
         self._client.close()
-        self._runner.threads.shutdown()
+        self._runner.requests.shutdown()
 
 
 class _WatchOver(Exception):  # noqa: N818 - no error: the end of a watch without a reader

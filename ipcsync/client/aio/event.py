@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -46,13 +47,11 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
     ) -> AsyncPoint:
         """Record the next generation; as `SharedEvent.record`.
 
-        If the ring is full, the task waits for the oldest record. If it is cancelled then, nothing is recorded; if it
-        is cancelled during the driver's call, the record may have been made.
+        If the ring is full, the task waits for the oldest record. If it is cancelled then, nothing is recorded.
         """
         self._check()
-        ordinal = self.device.index
-        chosen = resolve(stream, ordinal)
-        point = await self._runner.record(self._event, chosen, stream, timeout, await attached(after))
+        chosen = resolve(stream, self.device.index)
+        point = await self._runner.record(self._event, chosen, timeout, await attached(after))
         return AsyncPoint(point, self._runner)
 
     async def close(self) -> None:
@@ -86,7 +85,9 @@ class AsyncPoint:
             return None if timeout is None else left_of(deadline)
 
         # `left` is asked once it is a thread's turn.
-        attachment = await runner.request(lambda timeout: attach(runner.session, key, left()))  # noqa: ARG005
+        attachment = runner.session.find(key)
+        if attachment is None:
+            attachment = await runner.request(lambda timeout: attach(runner.session, key, left()))  # noqa: ARG005
         self._point = Point(attachment, key.generation)
         self._runner = runner
         return runner, self._point, left()
@@ -129,12 +130,15 @@ class AsyncPoint:
         refuse_small_number(stream, 0)
         chosen = resolve(stream)
         runner, point, left = await self._bound(timeout)
-        await runner.wait(point, chosen, stream, left, ahead=ahead)
+        await runner.wait(point, chosen, left, ahead=ahead)
 
     async def query(self) -> bool:
         """Whether it is complete; as `Point.query`."""
-        runner, point, _ = await self._bound()
-        return await runner.threads.drive(point.query)
+        _, point, _ = await self._bound()
+        is_complete = point.query()
+        if not is_complete:
+            await asyncio.sleep(0)  # who asks until it is must not keep the loop from what completes it
+        return is_complete
 
     async def synchronize(self, timeout: float | None = None) -> None:
         """Wait until it is complete; as `Point.synchronize`."""
@@ -155,8 +159,11 @@ class AsyncPoint:
 
     async def exception(self) -> IpcSyncError | None:
         """Why the point can never be complete; None if it is, or still can be."""
-        runner, point, _ = await self._bound()
-        return await runner.threads.drive(point.exception)
+        _, point, _ = await self._bound()
+        error = point.exception()
+        if error is None:
+            await asyncio.sleep(0)  # as in `query`
+        return error
 
     def __bytes__(self) -> bytes:
         return bytes(self._point)

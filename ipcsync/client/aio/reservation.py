@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 from ipcsync._closing import AsyncClosing
 from ipcsync._native import fork
@@ -34,8 +33,7 @@ class AsyncReservation(AsyncClosing):
         chosen = resolve(stream, self._reservation.point.device.index)
         points = await attached(after)
         await self._runner.all_recorded(points)
-        point = await self._runner.drive(partial(self._reservation.record, chosen, after=points), chosen, stream)
-        return AsyncPoint(point, self._runner)
+        return AsyncPoint(self._reservation.record(chosen, after=points), self._runner)
 
     async def close(self) -> None:
         """Close it, as `Reservation.close`. If it is cancelled, the close goes on."""
