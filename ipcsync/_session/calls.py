@@ -15,9 +15,10 @@ from ipcsync._worker import Latch
 T = TypeVar("T")
 
 # As `os.eventfd_write`, but it keeps the GIL: the thread that is woken would take it, and the caller, which is about to
-# wait, have to be woken once more for that.
+# wait, have to be woken once more for that. No `argtypes`: they would be called, and near the limit of recursion ctypes
+# turns what that raises into an error of its own.
 _eventfd_write = ctypes.PyDLL(None).eventfd_write
-_eventfd_write.argtypes = (ctypes.c_int, ctypes.c_uint64)
+_ONE = ctypes.c_uint64(1)
 
 
 class Bell:
@@ -26,6 +27,7 @@ class Bell:
     def __init__(self) -> None:
         self._fd = -1
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._argument = ctypes.c_int(self._fd)
 
     def fileno(self) -> int:
         """For the poll."""
@@ -33,7 +35,7 @@ class Bell:
 
     def ring(self) -> None:
         """Have the thread's poll return, or the next one."""
-        _eventfd_write(self._fd, 1)
+        _eventfd_write(self._argument, _ONE)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # also when this module is gone
         if self._fd >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -99,6 +100,30 @@ def test_an_interrupted_look_at_a_point_leaves_nothing_attached(
     client.stats()
     client._session.lease.wake()
     until(lambda: [row.session for row in client.list_attachments("e")] == ["other"], "it is given back")
+
+
+def test_what_fails_for_want_of_stack_says_so_and_leaves_nothing(client: ipcsync.Client, new_client: NewClient) -> None:
+    observer, data = new_client(), bytes(new_client("other").event("seen", recorder=True).record())
+
+    def within(frames: int, call: Callable[[], object]) -> object:
+        return call() if frames == 0 else within(frames - 1, call)
+
+    calls: list[Callable[[], object]] = [
+        client.stats,
+        lambda: client.point(data).query(),
+        lambda: client.event("opened", recorder=True).close(),
+        lambda: client.reserve().close(),
+    ]
+    limit = sys.getrecursionlimit()
+    for call in calls:
+        refused = []
+        for frames in range(limit - 150, limit):
+            try:
+                within(frames, call)
+            except RecursionError as error:  # noqa: PERF203 - each by itself
+                refused.append(error)
+        assert refused
+    until(lambda: gc.collect() >= 0 and observer.stats()["pool_in_use"] == 1, "all but the other's event is given back")
 
 
 def test_a_handler_may_call_anything_amid_a_call_that_waits(
