@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import logging
 import os
 import select
@@ -21,7 +22,6 @@ from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.process import PidFd, PidFdError, Process, pid_namespace
 from ipcsync._locks import know_turns
 from ipcsync._native import fork
-from ipcsync._session.calls import Bell
 from ipcsync._wire.messages import Welcome
 from ipcsync.errors import (
     ClientClosed,
@@ -40,6 +40,34 @@ _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 _LIFELINE_S = 0.25
 _LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the owner's thread; nothing else is done meanwhile
 LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
+
+
+# As `os.eventfd_write`, but it keeps the GIL: the thread that is woken would take it, and the caller, which is about to
+# wait, have to be woken once more for that. No `argtypes`: they would be called, and near the limit of recursion ctypes
+# turns what that raises into an error of its own.
+_eventfd_write = ctypes.PyDLL(None).eventfd_write
+_ONE = ctypes.c_uint64(1)
+
+
+class Bell:
+    """Wakes a thread that polls its descriptor for edges. Any thread may ring it; the last reference closes it."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._argument = ctypes.c_int(self._fd)
+
+    def fileno(self) -> int:
+        """For the poll."""
+        return self._fd
+
+    def ring(self) -> None:
+        """Have the thread's poll return, or the next one."""
+        _eventfd_write(self._argument, _ONE)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # also when this module is gone
+        if self._fd >= 0:
+            close(self._fd)
 
 
 class SessionLease:

@@ -7,14 +7,12 @@ and runs no user's code. Calls of other threads are handed to it, one after the 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
@@ -29,7 +27,7 @@ from ipcsync._native import fork, pinned
 from ipcsync._native.context import count, current_ordinal, uuid_of
 from ipcsync._session import feed, handshake, lease, sessions
 from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable, Opening
-from ipcsync._session.calls import Job
+from ipcsync._session.calls import CallerGone, Calls, Job, OwnerGone
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
@@ -39,7 +37,7 @@ from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
 from ipcsync._worker import Latch, check_threads, start
-from ipcsync.errors import ClientClosed, ConnectError, IpcSyncError, QuotaExceeded, Reentered, WaitTimeout
+from ipcsync.errors import ClientClosed, ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
 from ipcsync.typing import EngineChoice
 
 if TYPE_CHECKING:
@@ -56,13 +54,7 @@ _TOLD_S = 0.5  # for which a close waits until it is told
 _CALL_S = 1.0  # for which it waits for other threads' calls
 _DRAIN_S = 1.0
 _END_S = 10.0  # longer than the end takes
-_SLICE_S = 0.25
 _BEAT_S = 0.05  # for a request at a beat
-_PATIENCE_NS = 1_000_000_000  # behind a call's deadline, which the owner sees first
-
-
-class _Unwanted(Exception):  # noqa: N818 - nobody gets it
-    """The caller of a request is gone."""
 
 
 class Session:
@@ -76,6 +68,7 @@ class Session:
 
     connection: Connection
     lease: SessionLease
+    calls: Calls
     attachments: AttachmentTable
     driving: Driving
 
@@ -93,12 +86,9 @@ class Session:
         self._failure: BaseException | None = None
         self._has_begun = Latch()  # set also if it failed to
         self._has_ended = Latch()  # the part of the end that `close` waits for
-        self._is_shut_down = False
         self._closer = 0  # the id of the thread that waits for the end
         self._shown = shown
         self._thread: threading.Thread | None = None
-        self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._job: Job[Any] | None = None  # the one that the owner does
         self._has_said_goodbye = False
 
     def begin(
@@ -153,7 +143,7 @@ class Session:
             # What it had stays in use, so this process keeps the lifeline: for others the session expires.
             log.exception("%r ends: its own thread failed", self)
             self.lease.lose(IpcSyncError(f"the session's own thread failed, and with it the session: {error!r}"))
-            if not self._is_shut_down:
+            if not self.calls.is_over:
                 self._stop()
         finally:
             self._has_ended.set()
@@ -185,8 +175,9 @@ class Session:
         self.lease = SessionLease(board, welcome, self.endpoint, self._at_beat, self._rung)
         self.lease.depends_on_all = self._behind_all
         undo.callback(self.lease.stop)
+        self.calls = Calls(self.lease.ring)
         self.attachments = AttachmentTable(board, self.lease, self._tell, self.waits, tracing, self._shown)
-        self.driving = Driving(self.attachments, self.lease, self._post, min(welcome.heartbeat, LONGEST_BEAT_S))
+        self.driving = Driving(self.attachments, self.lease, self.calls.post, min(welcome.heartbeat, LONGEST_BEAT_S))
         if not outliving.may_be_served():
             over.hold(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
         self.lease.show()  # first: from Ready on the coordinator waits for the mark
@@ -209,8 +200,7 @@ class Session:
 
     def _work(self) -> None:
         """Do the jobs, and tell what came of them."""
-        while not self._jobs.empty():
-            self._jobs.get()()
+        self.calls.work()
         if self.attachments.is_due and not self.is_closed:
             self.attachments.tell()
 
@@ -270,45 +260,13 @@ class Session:
         """Whether the session lives, as far as this process knows; sends nothing."""
         return not self.is_closed and not fork.is_in_bad_fork() and self.lease.is_good
 
-    def check_may_wait(self) -> None:
-        """Raise Reentered on a thread that owns a session, where the collector may call any finalizer."""
-        if lease.has_a_beat():
-            raise Reentered("a finalizer on a thread of ipcsync's own makes a call that waits for such a thread")
-
-    def _post(self, function: Callable[[], object]) -> None:
-        """Have the owner call a function, behind those before. An exception of it ends the session."""
-        self._jobs.put(function)
-        self.lease.ring()
-
-    def submit(self, job: Job[_T]) -> Job[_T]:
-        """Have the owner do a job, behind those before."""
-        self._post(partial(self._do, job))
-        return job
-
-    def _do(self, job: Job[Any]) -> None:
-        self._job = job
-        job.run()
-        self._job = None
-
-    def _await(self, job: Job[_T], deadline: int, timeout: float) -> _T:
-        """What came of a job. If an exception ends the wait, a request that is under way for it is given up."""
-        try:
-            self.check_may_wait()
-            while not job.wait(0 if self._is_shut_down else min(_SLICE_S, left_of(deadline) + 0.001)):
-                fork.check()
-                if self._is_shut_down or sys.is_finalizing():  # then nobody does it any more
-                    self.check()
-                    raise self._closed()
-                now = time.monotonic_ns()
-                if now >= deadline + (_PATIENCE_NS if job.has_begun else 0):
-                    raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
-            return job.result()
-        except BaseException:
-            job.is_wanted = False
-            raise
-
     def _call(self, function: Callable[[], _T], deadline: int, timeout: float) -> _T:
-        return self._await(self.submit(Job(function)), deadline, timeout)
+        """What the function returns, which the owner calls; WaitTimeout behind the `deadline` of `timeout` seconds."""
+        try:
+            return self.calls.call(function, deadline, timeout)
+        except OwnerGone:
+            self.check()
+            raise self._closed() from None
 
     def request(self, body: Message, kind: type[_M], timeout: float | None = None) -> _M:
         """Send a request and return its reply, which is a `kind`; raises the error in the reply.
@@ -330,8 +288,8 @@ class Session:
 
     def _check_asked(self) -> None:
         self.check()
-        if self._job is not None and not self._job.is_wanted:
-            raise _Unwanted
+        if self.calls.is_unwanted:
+            raise CallerGone
 
     def _beat_and_check_asked(self) -> None:
         self._beat_and_check()
@@ -439,14 +397,14 @@ class Session:
                 if request.reply is not None:
                     table.give_back(request.reply)
             raise
-        if self._job is not None and not self._job.is_wanted and key is not None:
+        if self.calls.is_unwanted and key is not None:
             table.give_up(found[0])
         return found
 
     def abandon(self, openings: Sequence[Opening]) -> None:
         """Close openings that no caller has."""
         if openings and self._has_begun.is_set and self._failure is None and not fork.is_in_bad_fork():
-            self._post(partial(self._close, openings))
+            self.calls.post(partial(self._close, openings))
 
     def _close(self, openings: Sequence[Opening]) -> None:
         if self.attachments.close(openings):
@@ -466,7 +424,7 @@ class Session:
 
         `wait`: until the coordinator has that, or for half a second; not in a finalizer on a session's own thread.
         """
-        if not wait or lease.has_a_beat() or self._is_shut_down:
+        if not wait or lease.has_a_beat() or self.calls.is_over:
             self.abandon([opening])
             return
         use = opening.use
@@ -474,9 +432,9 @@ class Session:
             if use is not None and use.openings == {opening}:
                 use.engine.await_calls(_CALL_S)
         finally:  # an exception that ends the wait must not leave it open
-            job = self.submit(Job(partial(self.attachments.close, [opening])))
-        with suppress(WaitTimeout, ClientClosed):
-            for ended in self._await(job, deadline_of(_TOLD_S), _TOLD_S):
+            job = self.calls.submit(Job(partial(self.attachments.close, [opening])))
+        with suppress(WaitTimeout, ClientClosed, OwnerGone):
+            for ended in self.calls.result_of(job, deadline_of(_TOLD_S), _TOLD_S):
                 self.driving.settle(ended)
                 self._call(partial(self.attachments.tell, _TOLD_S), deadline_of(_TOLD_S), _TOLD_S)
 
@@ -521,7 +479,7 @@ class Session:
         self.lease.ring()
         if lease.has_a_beat() or threading.current_thread() is self._driver_thread:
             return
-        if self._has_ended.wait(_END_S) and self._is_shut_down and self._thread is not None:
+        if self._has_ended.wait(_END_S) and self.calls.is_over and self._thread is not None:
             self._thread.join(_END_S)
 
     def _end(self) -> None:
@@ -579,7 +537,7 @@ class Session:
 
     def _stop(self) -> None:
         """Take no more calls; those that came are answered."""
-        self._is_shut_down = True
+        self.calls.is_over = True
         sessions.remove(self)
         devices.collectors.remove(self._collect)
         self.connection.close()

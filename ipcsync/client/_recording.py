@@ -16,6 +16,7 @@ from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.attachments import Opening
+from ipcsync._session.calls import check_may_wait
 from ipcsync._session.session import Session
 from ipcsync.client._opening import OpenOptions, open_events
 from ipcsync.client.event import SharedEvent
@@ -46,7 +47,7 @@ class UnnamedEvents:
         """
         if self._lock.is_mine():
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
-        self._session.check_may_wait()
+        check_may_wait()
         seconds, openings = self._session.timeout if timeout is None else timeout, [Opening()]
         deadline, depth = deadline_of(seconds), self._session.depth if depth is None else depth
         try:

@@ -157,7 +157,7 @@ def test_a_finalizer_on_the_sessions_own_thread_is_told_that_it_may_not_wait(cli
         client.close()
         over.set()
 
-    client._session._post(finalize)
+    client._session.calls.post(finalize)
     assert over.wait(30)
     assert len(raised) == 1
     client.close()
@@ -170,7 +170,7 @@ def test_a_session_whose_own_thread_fails_ends_loudly(new_client: NewClient, cap
 
     observer, client = new_client("observer"), new_client("failing", lease_ttl=0.5)
     event = client.event("e", recorder=True)
-    client._session._post(fail)
+    client._session.calls.post(fail)
     with pytest.raises(ipcsync.IpcSyncError):
         client.stats()
     until(lambda: not client.is_connected, "its loss is known")

@@ -135,7 +135,6 @@ def _lost_program(code: str, observer: ipcsync.Client, *arguments: str) -> Itera
 
 _EXECUTES = """
 import os, sys, ipcsync
-from ipcsync._session.calls import Job
 from ipcsync.testing import StreamGate
 client = ipcsync.connect(sys.argv[1], lease_ttl=60)
 event, stream = client.event("e", recorder=True, engine=sys.argv[2]), ipcsync.Stream()
@@ -162,9 +161,7 @@ def test_a_process_that_calls_exec_is_told_at_once_and_keeps_no_slot(
 
 _ENDS_SLOWLY = """
 import atexit, ctypes, sys, ipcsync
-from ipcsync._session.calls import Job
 from ipcsync.testing import gate
-from ipcsync._session.calls import Job
 from ipcsync.testing import StreamGate
 atexit.unregister(gate._release_all)  # what is in flight stays so to the end
 libc = ctypes.CDLL(None)
