@@ -75,10 +75,6 @@ class Request:
         self.reply: Message | None = None
 
 
-def _unknown() -> int:
-    return 0
-
-
 class Connection:
     """A DEALER socket to one coordinator. `first_id`: above the ids of the session's earlier requests.
 
@@ -97,7 +93,7 @@ class Connection:
         self._rcvtimeo = -1
         self._late: dict[int, Request] = {}  # given up, and maybe done
         self._checked = -1  # the number of the coordinator whose uid was checked last
-        self.starts: Callable[[], int] = _unknown
+        self.starts: Callable[[], int] = int
         """How many coordinators have served; when it changes, unanswered requests are sent again under the same ids."""
         self._socket: zmq.Socket[bytes] | None = dealer(endpoint)
 
@@ -140,7 +136,9 @@ class Connection:
     def _exchange(
         self, requests: Sequence[Request], token: bytes, deadline: int, check: Callable[[], None] | None
     ) -> None:
-        socket = self._open_socket()
+        socket = self._socket
+        if socket is None:
+            raise ConnectError("the connection was closed", endpoint=self.endpoint)
         for request in requests:
             request.deadline, request.id = deadline, next(self._ids)
             request.frame = codec.encode_request(request.id, request.body, token, deadline)
@@ -180,11 +178,6 @@ class Connection:
         """
         end = requests[0].id + self.window
         return [request for request in requests if request.reply is None and request.id < end]
-
-    def _open_socket(self) -> zmq.Socket[bytes]:
-        if self._socket is None:
-            raise ConnectError("the connection was closed", endpoint=self.endpoint)
-        return self._socket
 
     def _try_send(self, socket: zmq.Socket[bytes], requests: Sequence[Request]) -> bool:
         """Whether any was sent: if there was not room for all, all are sent again later."""
