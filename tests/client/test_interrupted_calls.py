@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -99,6 +99,32 @@ def test_an_interrupted_look_at_a_point_leaves_nothing_attached(
         client.point(data)
     client.stats()
     client._session.lease.wake()
+    until(lambda: [row.session for row in client.list_attachments("e")] == ["other"], "it is given back")
+
+
+def test_a_point_that_is_attached_as_its_caller_goes_is_given_back(
+    client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(new_client("other").event("e", recorder=True).record())
+    session, is_added = client._session, threading.Event()
+    add = session.attachments.add
+
+    def add_and_wait(*arguments: Any) -> object:
+        found = add(*arguments)
+        is_added.set()
+        until(lambda: session.calls.is_unwanted, "the caller is gone")
+        return found
+
+    def interrupt() -> None:
+        assert is_added.wait(30)
+        raise Interruption
+
+    monkeypatch.setattr(session.attachments, "add", add_and_wait)
+    _amid_a_wait(interrupt, monkeypatch)
+    with pytest.raises(Interruption):
+        client.point(data)
+    client.stats()
+    session.lease.wake()
     until(lambda: [row.session for row in client.list_attachments("e")] == ["other"], "it is given back")
 
 
