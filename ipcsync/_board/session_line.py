@@ -14,6 +14,7 @@ from ipcsync._board.layout import (
     S_NAMESPACE,
     S_OWNER,
     S_PID,
+    S_PROBE,
     S_SERIAL,
     S_SHOWS_END,
     S_START,
@@ -37,6 +38,7 @@ class SessionLine:
     # A robust futex: the id of the client's thread that holds it, marked OWNER_DIED by the kernel; 0: not held.
     owner: Word = Word(S_OWNER)
     lock: Word = Word(S_LOCK)  # the inode of the socket that keeps the lock, if `end_is_shown`; the client's
+    probe: Word = Word(S_PROBE)  # for trying whether a stream's write arrives; the client's, and whatever the last left
 
     def __init__(self, words: memoryview[int], address: int, offset: int, label: int) -> None:
         self._label = label // 8
@@ -66,6 +68,11 @@ class SessionLine:
     def owner_address(self) -> int:
         """Address of `owner` in this process."""
         return self._address + S_OWNER * 8
+
+    @property
+    def probe_address(self) -> int:
+        """Address of `probe` in this process."""
+        return self._address + S_PROBE * 8
 
     @property
     def end_is_shown(self) -> bool:

@@ -33,7 +33,7 @@ from ipcsync.errors import (
     NoDriver,
     RecorderLost,
 )
-from ipcsync.typing import EngineName, StreamLike
+from ipcsync.typing import StreamLike
 
 _ANYWHERE = nullcontext(nullcontext())
 _CAN_FLUSH = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
@@ -72,7 +72,6 @@ class Engine(Outcome):
     """
 
     name: str
-    kind: EngineName
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         _bind()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import NoReturn, cast
 
 from cuda.bindings.driver import CUresult
@@ -11,8 +12,17 @@ from ipcsync._board import BROKEN, OPEN, Peer, peer_of
 from ipcsync._drivers import unwrap
 from ipcsync._engines.core import Core
 from ipcsync._engines.loss import Cause, Loss, Reason
-from ipcsync.errors import EventClosed, IpcSyncError, NotRecorder, RecorderLost, Reentered, WaitTimeout
-from ipcsync.typing import EventState
+from ipcsync.errors import (
+    DriverError,
+    EngineMismatch,
+    EventClosed,
+    IpcSyncError,
+    NotRecorder,
+    RecorderLost,
+    Reentered,
+    WaitTimeout,
+)
+from ipcsync.typing import EngineName, EventState
 
 log = logging.getLogger("ipcsync")
 
@@ -20,6 +30,7 @@ log = logging.getLogger("ipcsync")
 class Outcome(Core):
     """A use of a slot that can say how its calls end; the compiled core calls these when it has to."""
 
+    kind: EngineName
     _peer: Peer | None = None
     _has_told_full = False
 
@@ -128,6 +139,16 @@ class Outcome(Core):
             f"the driver refused a record of {self.label} and what would show its place on its stream: record on that "
             "stream once more, or close the event and open it again"
         )
+
+    def raise_unusable(self, why: DriverError) -> NoReturn:
+        """Raise EngineMismatch: the event's engine does not work in this process."""
+        recorder, pid = self._recorder()
+        told = f", recorded by the session {recorder!r} (pid {pid or '?'})," if recorder else ""
+        other = "timeline" if self.kind == "event" else "event"
+        raise EngineMismatch(
+            f"the event {self.label}{told} uses the engine {self.kind!r}, which does not work in this process (pid "
+            f"{os.getpid()}): {why}; have whoever opens it first ask for engine={other!r}"
+        ) from why
 
     def raise_not_recorder(self, who: str = "this session") -> NoReturn:
         """Raise NotRecorder."""

@@ -20,7 +20,7 @@ from typing import TypeVar
 from ipcsync._engines import Engine, Guard
 from ipcsync._session.attachments import AttachmentTable, Life, Use
 from ipcsync._session.finished import Finished
-from ipcsync.errors import DriverError, EngineMismatch, IpcSyncError
+from ipcsync.errors import DriverError, IpcSyncError
 
 T = TypeVar("T")
 
@@ -160,10 +160,7 @@ class Driving:
         try:
             engine.open_first()
         except DriverError as error:
-            raise EngineMismatch(
-                f"the event {engine.name!r} uses the engine {engine.kind!r}, which does not work in this process: "
-                f"{error}"
-            ) from error
+            engine.raise_unusable(error)
         finally:
             if engine.is_released:  # meanwhile
                 engine.close_events()

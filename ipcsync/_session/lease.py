@@ -91,7 +91,7 @@ class SessionLease:
         self.full_rings: int = 0
         self.depends_on_all = False
         self.line_index: int = welcome.line
-        self._line = board.session(welcome.line)
+        self.line = board.session(welcome.line)
         self._at_beat = at_beat  # returns in how many seconds there is more to do
         self._ttl_ns = int(welcome.lease_ttl * 1e9)
         self._beat_s = min(welcome.heartbeat, LONGEST_BEAT_S)
@@ -102,17 +102,17 @@ class SessionLease:
         self._bell = Bell()
         self._is_due = False  # a beat, whatever the time
         self._coordinator, self._pidfd = self._watch_coordinator()
-        self._state_and_serial, self._live = self._line.state_and_serial, words(LIVE, welcome.serial)
+        self._state_and_serial, self._live = self.line.state_and_serial, words(LIVE, welcome.serial)
         self._last_ns = monotonic_ns()
         self.session_check: SessionCheck = SessionCheck(
-            fork.mark(), board, self._line, welcome.serial, LIVE, _slowly(weakref.ref(self))
+            fork.mark(), board, self.line, welcome.serial, LIVE, _slowly(weakref.ref(self))
         )
         self.session_check.good_until = self._last_ns + self._ttl_ns
         self.check: Callable[[], None] = self.session_check.check
-        self._line.heartbeat = self._last_ns
+        self.line.heartbeat = self._last_ns
         self._due_ns = 0  # until when a call within a beat beats
         # By it peers see on the board when this process dies.
-        self._life = DeathMark(self._line.owner_address, self._line.doorbell, on_ring or self.wake)
+        self._life = DeathMark(self.line.owner_address, self.line.doorbell, on_ring or self.wake)
 
     def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:
         """By its process where its pid means the same here, else (None, None): by its lifeline."""
@@ -285,7 +285,7 @@ class SessionLease:
             self.session_check.good_until = now + self._ttl_ns
             if self._problem is not None:  # found by another thread meanwhile, whose word is the last
                 self.session_check.good_until = -1
-            self._line.heartbeat = now
+            self.line.heartbeat = now
 
     def beat_within(self) -> None:
         """Beat in a wait of a call that interrupts this thread's own work; a minute long."""
@@ -294,7 +294,7 @@ class SessionLease:
 
     def show_heartbeat(self) -> None:
         """Store the heartbeat of a session that said goodbye, and judges its last records: others may wait for that."""
-        self._line.heartbeat = monotonic_ns()
+        self.line.heartbeat = monotonic_ns()
 
     def wake(self) -> None:
         """Have the thread run a beat now; nothing once it has ended."""

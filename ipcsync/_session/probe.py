@@ -7,9 +7,14 @@ import time
 from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
-from ipcsync._board import Board
+from ipcsync._board import SessionLine
 from ipcsync._drivers import unwrap
-from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING, STREAM_WAIT_VALUE_GEQ
+from ipcsync._drivers.constants import (
+    EVENT_DISABLE_TIMING,
+    STREAM_NON_BLOCKING,
+    STREAM_WAIT_VALUE_GEQ,
+    STREAM_WRITE_VALUE_DEFAULT,
+)
 from ipcsync._native import pinned
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
@@ -20,10 +25,10 @@ from ipcsync.typing import EngineChecks
 _PASS_S = 4.0  # longer than a busy machine keeps the driver from it
 
 
-def of_engines(reply: ProbeReply, ordinal: int, board: Board) -> EngineChecks:
+def of_engines(reply: ProbeReply, ordinal: int, line: SessionLine) -> EngineChecks:
     """The result of `Client.check`."""
     event = reply.why_not_event or _why_not_event(reply.handle, ordinal)
-    timeline = reply.why_not_timeline or _why_not_timeline(board, ordinal)
+    timeline = reply.why_not_timeline or why_not_timeline(line, ordinal)
     return {
         "event": {"ok": event is None, "why": event or ""},
         "timeline": {"ok": timeline is None, "why": timeline or ""},
@@ -46,30 +51,38 @@ def _open(handle: bytes) -> str | None:
     return None
 
 
-def _why_not_timeline(board: Board, ordinal: int) -> str | None:
-    with OnDevice(ordinal) as inside, inside:
-        return relaxed_call(_wait_for_the_board, board)
+def why_not_timeline(line: SessionLine, ordinal: int) -> str | None:
+    """Why streams of a device cannot write words of the board and wait for them here, in this session's own line.
 
-
-def _wait_for_the_board(board: Board) -> str | None:
+    None if they can.
+    """
     try:
-        pinned.page(board.page_of_slots)
-        pointer = pinned.page(board.address) + board.probe_offset
+        with OnDevice(ordinal) as inside, inside:
+            return relaxed_call(_try_word, line)
+    except DriverError as error:
+        return f"there is no context: {error}"
+
+
+def _try_word(line: SessionLine) -> str | None:
+    try:
+        pointer = pinned.word(line.probe_address)
     except DriverError as error:
         return f"the board's page cannot be registered here: {error}"
     try:
-        passed = _wait_passes(pointer, board.probe)
+        value = line.probe + 1
+        passed = _passes(pointer, value) and line.probe >= value  # another thread's try writes it too
     except DriverError as error:
-        return f"a stream cannot wait for a word of the board here: {error}"
-    return None if passed else f"a stream's wait for a word of the board did not end within {_PASS_S:g} s"
+        return f"a stream cannot write a word of the board, or wait for it, here: {error}"
+    return None if passed else f"a stream's write to the board, and its wait for that, were not over in {_PASS_S:g} s"
 
 
-def _wait_passes(pointer: int, value: int) -> bool:
-    """Whether a stream's wait for `value` ends, in a word that has it already."""
+def _passes(pointer: int, value: int) -> bool:
+    """Whether a stream writes `value`, and its wait for that ends."""
     driver = _drivers.load()
     stream = unwrap(driver.cuStreamCreate(STREAM_NON_BLOCKING), "cuStreamCreate")
     event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
     try:
+        unwrap(driver.cuStreamWriteValue64(stream, pointer, value, STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64")
         unwrap(driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64")
         unwrap(driver.cuEventRecord(event, stream), "cuEventRecord")
         return _drivers.wait_event(event, time.monotonic_ns() + int(_PASS_S * 1e9))

@@ -25,7 +25,7 @@ from ipcsync._engines import imports
 from ipcsync._native import device as devices
 from ipcsync._native import fork, pinned
 from ipcsync._native.context import count, current_ordinal, uuid_of
-from ipcsync._session import feed, handshake, lease, sessions
+from ipcsync._session import feed, handshake, lease, probe, sessions
 from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable, Opening
 from ipcsync._session.calls import CallerGone, Calls, Job, OwnerGone
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
@@ -81,6 +81,7 @@ class Session:
         self.engine: EngineChoice = "auto"  # of what it creates, where no other one is asked for
         self.depth = 0  # likewise
         self.is_closed: bool = False
+        self._why_not_timeline: dict[int, str] = {}  # by devices
         self._behind_all = behind_all
         self.waits: Waits = Waits()
         self._failure: BaseException | None = None
@@ -318,6 +319,14 @@ class Session:
             self._attach(bodies, openings, deadline, seconds)
         finally:
             self.abandon(before)
+
+    def why_not_timeline(self, ordinal: int) -> str:
+        """Why the `timeline` engine does not work in this process on a device, "" if it does; tried once."""
+        if ordinal not in self._why_not_timeline:
+            with self.driving.making():
+                self.check()
+                self._why_not_timeline[ordinal] = probe.why_not_timeline(self.lease.line, ordinal) or ""
+        return self._why_not_timeline[ordinal]
 
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event. Asks the coordinator only if this session has none to the event yet.

@@ -28,6 +28,7 @@ DEFAULT_DEPTH = 16
 
 _SHOWN = 80  # characters of a name that is refused
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
+_LONGEST_REASON = 1024  # as a request may have
 
 log = logging.getLogger("ipcsync")
 
@@ -188,10 +189,15 @@ def open_events(
     """
     session.check()
     depth, engine = session.depth if options.depth is None else options.depth, options.engine
-    device = "" if options.device is None else uuid_of(devices.parse(options.device))
+    ordinal = devices.parse(options.device)
+    device = "" if options.device is None else uuid_of(ordinal)
     default = uuid_of(current_ordinal())
     is_recorder = bool(options.recorder)
-    bodies = [messages.Open(name, is_recorder, device, default, engine, depth, session.engine) for name in names]
+    may_be_timeline = (session.engine if engine == "auto" else engine) != "event"
+    why_not = session.why_not_timeline(ordinal)[:_LONGEST_REASON] if may_be_timeline else ""
+    bodies = [
+        messages.Open(name, is_recorder, device, default, engine, depth, session.engine, why_not) for name in names
+    ]
     session.open(bodies, openings, options.timeout)
     opened = [SharedEvent(opening, is_recorder=is_recorder) for opening in openings]
     for event in opened:

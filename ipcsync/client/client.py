@@ -417,7 +417,7 @@ class Client(ClientView, Closing):
         reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply, timeout)
         with self._session.driving.making():
             self._session.check()
-            return probe.of_engines(reply, ordinal, self._session.lease.board)
+            return probe.of_engines(reply, ordinal, self._session.lease.line)
 
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
         """A snapshot as notices, then every change in order; ends after `timeout` seconds without one.

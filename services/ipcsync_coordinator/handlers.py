@@ -285,12 +285,14 @@ class Handlers:
     def _open(self, entry: SessionEntry, body: messages.Open) -> messages.Message:
         slot = self._registry.find(body.name)
         if slot is not None:
-            self._raise_if_unusable(entry, slot)
+            was_tried_there = slot.device == (body.device or body.default_device)
+            self._raise_if_unusable(entry, slot, body.why_not_timeline if was_tried_there else "")
             self._registry.join(entry.session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
         else:
             self._registry.check_room(entry.session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
-            engine = self._choose_engine(entry, body.default_engine if body.engine == "auto" else body.engine, device)
+            wanted = body.default_engine if body.engine == "auto" else body.engine
+            engine = self._choose_engine(entry, wanted, device, body.why_not_timeline)
             self._registry.kept.check(engine, self._effects.pool.aside)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
@@ -309,13 +311,17 @@ class Handlers:
             slot.base = self._effects.line(slot.index).recorded
         return attachment_of(slot, entry.session, self._effects.pool)
 
-    def _choose_engine(self, entry: SessionEntry, wanted: str, device: str) -> str:
-        """The engine of a new event on `device`. EngineMismatch if the wanted one cannot work, with the reason."""
+    def _choose_engine(self, entry: SessionEntry, wanted: str, device: str, why_not_timeline: str) -> str:
+        """The engine of a new event on `device`. EngineMismatch if the wanted one cannot work, with the reason.
+
+        `why_not_timeline` is what the process found when it tried.
+        """
         if wanted not in ("auto", "event", "timeline"):
             raise ProtocolError(f"an engine must be 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
         reasons = {
             "event": entry.session.why_not_event or self._effects.pool.why_not_event(device),
-            "timeline": None if wanted == "event" else self._effects.pool.why_not_timeline(device),
+            "timeline": why_not_timeline
+            or (None if wanted == "event" else self._effects.pool.why_not_timeline(device)),
         }
         for engine in ("event", "timeline"):
             if wanted in ("auto", engine) and not reasons[engine]:
@@ -341,9 +347,15 @@ class Handlers:
             return codec.failure_of(EventClosed(f"the event of slot {use.slot} was closed by this session"))
         return replace(attachment_of(slot, entry.session, self._effects.pool), recorder=use.is_recorder)
 
-    def _raise_if_unusable(self, entry: SessionEntry, slot: Slot) -> None:
-        if slot.engine == "event" and entry.session.why_not_event:
-            raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.session.why_not_event}")
+    def _raise_if_unusable(self, entry: SessionEntry, slot: Slot, why_not_timeline: str = "") -> None:
+        why_not = entry.session.why_not_event if slot.engine == "event" else why_not_timeline
+        if why_not:
+            recorder = f", recorded by the session {slot.recorder.who}," if slot.recorder is not None else ""
+            other = "timeline" if slot.engine == "event" else "event"
+            raise EngineMismatch(
+                f"the event {slot.name!r}{recorder} uses the engine {slot.engine!r}, which the session "
+                f"{entry.session.who} cannot use: {why_not}; have whoever opens it first ask for engine={other!r}"
+            )
 
     def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
         self._registry.close(entry.session, body.slot, body.incarnation, released=body.released, drained=body.drained)

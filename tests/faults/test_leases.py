@@ -314,7 +314,7 @@ def test_row_18_a_request_of_an_expired_session_is_refused_and_never_revives_it(
     silent._session.lease._beat = lambda: False  # type: ignore[method-assign] # its thread says nothing any more
     until_lost(client, "ttl")
     for _ in range(3):
-        silent._session.lease._line.heartbeat = time.monotonic_ns()
+        silent._session.lease.line.heartbeat = time.monotonic_ns()
         with pytest.raises(ipcsync.SessionExpired):
             _ask(silent)
     with pytest.raises(ipcsync.SessionExpired):

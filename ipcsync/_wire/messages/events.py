@@ -23,6 +23,7 @@ class Open(RequestBody, frozen=True):
     engine: Text = "auto"
     depth: Annotated[int, Meta(ge=1, le=1024)] = 4
     default_engine: Text = "auto"  # in place of "auto", for an event that does not exist yet
+    why_not_timeline: Text = ""  # why that engine does not work in the process; empty also where it was not tried
 
 
 class Attach(RequestBody, frozen=True):
