@@ -55,6 +55,11 @@ def remove(session: Session) -> None:
     _sessions.remove(session)
 
 
+def has(epoch: bytes, serial: int) -> bool:
+    """Whether that session of a coordinator is one of this process."""
+    return any(session.epoch == epoch and session.lease.welcome.serial == serial for session in _sessions.copy())
+
+
 def session_of(epoch: bytes) -> Session:
     """This process's session for a point's epoch, as `first_of` finds it. ConnectError if there is none."""
     fork.check()

@@ -103,18 +103,23 @@ class Point(PointBase):
         The host blocks only until the record is made, at most `timeout` seconds (None: as long as recorder and
         coordinator live). `ahead=True` does not block even for that, on the `timeline` engine only; it is dangerous: a
         queued wait blocks its stream, and every stream that shares a hardware queue with it, until the recorder
-        records, closes or dies.
+        records, closes or dies. So it is refused for an event that this process records, and where a few streams of its
+        context, asked at the first such call, do not pass each other (CUDA_DEVICE_MAX_CONNECTIONS=1).
 
         If the recorder dies after its record, a queued wait of the `event` engine may block the stream's later work for
         ever, also if this call raises: go on with another stream.
 
         Raises RecorderLost if the record will never come or never counts, WaitTimeout, StreamCapturing for a stream
-        that is being captured, EngineMismatch for `ahead` on the `event` engine, TypeError for an argument that is not
+        that is being captured, EngineMismatch for `ahead` where it is refused, TypeError for an argument that is not
         a stream, ValueError for a timeout that is negative or NaN.
         """
         attached = self._attached
         if attached is None:
             attached, timeout = self._bound_within(timeout)
+        if ahead:
+            from ipcsync.client import _ahead
+
+            _ahead.check(attached.engine, stream)
         attached.engine.wait(self._generation, stream, timeout, ahead)
 
     def query(self) -> bool:

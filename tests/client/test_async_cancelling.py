@@ -58,7 +58,8 @@ PENDING_AT_EXIT = """
         client = await ipcsync.aconnect(ENDPOINT)
         reservation, stream = await client.reserve(engine="timeline"), ipcsync.Stream()
         gate = StreamGate(stream).__enter__()
-        await (await client.point(bytes(reservation.point))).wait(stream, ahead=True)
+        ours = await client.point(bytes(reservation.point))
+        ours._point._bound().engine.wait(1, stream, None, True)
         await reservation.close()  # what the stream is to wait for is lost, and it does not get there
 
         async def watch():

@@ -98,10 +98,10 @@ def test_two_that_wait_ahead_for_each_other_are_both_released_when_one_closes(
 ) -> None:
     observer, first, second = new_client("observer"), new_client("first"), new_client("second")
     firsts, seconds = ipcsync.Stream(), ipcsync.Stream()
-    first.event("of the first", recorder=True, engine="timeline")
-    of_second = second.event("of the second", recorder=True, engine="timeline")
-    first.event("of the second").at(1).wait(firsts, ahead=True)
-    second.event("of the first").at(1).wait(seconds, ahead=True)
+    first.event("of the second", engine="timeline").at(1).wait(firsts, ahead=True)
+    second.event("of the first", engine="timeline").at(1).wait(seconds, ahead=True)
+    first.event("of the first", recorder=True)
+    of_second = second.event("of the second", recorder=True)
     first.close()  # its own stream goes on waiting for the second
     until(seconds.query, "the stream is released")
     assert not firsts.query()

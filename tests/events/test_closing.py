@@ -78,8 +78,8 @@ def test_a_recorder_that_waits_ahead_for_itself_releases_everybody_by_its_close(
     recording = ipcsync.Stream()
     with StreamGate(recording) as gate:
         event.record(recording)
-        event.at(2).wait(streams[0], ahead=True)
-        seen.at(2).wait(streams[1], ahead=True)
+        for each, stream in zip((event, seen), streams, strict=True):
+            each._engine.wait(2, stream, None, True)  # as one that waited ahead before it was its recorder
         (event if by == "event" else client).close()
         assert not any(stream.query() for stream in streams), "the first generation is not complete"
         gate.open()

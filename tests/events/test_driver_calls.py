@@ -138,7 +138,7 @@ def _resume(stage: Stage) -> Callable[[], Any]:
     stream = ipcsync.Stream()
     if stage.engine == "event":  # nothing waits ahead there, and so nothing that is lost without a death
         return lambda: stage.waiting.resume(stream)
-    seen.at(1).wait(stream, ahead=True)
+    seen._engine.wait(1, stream, None, True)  # as one that waited ahead before the other was its recorder
     made.close()
 
     def call() -> None:

@@ -71,10 +71,11 @@ def test_a_wait_ahead_does_not_block_the_host_and_ends_with_the_record(client: i
     assert point.query()
 
 
-def test_a_wait_ahead_passes_at_once_for_what_is_complete(client: ipcsync.Client) -> None:
-    event = client.event("e", engine="timeline", recorder=True)
+def test_a_wait_ahead_passes_at_once_for_what_is_complete(client: ipcsync.Client, recorder: Peer) -> None:
+    event = client.event("e")
     stream, other = ipcsync.Stream(), ipcsync.Stream()
-    event.record(stream).synchronize(10)
+    recorder.call(remote.record, "e")
+    event.at(1).synchronize(10)
     with StreamGate(other):
         event.at(1).wait(stream, ahead=True)
         until(stream.query, "a complete point holds nobody")
@@ -247,7 +248,7 @@ def test_a_word_is_used_again_only_when_nobody_is_left_who_could_write_it(
         assert (again.generation, again.completed, again.latest) == (0, 0, None)
         assert not again.at(1).query()
         stream, waiting = ipcsync.Stream(), ipcsync.Stream()
-        again.at(1).wait(waiting, ahead=True)
+        again._engine.wait(1, waiting, None, True)
         assert not waiting.query()
         point = again.record(stream)
         assert point.generation == 1

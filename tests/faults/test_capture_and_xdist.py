@@ -17,9 +17,12 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync._drivers import load, unwrap
+from ipcsync.client import _ahead
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit import remote
 from tests.kit.failing import Failing
+from tests.kit.peer import Peer
 from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
@@ -59,7 +62,7 @@ def test_row_40_a_record_on_a_capturing_stream_is_refused_and_nothing_is_stored(
 
 
 def test_row_40_a_wait_on_a_capturing_stream_is_refused_whatever_it_waits_for(
-    event: ipcsync.SharedEvent, captured: ipcsync.Stream, engine: EngineName
+    client: ipcsync.Client, event: ipcsync.SharedEvent, captured: ipcsync.Stream, engine: EngineName
 ) -> None:
     done = event.record(ipcsync.Stream())
     done.synchronize(10)
@@ -67,8 +70,8 @@ def test_row_40_a_wait_on_a_capturing_stream_is_refused_whatever_it_waits_for(
         with pytest.raises(ipcsync.StreamCapturing):
             point.wait(captured, timeout=0)
     if engine == "timeline":
-        with pytest.raises(ipcsync.StreamCapturing):
-            event.at(2).wait(captured, ahead=True)
+        with client.event("nobody's", engine=engine) as ahead, pytest.raises(ipcsync.StreamCapturing):
+            ahead.at(1).wait(captured, ahead=True)
     assert captured.is_capturing()
 
 
@@ -157,11 +160,24 @@ def test_row_40_a_process_may_connect_and_close_amid_a_capture(client: ipcsync.C
         _look_at_all(second, second.event("second's", recorder=True))
 
 
-def test_row_40_a_resume_of_a_capturing_stream_is_refused_and_forgets_nothing(client: ipcsync.Client) -> None:
+def test_row_40_a_first_wait_ahead_breaks_no_capture(client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ahead, "_passing", set())
     stream = ipcsync.Stream()
-    with ipcsync.connect(client.endpoint) as second, second.reserve(engine="timeline") as reservation:
-        point = client.point(bytes(reservation.point))
-        point.wait(stream, ahead=True)
+    with Capturing(), client.event("nobody's", engine="timeline") as event:
+        event.at(1).wait(stream, ahead=True)
+        assert not stream.query()
+    assert len(_ahead._passing) == 1
+    stream.synchronize()
+
+
+def test_row_40_a_resume_of_a_capturing_stream_is_refused_and_forgets_nothing(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
+) -> None:
+    stream = ipcsync.Stream()
+    peer.call(remote.connect, coordinator.endpoint, "second")
+    point = client.point(peer.call(remote.reserve, "r", {"engine": "timeline"}))
+    point.wait(stream, ahead=True)
+    peer.call(remote.close)
     until(point.exception, "it is lost")
     begin(stream)
     with pytest.raises(ipcsync.StreamCapturing):

@@ -14,6 +14,8 @@ from ipcsync._engines import core, queued
 from tests.faults import chain_actions as do
 from tests.faults import fixtures
 from tests.faults.chain_line import Line, NewPeer, of_events, waits
+from tests.kit import remote
+from tests.kit.peer import Peer
 from tests.kit.until import until
 
 
@@ -182,12 +184,13 @@ def test_resume(line: Line) -> None:
 
 
 def test_resume_forgets_a_lost_wait_that_is_released_meanwhile(
-    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+    client: ipcsync.Client, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = ipcsync.Stream()
-    with ipcsync.connect(client.endpoint) as second, second.reserve(engine="timeline") as reservation:
-        point = client.point(bytes(reservation.point))
-        point.wait(stream, ahead=True)
+    peer.call(remote.connect, client.endpoint, "second")
+    point = client.point(peer.call(remote.reserve, "r", {"engine": "timeline"}))
+    point.wait(stream, ahead=True)
+    peer.call(remote.close)
     until(point.exception, "it is lost")
     engine, await_passed = point._bound().engine, queued.await_passed
 

@@ -630,7 +630,7 @@ def _use_a_free_slot_again(client: ipcsync.Client) -> None:
     with client.event("two", recorder=True, engine="timeline") as event:
         assert event._engine.line.address == slot.address
         stream = ipcsync.Stream()
-        event.at(1).wait(stream, ahead=True)
+        event._engine.wait(1, stream, None, True)
         assert not stream.query()
         event.record(ipcsync.Stream())
         stream.synchronize()

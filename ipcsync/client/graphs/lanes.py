@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import time
-
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._engines.core import Lane, lanes_of_process
@@ -14,15 +11,12 @@ from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.stream import Stream
 from ipcsync._shared import items_of
 from ipcsync.client.graphs.words import take
-from ipcsync.errors import CaptureError, EngineMismatch
+from ipcsync.errors import CaptureError
 
 _MANY = 32  # lanes
 _LEGACY = 1  # CU_STREAM_LEGACY
-_LONGEST_S = 1.0
-_STREAMS = 3
 
 _lock = CallLock()
-_passing: dict[int, bool] = {}  # by contexts
 
 
 def lane_of(launch: DriverObject, ordinal: int) -> tuple[Lane, int]:
@@ -86,41 +80,3 @@ def beside(launch: DriverObject, ordinal: int) -> list[Stream]:
 def lanes() -> list[Lane]:
     """All lanes of this process."""
     return [lane for _, lane in items_of(lanes_of_process)]
-
-
-# --- ahead of records -------------------------------------------------------------------------------------------------
-
-
-def check_passing(ordinal: int) -> None:
-    """Raise EngineMismatch if streams of the current context of device `ordinal` do not pass each other.
-
-    Streams share hardware queues, and in one queue what waits for a word stops everything behind it. The environment's
-    CUDA_DEVICE_MAX_CONNECTIONS does not tell how many there are, so three streams are asked once.
-    """
-    with OnDevice(ordinal) as inside, inside:
-        here = int(unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent"))
-        if here not in _passing:
-            under(_lock, _ask, here, ordinal)
-    if not _passing[here]:
-        raise EngineMismatch(
-            "ahead=True needs streams that pass one that waits, and those of this context share a hardware queue: set "
-            "CUDA_DEVICE_MAX_CONNECTIONS to 8 or more before CUDA is initialised"
-        )
-
-
-def _ask(here: int, ordinal: int) -> None:
-    """Each stream waits for a word that the next one writes, so the first goes on only if all pass each other."""
-    driver = context.driver()
-    streams = [Stream(ordinal) for _ in range(_STREAMS)]
-    row = [take(ordinal, "lane", 8) for _ in range(_STREAMS + 1)]
-    cells = [ctypes.c_uint64.from_address(host) for host, _ in row]
-    for number, stream in enumerate(streams):
-        if number < _STREAMS - 1:
-            unwrap(driver.cuStreamWaitValue64(stream._handle, row[number + 1][1], 1, 0), "cuStreamWaitValue64")
-        unwrap(driver.cuStreamWriteValue64(stream._handle, row[number][1], 1, 0), "cuStreamWriteValue64")
-    deadline = time.monotonic() + _LONGEST_S
-    while not cells[0].value and time.monotonic() < deadline:
-        time.sleep(50e-6)
-    _passing[here] = bool(cells[0].value)
-    for cell in cells:
-        cell.value = 1

@@ -8,8 +8,9 @@ from ipcsync._drivers import load
 from ipcsync._engines.core import Bracket, Lane, Place, ReplayingBase, Wait
 from ipcsync._native import foreign, fork
 from ipcsync._native.stream import stream_handle
+from ipcsync.client._ahead import check_passing
 from ipcsync.client.graphs.captured import GraphRecord
-from ipcsync.client.graphs.lanes import check_passing, lane_of, lanes
+from ipcsync.client.graphs.lanes import lane_of, lanes
 from ipcsync.client.point import Point
 from ipcsync.errors import CaptureError, DeviceMismatch, EngineMismatch, WaitTimeout
 
