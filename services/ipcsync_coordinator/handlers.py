@@ -319,12 +319,12 @@ class Handlers:
         if wanted not in ("auto", "event", "timeline"):
             raise ProtocolError(f"an engine must be 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
         reasons = {
-            "event": entry.session.why_not_event or self._effects.pool.why_not_event(device),
             "timeline": why_not_timeline
             or (None if wanted == "event" else self._effects.pool.why_not_timeline(device)),
+            "event": entry.session.why_not_event or self._effects.pool.why_not_event(device),
         }
-        for engine in ("event", "timeline"):
-            if wanted in ("auto", engine) and not reasons[engine]:
+        for engine, why_not in reasons.items():
+            if wanted in ("auto", engine) and not why_not:
                 return engine
         asked = [engine for engine in reasons if reasons[engine] and wanted in ("auto", engine)]
         why = "; ".join(f"{engine}: {reasons[engine]}" for engine in asked)

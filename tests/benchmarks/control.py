@@ -103,7 +103,7 @@ def _open_and_close(state: dict[str, Any], count: int) -> float:
     client = state["client"]
     start = time.perf_counter()
     for number in range(count):
-        client.event(f"bench/{number}", recorder=True, depth=1).close()
+        client.event(f"bench/{number}", recorder=True, engine="event", depth=1).close()
     return time.perf_counter() - start
 
 
@@ -235,7 +235,7 @@ def fan_out(rounds: int, scale: float) -> Iterator[Row]:
                 worker.begin(_arrivals, feeds[peer], sockets, mark, seconds)
             start = time.monotonic()
             if peer == "ipcsync":
-                client.event(mark.decode(), depth=1).close()
+                client.event(mark.decode(), engine="event", depth=1).close()
             else:
                 bare.send(b"!" + mark)
                 bare.recv()

@@ -79,7 +79,7 @@ def attach(rounds: int, scale: float) -> Iterator[Row]:
             for count, seconds in times.items():
                 with ipcsync.launch(log_level="warning", lease_ttl=60) as coordinator:
                     with ipcsync.connect(coordinator.endpoint, lease_ttl=60) as client:
-                        events = [client.event(f"bench/{number}", depth=1) for number in range(count)]
+                        events = [client.event(f"bench/{number}", engine="event", depth=1) for number in range(count)]
                         began = time.perf_counter()
                         workers.together(processes, _attach, coordinator.endpoint, count)
                         seconds.append(time.perf_counter() - began)
@@ -123,7 +123,7 @@ def memory(rounds: int, scale: float) -> Iterator[Row]:
             )
         )
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint, lease_ttl=60))
-        kept = [client.event(f"bench/{number}", depth=1) for number in range(events - 1)]
+        kept = [client.event(f"bench/{number}", engine="event", depth=1) for number in range(events - 1)]
         clients = [stack.enter_context(ipcsync.connect(coordinator.endpoint)) for _ in range(sessions - 1)]
         assert len(kept) == events - 1
         assert len(clients) == sessions - 1

@@ -218,7 +218,7 @@ def test_stats_count_what_is_there(coordinator: ipcsync.Coordinator, new_client:
     assert first["deaths"] == {"pidfd": 0, "ttl": 0}
     with client.event("a"), client.event("b"):
         with pytest.raises(ipcsync.EngineMismatch):
-            other.event("a", engine="timeline")
+            other.event("a", engine="event")
         during = client.stats()
     assert (during["events"], during["pool_in_use"]) == (2, 2)
     assert during["requests"]["open"] == 3

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cuda.bindings.driver import CUresult
 
 import ipcsync
+from ipcsync import _drivers
 from ipcsync.typing import EngineChecks, EngineName
 from tests.kit import remote
 from tests.kit.peer import Peer
@@ -181,6 +183,26 @@ def test_another_device_than_the_events_is_refused(start: Start, engine: EngineN
     _error(other, remote.open_event, "e", {"device": 0})
     _error(owner, remote.open_event, "e", {"device": 2, "recorder": True})
     assert other.call(remote.open_event, "e", {"device": 1})[1] == 1
+
+
+def _refuse_words_on(device: int) -> None:
+    driver: Any = _drivers.load()
+    write = driver.cuStreamWriteValue64
+
+    def refuse(*arguments: Any) -> Any:
+        is_there = int(driver.cuCtxGetDevice()[1]) == device
+        return (CUresult.CUDA_ERROR_NOT_SUPPORTED,) if is_there else write(*arguments)
+
+    driver.cuStreamWriteValue64 = refuse
+
+
+def test_where_words_fail_on_one_device_they_are_taken_on_the_others(start: Start) -> None:
+    owner, other = start(), start()
+    other.call(_refuse_words_on, 0)
+    owner.call(remote.open_event, "e", {"device": 1, "engine": "timeline", "recorder": True})
+    assert other.call(remote.open_event, "e")[:2] == ("timeline", 1), "tried is the current device"
+    assert other.call(remote.open_event, "here")[0] == "event"
+    assert other.call(remote.open_event, "there", {"device": 1})[0] == "timeline"
 
 
 def test_recording_from_a_stream_of_another_device_is_refused(start: Start, engine: EngineName) -> None:

@@ -36,9 +36,11 @@ def test_an_engine_asked_for_is_the_events_for_everybody(
         assert row.engine == engine
 
 
-def test_auto_takes_cuda_events_where_they_work(client: ipcsync.Client) -> None:
-    with client.event("e") as event:
-        assert event.engine == "event"
+def test_auto_takes_words_where_they_work(client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IPCSYNC_ENGINE", raising=False)
+    with client.event("e") as event, client.reserve() as reservation:
+        points = [client.record(ipcsync.Stream()), reservation.point, event.at(1)]
+        assert {point._bound().engine.kind for point in points} == {"timeline"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -455,7 +455,7 @@ def test_row_57_an_upgrade_in_the_middle_of_a_request_for_events_is_not_noticed(
 ) -> None:
     """The old coordinator ends without an answer and without a trace of what it began; the new one does the request."""
     script.write_text("dismissed")
-    opened = Blocked(lambda: client.event("a long ring", recorder=True, depth=1024), "event")
+    opened = Blocked(lambda: client.event("a long ring", recorder=True, engine="event", depth=1024), "event")
     until(lambda: script.read_text() == "", "the coordinator is about to make events")
     assert _reload(kept).returncode == 0
     event = opened.outcome()
@@ -469,7 +469,7 @@ def test_row_57_upgrades_in_the_middle_of_one_request_are_no_deaths_of_it(
     kept: Coordinator, client: ipcsync.Client, script: Path
 ) -> None:
     script.write_text("dismissed")
-    opened = Blocked(lambda: client.event("a long ring", recorder=True, depth=1024), "event")
+    opened = Blocked(lambda: client.event("a long ring", recorder=True, engine="event", depth=1024), "event")
     for number in range(3):
         until(lambda: script.read_text() == "", "the coordinator is about to make events")
         if number < 2:
@@ -663,14 +663,14 @@ def test_row_59_the_keepers_death_is_the_coordinators(kept: Coordinator, client:
 
 
 def test_row_59_with_its_keeper_stopped_all_but_new_events_goes_on(kept: Coordinator, client: ipcsync.Client) -> None:
-    event = client.event("held", recorder=True)
-    with client.event("the first", recorder=True):
+    event = client.event("held", recorder=True, engine="event")
+    with client.event("the first", recorder=True, engine="event"):
         until(lambda: client.stats()["cuda_events"] >= 64, "events have been made ahead")
     os.kill(kept.pid, signal.SIGSTOP)  # it alone, and not its coordinator
     until(lambda: state_of(kept.pid) == "T", "the keeper has stopped")
     try:
         event.record().synchronize(timeout=DEADLINE_S)
-        with client.event("from what was made ahead", recorder=True) as more:
+        with client.event("from what was made ahead", recorder=True, engine="event") as more:
             more.record()
         assert client.stats()["sessions"] == 1
     finally:
