@@ -38,8 +38,9 @@ def connect(
     stream that this client opens, lists and watches, and is left out in what it returns: two jobs with their own
     prefixes share a coordinator and never see each other's names. `engine` is that of every event that this client
     creates, named or not, unless a call names another one: "event", "timeline", or "auto", which takes $IPCSYNC_ENGINE,
-    and without that "timeline" where it works, else "event". `depth`, 1 to 1024, is likewise how many records of an event may be in
-    flight on the `event` engine: by default $IPCSYNC_DEPTH, else 16. An event that exists keeps its engine and depth.
+    and without that "timeline" where it works, else "event". `depth`, 1 to 1024, is likewise how many records of an
+    event may be in flight on the `event` engine: by default $IPCSYNC_DEPTH, else 16. An event that exists keeps its
+    engine and depth.
 
     The client lives until its `close`, also if the program keeps no reference to it, which gives a ResourceWarning:
     leave a `with` block, or close it.

@@ -12,7 +12,7 @@ from typing import cast
 
 from ipcsync._deadline import deadline_of, left_of
 from ipcsync._native import device as devices
-from ipcsync._native.context import current_ordinal, ordinal_of, uuid_of
+from ipcsync._native.context import current_ordinal, has_current, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream
 from ipcsync._session.attachments import Opening
 from ipcsync._session.session import Session
@@ -194,7 +194,9 @@ def open_events(
     default = uuid_of(current_ordinal())
     is_recorder = bool(options.recorder)
     may_be_timeline = (session.engine if engine == "auto" else engine) != "event"
-    why_not = session.why_not_timeline(ordinal)[:_LONGEST_REASON] if may_be_timeline else ""
+    # Who only reads may read of another device, and then wants no context on this one.
+    is_used_here = is_recorder or options.device is not None or has_current() or devices.has_primary_context(ordinal)
+    why_not = session.why_not_timeline(ordinal)[:_LONGEST_REASON] if may_be_timeline and is_used_here else ""
     bodies = [
         messages.Open(name, is_recorder, device, default, engine, depth, session.engine, why_not) for name in names
     ]

@@ -24,9 +24,10 @@ Start = Callable[..., Peer]
 
 @pytest.fixture(autouse=True)
 def four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All processes of the test but this one see four devices; this one may have started its driver with fewer."""
+    """All processes of the test but this one see four devices; this one has started its driver as ever."""
     if os.environ["IPCSYNC_DRIVER"] == "cuda":
         pytest.skip("a real machine's devices cannot be told to be four")
+    ipcsync.device_count()
     segment = f"{os.environ['IPCSYNC_HOST_SEGMENT']}-four"
     monkeypatch.setenv("IPCSYNC_HOST_SEGMENT", segment)
     monkeypatch.setenv("IPCSYNC_HOST_DEVICES", str(DEVICES))
@@ -72,6 +73,10 @@ def _check_on(device: int) -> EngineChecks:
 def _state(name: str) -> tuple[str, int]:
     event = remote.event(name)
     return event.state, event.generation
+
+
+def _contexts() -> list[int]:
+    return [device for device in range(ipcsync.device_count()) if ipcsync.has_primary_context(device)]
 
 
 def _named_stream(name: str, device: int | None = None) -> tuple[str, int]:
@@ -248,3 +253,10 @@ def test_a_device_that_the_coordinator_does_not_serve_is_refused(
         assert "does not serve" in _error(peer, fn, *args)
     assert peer.call(remote.open_event, "e", {"device": 2, "engine": wanted})[1] == 2
     assert peer.call(_check_on, 2)["event"]["ok"]
+
+
+def test_who_reads_what_is_on_another_device_has_no_context_on_its_first_one(start: Start) -> None:
+    recorder, reader = start(), start()
+    recorder.call(remote.open_event, "e", {"recorder": True, "device": 3})
+    reader.call(remote.open_event, "e")
+    assert reader.call(_contexts) == [3]

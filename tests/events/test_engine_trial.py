@@ -32,6 +32,7 @@ def without_words(
     """A client for which the driver refuses what words need, as for a file on a disk; and what it says of that."""
     name, code, reason = request.param
     client = new_client()
+    ipcsync.Stream()  # it has a context: a reader without one tries nothing
     monkeypatch.setattr(_drivers.load(), name, lambda *_: (code,))
     return client, reason
 
@@ -105,6 +106,7 @@ def test_words_are_tried_once_for_a_session_and_a_device(
 
     monkeypatch.setattr(driver, "cuStreamWriteValue64", note)
     client = new_client()
+    ipcsync.Stream()
     for number in range(3):
         client.event(f"event/{number}", engine="event")
     assert len(tried) == 0, "an event of the other engine needs none"
