@@ -206,7 +206,7 @@ def test_where_words_fail_on_one_device_they_are_taken_on_the_others(start: Star
     other.call(_refuse_words_on, 0)
     owner.call(remote.open_event, "e", {"device": 1, "engine": "timeline", "recorder": True})
     assert other.call(remote.open_event, "e")[:2] == ("timeline", 1), "tried is the current device"
-    assert other.call(remote.open_event, "here", {"recorder": True})[0] == "event"
+    assert other.call(remote.open_event, "here", {"device": 0})[0] == "event"
     assert other.call(remote.open_event, "there", {"device": 1})[0] == "timeline"
 
 

@@ -95,7 +95,7 @@ def test_behind_a_lost_point_of_the_launch_stream_a_replay_with_records_queues_n
 ) -> None:
     theirs, operations = new_client(), list[tuple[int, int, int]]()
     theirs.event("theirs", recorder=True, engine="timeline")
-    one.client.event("theirs").at(1).wait(one.layers.stream, ahead=True)
+    one.client.event("theirs")._engine.wait(1, one.layers.stream, None, True)
     points = one.sender.send(1)
     theirs.close()
     with replaced(_noting(operations)), pytest.raises(ipcsync.RecorderLost):

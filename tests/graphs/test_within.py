@@ -225,7 +225,7 @@ def test_a_refused_record_does_not_wait_for_what_another_stream_was_to_record_be
         replaying = one.replay([point])
         replaying.__enter__()
         one.layers.launch()
-        never.wait(one.layers.stream, ahead=True)
+        never._bound().engine.wait(1, one.layers.stream, None, True)
         theirs.close()
         with pytest.raises(ipcsync.RecorderLost):
             replaying.__exit__(None, None, None)
