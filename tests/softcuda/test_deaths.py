@@ -198,10 +198,13 @@ def test_segments_do_not_meet(ctx: Any) -> None:
 _FORKS_WITHIN_CUINIT = """
 import fcntl, signal, threading
 from tests.kit.until import until
-holder = os.open({path!r}, os.O_RDWR | os.O_CREAT, 0o600)
 hold, held = os.pipe(), os.pipe()
 if not (locker := os.fork()):
-    fcntl.lockf(holder, fcntl.LOCK_EX)
+    is_held = False
+    while not is_held:  # another process that starts may remove what nobody holds yet
+        holder = os.open({path!r}, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.lockf(holder, fcntl.LOCK_EX)
+        is_held = os.fstat(holder).st_nlink > 0
     os.write(held[1], b"x")
     os.read(hold[0], 1)
     os._exit(0)
