@@ -219,7 +219,7 @@ test-oldest:
 	sed -n '/^dependencies/,/^]/{/python_version/d;s/^ *"\([a-z-]*\)>=\([0-9.]*\).*/\1==\2/p}' pyproject.toml > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
 	$(OLDEST)/bin/python -m pip install --quiet --editable '.[observer]' --group test --constraint $(OLDEST)/constraints.txt
-	export IPCSYNC_DRIVER=host; $(all_tests)
+	export IPCSYNC_DRIVER=host; $(call tests,tests,not benchmark and $(USUAL))
 
 NEWEST := .venv-newest
 test-newest: BIN := $(NEWEST)/bin
@@ -227,7 +227,7 @@ test-newest:
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
 	$(NEWEST)/bin/python -m pip install --quiet --upgrade --pre --editable '.[observer]' --group test
-	export IPCSYNC_DRIVER=host; $(all_tests)
+	export IPCSYNC_DRIVER=host; $(call tests,tests,not benchmark and $(USUAL))
 
 # LMCache on torch for CPUs, without what it needs on a GPU only; then its server and client over points, and its own
 # tests with stock events and with ours. About 1.3 GB, and the larger torch for CUDA where the index has no other.
