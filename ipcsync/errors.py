@@ -190,7 +190,7 @@ class RecorderLost(IpcSyncError):
     - "died": its process ended before the work was known complete;
     - "expired": it was silent for longer than its lease's TTL;
     - "closed": it closed the event before it recorded this generation;
-    - "behind": the work stood behind a wait that was lost; `session` and `pid` are then of the one that died;
+    - "behind": the work depended on a wait that was lost; `session` and `pid` are then of the one that died;
     - "gone": the event ended so long ago that its slot is another's by now, and how it ended is not known any more.
 
     `over` is True if the recorder's GPU work is proven to have ended, None if that is not known.

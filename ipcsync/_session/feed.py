@@ -43,7 +43,7 @@ class Notice:
     recorder ended: "recorder_closed", "recorder_died" (its process is dead) or "recorder_expired" (it was silent for
     longer than its TTL). It, the notice before it, and "session_closed" have the process as `pid` (0: unknown), and as
     `cause` "closed", "died" or "expired"; `session` is the recorder's name, or else its id. An event that ended while
-    its recorder goes on, because its work stood behind what was lost, is "broken" by the cause "behind".
+    its recorder goes on, because its work depended on what was lost, is "broken" by the cause "behind".
 
     Across a gap (the reader was too slow, or the coordinator was another one meanwhile) only the states before and
     after are known: the cause is empty, and no recorder's end is told.

@@ -34,7 +34,7 @@ def connect(
     `client.timeout`. `lease_ttl` in seconds asks for another TTL than the coordinator's default;
     `client.lease_ttl` is the granted one, from 0.2 to 3600. `trace` is a directory for a trace of this process's calls
     on shared events, $IPCSYNC_TRACE by default, "" for none. `chains` is "stream", or "session": each record then
-    stands behind every wait of the process, whatever its stream. `prefix` is put before the name of every event and
+    depends on every wait of the process, whatever its stream. `prefix` is put before the name of every event and
     stream that this client opens, lists and watches, and is left out in what it returns: two jobs with their own
     prefixes share a coordinator and never see each other's names. `engine` is that of every event that this client
     creates, named or not, unless a call names another one: "event", "timeline", or "auto", which takes $IPCSYNC_ENGINE,

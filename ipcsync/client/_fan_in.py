@@ -41,7 +41,7 @@ def wait_all(
 
     The host blocks only until each record is made, at most `timeout` seconds in all. `lost` and the result are as in
     `synchronize_all`. If it raises, the stream may wait for some of the points already. If a recorder dies once the
-    driver has the wait, also with `lost="skip"`, the stream stands behind lost work: its next record raises
+    driver has the wait, also with `lost="skip"`, the stream waits for lost work: its next record raises
     RecorderLost, until `Client.resume`. Wait for such points on the host instead, by `synchronize_all`.
 
     Raises as `Point.wait`, WaitTimeout for the first that is not recorded, ValueError for another `lost` or a

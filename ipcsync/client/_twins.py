@@ -162,13 +162,13 @@ class EventView(Generic[PointT]):
 
     @property
     def state(self) -> EventState:
-        """One of "open", "broken" (its recorder, or what that stood behind, was lost) and "closed"."""
+        """One of "open", "broken" (its recorder, or what its work depended on, was lost) and "closed"."""
         fork.check()
         return self._engine.state if self._is_open else "closed"
 
     @property
     def is_lost(self) -> bool:
-        """Whether a record of this process stood behind a lost wait: then no further record is possible."""
+        """Whether a record of this process depended on a lost wait: then no further record is possible."""
         return self._engine.chain.loss is not None
 
     def at(self, generation: int) -> PointT:

@@ -172,13 +172,13 @@ class Client(ClientView, Closing):
     ) -> Point:
         """Record on this client's unnamed event for `stream`: the usual way to hand work on.
 
-        It blocks while `depth` records of the stream are in flight (1 to 1024, the client's by default; that of the
-        stream's first record holds; no limit on the `timeline` engine), at most `timeout` seconds. The first record on
+        On the `event` engine it blocks while `depth` records of the stream are in flight (1 to 1024, the client's by
+        default; that of the stream's first record holds), at most `timeout` seconds. The first record on
         a stream asks the coordinator, at most `client.timeout` seconds; later ones send nothing. Once the client has 32
         such events, a new stream takes over the event of one whose work is complete, and lost events are closed, points
         and all, so a program may make a stream for each piece of work.
 
-        It stands behind the same waits as `SharedEvent.record`. Once part of its work is lost, a new event takes its
+        It depends on the same waits as `SharedEvent.record`. Once part of its work is lost, a new event takes its
         place. Raises as `SharedEvent.record`, and at a stream's first record as `event`.
         """
         self._session.check()
@@ -207,7 +207,7 @@ class Client(ClientView, Closing):
 
         It replaces `torch.cuda.synchronize()` before a hand-over, and the host does not wait. It covers the context of
         the device that is current on this thread, else the primary one, which torch uses, with its green contexts. The
-        point stands behind every wait of this process: if one was lost, RecorderLost is raised until that stream is
+        point depends on every wait of this process: if one was lost, RecorderLost is raised until that stream is
         resumed. If that stream is gone, name the other `streams`: the point then covers all that was submitted to
         these, on any device. `engine`, `timeout` and `after` are as in `record`.
 

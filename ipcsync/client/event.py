@@ -55,11 +55,12 @@ class SharedEvent(EventBase, EventView[Point], Closing):
     ) -> Point:
         """Record the next generation after all work submitted to `stream` so far; returns its point.
 
-        If `depth` records are in flight, it first blocks until the oldest is complete, at most `timeout` seconds
-        (WaitTimeout names the oldest). Raises NotRecorder if it was not opened with `recorder=True`, DeviceMismatch for
-        a stream of another device, StreamCapturing, EventClosed, and what each use of a Point raises.
+        If `depth` records are in flight on the `event` engine, it first blocks until the oldest is complete, at most
+        `timeout` seconds (WaitTimeout names the oldest). Raises NotRecorder if it was not opened with `recorder=True`,
+        DeviceMismatch for a stream of another device, StreamCapturing, EventClosed, and what each use of a Point
+        raises.
 
-        The record stands behind every wait that this library queued on `stream` earlier, and behind the points `after`:
+        The record depends on every wait that this library queued on `stream` earlier, and on the points `after`:
         name those that the work depends on by other means (torch, CUDA events, a graph), which ipcsync cannot see. The
         stream is made to wait for those that are not complete, as by `Point.wait`, so the record is not complete before
         they are; the host first waits until they are recorded, within the same `timeout`. If any of them is lost,

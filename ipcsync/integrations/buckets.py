@@ -62,7 +62,7 @@ class Bucket:
     def fill(self, tensors: Sequence[torch.Tensor]) -> ipcsync.Point:
         """Have the current stream copy the tensors into it. Returns the point behind that; the host waits for nothing.
 
-        Raises RecorderLost if they stand behind a peer that died; the next call does not raise it again, once the
+        Raises RecorderLost if they depend on a peer that died; the next call does not raise it again, once the
         stream is past the wait for that peer.
         """
         device = device_of(tensors)

@@ -114,7 +114,7 @@ class PointTransport(TensorTransportManager):
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[torch.Tensor]) -> PointMetadata:
         """Copy the tensors into a bucket, and record behind that; returns the message to the receiver.
 
-        ValueError if they are on several devices. RecorderLost if they stand behind tensors of a sender that died; the
+        ValueError if they are on several devices. RecorderLost if they depend on tensors of a sender that died; the
         next call does not raise it again, once the stream is past the wait for that sender.
         """
         tensors = rdt_object

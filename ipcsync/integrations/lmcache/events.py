@@ -32,7 +32,7 @@ class IpcSyncEvent:
     def record(self, stream: StreamLike | None = None) -> None:
         """Record after all work submitted to `stream` so far, with this process's default client.
 
-        Raises RecorderLost if any of that stood behind a peer that died; the next record on the stream does not, once
+        Raises RecorderLost if any of that depended on a peer that died; the next record on the stream does not, once
         the stream is past the wait for that peer.
         """
         with failing_once(stream):
