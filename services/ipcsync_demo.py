@@ -163,7 +163,7 @@ def sink(
     digest, chunks, corrupt = hashlib.sha256(), 0, list[int]()
     began = time.monotonic()
     while taken := receiver.take():
-        taken.synchronize(TIMEOUT_S)  # not stream.synchronize(), which may never return if the writer is killed
+        taken.synchronize(TIMEOUT_S)  # torch.cuda.synchronize() may never return if the writer is killed
         content = receiver.content.read()
         number, length, expected = HEAD.unpack_from(content)
         data = content[HEAD.size : HEAD.size + length]

@@ -49,7 +49,7 @@ def decode(endpoint: str, prefill: Connection) -> None:
             mine.copy_from(cache, stream)
             read = client.record(stream)
             prefill.send(bytes(read))
-            read.synchronize(30)  # not stream.synchronize(), which may never return if the prefill is killed
+            read.synchronize(30)  # torch.cuda.synchronize() may never return if the prefill is killed
             if not mine.holds(request):
                 raise SystemExit(f"decode: the cache of request {request} was read before it was computed")
             print(f"decode: request {request} has its own cache", flush=True)
