@@ -194,8 +194,13 @@ def open_events(
     default = uuid_of(current_ordinal())
     is_recorder = bool(options.recorder)
     may_be_timeline = (session.engine if engine == "auto" else engine) != "event"
-    # Who only reads may read of another device, and then wants no context on this one.
-    is_used_here = is_recorder or options.device is not None or has_current() or devices.has_primary_context(ordinal)
+    # Who only reads may read of another device, and who records may find the event there: neither wants a context here.
+    is_used_here = (
+        options.device is not None
+        or has_current()
+        or devices.has_primary_context(ordinal)
+        or (is_recorder and may_be_timeline and not _are_elsewhere(session, names, default, options.timeout))
+    )
     why_not = session.why_not_timeline(ordinal)[:_LONGEST_REASON] if may_be_timeline and is_used_here else ""
     bodies = [
         messages.Open(name, is_recorder, device, default, engine, depth, session.engine, why_not) for name in names
@@ -205,6 +210,16 @@ def open_events(
     for event in opened:
         note_depth(event, options.depth)
     return opened
+
+
+def _are_elsewhere(session: Session, names: Sequence[str], device: str, timeout: float | None) -> bool:
+    """Whether all the events exist, on other devices."""
+
+    def is_elsewhere(name: str) -> bool:
+        found = session.request(messages.ListEvents(name), messages.EventList, timeout).events
+        return any(event.name == name and event.device != device for event in found)
+
+    return all(name and is_elsewhere(name) for name in names)
 
 
 def note_depth(event: SharedEvent, wanted: int | None) -> None:

@@ -260,3 +260,10 @@ def test_who_reads_what_is_on_another_device_has_no_context_on_its_first_one(sta
     recorder.call(remote.open_event, "e", {"recorder": True, "device": 3})
     reader.call(remote.open_event, "e")
     assert reader.call(_contexts) == [3]
+
+
+def test_who_records_what_is_on_another_device_has_no_context_on_its_first_one(start: Start) -> None:
+    reader, recorder = start(), start()
+    reader.call(remote.open_event, "e", {"device": 3})
+    recorder.call(remote.open_event, "e", {"recorder": True})
+    assert recorder.call(_contexts) == [3]
