@@ -19,7 +19,7 @@ from ipcsync._native import pinned
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
 from ipcsync._wire.messages import ProbeReply
-from ipcsync.errors import DriverError, HandleError
+from ipcsync.errors import DriverError, HandleError, WaitTimeout
 from ipcsync.typing import EngineChecks
 
 _PASS_S = 4.0  # longer than a busy machine keeps the driver from it
@@ -51,33 +51,38 @@ def _open(handle: bytes) -> str | None:
     return None
 
 
-def why_not_timeline(line: SessionLine, ordinal: int) -> str | None:
+def why_not_timeline(line: SessionLine, ordinal: int, seconds: float = _PASS_S) -> str | None:
     """Why streams of a device cannot write words of the board and wait for them here, in this session's own line.
 
-    None if they can.
+    None if they can. WaitTimeout if fewer `seconds` than a try may take did not tell.
     """
     try:
         with OnDevice(ordinal) as inside, inside:
-            return relaxed_call(_try_word, line)
+            return relaxed_call(_try_word, line, seconds)
     except DriverError as error:
         return f"there is no context: {error}"
 
 
-def _try_word(line: SessionLine) -> str | None:
+def _try_word(line: SessionLine, seconds: float) -> str | None:
     try:
         pointer = pinned.word(line.probe_address)
     except DriverError as error:
         return f"the board's page cannot be registered here: {error}"
     try:
         value = line.probe + 1
-        passed = _passes(pointer, value) and line.probe >= value  # another thread's try writes it too
+        passed = _passes(pointer, value, min(seconds, _PASS_S)) and line.probe >= value  # another thread writes it too
     except DriverError as error:
         return f"a stream cannot write a word of the board, or wait for it, here: {error}"
-    return None if passed else f"a stream's write to the board, and its wait for that, were not over in {_PASS_S:g} s"
+    if passed:
+        return None
+    late = "a stream's write to the board, and its wait for that, were not over in"
+    if seconds < _PASS_S:
+        raise WaitTimeout(f"{late} {seconds:g} s: earlier work may hold up the device's streams", timeout=seconds)
+    return f"{late} {_PASS_S:g} s"
 
 
-def _passes(pointer: int, value: int) -> bool:
-    """Whether a stream writes `value`, and its wait for that ends."""
+def _passes(pointer: int, value: int, seconds: float) -> bool:
+    """Whether a stream writes `value`, and its wait for that ends, within `seconds`."""
     driver = _drivers.load()
     stream = unwrap(driver.cuStreamCreate(STREAM_NON_BLOCKING), "cuStreamCreate")
     event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
@@ -85,7 +90,7 @@ def _passes(pointer: int, value: int) -> bool:
         unwrap(driver.cuStreamWriteValue64(stream, pointer, value, STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64")
         unwrap(driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64")
         unwrap(driver.cuEventRecord(event, stream), "cuEventRecord")
-        return _drivers.wait_event(event, time.monotonic_ns() + int(_PASS_S * 1e9))
+        return _drivers.wait_event(event, time.monotonic_ns() + int(seconds * 1e9))
     finally:
         unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
         unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")

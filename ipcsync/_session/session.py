@@ -320,12 +320,25 @@ class Session:
         finally:
             self.abandon(before)
 
-    def why_not_timeline(self, ordinal: int) -> str:
-        """Why the `timeline` engine does not work in this process on a device, "" if it does; tried once."""
+    def why_not_timeline(self, ordinal: int, timeout: float | None) -> str:
+        """Why the `timeline` engine does not work in this process on a device, "" if it does; tried once, and logged.
+
+        WaitTimeout if `timeout` seconds did not tell: then the next call tries again.
+        """
         if ordinal not in self._why_not_timeline:
+            seconds = self.timeout if timeout is None else timeout
+            deadline_of(seconds)
             with self.driving.making():
                 self.check()
-                self._why_not_timeline[ordinal] = probe.why_not_timeline(self.lease.line, ordinal) or ""
+                why_not = probe.why_not_timeline(self.lease.line, ordinal, seconds) or ""
+            self._why_not_timeline[ordinal] = why_not
+            if why_not:
+                log.warning(
+                    "what this session creates on cuda:%d has engine='event' where 'auto' is asked for, since words do "
+                    "not work: %s; with IPCSYNC_ENGINE=event they are not tried",
+                    ordinal,
+                    why_not,
+                )
         return self._why_not_timeline[ordinal]
 
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:

@@ -201,9 +201,10 @@ def open_events(
         or devices.has_primary_context(ordinal)
         or (is_recorder and may_be_timeline and not _are_elsewhere(session, names, default, options.timeout))
     )
-    why_not = session.why_not_timeline(ordinal)[:_LONGEST_REASON] if may_be_timeline and is_used_here else ""
+    why_not = session.why_not_timeline(ordinal, options.timeout) if may_be_timeline and is_used_here else ""
     bodies = [
-        messages.Open(name, is_recorder, device, default, engine, depth, session.engine, why_not) for name in names
+        messages.Open(name, is_recorder, device, default, engine, depth, session.engine, why_not[:_LONGEST_REASON])
+        for name in names
     ]
     session.open(bodies, openings, options.timeout)
     opened = [SharedEvent(opening, is_recorder=is_recorder) for opening in openings]

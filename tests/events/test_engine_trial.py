@@ -37,13 +37,16 @@ def without_words(
     return client, reason
 
 
-def test_a_client_without_words_gets_the_event_engine(without_words: tuple[ipcsync.Client, str]) -> None:
-    client, _ = without_words
+def test_a_client_without_words_gets_the_event_engine_and_says_why_once(
+    without_words: tuple[ipcsync.Client, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    client, reason = without_words
     with client.event("e", recorder=True) as event, client.reserve() as reservation:
         stream = ipcsync.Stream()
         points = [event.record(stream), client.record(stream), reservation.record(stream)]
         assert {point._bound().engine.kind for point in points} == {"event"}
         ipcsync.synchronize_all(points, timeout=10)
+    assert sum(reason in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_client_without_words_is_refused_the_engine_before_there_is_an_event(
@@ -118,3 +121,16 @@ def test_words_are_tried_once_for_a_session_and_a_device(
     assert client.messages_sent - sent == 6, "no message more than without"
     new_client(engine="event").event("auto/0")
     assert len(tried) == 1
+
+
+def test_a_trial_behind_earlier_work_ends_with_the_opens_own_timeout(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]
+) -> None:
+    peer = new_peer(IPCSYNC_HOST_QUEUES="1", CUDA_DEVICE_MAX_CONNECTIONS="1")
+    peer.call(remote.connect, coordinator.endpoint, "peer")
+    peer.call(remote.hold)
+    error = peer.call(remote.error_of, remote.open_event, "e", {"timeout": 0.1})
+    assert error is not None
+    assert error[0] == "WaitTimeout"
+    peer.call(remote.let_go)
+    assert peer.call(remote.open_event, "e")[0] == "timeline", "it is tried again"
