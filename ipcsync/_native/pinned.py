@@ -28,6 +28,7 @@ _lock = CallLock()
 # exception may have ended the call, with the page registered or not.
 _ordinals: dict[int, int] = {}
 _registered: set[int] = set()
+_kept: set[int] = set()
 
 
 def page(address: int) -> int:
@@ -62,6 +63,11 @@ def word(address: int) -> int:
     return page(start) + (address - start)
 
 
+def keep(address: int) -> None:
+    """Have the page of the word at `address` stay registered: a write to it that nobody awaits may be queued."""
+    _kept.add(address & ~(PAGE - 1))
+
+
 def is_any(address: int, length: int) -> bool:
     """Whether any page from `address` on, within `length` bytes, is registered."""
     return any(address <= start < address + length for start in list(_ordinals))
@@ -75,6 +81,8 @@ def unpin(address: int, length: int) -> bool:
 
 
 def _unregister(address: int, length: int) -> bool:
+    if any(address <= start < address + length for start in _kept):
+        return False
     for start in [start for start in _ordinals if address <= start < address + length]:
         try:
             with context.OnDevice(_ordinals[start]) as inside, inside:

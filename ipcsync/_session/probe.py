@@ -68,11 +68,15 @@ def _try_word(line: SessionLine, seconds: float) -> str | None:
         pointer = pinned.word(line.probe_address)
     except DriverError as error:
         return f"the board's page cannot be registered here: {error}"
+    passed = False
     try:
         value = line.probe + 1
         passed = _passes(pointer, value, min(seconds, _PASS_S)) and line.probe >= value  # another thread writes it too
     except DriverError as error:
         return f"a stream cannot write a word of the board, or wait for it, here: {error}"
+    finally:
+        if not passed:
+            pinned.keep(line.probe_address)
     if passed:
         return None
     late = "a stream's write to the board, and its wait for that, were not over in"

@@ -11,6 +11,7 @@ from cuda.bindings.driver import CUresult
 
 import ipcsync
 from ipcsync import _drivers
+from ipcsync._native import pinned
 from ipcsync.typing import EngineChoice
 from tests.kit import remote
 from tests.kit.peer import Peer
@@ -123,6 +124,10 @@ def test_words_are_tried_once_for_a_session_and_a_device(
     assert len(tried) == 1
 
 
+def _pinned_pages() -> int:
+    return len(pinned._registered)
+
+
 def test_a_trial_behind_earlier_work_ends_with_the_opens_own_timeout(
     coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]
 ) -> None:
@@ -132,5 +137,8 @@ def test_a_trial_behind_earlier_work_ends_with_the_opens_own_timeout(
     error = peer.call(remote.error_of, remote.open_event, "e", {"timeout": 0.1})
     assert error is not None
     assert error[0] == "WaitTimeout"
+    peer.call(remote.close_client)
+    assert peer.call(_pinned_pages) == 1, "the trial's write is still to come"
     peer.call(remote.let_go)
+    peer.call(remote.connect, coordinator.endpoint, "peer")
     assert peer.call(remote.open_event, "e")[0] == "timeline", "it is tried again"
