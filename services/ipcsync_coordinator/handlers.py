@@ -318,16 +318,17 @@ class Handlers:
         """
         if wanted not in ("auto", "event", "timeline"):
             raise ProtocolError(f"an engine must be 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
-        reasons = {
-            "timeline": why_not_timeline
-            or (None if wanted == "event" else self._effects.pool.why_not_timeline(device)),
-            "event": entry.session.why_not_event or self._effects.pool.why_not_event(device),
-        }
-        for engine, why_not in reasons.items():
-            if wanted in ("auto", engine) and not why_not:
-                return engine
-        asked = [engine for engine in reasons if reasons[engine] and wanted in ("auto", engine)]
-        why = "; ".join(f"{engine}: {reasons[engine]}" for engine in asked)
+        pool = self._effects.pool
+        reasons: dict[str, str | None] = {}
+        if wanted != "event":
+            reasons["timeline"] = pool.why_not_timeline(device) or why_not_timeline
+            if not reasons["timeline"]:
+                return "timeline"
+        if wanted != "timeline":  # it makes CUDA events, which nobody may want
+            reasons["event"] = entry.session.why_not_event or pool.why_not_event(device)
+            if not reasons["event"]:
+                return "event"
+        why = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
         raise EngineMismatch(f"the engine {wanted!r} cannot work between this process and the coordinator: {why}")
 
     def _attach(self, entry: SessionEntry, body: messages.Attach) -> messages.Message:

@@ -142,3 +142,10 @@ def test_a_trial_behind_earlier_work_ends_with_the_opens_own_timeout(
     peer.call(remote.let_go)
     peer.call(remote.connect, coordinator.endpoint, "peer")
     assert peer.call(remote.open_event, "e")[0] == "timeline", "it is tried again"
+
+
+@pytest.mark.process
+def test_the_coordinator_makes_no_cuda_events_for_words() -> None:
+    with ipcsync.launch() as launched, ipcsync.connect(launched.endpoint) as client:
+        assert client.event("e", recorder=True).engine == "timeline"
+        assert client.stats()["cuda_events"] == 0
