@@ -41,6 +41,7 @@ S_HEARTBEAT, S_OWNER, S_DOORBELL = 8, 9, 10  # `doorbell` is never stored to: a 
 S_SHOWS_END = 11  # the session's serial, if a lock shows its process's end
 S_LOCK = 12  # the inode of the socket that keeps that lock, which forked children have too
 S_PROBE = 13  # a stream of the client writes it, to test that streams can
+S_GOODBYE = 14  # the session's serial, once it is closed and touches no slot
 # Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
 L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED, L_REASON = range(6)
 L_AWAITED, L_FOLLOWED = 6, 7  # 1: a record is to wake who waits, or the bridge; the waiters' and the bridge's

@@ -9,6 +9,7 @@ from ipcsync._board.layout import (
     LABEL,
     LIVE,
     S_DOORBELL,
+    S_GOODBYE,
     S_HEARTBEAT,
     S_LOCK,
     S_NAMESPACE,
@@ -84,6 +85,16 @@ class SessionLine:
         self.lock = lock
         fence()
         self.words[self.first + S_SHOWS_END] = self.serial
+
+    @property
+    def has_said_goodbye(self) -> bool:
+        """Whether the session that has the line is closed, and touches no slot."""
+        return bool(self.words[self.first + S_GOODBYE] == self.serial)
+
+    def say_goodbye(self) -> None:
+        """Store that it is (client), for a coordinator that gets no message of it."""
+        fence()
+        self.words[self.first + S_GOODBYE] = self.serial
 
     @property
     def label(self) -> str:

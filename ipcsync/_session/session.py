@@ -540,6 +540,8 @@ class Session:
         if not self.lease.coordinator_is_alive():
             return
         released = not self._drains
+        if released:  # a coordinator may be there to read it only once this process is gone
+            self.lease.line.say_goodbye()
         try:
             self.connection.request(messages.Bye(released=released), self.token, timeout, self.lease.show_heartbeat)
         except (WaitTimeout, ConnectError, QuotaExceeded) as error:

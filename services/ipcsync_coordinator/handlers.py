@@ -215,9 +215,21 @@ class Handlers:
 
     def _bye(self, entry: SessionEntry, body: messages.Bye) -> messages.Message:
         self._journal.make_room(self._size_of_end(entry.session))
-        self._registry.end_session(entry.session, released=body.released)
-        log.info("session closed", extra=fields(id=entry.session.id, name=entry.session.name, pid=entry.watch.pid))
+        self._end(entry, released=body.released)
         return _DONE
+
+    def _end(self, entry: SessionEntry, *, released: bool) -> None:
+        self._registry.end_session(entry.session, released=released)
+        log.info("session closed", extra=fields(id=entry.session.id, name=entry.session.name, pid=entry.watch.pid))
+
+    def _takes_goodbye(self, entry: SessionEntry) -> bool:
+        """End a session whose goodbye stands on the board: its process is gone, and no coordinator took the message."""
+        if not self._board.session(entry.session.line).has_said_goodbye:
+            return False
+        self._make_room_for_end(entry.session)
+        self._end(entry, released=True)
+        self.transactions.commit()
+        return True
 
     def _size_of_end(self, session: Session) -> int:
         """How many bytes the record of a session's end may need, beyond an ordinary record."""
@@ -236,6 +248,8 @@ class Handlers:
 
         Its slots stay until it is gone: a dead process submits nothing more, and what it submitted may go on.
         """
+        if self._takes_goodbye(entry):
+            return
         session = entry.session
         self._note_loss(entry, how)
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
@@ -251,6 +265,8 @@ class Handlers:
         A child forked from it keeps the driver's files, and so its work. Without a lock that shows their end, as under
         CUDA MPS, that is never known.
         """
+        if self._takes_goodbye(entry):
+            return
         self._note_loss(entry, "pidfd")
         peer = entry.peer or Peer(self._board, entry.session.serial)
         self._registry.release_dead(entry.session, held=0 if peer.is_over() else peer.lock or UNKNOWN)
@@ -263,6 +279,9 @@ class Handlers:
         if session.state == "live":
             self._metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how=how))
+        self._make_room_for_end(session)
+
+    def _make_room_for_end(self, session: Session) -> None:
         # A death cannot be refused: it is appended now if there is room, else at a later tick.
         with suppress(QuotaExceeded):
             self._journal.make_room(self._size_of_end(session))
@@ -275,8 +294,7 @@ class Handlers:
         """Break the events of such a session, whose process was silent for longer than its TTL."""
         session = entry.session
         log.warning("events lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how="ttl"))
-        with suppress(QuotaExceeded):  # as in `lose`
-            self._journal.make_room(self._size_of_end(session))
+        self._make_room_for_end(session)
         self._registry.break_drained(session)
         self.transactions.commit()
 

@@ -10,6 +10,7 @@ import resource
 import signal
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -376,6 +377,37 @@ def test_row_56_a_recorder_that_dies_while_there_is_no_coordinator(client: ipcsy
         anew.record().synchronize(timeout=DEADLINE_S)
     seen.close()
     assert client.stats()["pool_in_use"] == 0
+
+
+@_ENGINES
+def test_row_56_a_program_that_ends_while_there_is_no_coordinator_has_closed(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _ENDS_WITHOUT_CLOSE, client.endpoint, engine], stdin=subprocess.PIPE
+    ) as program:
+        until(client.list_events, "it has opened its event")
+        seen = client.event("theirs", engine=engine)
+        seen.at(1).synchronize(timeout=DEADLINE_S)
+        with _dying(client):
+            program.communicate(b"\n", timeout=DEADLINE_S)
+            assert program.returncode == 0
+    until(lambda: seen.state != "open", "the new coordinator finds that it ended")
+    assert seen.state == "closed"
+    assert seen.at(1).query()
+    seen.close()
+    assert [info.name for info in client.list_sessions()] == ["client"]
+    assert client.stats()["deaths"] == {"pidfd": 0, "ttl": 0}
+    assert client.stats()["pool_in_use"] == 0
+
+
+_ENDS_WITHOUT_CLOSE = """
+import sys, ipcsync
+client = ipcsync.connect(sys.argv[1], name="theirs", timeout=20.0)
+event = client.event("theirs", recorder=True, engine=sys.argv[2])
+event.record().synchronize(20)
+sys.stdin.readline()
+"""
 
 
 def _record_forever(endpoint: str, engine: EngineName) -> int:
