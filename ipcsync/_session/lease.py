@@ -253,7 +253,7 @@ class SessionLease:
                         with suppress(IpcSyncError):  # the next call raises it
                             self._diagnose()
         finally:
-            del _beating[get_ident()]
+            _beating.pop(get_ident(), None)  # not there if this module was reloaded meanwhile
 
     def _beat(self) -> float:
         self.beat()

@@ -563,7 +563,8 @@ class Session:
         """Take no more calls; those that came are answered."""
         self.calls.is_over = True
         sessions.remove(self)
-        devices.collectors.remove(self._collect)
+        with suppress(ValueError):  # its module was reloaded meanwhile
+            devices.collectors.remove(self._collect)
         self.connection.close()
         self._work()
 

@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ipcsync._engines import queued
@@ -52,7 +53,8 @@ def add(session: Session) -> None:
 
 def remove(session: Session) -> None:
     """Remove a session whose thread ends."""
-    _sessions.remove(session)
+    with suppress(ValueError):  # this module was reloaded meanwhile
+        _sessions.remove(session)
 
 
 def has(epoch: bytes, serial: int) -> bool:

@@ -238,3 +238,22 @@ def test_at_the_end_of_a_program_calls_are_answered_or_refused_and_none_waits_fo
     )
     until(lambda: [row.name for row in observer.list_sessions()] == ["observer"], "it said goodbye")
     assert observer.list_events() == []
+
+
+def test_a_client_from_before_a_reload_of_all_modules_closes(coordinator: ipcsync.Coordinator) -> None:
+    run(
+        """
+        import importlib, logging, os, sys, threading, ipcsync
+
+        failed = []
+        logging.getLogger("ipcsync").addFilter(lambda record: failed.append(record.getMessage()) or False)
+        threading.excepthook = failed.append
+        client = ipcsync.connect(os.environ["ENDPOINT"], name="reloaded")
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == "ipcsync":
+                importlib.reload(module)
+        client.close()
+        assert not failed, failed
+        """,
+        ENDPOINT=coordinator.endpoint,
+    )
