@@ -382,6 +382,8 @@ class Session:
                     self.check()
                     self.driving.test(attached.engine)
         except BaseException as error:
+            if key is not None:  # also of a job that had ended
+                self.calls.post(partial(self._give_up, key))
             if isinstance(error, Exception) and (short := room.shortage(error, "an event")) is not None:
                 raise short from error
             raise
@@ -419,9 +421,11 @@ class Session:
                 if request.reply is not None:
                     table.give_back(request.reply)
             raise
-        if self.calls.is_unwanted and key is not None:
-            table.give_up(found[0])
         return found
+
+    def _give_up(self, key: PointKey) -> None:
+        if (found := self.find(key)) is not None:
+            self.attachments.give_up(found)
 
     def abandon(self, openings: Sequence[Opening]) -> None:
         """Close openings that no caller has."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._session.attachments import MANY_POINTS
 from ipcsync._session.connection import Connection
 from ipcsync._session.lease import SessionLease
 from ipcsync._session.session import Session
@@ -257,3 +258,20 @@ def test_a_client_from_before_a_reload_of_all_modules_closes(coordinator: ipcsyn
         """,
         ENDPOINT=coordinator.endpoint,
     )
+
+
+def test_points_whose_callers_go_do_not_pile_up(new_client: NewClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def alarm(_engine: object) -> None:
+        raise InterruptedError  # as a signal's handler does, once the coordinator has attached the session
+
+    recorder, reader = new_client(), new_client(lease_ttl=60.0)
+    events = [recorder.event(f"e/{index}", recorder=True) for index in range(3 * MANY_POINTS)]
+    session = reader._session
+    monkeypatch.setattr(session.driving, "test", alarm)
+    most = 0
+    for event in events:
+        with pytest.raises(InterruptedError):
+            reader.point(bytes(event.record())).query()
+        most = max(most, len(session.attachments.uses))
+    assert most <= MANY_POINTS
+    until(lambda: not session.attachments.uses, "a beat ended the last ones, though their events are open")
