@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from ctypes import c_uint64
 
 import pytest
 
 import ipcsync
+from ipcsync._board.layout import L_STATE, OPEN
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.graphs import actions as do
 from tests.graphs.layers import finish
 from tests.graphs.stage import NewClient, Stage
-from tests.kit.driver_functions import RECORD, Call, refused_once, replaced
+from tests.kit.driver_functions import RECORD, Call, held_up, refused_once, replaced
+from tests.kit.peer import Peer
 from tests.kit.steps import at_step
-from tests.kit.until import DEADLINE_S
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
 
@@ -118,3 +122,87 @@ def test_of_an_event_no_record_follows_one_that_was_refused(two: Stage, engine: 
         with pytest.raises(ipcsync.CaptureError, match="no such record"):
             replay[record]
     two.expect(2)
+
+
+def test_what_is_recorded_behind_a_replay_that_follows_a_lost_record_is_lost(
+    one: Stage, coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    """An event's record of another stream is behind a point; a replay's follows it, and the next one's is another's."""
+    peer.call(do.connect, coordinator.endpoint, "theirs")
+    peer.call(do.open_sources, [one.layers.source[0].handle()], "theirs")
+    peer.call(do.hold)
+    other, more = ipcsync.Stream(), one.client.event("more", recorder=True, engine=one.done._engine.kind)
+    one.client.point(*peer.call(do.send, 1)).wait(other)
+    one.done.record(other)
+    graph, (record,) = one.layers.capture(0, waits=False), one.layers.records
+    for event in (one.done, more):
+        with one.client.replay({}, {record: event}, stream=one.layers.stream) as replay:
+            one.layers.launch(graph)
+    peer.kill()
+    with pytest.raises(ipcsync.RecorderLost) as lost:
+        replay[record].synchronize(DEADLINE_S)
+    assert lost.value.cause == "behind"
+
+
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_while_a_replay_waits_for_the_turn_of_one_event_the_others_can_be_recorded(two: Stage) -> None:
+    other = two.client.event("other", recorder=True, engine="timeline")
+    holds = threading.Thread(target=other.record, args=(ipcsync.Stream(),))
+    records = threading.Thread(target=two.done.record, args=(ipcsync.Stream(),))
+    were_stuck: list[bool] = []
+    records_of = dict(zip(two.layers.records, (two.done, other), strict=True))
+    replaying = two.client.replay({}, records_of, stream=two.layers.stream, timeout=20)
+
+    def record() -> None:
+        records.start()
+        records.join(DEADLINE_S / 2)
+        were_stuck.append(records.is_alive())
+        held.go_on.set()
+
+    with held_up(RECORD["timeline"]) as held:
+        holds.start()
+        assert held.inside.acquire(timeout=DEADLINE_S)
+        replay = replaying.__enter__()
+        with at_step("lock", record, behind=2):  # of one event, of the other one, of that one again
+            replaying.__exit__(None, None, None)
+        holds.join()
+        records.join()
+    assert were_stuck == [False]
+    assert [replay[each].generation for each in two.layers.records] == [2, 2]
+
+
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_a_record_of_an_event_that_is_closed_while_it_is_made_does_not_count(one: Stage) -> None:
+    replaying = one.replay(one.sender.send(1))
+    replay = replaying.__enter__()
+    one.layers.launch()
+    close = threading.Thread(target=one.done.close)
+    state = c_uint64.from_address(one.done._engine.line.address + 8 * L_STATE)
+
+    def close_within() -> None:
+        close.start()
+        until(lambda: state.value != OPEN, "it is closed")
+
+    with at_step("cuStreamBatchMemOp", close_within, behind=1), pytest.raises(ipcsync.EventClosed):
+        replaying.__exit__(None, None, None)
+    close.join()
+    with pytest.raises(ipcsync.CaptureError, match="no such record"):
+        replay[one.layers.records[0]]
+
+
+def test_of_an_event_with_a_lost_record_a_replay_queues_nothing_though_earlier_ones_are_open(
+    one: Stage, new_client: NewClient
+) -> None:
+    operations, other, theirs = list[tuple[int, int, int]](), ipcsync.Stream(), new_client()
+    theirs.event("theirs", recorder=True, engine="timeline")
+    with StreamGate(one.sender.stream):
+        one.sender.send(1)[0].wait(other)
+        one.done.record(other)
+        one.client.event("theirs")._engine.wait(1, other, None, True)
+        lost = one.done.record(other)
+        theirs.close()
+        with pytest.raises(ipcsync.RecorderLost):
+            lost.synchronize(DEADLINE_S)
+        with replaced(_noting(operations)), pytest.raises(ipcsync.RecorderLost):
+            one.client.replay({}, {one.layers.records[0]: one.done}, stream=one.layers.stream).__enter__()
+    assert operations == []

@@ -14,9 +14,9 @@ _kept: list[Any] = []  # another thread may still be inside of one
 
 
 @contextmanager
-def at_step(name: str, call: Callable[[], object]) -> Iterator[None]:
-    """`call` comes once, on this thread, before the core takes its next step of that name."""
-    number, thread, left = core.STEPS.index(name), threading.get_ident(), [call]
+def at_step(name: str, call: Callable[[], object], behind: int = 0) -> Iterator[None]:
+    """`call` comes once, on this thread, before the core takes its next step of that name, behind so many others."""
+    number, thread, left = core.STEPS.index(name), threading.get_ident(), [call] + behind * [lambda: None]
 
     def step(taken: int) -> None:
         if taken == number and left and threading.get_ident() == thread:
