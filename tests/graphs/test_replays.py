@@ -11,7 +11,7 @@ import ipcsync
 from ipcsync.client.graphs.lanes import lanes
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
-from tests.graphs.layers import Layers, captured, finish
+from tests.graphs.layers import Layers, call, captured, finish
 from tests.graphs.stage import NewClient, Stage
 from tests.graphs.test_deaths import CALLS
 from tests.kit.driver_functions import refused_once, replaced
@@ -188,6 +188,20 @@ def test_a_stream_for_each_launch_takes_a_bounded_number_of_streams(one: Stage) 
         seen |= {lane.feeder_id for lane in lanes()}
         until(lambda: lanes()[-1].is_free, "its brackets are over")
     assert len(seen) < 60
+
+
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_the_legacy_stream_is_that_of_its_context_and_the_threads_one_stays(one: Stage, engine: EngineName) -> None:
+    context, legacy = call("cuCtxGetCurrent"), ipcsync.ExternalStream(1, device=0)
+    for value, within in ((1, context), (2, 0)):  # from the second one on all is there that is made with a context
+        waits = dict(zip(one.layers.waits, one.sender.send(value), strict=True))
+        with one.client.replay(waits, {one.layers.records[0]: one.done}, stream=legacy, timeout=20) as replay:
+            one.layers.launch(on=legacy)
+            call("cuCtxSetCurrent", within)
+        assert int(call("cuCtxGetCurrent")) == int(within)
+        call("cuCtxSetCurrent", context)
+        replay[one.layers.records[0]].synchronize(DEADLINE_S)
+    one.expect(3)
 
 
 def test_the_legacy_stream_launches_graphs_and_the_per_thread_one_does_not(one: Stage) -> None:

@@ -13,12 +13,16 @@ import pytest
 
 import ipcsync
 from ipcsync._board.layout import L_AWAITED
+from ipcsync.client.graphs import lanes
 from ipcsync.client.graphs.lanes import lane_of
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.graphs import actions as do
 from tests.graphs.layers import call, finish
 from tests.graphs.stage import NewClient, Stage
-from tests.kit.driver_functions import RECORD, Call, replaced
+from tests.kit.driver_functions import RECORD, Call, amid, replaced
+from tests.kit.peer import Peer
+from tests.kit.steps import at_step
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
@@ -285,3 +289,77 @@ def test_a_coordinator_that_its_keeper_replaces_within_the_block_is_not_seen(
     finally:
         for client in clients:
             client.close()
+
+
+def test_a_replay_whose_points_event_is_closed_here_before_it_has_its_turn_queues_nothing(one: Stage) -> None:
+    seen, calls = one.client.event("layers"), []
+
+    def batch(real: Call, *arguments: Any) -> int:
+        calls.append(arguments)
+        return real(*arguments)
+
+    with StreamGate(one.sender.stream):
+        one.sender.send(1)
+        replaying = one.replay([seen.at(1)])
+        with replaced({"cuStreamBatchMemOp": batch}), at_step("lock", seen.close), pytest.raises(ipcsync.EventClosed):
+            replaying.__enter__()
+    assert calls == []
+    one.expect(2)
+
+
+def test_a_replay_whose_recorder_is_killed_while_it_is_fed_is_refused(
+    one: Stage, coordinator: ipcsync.Coordinator, new_client: NewClient, peer: Peer
+) -> None:
+    peer.call(do.connect, coordinator.endpoint, "theirs")
+    peer.call(do.open_sources, [one.layers.source[0].handle()], "theirs")
+    peer.call(do.hold)
+    (data,) = peer.call(do.send, 1)
+    seen = new_client().point(data)
+
+    def kill() -> None:
+        peer.kill()
+        with pytest.raises(ipcsync.RecorderLost):
+            seen.synchronize(DEADLINE_S)
+
+    replaying = one.client.replay({one.layers.waits[0]: one.client.point(data)}, stream=one.layers.stream)
+    with replaced(amid("cuStreamBatchMemOp", kill)), pytest.raises(ipcsync.RecorderLost):
+        replaying.__enter__()
+    one.client.resume(one.layers.stream, timeout=DEADLINE_S)
+    one.expect(2)
+
+
+def test_a_replay_whose_lane_another_stream_takes_meanwhile_has_one_of_its_own(
+    one: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.expect(1)
+    finish(one.layers.stream)
+    lane, of = lane_of(one.layers.stream._handle, 0)
+    monkeypatch.setattr(lanes, "_MANY", 1)
+    others: list[ipcsync.Stream] = []
+
+    def is_taken() -> bool:
+        others.append(ipcsync.Stream())
+        with one.client.replay({}, stream=others[-1]):
+            pass
+        return lane.stream_id != of
+
+    with StreamGate(one.sender.stream):
+        replaying = one.replay(one.sender.send(2))
+        with at_step("load completed", lambda: until(is_taken, "it is taken")):
+            replaying.__enter__()
+        one.layers.launch()
+        replaying.__exit__(None, None, None)
+        until(others[-1].query, "the other stream has nothing of this one's")
+    one.expect(3)
+
+
+def test_a_replay_that_another_thread_ends_is_over_and_its_block_says_so(one: Stage) -> None:
+    replaying = one.replay(one.sender.send(1))
+    replaying.__enter__()
+    one.layers.launch()
+    thread = threading.Thread(target=replaying._end_from_outside)
+    thread.start()
+    thread.join()
+    with pytest.raises(ipcsync.CaptureError, match="ended by another call"):
+        replaying.__exit__(None, None, None)
+    one.expect(2)
