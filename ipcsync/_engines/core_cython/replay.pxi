@@ -148,7 +148,7 @@ cdef class ReplayingBase:
             gate.generation = point._generation
             gate.use = bracket.use_of(core, 0, &bracket.fed)
             use = &bracket.uses[gate.use]
-            use.lowest, use.highest = min(use.lowest, point._generation), max(use.highest, point._generation)
+            use.highest = max(use.highest, point._generation)
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             bracket.items[index].due = bracket.items[index].generation = 0
             core = <Core?>(<EventBase>bracket.items[index].value).engine
@@ -183,9 +183,6 @@ cdef class ReplayingBase:
                 is_recorded = core.sleep_until_recorded(use.highest, self.deadline)
             if not is_recorded:
                 core.raise_timeout(use.highest, self._timeout, "recorded")
-        if use.lowest < use.highest:
-            core.ask(use.lowest, -1)
-        use.lowest = max(use.lowest, core.known() + 1)
         if not core.engine.has_ring:
             core.open_import(use.highest, -1)
             use.is_in = True
