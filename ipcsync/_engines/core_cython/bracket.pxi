@@ -18,7 +18,7 @@ cdef struct Item:  # a gate or a tap of a bracket
 
 cdef struct Use:  # an event whose points are fed, or that is recorded on
     PyObject *core
-    int64_t lowest, highest  # of its points, or of its records
+    int64_t highest  # of its points, or of its records
     int count  # of its records
     bint is_in  # it is waited for, or recorded on
     uint64_t due, value_due, flags  # a record on another stream, which its records wait for; 0: none
@@ -112,7 +112,6 @@ cdef class Bracket:
         count[0] += 1
         memset(&self.uses[index], 0, sizeof(Use))
         self.uses[index].core = <PyObject *>core
-        self.uses[index].lowest = INT64_MAX
         return index
 
     cdef int most(self) noexcept nogil:

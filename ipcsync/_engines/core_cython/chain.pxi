@@ -206,12 +206,6 @@ cdef class Chain:
                 bits[word] |= (<Entry>entry).of[word]
         dependencies.store_bits(bits)
 
-    cdef void unprove(self, int64_t generation):
-        """The end of all up to `generation` does not prove that its stream's waits are over. With `state`."""
-        cdef Entry last = self.entries_[-1] if self.entries_ else None
-        if last is not None and last.last == generation:
-            self.keep(self.entries_[:-1] + [last.but(last.first, last.last, 0)])
-
     cdef void add_entry(self, Entry entry):
         cdef Entry last = self.entries_[-1] if self.entries_ else None
         if last is not None and last.is_alike(entry):  # on the same waits as the record before

@@ -59,29 +59,27 @@ cdef class Lane(LaneRecords):
         return {"over": self.over.address, "drained": self.drained.address, "armed": self.armed.address,
                 "fed": self.fed.address}
 
-    cdef list list_points(self, Bracket bracket):
+    cdef bint list_points(self, Bracket bracket) except -1:
         """Have the next records of L depend on the pending points, which F waits for.
 
         Of an event only the last: if that is good, all are, and what loses one of them has lost the replay as a whole.
+        The end of no record proves that a lane's own stream waits for nothing more, so none is marked as queued.
         """
         cdef int index
-        return [
-            add(self.key, <Core>bracket.uses[index].core, bracket.uses[index].highest, self.feeder_id)
-            for index in range(bracket.fed)
-            if bracket.uses[index].highest
-        ]
+        for index in range(bracket.fed):
+            if bracket.uses[index].highest:
+                add(self.key, <Core>bracket.uses[index].core, bracket.uses[index].highest, self.feeder_id)
+        return True
 
     cdef bint open(self, Bracket bracket, int64_t deadline, timeout) except -1:
         """Prepare and feed a bracket that has been claimed."""
         cdef Core core
-        cdef Wait wait
         cdef Item *gate
         cdef int index, marked, result
-        cdef list listed
         self.make_room(bracket)
         if bracket._is_ahead and bracket.taps:
             bracket.before = latest(self.key)
-        listed = self.list_points(bracket)
+        self.list_points(bracket)
         for index in range(bracket.gates):
             gate = &bracket.items[index]
             core = <Core>bracket.uses[gate.use].core
@@ -109,8 +107,6 @@ cdef class Lane(LaneRecords):
         if result:
             raise_refused(result)
         self.stage = LAUNCHING
-        for wait in listed:
-            wait.is_queued = True
         for index in range(bracket.fed):
             if bracket.uses[index].is_in:
                 (<Core>bracket.uses[index].core).check_queued(bracket.uses[index].highest)

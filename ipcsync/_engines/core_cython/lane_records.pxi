@@ -44,7 +44,6 @@ cdef class LaneRecords(Steps):
         cdef Item *tap
         cdef int index, result, marked
         cdef object error = None
-        cdef list followed = []
         self.take_turns(uses, bracket.recorded, self.drainer_id, FOREVER, None)
         for index in range(bracket.recorded):
             core = <Core>uses[index].core
@@ -54,7 +53,7 @@ cdef class LaneRecords(Steps):
         try:
             for index in range(bracket.recorded):
                 try:
-                    self.begin_records(<Core>uses[index].core, &uses[index], followed)
+                    self.begin_records(<Core>uses[index].core, &uses[index])
                 except IpcSyncError as refusal:
                     (<Core>uses[index].core).leave_calls()
                     uses[index].is_in = False
@@ -82,17 +81,12 @@ cdef class LaneRecords(Steps):
                     if result == 0:
                         core._recorded = core._begun
                         core.publish_record(core._recorded)
-                    elif core.enter_state():  # the next record repeats these; it may be on another stream
-                        core.chain.unprove(uses[index].highest)
-                        core.state.give()
         finally:
             self.give_turns(uses, bracket.recorded)
         if result:
             for index in range(bracket.gates, bracket.gates + bracket.taps):
                 bracket.items[index].generation = 0
             raise_refused(result)
-        for wait in followed:
-            wait.is_queued = True
         for index in range(bracket.recorded):
             core = <Core>uses[index].core
             if uses[index].is_in:
@@ -102,21 +96,20 @@ cdef class LaneRecords(Steps):
                     error = error or self.end_records(bracket, core, bracket.fed + index)
         return error
 
-    cdef bint begin_records(self, Core core, Use *use, list followed) except -1:
+    cdef bint begin_records(self, Core core, Use *use) except -1:
         """Store what the records will depend on; called with the event's turn."""
         cdef Entry entry
         cdef bint follows = core.follows(self.drainer_id, core._recorded + 1)
         if core.closed() or not core.is_open():
             core.raise_no_record()
-        use.lowest = core._recorded + 1
         use.highest = core._recorded
         if core.chain.is_needed or core.depends_on_all or list_count != 0:
-            entry = core.depend_on(self.key, self.drainer_id, use.lowest, None)  # on all that L waits for
+            entry = core.depend_on(self.key, self.drainer_id, core._recorded + 1, None)  # on all that L waits for
             if entry is not None:
                 entry.last = use.highest + use.count
             if follows and (entry is not None or core.chain.entries_):
-                followed.append(add(self.key, core, use.highest, self.drainer_id))
-            core.chain.commit(use.lowest, self.drainer_id, entry)
+                add(self.key, core, use.highest, self.drainer_id)
+            core.chain.commit(core._recorded + 1, self.drainer_id, entry)
         if follows:  # only now: what was refused waits for nothing of that event
             use.due, use.value_due, use.flags = core._address, core.base + <uint64_t>use.highest, core._flags
         return True
@@ -155,7 +148,7 @@ cdef class LaneRecords(Steps):
                 gate = &bracket.items[other]
                 if gate.due and not (<object>tap.place).is_surely_before(<object>gate.place):
                     core = <Core>bracket.uses[gate.use].core
-                    add(self.drainer_id, core, gate.generation, self.feeder_id).is_queued = True
+                    add(self.drainer_id, core, gate.generation, self.feeder_id)
             try:
                 tap.generation = replaying._record(<object>tap.value, waits) if use.is_in else 0
             except IpcSyncError as refusal:
