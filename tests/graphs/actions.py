@@ -92,6 +92,13 @@ def outcome(data: bytes) -> tuple[str, str | None, int]:
     return "complete", None, 0
 
 
+def settle() -> int:
+    """Resolve what the records depend on, as each beat does; the first generation that is not settled, 0 for none."""
+    engine = _kept["done"]._engine
+    engine.publish_completed()
+    return int(engine.dependencies.first)
+
+
 def open_seen(name: str) -> None:
     """Open an event without its role."""
     _kept["seen"] = _kept["client"].event(name)

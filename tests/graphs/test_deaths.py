@@ -84,8 +84,9 @@ def test_row_65_the_recorder_is_killed_between_two_layers_and_only_the_later_rec
     points = pair.sending.call(do.send, 2, 0)
     pair.sending.call(do.hold)
     points = pair.replaying.call(do.replay, points + pair.sending.call(do.send, 2, 1))
-    for peer in (pair.replaying, pair.third):  # the first of which resolves it
+    for peer in (pair.replaying, pair.third):
         assert peer.call(do.outcome, points[0])[0] == "complete"
+    until(lambda: pair.replaying.call(do.settle) != 3, "the first one is settled")
     pair.sending.kill()
     assert pair.third.call(do.outcome, points[1]) == ("RecorderLost", "behind", pair.sending.pid)
 
