@@ -14,7 +14,7 @@ from contextlib import suppress
 from threading import get_ident
 from time import monotonic_ns
 
-from ipcsync._board import LIVE, Board
+from ipcsync._board import LIVE, Board, SessionLine
 from ipcsync._board.words import words
 from ipcsync._deadline import left_of
 from ipcsync._engines.core import SessionCheck
@@ -91,7 +91,7 @@ class SessionLease:
         self.full_rings: int = 0
         self.depends_on_all = False
         self.line_index: int = welcome.line
-        self.line = board.session(welcome.line)
+        self.line: SessionLine = board.session(welcome.line)
         self._at_beat = at_beat  # returns in how many seconds there is more to do
         self._ttl_ns = int(welcome.lease_ttl * 1e9)
         self._beat_s = min(welcome.heartbeat, LONGEST_BEAT_S)

@@ -18,6 +18,8 @@ from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, stopped, turns, turns_until, two_clients
+from tests.kit import driver_functions, remote
+from tests.kit.peer import Peer
 from tests.kit.until import until
 
 T = TypeVar("T")
@@ -251,5 +253,30 @@ def test_a_signal_beside_a_thousand_requests_that_end_is_seen(coordinator: ipcsy
             os.kill(os.getpid(), signal.SIGUSR1)
             await asyncio.wait_for(ended.wait(), LONG_S)
             await asyncio.gather(*requests)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("call", ["query", "exception"])
+def test_a_question_that_the_driver_keeps_does_not_hold_up_the_loop(
+    coordinator: ipcsync.Coordinator, peer: Peer, call: str
+) -> None:
+    peer.call(remote.connect, coordinator.endpoint)
+    peer.call(remote.hold)
+    peer.call(remote.open_event, "e", {"recorder": True, "engine": "event"})
+    (data,) = peer.call(remote.record, "e")
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            point = await client.point(data)
+            assert not await point.query()  # opens its import
+            with driver_functions.held_up("cuEventQuery") as driver:
+                asked = asyncio.create_task(getattr(point, call)())
+                await asyncio.to_thread(driver.wait)
+                await turns()
+                assert not asked.done()
+            assert not await asked
+            peer.call(remote.let_go)
+            await point.synchronize(LONG_S)
 
     asyncio.run(scenario())

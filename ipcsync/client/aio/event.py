@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipcsync._closing import AsyncClosing
 from ipcsync._deadline import deadline_of, left_of
@@ -25,6 +25,8 @@ from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 
 class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
@@ -135,10 +137,7 @@ class AsyncPoint:
     async def query(self) -> bool:
         """Whether it is complete; as `Point.query`."""
         _, point, _ = await self._bound()
-        is_complete = point.query()
-        if not is_complete:
-            await asyncio.sleep(0)  # who asks until it is must not keep the loop from what completes it
-        return is_complete
+        return await _asked(point, point.query)
 
     async def synchronize(self, timeout: float | None = None) -> None:
         """Wait until it is complete; as `Point.synchronize`."""
@@ -160,10 +159,7 @@ class AsyncPoint:
     async def exception(self) -> IpcSyncError | None:
         """Why the point can never be complete; None if it is, or still can be."""
         _, point, _ = await self._bound()
-        error = point.exception()
-        if error is None:
-            await asyncio.sleep(0)  # as in `query`
-        return error
+        return await _asked(point, point.exception)
 
     def __bytes__(self) -> bytes:
         return bytes(self._point)
@@ -211,3 +207,14 @@ def _runner_of(epoch: bytes) -> Runner:
     if session is None:
         raise ConnectError("this point needs an asynchronous client of its coordinator here: await ipcsync.aconnect()")
     return by_session[session]
+
+
+async def _asked(point: Point, ask: Callable[[], T]) -> T:
+    """`ask()`: on a thread where it asks the driver, which another thread's call may keep from an answer."""
+    engine = point._bound().engine
+    if engine.kind == "event" and point.generation > engine.known_complete:
+        return await run_alone(ask)
+    answer = ask()
+    if not answer:
+        await asyncio.sleep(0)  # who asks until it is complete must not keep the loop from what completes it
+    return answer
