@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipcsync._closing import AsyncClosing
 from ipcsync._deadline import deadline_of, left_of
+from ipcsync._engines import Engine
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._native.device import Device
@@ -212,7 +213,7 @@ def _runner_of(epoch: bytes) -> Runner:
 async def _asked(point: Point, ask: Callable[[], T]) -> T:
     """`ask()`: on a thread where it asks the driver, which another thread's call may keep from an answer."""
     engine = point._bound().engine
-    if engine.kind == "event" and point.generation > engine.known_complete:
+    if isinstance(engine, Engine) and engine.kind == "event" and point.generation > engine.known_complete:
         return await run_alone(ask)
     answer = ask()
     if not answer:
