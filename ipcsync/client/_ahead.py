@@ -26,8 +26,8 @@ _passing: set[int] = set()  # contexts
 def check(engine: Engine, stream: StreamLike | None) -> None:
     """Raise EngineMismatch if this process records the event, or `stream` might hold back others."""
     engine.check()
-    if engine.kind == "event":
-        return  # which says more
+    if not isinstance(engine, Engine) or engine.kind == "event":
+        return  # a use that is over, which is waited for no more; an engine that says more
     if engine.is_recorder or sessions.has(engine.board.epoch, engine.recorder):
         raise EngineMismatch(
             f"{engine.label} is recorded in this process, where a stream that waits ahead may share a hardware queue "

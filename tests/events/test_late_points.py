@@ -50,6 +50,7 @@ def test_what_was_known_complete_is_complete(client: ipcsync.Client, sender: Pee
     point = client.point(data)
     point.synchronize(0)
     point.wait(ipcsync.Stream(), timeout=0)
+    point.wait(ipcsync.Stream(), ahead=True)
     assert point.query()
     assert point.is_recorded
     assert point.exception() is None

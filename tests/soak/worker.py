@@ -18,6 +18,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync._session.finished import Finished
+from ipcsync.client import _ahead
 from ipcsync.typing import EngineName
 from tests.kit.descriptors import descriptors
 from tests.soak.history import NO_NAME, Op, Record, Result, path_of
@@ -394,7 +395,7 @@ class Worker:
         self._notes.learn(known)
         timeout = self._timeout_for(known)
         # Only where somebody records: behind a wait that nobody ever fulfils, a stream is of no use any more.
-        ahead = bool(known.engine) and known.cell != NOBODY and not known.must_come
+        ahead = bool(known.engine) and known.cell != NOBODY and not known.must_come and not _is_own(known.point)
         start = time.monotonic_ns()
         result = self._notes.judge(
             Op.WAIT, known, lambda: known.point.wait(lane.stream, timeout=timeout, ahead=ahead), timeout
@@ -402,6 +403,17 @@ class Worker:
         # A wait that found its recorder lost may have been queued by then, and may hold the stream for ever.
         if result in (Result.OK, Result.RECORDER_LOST) and known.cell != NOBODY:
             self._streams.put(lane, known, start)
+
+
+def _is_own(point: ipcsync.Point) -> bool:
+    """Whether this process records its event: then no stream may wait ahead."""
+    try:
+        _ahead.check(point._bound().engine, ipcsync.Stream())
+    except ipcsync.EngineMismatch:
+        return True
+    except ipcsync.IpcSyncError:  # as the wait will say
+        return False
+    return False
 
 
 def main(plan: Plan, truth: Truth, index: int, life: int) -> None:
