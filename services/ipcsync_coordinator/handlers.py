@@ -19,12 +19,12 @@ from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
 from ipcsync.errors import (
     ConnectError,
-    EngineMismatch,
     EventClosed,
     IpcSyncError,
     ProtocolError,
     QuotaExceeded,
 )
+from ipcsync_coordinator import engine_choice
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
@@ -33,7 +33,7 @@ from ipcsync_coordinator.listing import attachment_of, attachment_rows, event_ro
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.sessions import SessionEntry, Use
-from ipcsync_coordinator.state import UNKNOWN, Session, Slot
+from ipcsync_coordinator.state import UNKNOWN, Session
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.resources import StartupConfig
 
@@ -304,13 +304,13 @@ class Handlers:
         slot = self._registry.find(body.name)
         if slot is not None:
             was_tried_there = slot.device == (body.device or body.default_device)
-            self._raise_if_unusable(entry, slot, body.why_not_timeline if was_tried_there else "")
+            engine_choice.check_usable(entry.session, slot, body.why_not_timeline if was_tried_there else "")
             self._registry.join(entry.session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
         else:
             self._registry.check_room(entry.session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
             wanted = body.default_engine if body.engine == "auto" else body.engine
-            engine = self._choose_engine(entry, wanted, device, body.why_not_timeline)
+            engine = engine_choice.choose(self._effects.pool, entry.session, wanted, device, body.why_not_timeline)
             self._registry.kept.check(engine, self._effects.pool.aside)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
@@ -329,30 +329,10 @@ class Handlers:
             slot.base = self._effects.line(slot.index).recorded
         return attachment_of(slot, entry.session, self._effects.pool)
 
-    def _choose_engine(self, entry: SessionEntry, wanted: str, device: str, why_not_timeline: str) -> str:
-        """The engine of a new event on `device`. EngineMismatch if the wanted one cannot work, with the reason.
-
-        `why_not_timeline` is what the process found when it tried.
-        """
-        if wanted not in ("auto", "event", "timeline"):
-            raise ProtocolError(f"an engine must be 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
-        pool = self._effects.pool
-        reasons: dict[str, str | None] = {}
-        if wanted != "event":
-            reasons["timeline"] = pool.why_not_timeline(device) or why_not_timeline
-            if not reasons["timeline"]:
-                return "timeline"
-        if wanted != "timeline":  # it makes CUDA events, which nobody may want
-            reasons["event"] = entry.session.why_not_event or pool.why_not_event(device)
-            if not reasons["event"]:
-                return "event"
-        why = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
-        raise EngineMismatch(f"the engine {wanted!r} cannot work between this process and the coordinator: {why}")
-
     def _attach(self, entry: SessionEntry, body: messages.Attach) -> messages.Message:
         known = self._registry.slots.get(body.slot)
         if known is not None:
-            self._raise_if_unusable(entry, known)
+            engine_choice.check_usable(entry.session, known)
         remains = self._registry.remains(body.slot, body.incarnation)
         if remains is not None:
             return remains
@@ -365,16 +345,6 @@ class Handlers:
         if slot is None or slot.incarnation != use.incarnation or slot.is_over:
             return codec.failure_of(EventClosed(f"the event of slot {use.slot} was closed by this session"))
         return replace(attachment_of(slot, entry.session, self._effects.pool), recorder=use.is_recorder)
-
-    def _raise_if_unusable(self, entry: SessionEntry, slot: Slot, why_not_timeline: str = "") -> None:
-        why_not = entry.session.why_not_event if slot.engine == "event" else why_not_timeline
-        if why_not:
-            recorder = f", recorded by the session {slot.recorder.who}," if slot.recorder is not None else ""
-            other = "timeline" if slot.engine == "event" else "event"
-            raise EngineMismatch(
-                f"the event {slot.name!r}{recorder} uses the engine {slot.engine!r}, which the session "
-                f"{entry.session.who} cannot use: {why_not}; have whoever opens it first ask for engine={other!r}"
-            )
 
     def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
         self._registry.close(entry.session, body.slot, body.incarnation, released=body.released, drained=body.drained)

@@ -1,0 +1,39 @@
+"""Which engine a new event has, and whether a session can use an event's."""
+
+from __future__ import annotations
+
+from ipcsync.errors import EngineMismatch, ProtocolError
+from ipcsync_coordinator.pool import Pool
+from ipcsync_coordinator.state import Session, Slot
+
+
+def choose(pool: Pool, session: Session, wanted: str, device: str, why_not_timeline: str) -> str:
+    """The engine of a new event on `device`. EngineMismatch if the wanted one cannot work, with the reason.
+
+    `why_not_timeline` is what the process found when it tried.
+    """
+    if wanted not in ("auto", "event", "timeline"):
+        raise ProtocolError(f"an engine must be 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
+    reasons: dict[str, str | None] = {}
+    if wanted != "event":
+        reasons["timeline"] = pool.why_not_timeline(device) or why_not_timeline
+        if not reasons["timeline"]:
+            return "timeline"
+    if wanted != "timeline":  # it makes CUDA events, which nobody may want
+        reasons["event"] = session.why_not_event or pool.why_not_event(device)
+        if not reasons["event"]:
+            return "event"
+    why = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
+    raise EngineMismatch(f"the engine {wanted!r} cannot work between this process and the coordinator: {why}")
+
+
+def check_usable(session: Session, slot: Slot, why_not_timeline: str = "") -> None:
+    """Raise EngineMismatch if the session's process cannot use the engine of the event; it names both sides."""
+    why_not = session.why_not_event if slot.engine == "event" else why_not_timeline
+    if why_not:
+        recorder = f", recorded by the session {slot.recorder.who}," if slot.recorder is not None else ""
+        other = "timeline" if slot.engine == "event" else "event"
+        raise EngineMismatch(
+            f"the event {slot.name!r}{recorder} uses the engine {slot.engine!r}, which the session {session.who} "
+            f"cannot use: {why_not}; have whoever opens it first ask for engine={other!r}"
+        )
