@@ -70,8 +70,8 @@ marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 tests = failed=0; $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) || failed=1; \
   { $(PYTEST) -n $(WORKERS_BESIDE) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; } && [ $$failed = 0 ]
 
-# The tests that depend on the driver, and the rest; with WITH_THOROUGH=1 each at its full length, and on each driver all
-# but the models and the planted mistakes, which no driver can change.
+# The tests that depend on the driver, and the rest. With WITH_THOROUGH=1 each at its full length: the rest is then all, and
+# on each driver all run but the models and the planted mistakes, which no driver can change.
 WITH_THOROUGH ?=
 ifneq ($(WITH_THOROUGH),)
 export IPCSYNC_TEST_LONG := 1

@@ -9,13 +9,10 @@ import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ipcsync._closing import Closing
 from tests.kit.until import DEADLINE_S, until
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _ARGUMENTS = (
     "--headless",
@@ -38,7 +35,7 @@ def why_not() -> str | None:
     return f"{' and '.join(missing)} not found (Debian: apt-get install chromium chromium-driver)" if missing else None
 
 
-class Browser:
+class Browser(Closing):
     """One browser with one page, with a new, empty profile under `home`."""
 
     def __init__(self, home: Path) -> None:
@@ -139,11 +136,3 @@ class Browser:
         finally:
             self._driver.terminate()
             self._driver.communicate(timeout=DEADLINE_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,7 +1,7 @@
 """The client for asyncio: no call makes the loop wait for a peer, and a cancelled call leaves nothing open.
 
 Each class wraps the one without `Async` in its name. Requests run on threads; one thread of the client looks at all
-waits for GPU work. Records, queries and waits on streams are calls of the loop's thread, as kernels are.
+waits for GPU work. Records and waits on streams are calls of the loop's thread, as kernels' launches are.
 """
 
 from __future__ import annotations
