@@ -33,21 +33,19 @@ IN_CORE = "the compiled core"
 _FUTEX, _SLEEPS = {"x86_64": ("202", ("35", "230")), "aarch64": ("98", ("101", "115"))}.get(
     os.uname().machine, ("", ())
 )
+_OPERATION, _FUTEX_WAIT = 0x7F, 0
 
 
 def sleeps_in_core(thread: threading.Thread) -> bool:
-    """Whether the thread sleeps on a word of a board, or for a time: no other part of a call does."""
+    """Whether the thread sleeps on a word, a turn's lock or for a time, each with an end: no other part of a call does.
+
+    Python's own locks sleep by FUTEX_WAIT_BITSET, the C library's without an end.
+    """
     call = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text().split()
-    if call[0] in _SLEEPS:
-        return True
     if call[0] != _FUTEX:
-        return False
-    word = int(call[1], 16)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        first, _, last = line.split()[0].partition("-")
-        if int(first, 16) <= word < int(last, 16):
-            return "ipcsync-board" in line
-    return False
+        return call[0] in _SLEEPS
+    operation, end = int(call[2], 16), int(call[4], 16)
+    return operation & _OPERATION == _FUTEX_WAIT and end != 0
 
 
 class Blocked:
