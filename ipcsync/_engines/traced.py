@@ -6,14 +6,11 @@ are queued. That is 1 to 10 ms after the GPU completed it, later for longer wait
 
 from __future__ import annotations
 
-import heapq
 import importlib
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from time import monotonic_ns
 
@@ -21,7 +18,7 @@ from ipcsync._board import BROKEN, Board
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine, Guard
-from ipcsync._locks import CallLock, under
+from ipcsync._shared import items_of
 from ipcsync._trace.layout import Kind, Outcome
 from ipcsync._trace.writer import Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
@@ -34,27 +31,20 @@ _RECORD, _WAIT, _PASSED, _RELEASED, _SYNCHRONIZE = map(int, Kind)
 _OK, _FAILED, _UNSEEN = map(int, Outcome)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.01
 _LINGER_NS = 50_000_000
-_NO_RANGE = nullcontext()
 
 
-class Ranges:
-    """NVTX ranges around the calls on one event."""
+class Range:
+    """An NVTX range of this thread, as long as the block. Without a profiler it does nothing."""
 
-    def __init__(self, domain: DriverObject, event: str) -> None:
+    def __init__(self, domain: DriverObject, label: str) -> None:
         self._domain = domain
-        self._labels = {
-            kind: domain.get_event_attributes(message=f"{kind.name.lower()} {event or '(unnamed)'}")
-            for kind in (Kind.RECORD, Kind.WAIT, Kind.SYNCHRONIZE)
-        }
+        self._label = domain.get_event_attributes(message=label)
 
-    @contextmanager
-    def around(self, kind: Kind) -> Iterator[None]:
-        """A range of this thread, as long as the block."""
-        self._domain.push_range(self._labels[kind])
-        try:
-            yield
-        finally:
-            self._domain.pop_range()
+    def __enter__(self) -> None:
+        self._domain.push_range(self._label)
+
+    def __exit__(self, *_: object) -> None:
+        self._domain.pop_range()
 
 
 class Tracing:
@@ -71,12 +61,10 @@ class Tracing:
         writer = self._writer()
         if writer is None:
             return None
-        engine = Traced(board, guard, attachment, ordinal)
         use = Use(
             board.epoch, attachment.slot, attachment.incarnation, attachment.name, attachment.engine, self._client
         )
-        engine.begin_trace(writer, use, Ranges(self._domain, attachment.name) if self._domain is not None else None)
-        return engine
+        return Traced(board, guard, attachment, ordinal, writer, use, self._domain)
 
     def _writer(self) -> Writer | None:
         if self._has_stopped:
@@ -90,7 +78,7 @@ class Tracing:
 
 
 def _nvtx_domain() -> DriverObject:
-    """NVTX's domain of ipcsync, None without the `nvtx` package. Without a profiler its ranges do nothing."""
+    """NVTX's domain of ipcsync, None without the `nvtx` package."""
     try:
         return importlib.import_module("nvtx").get_domain("ipcsync")
     except (ImportError, AttributeError):  # AttributeError: some other module of that name
@@ -100,21 +88,27 @@ def _nvtx_domain() -> DriverObject:
 class Traced(Engine):
     """An engine whose records, waits and synchronizations are written, and shown as NVTX ranges if there are any."""
 
-    def begin_trace(self, writer: Writer, use: Use, ranges: Ranges | None) -> None:
-        """Start writing."""
+    def __init__(
+        self,
+        board: Board,
+        guard: Guard,
+        attachment: Attachment,
+        ordinal: int,
+        writer: Writer,
+        use: Use,
+        domain: DriverObject | None,
+    ) -> None:
+        super().__init__(board, guard, attachment, ordinal)
         self.is_traced = True
         self._put = writer.put
         self._use = writer.name(use)
-        self._ranges = ranges
-        self._queued: deque[tuple[int, int, int]] = deque()  # (generation, stream's id, time) of new waits
-        self._held: list[tuple[int, int, int]] = []  # the others, as a heap
-        self._learning = CallLock()
-        self._releases = _releases
-        self.is_watched = False
-
-    def _range(self, kind: Kind) -> AbstractContextManager[None]:
-        """An NVTX range around the block, if there are any."""
-        return _NO_RANGE if self._ranges is None else self._ranges.around(kind)
+        name = use.event or "(unnamed)"
+        self._ranges: dict[Kind, AbstractContextManager[None]] = {
+            kind: nullcontext() if domain is None else Range(domain, f"{kind.name.lower()} {name}")
+            for kind in (Kind.RECORD, Kind.WAIT, Kind.SYNCHRONIZE)
+        }
+        self._queued: set[tuple[int, int, int]] = set()
+        """The waits that are not known to be released: generation, the stream's id, when they were queued."""
 
     # --- what is written ----------------------------------------------------------------------------------------------
 
@@ -123,7 +117,7 @@ class Traced(Engine):
     ) -> int:
         """Record the next generation, and write that."""
         since = monotonic_ns()
-        with self._range(Kind.RECORD):
+        with self._ranges[Kind.RECORD]:
             generation: int = super().record_next(handle, deadline_ns, timeout, further)
         self._put(_RECORD, self._use, generation, self.last_stream, since, monotonic_ns())
         return generation
@@ -141,7 +135,7 @@ class Traced(Engine):
         """Queue a wait, and write that; of one that was complete at once too."""
         since = began or monotonic_ns()
         try:
-            with self._range(Kind.WAIT):
+            with self._ranges[Kind.WAIT]:
                 stream_id: int = super().queue(handle, ordinal, generation, timeout, ahead, began, what)
         except BaseException as error:
             if what == "wait" or not isinstance(error, StreamCapturing):
@@ -152,16 +146,15 @@ class Traced(Engine):
             self._put(_PASSED, self._use, generation, 0, since, now)
         else:
             self._put(_WAIT, self._use, generation, stream_id, since, now)
-            self._queued.append((generation, stream_id, now))
-            if not self.is_watched:
-                self._releases.watch(self)
+            self._queued.add((generation, stream_id, now))
+            _releases.watch(self)
         return stream_id
 
     def synchronize(self, generation: int, timeout: float | None = None, began: int = 0) -> None:
         """Block until `generation` is complete."""
         began = began or monotonic_ns()
         try:
-            with self._range(Kind.SYNCHRONIZE):
+            with self._ranges[Kind.SYNCHRONIZE]:
                 super().synchronize(generation, timeout, began)
         except BaseException:
             self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns(), _FAILED)
@@ -177,29 +170,23 @@ class Traced(Engine):
     @property
     def has_queued_waits(self) -> bool:
         """Whether any queued wait is not known to be released."""
-        return bool(self._queued or self._held)
+        return bool(self._queued)
 
-    def learn_releases(self) -> int:
-        """Write the queued waits that are released; returns how many. `try_release` writes the rest of a closed use."""
-        return under(self._learning, self._learn)
-
-    def _learn(self) -> int:
-        count = 0
-        while self._queued:
-            heapq.heappush(self._held, self._queued.popleft())
-        while self._held and not self.is_closed:  # the lowest generation first: none is complete before it
-            generation = self._held[0][0]
-            outcome = _OK if generation <= self.known_complete else self._outcome(generation)
+    def learn_releases(self) -> bool:
+        """Write the queued waits that are released; whether there were any. `try_release` writes the rest."""
+        has_learned = False
+        for wait in sorted(self._queued.copy()):  # the lowest generation first: none is complete before it
+            outcome = None if self.is_closed else self._outcome(wait[0])
             if outcome is None:
                 break
-            self._write_release(outcome)
-            count += 1
-        return count
+            self._write_release(wait, outcome)
+            has_learned = True
+        return has_learned
 
     def _outcome(self, generation: int) -> int | None:
         """How a queued wait for `generation` ended, None if it did not."""
         try:
-            return _OK if self.query(generation, 0) else None
+            return _OK if generation <= self.known_complete or self.query(generation, 0) else None
         except EventClosed:
             return None if self.is_closed else _UNSEEN
         except RecorderLost:
@@ -207,9 +194,10 @@ class Traced(Engine):
         except IpcSyncError:  # the session or the coordinator is lost; the next call raises it
             return _UNSEEN
 
-    def _write_release(self, outcome: int) -> None:
-        generation, stream_id, began = heapq.heappop(self._held)
-        self._put(_RELEASED, self._use, generation, stream_id, began, monotonic_ns(), outcome)
+    def _write_release(self, wait: tuple[int, int, int], outcome: int) -> None:
+        with suppress(KeyError):  # another thread has written it
+            self._queued.remove(wait)
+            self._put(_RELEASED, self._use, *wait, monotonic_ns(), outcome)
 
     def close(self) -> None:
         """Close this use; releases up to now are written first."""
@@ -220,65 +208,39 @@ class Traced(Engine):
         """Release everything if no queued wait is pending; the release of each wait is then written."""
         if not super().try_release():
             return False
-        under(self._learning, self._write_rest)
-        return True
-
-    def _write_rest(self) -> None:
         # Until the coordinator is told, the slot is not reused: its state is still this use's.
         is_known = self.guard.coordinator_is_alive() and self.line.state != BROKEN
-        while self._queued:
-            heapq.heappush(self._held, self._queued.popleft())
-        while self._held:
-            self._write_release(_OK if is_known or self._held[0][0] <= self.known_complete else _UNSEEN)
+        for wait in sorted(self._queued.copy()):
+            self._write_release(wait, _OK if is_known or wait[0] <= self.known_complete else _UNSEEN)
+        return True
 
 
 class Releases:
-    """The thread that polls which queued waits are released; started with the first, asleep while there is none."""
+    """The thread that polls which queued waits are released: while there are any, and for a little longer."""
 
     def __init__(self) -> None:
-        self._lock = CallLock()
         self._engines: dict[Traced, int] = {}  # and when a wait was last queued there
-        self._wake = threading.Event()
-        self._worker = Worker("ipcsync-trace", lambda: True, self._run)
+        self._pause_s = _FIRST_PAUSE_S
+        self._worker = Worker("ipcsync-trace", lambda: bool(self._engines), self._look)
 
     def watch(self, engine: Traced) -> None:
         """Poll for this engine's waits, until it has had none for a while."""
-        with self._lock:
-            self._engines[engine] = monotonic_ns()
-            self._worker.ensure()
-            self._wake.set()
-            engine.is_watched = True
+        self._engines[engine] = monotonic_ns()
+        self._worker.ensure()
 
-    def _run(self) -> None:
-        pause = _FIRST_PAUSE_S
-        while True:
-            self._wake.wait()
-            with self._lock:
-                engines = list(self._engines)
-                if not engines:
-                    self._wake.clear()
-            learned = sum(self._ask(engine) for engine in engines)
-            pause = _FIRST_PAUSE_S if learned else min(1.5 * pause, _LONGEST_PAUSE_S)
-            time.sleep(pause)
-
-    def _ask(self, engine: Traced) -> int:
-        learned = 0
-        try:
-            learned = engine.learn_releases()
-        except Exception:
-            log.exception("the trace cannot tell which waits on %r are released", engine.name)
-        now = monotonic_ns()
-        with self._lock:
-            if engine.has_queued_waits and not engine.is_closed:
-                self._engines[engine] = now
-            elif now - self._engines[engine] > _LINGER_NS or engine.is_closed:
-                # In this order: a thread that queues a wait reads the mark afterwards.
-                engine.is_watched = False
-                if not engine.has_queued_waits or engine.is_closed:
-                    del self._engines[engine]
-                else:
-                    engine.is_watched = True
-        return learned
+    def _look(self) -> None:
+        has_learned = False
+        for engine, since in items_of(self._engines):
+            try:
+                has_learned = engine.learn_releases() or has_learned
+            except Exception:
+                log.exception("the trace cannot tell which waits on %r are released", engine.name)
+            if engine.is_closed or (not engine.has_queued_waits and monotonic_ns() - since > _LINGER_NS):
+                self._engines.pop(engine, None)
+                if engine.has_queued_waits and not engine.is_closed:  # queued just now: before it was taken out
+                    self.watch(engine)
+        self._pause_s = _FIRST_PAUSE_S if has_learned else min(1.5 * self._pause_s, _LONGEST_PAUSE_S)
+        time.sleep(self._pause_s)
 
 
 _releases = Releases()

@@ -8,7 +8,7 @@ from typing import Any
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._board import over
-from ipcsync._engines import imports, traced
+from ipcsync._engines import imports
 from ipcsync._locks import CallLock
 from ipcsync._native import event as native_event
 from ipcsync._native import living, pinned
@@ -19,7 +19,7 @@ from ipcsync.client import _connecting
 def module_locks() -> Iterator[tuple[str, CallLock]]:
     """Those that a process has one of."""
     parts: list[Any] = [_connecting, _drivers, living, native_event, over, pinned, writer]
-    parts += [imports._imports, traced._releases, *over._held.values()]
+    parts += [imports._imports, *over._held.values()]
     for part in parts:
         yield from _locks_in(part)
 
