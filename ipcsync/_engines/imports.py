@@ -21,65 +21,52 @@ from ipcsync.errors import HandleError
 
 _Key = tuple[bytes, int]
 
-
-class Imports:
-    """The imports of this process."""
-
-    def __init__(self) -> None:
-        self._lock = CallLock()
-        self._events: dict[_Key, Any] = {}
-        self._users: dict[_Key, set[object]] = {}
-
-    def acquire(
-        self, user: object, key: _Key, handle: bytes, ordinal: int, patience_s: float | None = None
-    ) -> DriverObject:
-        """The CUevent behind a handle; opened on the device `ordinal` if this process has not opened it yet.
-
-        None if another thread has the table for `patience_s` seconds, since its driver call takes long. Raises
-        HandleError if the driver does not open it.
-        """
-        seconds = -1 if patience_s is None else patience_s
-        return under_within(self._lock, seconds, self._acquire, user, key, handle, ordinal)
-
-    def _acquire(self, user: object, key: _Key, handle: bytes, ordinal: int) -> DriverObject:
-        self._users.setdefault(key, set()).add(user)
-        if key not in self._events:
-            with OnDevice(ordinal) as inside, inside:
-                data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
-                result = relaxed_call(_drivers.load().cuIpcOpenEventHandle, data)
-            self._events.setdefault(key, unwrap(result, "cuIpcOpenEventHandle", HandleError))
-        return self._events[key]
-
-    def release(self, user: object, key: _Key) -> bool | None:
-        """Remove a user; the last one destroys the import, which leaves the coordinator's event untouched.
-
-        Does nothing and returns None while another thread has the table, since its driver call may take long. False
-        while a waiter thread is in the driver's wait for the import.
-        """
-        return attempt(self._lock, self._release, user, key)
-
-    def _release(self, user: object, key: _Key) -> bool:
-        users = self._users.get(key, set())
-        if users <= {user} and key in self._events and has_waiter_thread(self._events[key]):
-            return False
-        users.discard(user)
-        if not users:
-            self._users.pop(key, None)
-            event = self._events.pop(key, None)
-            if event is not None:
-                unwrap(_drivers.load().cuEventDestroy(event), "cuEventDestroy")
-        return True
-
-    @property
-    def count(self) -> int:
-        """How many imports are open in this process."""
-        return len(self._events)
+_lock = CallLock()
+_events: dict[_Key, Any] = {}
+_users: dict[_Key, set[object]] = {}
 
 
-_imports = Imports()
-acquire, release = _imports.acquire, _imports.release
+def acquire(user: object, key: _Key, handle: bytes, ordinal: int, patience_s: float | None = None) -> DriverObject:
+    """The CUevent behind a handle; opened on the device `ordinal` if this process has not opened it yet.
+
+    None if another thread has the table for `patience_s` seconds, since its driver call takes long. Raises HandleError
+    if the driver does not open it.
+    """
+    return under_within(_lock, -1 if patience_s is None else patience_s, _acquire, user, key, handle, ordinal)
+
+
+def _acquire(user: object, key: _Key, handle: bytes, ordinal: int) -> DriverObject:
+    _users.setdefault(key, set()).add(user)
+    if key not in _events:
+        with OnDevice(ordinal) as inside, inside:
+            data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
+            result = relaxed_call(_drivers.load().cuIpcOpenEventHandle, data)
+        _events.setdefault(key, unwrap(result, "cuIpcOpenEventHandle", HandleError))
+    return _events[key]
+
+
+def release(user: object, key: _Key) -> bool | None:
+    """Remove a user; the last one destroys the import, which leaves the coordinator's event untouched.
+
+    Does nothing and returns None while another thread has the table, since its driver call may take long. False while a
+    waiter thread is in the driver's wait for the import.
+    """
+    return attempt(_lock, _release, user, key)
+
+
+def _release(user: object, key: _Key) -> bool:
+    users = _users.get(key, set())
+    if users <= {user} and key in _events and has_waiter_thread(_events[key]):
+        return False
+    users.discard(user)
+    if not users:
+        _users.pop(key, None)
+        event = _events.pop(key, None)
+        if event is not None:
+            unwrap(_drivers.load().cuEventDestroy(event), "cuEventDestroy")
+    return True
 
 
 def count() -> int:
     """How many imports are open in this process."""
-    return _imports.count
+    return len(_events)

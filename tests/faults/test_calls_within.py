@@ -27,7 +27,7 @@ def _amid(owner: Any, method: str, call: Callable[[], object]) -> None:
     original = getattr(owner, method)
 
     def once(*args: Any, **kwargs: Any) -> Any:
-        delattr(owner, method)
+        setattr(owner, method, original)
         call()
         return original(*args, **kwargs)
 
@@ -151,7 +151,7 @@ def test_row_42_a_record_within_an_import_and_an_import_within_a_wait_end(
         first, second = (client.point(bytes(other)) for other in others)
         both = _Both()
         both.add(partial(point.wait, streams[1]), event._engine, "create_event", first.query)
-        both.add(second.query, imports._imports, "_acquire", partial(event.record, streams[2]))
+        both.add(second.query, imports, "_acquire", partial(event.record, streams[2]))
         both.run()
         gate.open()
     assert {type(error) for error in both.raised} == {ipcsync.Reentered}

@@ -81,7 +81,7 @@ def _amid_an_opening() -> Iterator[None]:
     is_inside, is_over = threading.Event(), threading.Event()
 
     def block() -> None:
-        with imports._imports._lock:
+        with imports._lock:
             is_inside.set()
             is_over.wait(100)
 

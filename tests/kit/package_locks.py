@@ -18,8 +18,8 @@ from ipcsync.client import _connecting
 
 def module_locks() -> Iterator[tuple[str, CallLock]]:
     """Those that a process has one of."""
-    parts: list[Any] = [_connecting, _drivers, living, native_event, over, pinned, writer]
-    parts += [imports._imports, *over._held.values()]
+    parts: list[Any] = [_connecting, _drivers, imports, living, native_event, over, pinned, writer]
+    parts += over._held.values()
     for part in parts:
         yield from _locks_in(part)
 
