@@ -6,7 +6,8 @@ cdef enum:
 
 
 cdef class Entry:
-    """Generations `first` to `last`, not settled yet: the waits queued before them, and the bits of these.
+    """Generations `first` to `last`, not settled yet: the waits queued before them, and a bit for each session that
+    these depend on.
 
     `stream` is the id of the stream whose waits must be over once these are complete, 0 for none.
     """
@@ -14,42 +15,15 @@ cdef class Entry:
     cdef readonly int64_t first, last
     cdef readonly uint64_t stream
     cdef readonly tuple waits
-    cdef uint64_t *of
-    cdef int words
+    cdef readonly object bits
 
-    def __dealloc__(self):
-        free(self.of)
-
-    cdef Entry but(self, int64_t first, int64_t last, uint64_t stream):
-        cdef Entry other = new_entry(first, last, stream, self.waits, self.words)
-        other.join(self.of)
-        return other
-
-    cdef void join(self, const uint64_t *bits) noexcept nogil:
-        cdef int word
-        for word in range(self.words):
-            self.of[word] |= bits[word]
-
-    cdef bint is_alike(self, Entry other):
-        """Whether it depends on the same as another one."""
-        cdef int word
-        for word in range(self.words):
-            if self.of[word] != other.of[word]:
-                return False
-        return self.stream == other.stream and self.waits == other.waits
-
-    @property
-    def bits(self):
-        """A bit for each session that it depends on."""
-        return number_of(self.of, self.words)
+    cdef Entry but(self, int64_t first, int64_t last):
+        return new_entry(first, last, self.stream, self.waits, self.bits)
 
 
-cdef Entry new_entry(int64_t first, int64_t last, uint64_t stream, tuple waits, int words):
+cdef Entry new_entry(int64_t first, int64_t last, uint64_t stream, tuple waits, bits):
     cdef Entry entry = Entry.__new__(Entry)
-    entry.first, entry.last, entry.stream, entry.waits, entry.words = first, last, stream, waits, words
-    entry.of = <uint64_t *>calloc(max(words, 1), sizeof(uint64_t))
-    if entry.of == NULL:
-        raise MemoryError
+    entry.first, entry.last, entry.stream, entry.waits, entry.bits = first, last, stream, waits, bits
     return entry
 
 
@@ -57,8 +31,8 @@ cdef class Chain:
     """The chain of one slot. It is changed with `state`, or before anybody else has the engine."""
 
     cdef PyObject *view_  # borrowed: the use holds this, and who has its chain later holds the use
-    cdef list entries_
-    cdef object loss_
+    cdef readonly list entries  # that are not settled, in order
+    cdef public object loss  # the first one, None if there is none
     cdef public int64_t lost_from
     cdef public bint wants_break, has_asked
     cdef readonly bint is_due  # records that are complete depend on what another recorder has not resolved yet
@@ -69,35 +43,20 @@ cdef class Chain:
 
     def __init__(self, view):
         self.view_ = <PyObject *>view
-        self.entries_ = []
+        self.entries = []
         self.resolve_at, self.is_stored = MANY_ENTRIES, True
 
     cdef inline Queries view(self):
         return <Queries>self.view_
 
     @property
-    def entries(self):
-        """The entries that are not settled, in order."""
-        return self.entries_
-
-    @property
     def is_open(self):
         """Whether there is something to resolve, or to store of the resolution."""
-        return bool(self.entries_) or not self.is_stored
-
-    @property
-    def loss(self):
-        """The first loss, None if there is none."""
-        return self.loss_
-
-    @loss.setter
-    def loss(self, loss):
-        self.loss_ = loss
-        self.is_needed = True
+        return bool(self.entries) or not self.is_stored
 
     cdef void keep(self, list entries):
-        self.entries_ = entries
-        self.is_needed = bool(entries) or self.loss_ is not None
+        self.entries = entries
+        self.is_needed = bool(entries) or self.loss is not None
 
     # --- before a record ----------------------------------------------------------------------------------------------
 
@@ -109,11 +68,10 @@ cdef class Chain:
         """What a record will depend on, None if that is nothing. The looks may run anybody's code: no lock is held."""
         cdef Queries view = self.view()
         cdef uint64_t own = view.load(LOAD_RECORDER, RECORDER) & 0xFFFF
-        cdef Entry entry
         cdef Wait wait
-        if self.loss_ is not None:
-            raise self.loss_.error(view.name, view.label, generation)
         cdef bint is_in_order = True
+        if self.loss is not None:
+            raise self.loss.error(view.name, view.label, generation)
         known, pending = [], []
         step(LOAD_NEWEST)
         newest = ipcsync_load(view.sessions.header + NEWEST)  # before the looks that follow
@@ -136,15 +94,13 @@ cdef class Chain:
         if MISTAKE == 10:
             step(LOAD_NEWEST)
             newest = ipcsync_load(view.sessions.header + NEWEST)
-        entry = new_entry(
-            generation, generation, stream if is_in_order else 0, tuple(pending), view.dependencies.bit_words
-        )
         self.newest = newest
+        bits = 0
         if view.depends_on_all and any([wait.stream != stream for wait in pending]):
-            set_bit(entry.of, own)  # the record's stream waits for none of these: only this recorder sees their end
+            bits = bit_of(own)  # the record's stream waits for none of these: only this recorder sees their end
         for wait in pending:
-            self.add_evidence(wait, own, entry.of)
-        return entry
+            bits |= self.evidence_of(wait, own)
+        return new_entry(generation, generation, stream if is_in_order else 0, tuple(pending), bits)
 
     cdef bint commit(self, int64_t generation, uint64_t stream, Entry entry) except -1:
         """Store it, before the record is made."""
@@ -155,8 +111,8 @@ cdef class Chain:
             entry = self.with_refused(generation, entry)
             if entry is not None:
                 # If they are not, the new `valid_as_of` would say that they were.
-                if self.entries_ and not view.dependencies.are_good(own, NULL):
-                    set_bit(entry.of, own)
+                if self.entries and not view.dependencies.are_good(own, NULL):
+                    entry.bits |= bit_of(own)
                 self.add_entry(entry)
                 if MISTAKE != 9:
                     self.store_links(generation)
@@ -169,25 +125,21 @@ cdef class Chain:
 
         The two may be on different streams, so their end does not prove that the waits there are over.
         """
-        cdef Entry last = self.entries_[-1] if self.entries_ else None
-        cdef Entry both
+        cdef Entry last = self.entries[-1] if self.entries else None
         if last is None or last.last < generation:
             return entry
-        waits = dict.fromkeys(last.waits + (entry.waits if entry is not None else ()))
-        both = new_entry(generation, generation, 0, tuple(waits), last.words)
-        both.join(last.of)
-        if entry is not None:
-            both.join(entry.of)
-        kept = [last.but(last.first, generation - 1, last.stream)] if last.first < generation else []
-        self.keep(self.entries_[:-1] + kept)
-        return both
+        self.keep(self.entries[:-1] + ([last.but(last.first, generation - 1)] if last.first < generation else []))
+        if entry is None:
+            return new_entry(generation, generation, 0, last.waits, last.bits)
+        waits = tuple(dict.fromkeys(last.waits + entry.waits))
+        return new_entry(generation, generation, 0, waits, last.bits | entry.bits)
 
     cdef void store_links(self, int64_t generation):
         cdef Queries view = self.view()
-        cdef Entry last = self.entries_[-1]
+        cdef Entry last = self.entries[-1]
         if MISTAKE == 11:
             view.dependencies.store_valid_as_of(self.newest)
-        view.dependencies.store_bits(last.of, True)  # those of the others are there
+        view.dependencies.store_bits(last.bits, True)  # those of the others are there
         if MISTAKE != 11:
             view.dependencies.store_valid_as_of(self.newest)
         if view.dependencies.first_unsettled() == 0:
@@ -196,22 +148,15 @@ cdef class Chain:
             step(FENCE)
             ipcsync_fence()
 
-    cdef void store_all_bits(self):
-        cdef uint64_t bits[MOST_BITS]
-        cdef Dependencies dependencies = self.view().dependencies
-        cdef int word
-        memset(bits, 0, dependencies.bit_words * sizeof(uint64_t))
-        for entry in self.entries_:
-            for word in range(dependencies.bit_words):
-                bits[word] |= (<Entry>entry).of[word]
-        dependencies.store_bits(bits)
-
     cdef void add_entry(self, Entry entry):
-        cdef Entry last = self.entries_[-1] if self.entries_ else None
-        if last is not None and last.is_alike(entry):  # on the same waits as the record before
-            self.keep(self.entries_[:-1] + [last.but(last.first, entry.last, last.stream)])
+        cdef Entry last = self.entries[-1] if self.entries else None
+        if (
+            last is not None
+            and (last.stream, last.bits, last.waits) == (entry.stream, entry.bits, entry.waits)
+        ):  # on the same waits as the record before
+            self.keep(self.entries[:-1] + [last.but(last.first, entry.last)])
         else:
-            self.entries_.append(entry)
+            self.entries.append(entry)
             self.is_needed = True
 
     cdef object outcome_of_wait(self, Wait wait):
@@ -233,34 +178,30 @@ cdef class Chain:
         cdef Queries theirs = wait.view
         return theirs.load(LOAD_RECORDER, RECORDER) == self.view().load(LOAD_RECORDER, RECORDER) and self.is_here(theirs)
 
-    cdef void add_evidence(self, Wait wait, uint64_t own, uint64_t *bits):
-        """Add the bits of the sessions that a wait depends on; `own` if only this recorder can resolve it."""
-        cdef Queries view = self.view()
-        cdef uint64_t found[MOST_BITS]
-        cdef int word
-        memset(found, 0, view.dependencies.bit_words * sizeof(uint64_t))
+    cdef object evidence_of(self, Wait wait, uint64_t own):
+        """The bits of the sessions that a wait depends on; of `own` if only this recorder can resolve it."""
+        found = self.find_evidence(wait)
         # If it has an outcome by now, the words may be those of the slot's next use.
-        if not self.find_evidence(wait, found) or wait.outcome is not None:
-            set_bit(bits, own)
-            return
-        for word in range(view.dependencies.bit_words):
-            bits[word] |= found[word]
+        return bit_of(own) if found is None or wait.outcome is not None else found
 
-    cdef bint find_evidence(self, Wait wait, uint64_t *bits):
-        cdef Queries view = self.view()
-        cdef Queries theirs
-        cdef uint64_t serial
-        theirs = wait.view
-        serial = theirs.load(LOAD_RECORDER, RECORDER)
+    cdef object find_evidence(self, Wait wait):
+        cdef Queries theirs = wait.view
+        cdef uint64_t bits[MOST_BITS]
+        cdef uint64_t serial = theirs.load(LOAD_RECORDER, RECORDER)
         if not self.is_here(theirs) or serial == 0 or theirs.last() < wait.generation:
-            return False
+            return None
         if theirs.node:
-            return False  # the bridge records a mirror here, and outlives the recorder on the other node
-        if serial != view.load(LOAD_RECORDER, RECORDER):
+            return None  # the bridge records a mirror here, and outlives the recorder on the other node
+        found = 0
+        if serial != self.view().load(LOAD_RECORDER, RECORDER):
             if not theirs.sessions.is_live(serial) or not theirs.recorder_lives():
-                return False
-            set_bit(bits, serial & 0xFFFF)
-        return not theirs.dependencies.depends(wait.generation) or theirs.dependencies.are_good(serial & 0xFFFF, bits)
+                return None
+            found = bit_of(serial & 0xFFFF)
+        if not theirs.dependencies.depends(wait.generation):
+            return found
+        if not theirs.dependencies.are_good(serial & 0xFFFF, bits):
+            return None
+        return found | number_of(bits, theirs.dependencies.bit_words)
 
     # --- the resolution -----------------------------------------------------------------------------------------------
 
@@ -268,8 +209,8 @@ cdef class Chain:
         """The last generation such that all up to it count; at most `done`, which was found complete before."""
         cdef Queries view = self.view()
         cdef int64_t settled
-        cdef list before = self.entries_
-        if self.loss_ is None and view.dependencies.are_good(view.load(LOAD_RECORDER, RECORDER) & 0xFFFF, NULL):
+        cdef list before = self.entries
+        if self.loss is None and view.dependencies.are_good(view.load(LOAD_RECORDER, RECORDER) & 0xFFFF, NULL):
             left = self.settle_all(done)
         else:
             left = self.resolve_each(done)
@@ -279,8 +220,8 @@ cdef class Chain:
             self.is_stored = False
         self.keep(left)
         settled = min(done, (<Entry>left[0]).first - 1) if left else done
-        self.is_due = settled < done and self.loss_ is None
-        if self.loss_ is not None:
+        self.is_due = settled < done and self.loss is None
+        if self.loss is not None:
             settled = min(settled, self.lost_from - 1)
             self.wants_break = settled == self.lost_from - 1
         return settled
@@ -289,16 +230,16 @@ cdef class Chain:
         """Settle all up to `done`: the bits were found good after it was found complete, so its waits were good too."""
         cdef Entry entry
         cdef Wait wait
-        for entry in self.entries_:
+        for entry in self.entries:
             if entry.first <= done and entry.stream:
                 for wait in entry.waits:
                     if wait.stream == entry.stream and wait.outcome is None:
                         wait.outcome = True
-        return rest_of(self.entries_, done)
+        return rest_of(self.entries, done)
 
     cdef list resolve_each(self, int64_t done):
         """The entries that are still open, or lost."""
-        cdef list entries = list(self.entries_)
+        cdef list entries = list(self.entries)
         cdef Entry entry
         cdef Wait wait
         while entries and (<Entry>entries[0]).first <= done:
@@ -321,7 +262,7 @@ cdef class Chain:
     cdef void find_loss(self, Entry entry):
         """All from the first entry with a lost wait on is lost. A later death may make an earlier entry the first."""
         cdef Wait wait
-        if self.loss_ is not None and entry.first >= self.lost_from:
+        if self.loss is not None and entry.first >= self.lost_from:
             return
         for wait in entry.waits:
             outcome = self.outcome_of_wait(wait)
@@ -336,17 +277,20 @@ cdef class Chain:
     def store(self):
         """Store the resolution on the board; `completed` was stored before."""
         cdef Queries view = self.view()
-        cdef int64_t first = (<Entry>self.entries_[0]).first if self.entries_ else 0
+        cdef int64_t first = (<Entry>self.entries[0]).first if self.entries else 0
         if view.dependencies.first_unsettled() != first:
             view.dependencies.store_first(first)
-        self.store_all_bits()
-        if self.loss_ is not None and not view.dependencies.is_lost(self.lost_from):
-            view.dependencies.lose(self.lost_from, self.loss_.serial)
+        bits = 0
+        for entry in self.entries:
+            bits |= (<Entry>entry).bits
+        view.dependencies.store_bits(bits)
+        if self.loss is not None and not view.dependencies.is_lost(self.lost_from):
+            view.dependencies.lose(self.lost_from, self.loss.serial)
         self.is_stored = True
 
 
-cdef inline void set_bit(uint64_t *bits, uint64_t line) noexcept nogil:
-    bits[line // 64] |= <uint64_t>1 << (line & 63)
+cdef inline object bit_of(uint64_t line):
+    return (<object>1) << line
 
 
 cdef list rest_of(list entries, int64_t done):
@@ -355,5 +299,5 @@ cdef list rest_of(list entries, int64_t done):
     left = []
     for entry in entries:
         if entry.last > done:
-            left.append(entry if entry.first > done else entry.but(done + 1, entry.last, entry.stream))
+            left.append(entry if entry.first > done else entry.but(done + 1, entry.last))
     return left

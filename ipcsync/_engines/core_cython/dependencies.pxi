@@ -9,6 +9,8 @@
 # its work wrongly and before its words are released. So bits that are found good *after* n was found complete prove that no
 # wait before n ended wrongly. The model is tests/faults/chain_model.py.
 
+from libc.string cimport memcpy
+
 cdef enum:
     MOST_BITS = 1024  # words: as many sessions as a board has at most
     FIRST_PAUSE_NS = 50000
@@ -53,10 +55,10 @@ cdef class Dependencies:
         """Whether the recorder has said that `generation` is lost."""
         return 0 < self.first_lost() <= generation
 
-    cdef bint are_good(self, uint64_t own, uint64_t *more) noexcept nogil:
+    cdef bint are_good(self, uint64_t own, uint64_t *copy) noexcept nogil:
         """Whether the bit of line `own` is not set, and every session that the bits name lives.
 
-        If so, they are added to `more`, unless that is null.
+        If so, they are in `copy`, unless that is null.
         """
         cdef uint64_t bits[MOST_BITS]
         cdef uint64_t valid_as_of, index, rest
@@ -73,9 +75,8 @@ cdef class Dependencies:
                 if index == own or not self.sessions.session_is_good(index, valid_as_of):
                     return False
                 rest &= rest - 1
-        if more != NULL:
-            for word in range(self.bit_words):
-                more[word] |= bits[word]
+        if copy != NULL:
+            memcpy(copy, bits, self.bit_words * sizeof(uint64_t))
         return True
 
     cpdef bint is_clear(self, uint64_t recorder) noexcept nogil:
@@ -112,7 +113,9 @@ cdef class Dependencies:
 
     # --- for the recorder ---------------------------------------------------------------------------------------------
 
-    cdef void store_bits(self, const uint64_t *bits, bint adds=False) noexcept nogil:
+    cdef void store_bits(self, number, bint adds=False):
+        cdef bytes raw = number.to_bytes(self.bit_words * sizeof(uint64_t), "little")
+        cdef const uint64_t *bits = <const uint64_t *><const char *>raw
         cdef uint64_t before, after
         cdef int word
         for word in range(self.bit_words):
@@ -159,12 +162,7 @@ cdef class Dependencies:
 
 cdef object number_of(const uint64_t *bits, int words):
     """Bits as one int."""
-    cdef int word
-    number = 0
-    for word in range(words):
-        if bits[word]:
-            number |= (<object>bits[word]) << (64 * word)
-    return number
+    return int.from_bytes((<const char *>bits)[:words * sizeof(uint64_t)], "little")
 
 
 cdef inline bint sleep_on(uint64_t *place, uint64_t recorded, int64_t ns) noexcept nogil:

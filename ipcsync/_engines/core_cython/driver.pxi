@@ -6,7 +6,6 @@ cdef extern from "Python.h":
 ctypedef void *Handle
 cdef int (*cuEventRecord)(Handle, Handle) noexcept nogil
 cdef int (*cuEventQuery)(Handle) noexcept nogil
-cdef int (*cuEventCreate)(Handle *, unsigned int) noexcept nogil
 cdef int (*cuEventDestroy)(Handle) noexcept nogil
 cdef int (*cuStreamGetFlags)(Handle, unsigned int *) noexcept nogil
 cdef int (*cuStreamWaitEvent)(Handle, Handle, unsigned int) noexcept nogil
@@ -23,7 +22,6 @@ cdef void *cuEventSynchronize
 cdef dict PLACES = {
     "cuEventRecord": (b"CUresult (CUevent, CUstream)", <uintptr_t>&cuEventRecord),
     "cuEventQuery": (b"CUresult (CUevent)", <uintptr_t>&cuEventQuery),
-    "cuEventCreate": (b"CUresult (CUevent *, unsigned int)", <uintptr_t>&cuEventCreate),
     "cuEventDestroy": (b"CUresult (CUevent)", <uintptr_t>&cuEventDestroy),
     "cuStreamGetFlags": (b"CUresult (CUstream, unsigned int *)", <uintptr_t>&cuStreamGetFlags),
     "cuStreamWaitEvent": (b"CUresult (CUstream, CUevent, unsigned int)", <uintptr_t>&cuStreamWaitEvent),

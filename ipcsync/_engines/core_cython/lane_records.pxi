@@ -107,7 +107,7 @@ cdef class LaneRecords(Steps):
             entry = core.depend_on(self.key, self.drainer_id, core._recorded + 1, None)  # on all that L waits for
             if entry is not None:
                 entry.last = use.highest + use.count
-            if follows and (entry is not None or core.chain.entries_):
+            if follows and (entry is not None or core.chain.entries):
                 add(self.key, core, use.highest, self.drainer_id)
             core.chain.commit(core._recorded + 1, self.drainer_id, entry)
         if follows:  # only now: what was refused waits for nothing of that event

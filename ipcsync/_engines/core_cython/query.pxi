@@ -49,7 +49,10 @@ cdef class Queries(Streams):
         cdef bint is_good
         if self.dependencies.depends(generation):
             if self.is_recorder:
-                return self.is_resolved(generation)
+                if self.is_complete_now(generation):
+                    return True
+                self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))  # it may have to resolve others first
+                return False
             if MISTAKE != 12 and not self.is_clear(generation):
                 return False
         is_good = (MISTAKE == 7 or self.recorder_lives()) and not self.is_broken()
@@ -65,13 +68,6 @@ cdef class Queries(Streams):
             finally:
                 self.state.give()
         return True
-
-    cdef bint is_resolved(self, int64_t generation) except -1 nogil:
-        """Whether this recorder finds that `generation`, which depends on something, counts."""
-        if self.is_complete_now(generation):
-            return True
-        self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))  # it may have to resolve its other events first
-        return False
 
     cdef bint is_complete_now(self, int64_t generation) except -1 nogil:
         """`is_complete`; the recorder itself first resolves what its records depend on, if nobody else does now."""

@@ -134,7 +134,7 @@ cdef class Records(Waits):
                 refusal.wait = self.follow_refused(handle, stream)
             if refusal.wait == 0:
                 entry = self.depend_on(self.key_of(handle, stream, self.ordinal), stream, generation, further)
-                if (self.chain.entries_ or entry is not None) and self.follows(stream, generation):
+                if (self.chain.entries or entry is not None) and self.follows(stream, generation):
                     followed = add(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
                 self.chain.commit(generation, stream, entry)
                 has_turn = False
@@ -152,9 +152,9 @@ cdef class Records(Waits):
 
     cdef Entry depend_on(self, int64_t key, uint64_t stream, int64_t generation, further):
         """What the record will depend on: the waits of a list, and others. RecorderLost if any of it is lost."""
-        if len(self.chain.entries_) >= self.chain.resolve_at:
+        if len(self.chain.entries) >= self.chain.resolve_at:
             self.publish()
-            self.chain.resolve_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries_)))
+            self.chain.resolve_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries)))
         waits = latest(None if self.depends_on_all else key)
         if further:
             waits = dict.fromkeys([*waits, *further])

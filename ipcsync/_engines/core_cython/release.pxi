@@ -145,7 +145,7 @@ cdef class Core(Records):
         if not self.publish():
             return False
         # What is left of a record that was refused is never settled.
-        for entry in self.chain.entries_:
+        for entry in self.chain.entries:
             if (<Entry>entry).first <= self._recorded:
                 return False
         return self.load(LOAD_COMPLETED, COMPLETED) >= self.base + self._recorded

@@ -212,7 +212,7 @@ cdef class ReplayingBase:
                 core.raise_not_recorder()
             if core.ordinal != self._ordinal:
                 self._raise_device(core)
-            if not core.is_open() or core.chain.loss_ is not None:
+            if not core.is_open() or core.chain.loss is not None:
                 core.raise_no_record()
             bracket.is_slow = bracket.is_slow or core.is_traced or core.engine.has_ring
             if core.engine.has_ring:

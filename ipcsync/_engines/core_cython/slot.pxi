@@ -63,7 +63,6 @@ cdef class Slot:
         self.line = board.slot(attachment.slot)
         self.place = <uint64_t *><uintptr_t>self.line.address
         self.hazards = <uint8_t *><uintptr_t>self.line.hazards_address
-        self.sessions = Sessions(board)
         check = getattr(guard, "session_check", None)
         self.session = check if isinstance(check, SessionCheck) else None
         self.own = guard.line_index
@@ -71,6 +70,7 @@ cdef class Slot:
         self.fork_mark = <const uint8_t *><uintptr_t>fork_mark.address
         self.calls, self.state = Lock(), Lock()
         self.dependencies = Dependencies(board, self.line, self.base)
+        self.sessions = self.dependencies.sessions
         self.chain = Chain(self)
         self._lost_from = FOREVER
         if self.is_recorder:  # an earlier use of the same event included
