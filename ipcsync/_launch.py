@@ -17,7 +17,7 @@ from ipcsync import _room as room
 from ipcsync._deadline import bounded
 from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
 from ipcsync._linux.process import is_running, pid_namespace, start_time
-from ipcsync._worker import Errand
+from ipcsync._worker import errand
 from ipcsync.errors import ConnectError
 from ipcsync.typing import CoordinatorSettings
 
@@ -146,7 +146,7 @@ def launch(
     if any("\0" in part for part in (*command, runtime_dir or "")):
         raise ValueError("a setting of launch() has a NUL, which no program can be given")
     try:
-        return Errand(partial(_start, command, runtime_dir), Coordinator.stop).run()
+        return errand(partial(_start, command, runtime_dir), Coordinator.stop)
     except OSError as error:
         raise room.shortage(error, "a coordinator's process") or error from None
 

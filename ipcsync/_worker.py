@@ -6,13 +6,13 @@ A signal's handler raises in the main thread, and may end a call that waits for 
 from __future__ import annotations
 
 import _thread
+import itertools
 import logging
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from ipcsync import _room as room
 from ipcsync.errors import IpcSyncError
@@ -58,6 +58,48 @@ class Latch:
             if self._lock.acquire(timeout=min(left, _SLICE_S)):
                 self._lock.release()
         return self.is_set
+
+
+class Job(Latch, Generic[T]):
+    """`function()`, which another thread calls once, and for which one thread waits. It is set once that is over."""
+
+    __slots__ = ("_error", "_function", "_value", "has_begun", "is_wanted")
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__()
+        self._function: Callable[[], T] | None = function
+        self._error: BaseException | None = None
+        self._value: T | None = None
+        self.has_begun: bool = False
+        self.is_wanted: bool = True
+        """False once the caller is gone."""
+
+    def run(self) -> None:
+        """Call it; raises nothing."""
+        self.has_begun = True
+        try:
+            assert self._function is not None
+            self._value = self._function()
+        except BaseException as error:  # noqa: BLE001 - raised by `result`
+            self._error = error
+        self._function = None
+        self.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Nobody can call it."""
+        self._error = error
+        self.set()
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether it returned."""
+        return self.is_set and self._error is None
+
+    def result(self) -> T:
+        """What the function returned; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._value)
 
 
 def check_threads() -> None:
@@ -152,51 +194,27 @@ class Worker:
             pause(_PAUSE_S)
 
 
-class Errand(Generic[T]):
+def errand(function: Callable[[], T], undo: Callable[[T], object]) -> T:
     """`function()` on a thread of its own, for a caller who may be ended by an exception while it waits.
 
-    What it made for a caller that was gone is undone, by `undo`.
+    What it made for a caller that was gone is undone, by `undo`. Raises what the function raises.
     """
+    job, turns = Job(function), itertools.count()
 
-    def __init__(self, function: Callable[[], T], undo: Callable[[T], object]) -> None:
-        self._function = function
-        self._undo = deque([undo])  # until it is called, once
-        self._is_done = Latch()
-        self._is_wanted = True
-        self._results: list[T] = []
-        self._error: BaseException | None = None
+    def undo_if_unwanted() -> None:
+        # Asked on both sides, each after its own word: one of them sees the other's, and the first undoes it.
+        if job.has_succeeded and not job.is_wanted and next(turns) == 0:
+            undo(job.result())
 
-    def run(self) -> T:
-        """The function's result; raises its exception."""
-        try:
-            start(self._do, "ipcsync-errand", self._fail)
-            self._is_done.wait()
-            if self._error is not None:
-                raise self._error
-            return self._results[0]
-        except BaseException:
-            self._is_wanted = False
-            self._undo_if_unwanted()
-            raise
+    def run() -> None:
+        job.run()
+        undo_if_unwanted()
 
-    def _fail(self, error: BaseException) -> None:
-        self._error = error
-        self._is_done.set()
-
-    def _do(self) -> None:
-        try:
-            self._results.append(self._function())
-        except BaseException as error:  # noqa: BLE001 - raised by `run`
-            self._error = error
-        self._is_done.set()
-        self._undo_if_unwanted()
-
-    def _undo_if_unwanted(self) -> None:
-        # Asked on both sides, each after its own word: one of them sees the other's.
-        if self._is_wanted or not self._is_done.is_set or not self._results:
-            return
-        try:
-            undo = self._undo.popleft()
-        except IndexError:
-            return  # the other side does it
-        undo(self._results[0])
+    try:
+        start(run, "ipcsync-errand", job.fail)
+        job.wait()
+        return job.result()
+    except BaseException:
+        job.is_wanted = False
+        undo_if_unwanted()
+        raise

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from ipcsync import _worker
-from ipcsync._worker import Errand, Latch, Worker
+from ipcsync._worker import Job, Latch, Worker, errand
 from tests.kit.until import DEADLINE_S
 
 Start = tuple[Callable[[], object], Callable[[BaseException], object]]
@@ -132,7 +132,7 @@ def test_who_asks_for_a_thread_that_there_is_no_room_for_is_told_why(monkeypatch
     _worker.start(lambda: None, "test", told.put)
     assert "can't start" in str(told.get(timeout=DEADLINE_S))
     with pytest.raises(RuntimeError, match="can't start"):
-        Errand(lambda: 1, undone.append).run()
+        errand(lambda: 1, undone.append)
     assert undone == []
 
 
@@ -150,21 +150,22 @@ def test_a_latch_is_set_for_all_who_wait_and_for_who_comes_later() -> None:
     assert latch.wait(0)
 
 
-class _Left(Latch):
-    """One whose wait is ended by a signal's handler."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_an_errand_made_for_a_caller_who_left_is_undone_once(
+    starts: list[Start], monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    undone: list[str] = []
 
-    def wait(self, timeout: float = 0.0) -> bool:
+    def leave(_job: Job[str], _timeout: float = 0.0) -> bool:
+        """A signal's handler ends the wait."""
+        if not is_late:
+            starts[0][0]()
         raise KeyboardInterrupt
 
-
-def test_what_an_errand_made_for_a_caller_who_left_is_undone_once(starts: list[Start]) -> None:
-    undone: list[str] = []
-    errand = Errand(lambda: "made", undone.append)
-    errand._is_done = _Left()
+    monkeypatch.setattr(Job, "wait", leave)
     with pytest.raises(KeyboardInterrupt):
-        errand.run()
-    assert undone == []
-    starts[0][0]()
-    assert undone == ["made"]
-    errand._undo_if_unwanted()
+        errand(lambda: "made", undone.append)
+    assert undone == ([] if is_late else ["made"])
+    if is_late:
+        starts[0][0]()
     assert undone == ["made"]
