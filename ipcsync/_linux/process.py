@@ -145,6 +145,7 @@ class PidFd:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._fd = -1
         try:
             self._fd = os.pidfd_open(pid)
         except OSError as error:
@@ -156,6 +157,9 @@ class PidFd:
             ) from None
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
+
+    def __del__(self) -> None:
+        self.close()
 
     def fileno(self) -> int:
         """The descriptor, for an event loop."""

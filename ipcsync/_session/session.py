@@ -25,18 +25,18 @@ from ipcsync._engines import imports
 from ipcsync._native import device as devices
 from ipcsync._native import fork, pinned
 from ipcsync._native.context import count, current_ordinal, uuid_of
-from ipcsync._session import feed, handshake, lease, probe, sessions
+from ipcsync._session import feed, handshake, probe, sessions
 from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable, Opening
-from ipcsync._session.calls import CallerGone, Calls, Job, OwnerGone
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
-from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease, block_signals
+from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease, has_a_beat
+from ipcsync._session.owner import CallerGone, Owner, OwnerGone, block_signals
 from ipcsync._session.waits import Waits
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
-from ipcsync._worker import Latch, check_threads, start
+from ipcsync._worker import Job, Latch, check_threads, start
 from ipcsync.errors import ClientClosed, ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
 from ipcsync.typing import EngineChoice
 
@@ -68,7 +68,7 @@ class Session:
 
     connection: Connection
     lease: SessionLease
-    calls: Calls
+    owner: Owner
     attachments: AttachmentTable
     driving: Driving
 
@@ -84,8 +84,7 @@ class Session:
         self._why_not_timeline: dict[int, str] = {}  # by devices
         self._behind_all = behind_all
         self.waits: Waits = Waits()
-        self._failure: BaseException | None = None
-        self._has_begun = Latch()  # set also if it failed to
+        self._begun: Job[Callable[[], None]] | None = None
         self._has_ended = Latch()  # the part of the end that `close` waits for
         self._closer = 0  # the id of the thread that waits for the end
         self._shown = shown
@@ -98,58 +97,59 @@ class Session:
         """Open it, once. ConnectError if there is no coordinator, or one of another uid, protocol version or driver."""
         check_threads()
         _drivers.load()  # here, so that its errors and warnings are this caller's
+        begun = self._begun = Job(partial(self._begin, timeout, lease_ttl, tracing))
         try:
-            start(partial(self._run, timeout, lease_ttl, tracing), "ipcsync-owner", self._fail)
-            self._has_begun.wait()
-            if self._failure is not None:
-                raise self._failure
+            start(partial(self._run, begun), "ipcsync-owner", begun.fail)
+            begun.wait()
+            begun.result()
         except BaseException as error:
             self.drop()
             if (short := room.shortage(error, "a session")) is None:
                 raise
             raise short from error
 
+    @property
+    def _has_begun(self) -> bool:
+        return self._begun is not None and self._begun.has_succeeded
+
     def drop(self) -> None:
         """End it without waiting: no caller has it."""
         self.is_closed = True
-        if self._has_begun.is_set and self._failure is None:
-            self.lease.ring()
+        if self._has_begun:
+            self.owner.ring()
 
     # --- the owner's thread -------------------------------------------------------------------------------------------
 
-    def _fail(self, error: BaseException) -> None:
-        self._failure = error
-        self._has_begun.set()
-
-    def _run(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None) -> None:
+    def _run(self, begun: Job[Callable[[], None]]) -> None:
         """The thread's function: the session from its begin to its end."""
         self._thread = threading.current_thread()
         block_signals()
-        try:
-            with ExitStack() as undo:
-                forget_child = self._begin(timeout, lease_ttl, tracing, undo)
-                undo.pop_all()
-        except BaseException as error:  # noqa: BLE001 - raised where the session was asked for
-            self._fail(error)
+        begun.run()
+        if not begun.has_succeeded:
             return
-        finally:
-            self._has_begun.set()
         try:
-            self.lease.run(lambda: self.is_closed, self._work)
+            self.owner.run(lambda: self.is_closed, self._at_beat, self._work)
             if fork.is_in_bad_fork():
                 return
             self._end()
-            self._release(forget_child)
+            self._release(begun.result())
         except BaseException as error:
             # What it had stays in use, so this process keeps the lifeline: for others the session expires.
             log.exception("%r ends: its own thread failed", self)
             self.lease.lose(IpcSyncError(f"the session's own thread failed, and with it the session: {error!r}"))
-            if not self.calls.is_over:
+            if not self.owner.is_over:
                 self._stop()
         finally:
             self._has_ended.set()
 
-    def _begin(
+    def _begin(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None) -> Callable[[], None]:
+        """Open everything, or nothing; what takes back that forked children drop the board."""
+        with ExitStack() as undo:
+            forget_child = self._open(timeout, lease_ttl, tracing, undo)
+            undo.pop_all()
+        return forget_child
+
+    def _open(
         self, timeout: float, lease_ttl: float | None, tracing: Tracing | None, undo: ExitStack
     ) -> Callable[[], None]:
         self.connection = connection = Connection(self.endpoint)
@@ -173,12 +173,12 @@ class Session:
         connection.window = welcome.window
         connection.starts = lambda: board.starts
         self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
-        self.lease = SessionLease(board, welcome, self.endpoint, self._at_beat, self._rung)
+        self.lease = SessionLease(board, welcome, self.endpoint, self._rung)
         self.lease.depends_on_all = self._behind_all
         undo.callback(self.lease.stop)
-        self.calls = Calls(self.lease.ring)
+        self.owner = Owner(self.lease)
         self.attachments = AttachmentTable(board, self.lease, self._tell, self.waits, tracing, self._shown)
-        self.driving = Driving(self.attachments, self.lease, self.calls.post, min(welcome.heartbeat, LONGEST_BEAT_S))
+        self.driving = Driving(self.attachments, self.lease, self.owner.post, min(welcome.heartbeat, LONGEST_BEAT_S))
         if not outliving.may_be_served():
             over.hold(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
         self.lease.show()  # first: from Ready on the coordinator waits for the mark
@@ -201,7 +201,7 @@ class Session:
 
     def _work(self) -> None:
         """Do the jobs, and tell what came of them."""
-        self.calls.work()
+        self.owner.work()
         if self.attachments.is_due and not self.is_closed:
             self.attachments.tell()
 
@@ -264,7 +264,7 @@ class Session:
     def _call(self, function: Callable[[], _T], deadline: int, timeout: float) -> _T:
         """What the function returns, which the owner calls; WaitTimeout behind the `deadline` of `timeout` seconds."""
         try:
-            return self.calls.call(function, deadline, timeout)
+            return self.owner.call(function, deadline, timeout)
         except OwnerGone:
             self.check()
             raise self._closed() from None
@@ -289,7 +289,7 @@ class Session:
 
     def _check_asked(self) -> None:
         self.check()
-        if self.calls.is_unwanted:
+        if self.owner.is_unwanted:
             raise CallerGone
 
     def _beat_and_check_asked(self) -> None:
@@ -383,7 +383,7 @@ class Session:
                     self.driving.test(attached.engine)
         except BaseException as error:
             if key is not None:  # also of a job that had ended
-                self.calls.post(partial(self._give_up, key))
+                self.owner.post(partial(self._give_up, key))
             if isinstance(error, Exception) and (short := room.shortage(error, "an event")) is not None:
                 raise short from error
             raise
@@ -429,8 +429,8 @@ class Session:
 
     def abandon(self, openings: Sequence[Opening]) -> None:
         """Close openings that no caller has."""
-        if openings and self._has_begun.is_set and self._failure is None and not fork.is_in_bad_fork():
-            self.calls.post(partial(self._close, openings))
+        if openings and self._has_begun and not fork.is_in_bad_fork():
+            self.owner.post(partial(self._close, openings))
 
     def _close(self, openings: Sequence[Opening]) -> None:
         if self.attachments.close(openings):
@@ -450,7 +450,7 @@ class Session:
 
         `wait`: until the coordinator has that, or for half a second; not in a finalizer on a session's own thread.
         """
-        if not wait or lease.has_a_beat() or self.calls.is_over:
+        if not wait or has_a_beat() or self.owner.is_over:
             self.abandon([opening])
             return
         use = opening.use
@@ -458,9 +458,9 @@ class Session:
             if use is not None and use.openings == {opening}:
                 use.engine.await_calls(_CALL_S)
         finally:  # an exception that ends the wait must not leave it open
-            job = self.calls.submit(Job(partial(self.attachments.close, [opening])))
+            job = self.owner.submit(Job(partial(self.attachments.close, [opening])))
         with suppress(WaitTimeout, ClientClosed, OwnerGone):
-            for ended in self.calls.result_of(job, deadline_of(_TOLD_S), _TOLD_S):
+            for ended in self.owner.result_of(job, deadline_of(_TOLD_S), _TOLD_S):
                 self.driving.settle(ended)
                 self._call(partial(self.attachments.tell, _TOLD_S), deadline_of(_TOLD_S), _TOLD_S)
 
@@ -499,13 +499,13 @@ class Session:
         if fork.is_in_bad_fork():
             return
         self.is_closed = True
-        if self._failure is not None:
+        if not self._has_begun:
             return
         self._closer = threading.get_ident()
-        self.lease.ring()
-        if lease.has_a_beat() or threading.current_thread() is self._driver_thread:
+        self.owner.ring()
+        if has_a_beat() or threading.current_thread() is self._driver_thread:
             return
-        if self._has_ended.wait(_END_S) and self.calls.is_over and self._thread is not None:
+        if self._has_ended.wait(_END_S) and self.owner.is_over and self._thread is not None:
             self._thread.join(_END_S)
 
     def _end(self) -> None:
@@ -527,7 +527,7 @@ class Session:
         self._say_goodbye(1.0)
         if not self._is_complete():
             self._has_ended.set()
-            self.lease.run(self._is_complete, self._work)
+            self.owner.run(self._is_complete, self._at_beat, self._work)
 
     def _pause(self, seconds: float) -> None:
         self.lease.beat()
@@ -565,7 +565,7 @@ class Session:
 
     def _stop(self) -> None:
         """Take no more calls; those that came are answered."""
-        self.calls.is_over = True
+        self.owner.is_over = True
         sessions.remove(self)
         with suppress(ValueError):  # its module was reloaded meanwhile
             devices.collectors.remove(self._collect)

@@ -16,7 +16,7 @@ from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.attachments import Opening
-from ipcsync._session.calls import check_may_wait
+from ipcsync._session.owner import check_may_wait
 from ipcsync._session.session import Session
 from ipcsync.client._opening import OpenOptions, open_events
 from ipcsync.client.event import SharedEvent

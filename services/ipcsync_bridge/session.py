@@ -20,7 +20,8 @@ from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._session import handshake
 from ipcsync._session.connection import Connection, Request
-from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease, block_signals
+from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
+from ipcsync._session.owner import Owner, block_signals
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Attach, Attachment, Message, Open, Welcome
 from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
@@ -43,7 +44,8 @@ class BridgeSession:
         """The endpoint of the coordinator's announcements."""
         self._welcome = welcome
         self._connection = connection  # of this thread before and after that of the lease, which it belongs to
-        self.lease = SessionLease(self.board, welcome, connection.endpoint, self._at_beat)
+        self.lease = SessionLease(self.board, welcome, connection.endpoint)
+        self._owner = Owner(self.lease)
         self._is_closed = False
         self.on_late: Callable[[Attachment], None] = lambda _: None
         """Called with what an Open or Attach that was given up has attached to after all."""
@@ -97,7 +99,7 @@ class BridgeSession:
     def _run(self) -> None:
         block_signals()
         self._connection.blocks_signals = True
-        self.lease.run(lambda: self._is_closed, self._work)
+        self._owner.run(lambda: self._is_closed, self._at_beat, self._work)
         while not self._asked.empty():
             self._settle(*self._asked.get(), self._closed())
 
@@ -184,7 +186,7 @@ class BridgeSession:
         if self._is_closed:
             raise self._closed()
         self._asked.put((Request(body, self._came_late if isinstance(body, Open | Attach) else None), outcome))
-        self.lease.ring()
+        self._owner.ring()
         return outcome
 
     @contextlib.asynccontextmanager
@@ -242,7 +244,7 @@ class BridgeSession:
 
     def _await_end(self) -> None:
         self._is_closed = True
-        self.lease.ring()
+        self._owner.ring()
         if self._heart.ident is not None:  # it was started
             self._heart.join(5.0)
         self._connection.blocks_signals = False

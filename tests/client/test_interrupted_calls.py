@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 import ipcsync
-from ipcsync._session.calls import Job
+from ipcsync._worker import Job
 from tests.kit import driver_functions
 from tests.kit.until import until
 
@@ -55,18 +55,18 @@ def _amid_a_wait(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("error", [ipcsync.DriverError("a context"), ipcsync.WaitTimeout("slow"), ipcsync.Reentered()])
 def test_what_fails_at_a_beat_and_says_nothing_of_the_session_does_not_end_it(
-    client: ipcsync.Client, error: Exception, caplog: pytest.LogCaptureFixture
+    client: ipcsync.Client, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     beats = [error]
-    at_beat = client._session._at_beat
+    beat = client._session.attachments.beat
 
-    def fail_once() -> float:
+    def fail_once() -> None:
         if beats:
             raise beats.pop()
-        return at_beat()
+        beat()
 
-    client._session.lease._at_beat = fail_once
-    client._session.lease.wake()
+    monkeypatch.setattr(client._session.attachments, "beat", fail_once)
+    client._session.owner.wake()
     until(lambda: not beats, "a beat")
     until(lambda: "the heartbeat of" in caplog.text, "its error in the log")
     assert client.event("e", recorder=True).record(ipcsync.Stream()).generation == 1
@@ -98,7 +98,7 @@ def test_an_interrupted_look_at_a_point_leaves_nothing_attached(
     with pytest.raises(Interruption):
         client.point(data)
     client.stats()
-    client._session.lease.wake()
+    client._session.owner.wake()
     until(lambda: [row.session for row in client.list_attachments("e")] == ["other"], "it is given back")
 
 
@@ -112,7 +112,7 @@ def test_a_point_that_is_attached_as_its_caller_goes_is_given_back(
     def add_and_wait(*arguments: Any) -> object:
         found = add(*arguments)
         is_added.set()
-        until(lambda: session.calls.is_unwanted, "the caller is gone")
+        until(lambda: session.owner.is_unwanted, "the caller is gone")
         return found
 
     def interrupt() -> None:
@@ -124,7 +124,7 @@ def test_a_point_that_is_attached_as_its_caller_goes_is_given_back(
     with pytest.raises(Interruption):
         client.point(data)
     client.stats()
-    session.lease.wake()
+    session.owner.wake()
     until(lambda: [row.session for row in client.list_attachments("e")] == ["other"], "it is given back")
 
 
@@ -183,7 +183,7 @@ def test_a_finalizer_on_the_sessions_own_thread_is_told_that_it_may_not_wait(cli
         client.close()
         over.set()
 
-    client._session.calls.post(finalize)
+    client._session.owner.post(finalize)
     assert over.wait(30)
     assert len(raised) == 1
     client.close()
@@ -196,7 +196,7 @@ def test_a_session_whose_own_thread_fails_ends_loudly(new_client: NewClient, cap
 
     observer, client = new_client("observer"), new_client("failing", lease_ttl=0.5)
     event = client.event("e", recorder=True)
-    client._session.calls.post(fail)
+    client._session.owner.post(fail)
     with pytest.raises(ipcsync.IpcSyncError):
         client.stats()
     until(lambda: not client.is_connected, "its loss is known")
@@ -252,7 +252,7 @@ def test_a_close_that_was_interrupted_while_it_waited_for_a_call_is_done(
     with pytest.raises(Interruption), event:
         pass
     monkeypatch.undo()
-    client._session.lease.wake()
+    client._session.owner.wake()
     until(_is_gone(observer, "e"), "it is closed")
 
 

@@ -64,7 +64,7 @@ def test_an_opening_that_waits_for_another_ones_turn_has_the_rest_of_its_time(cl
     with _stopped(client):
         thread = threading.Thread(target=open_one)
         thread.start()
-        until(lambda: client._session.calls._job is not None, "the first has its turn")
+        until(lambda: client._session.owner._job is not None, "the first has its turn")
         assert _took(lambda: client.event("second", timeout=1.5)) < 2.2, "not one second, and then one and a half"
         thread.join()
 

@@ -15,7 +15,7 @@ import pytest
 from cuda.bindings.driver import CUresult
 
 import ipcsync
-from ipcsync._session.calls import Job
+from ipcsync._worker import Job
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import driver_functions
@@ -357,7 +357,7 @@ def test_a_driver_that_fails_costs_no_lease_and_no_other_event_anything(
     faulted, sound = (client.event(name, recorder=True, engine="event") for name in ("faulted", "sound"))
     faulted.record(ipcsync.Stream())
     with driver_functions.replaced(_BROKEN):
-        client._session.lease.wake()
+        client._session.owner.wake()
         until(lambda: "cannot publish what is complete of the event 'faulted'" in caplog.text, "a beat met the failure")
     assert client.is_connected
     sound.record(ipcsync.Stream()).synchronize(10)

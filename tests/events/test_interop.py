@@ -230,7 +230,7 @@ def test_our_queries_on_other_threads_do_not_break_a_capture(
                 assert event.completed <= event.generation
                 waiter.check()
                 for client in (recorder, waiter):
-                    client._session.lease.wake()  # heartbeats query too
+                    client._session.owner.wake()  # heartbeats query too
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             errors.append(error)
             begun.abort()

@@ -181,7 +181,7 @@ class _OnTheHeartbeatsThread:
         self.raised: BaseException | None = None
         self.has_ended = threading.Event()
         _amid(client._session.attachments, "beat", self._run)
-        client._session.lease.wake()
+        client._session.owner.wake()
 
     def _run(self) -> None:
         try:

@@ -310,8 +310,8 @@ def test_row_18_a_request_of_an_expired_session_is_refused_and_never_revives_it(
     silent = new_client("silent", lease_ttl=TTL_S)
     event = silent.event("e", recorder=True)
     _ask(silent)
-    beat = silent._session.lease._beat
-    silent._session.lease._beat = lambda: False  # type: ignore[method-assign] # its thread says nothing any more
+    beat = silent._session.owner._beat
+    silent._session.owner._beat = lambda at_beat: TTL_S  # type: ignore[method-assign] # it says nothing
     until_lost(client, "ttl")
     for _ in range(3):
         silent._session.lease.line.heartbeat = time.monotonic_ns()
@@ -321,7 +321,7 @@ def test_row_18_a_request_of_an_expired_session_is_refused_and_never_revives_it(
         event.record()
     assert [info.name for info in client.list_sessions()] == ["main"]
     assert client.event("e", recorder=True).generation == 0  # the name is free
-    silent._session.lease._beat = beat  # type: ignore[method-assign]
+    silent._session.owner._beat = beat  # type: ignore[method-assign]
 
 
 def _ask(client: ipcsync.Client) -> Any:

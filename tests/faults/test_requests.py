@@ -279,7 +279,7 @@ def test_a_slot_is_not_released_while_its_recorder_uses_it_again_through_a_point
             again = recorder.point(data)
             gate.open()
             again.synchronize(10)
-            recorder._session.lease.wake()
+            recorder._session.owner.wake()
             until(lambda: not recorder._session.attachments.ending, "what lingered is let go of")
         with pytest.raises(ipcsync.QuotaExceeded):
             other.event("f", engine=engine)

@@ -10,7 +10,7 @@ import pytest
 from ipcsync._native import device as devices
 from ipcsync._native import pinned
 from ipcsync._session import sessions
-from ipcsync._session.calls import Calls
+from ipcsync._session.owner import Owner
 from ipcsync._session.session import Session
 
 
@@ -38,7 +38,7 @@ def test_a_board_stays_mapped_while_a_gpu_may_write_to_it_or_a_call_may_register
     lease: Any = SimpleNamespace(board=board, stop=_ignore, coordinator_is_alive=lambda: is_alive)
     session: Any = Session("ipc:///none")
     session.lease, session.connection = lease, SimpleNamespace(close=_ignore)
-    session.calls = Calls(lambda: None)
+    session.owner = Owner(lease)
     session.attachments = SimpleNamespace(end=_ignore, is_due=False)
     session.driving = SimpleNamespace(is_making=is_used == "a call", stop=_ignore)
     session._driver_thread = SimpleNamespace(join=_ignore, is_alive=lambda: is_used == "the driver")

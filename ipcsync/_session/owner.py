@@ -1,0 +1,194 @@
+"""The thread that owns a session: it does what other threads ask for, one after the other, and beats in between.
+
+An exception that ends a caller never reaches it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from ipcsync._deadline import left_of
+from ipcsync._native import fork
+from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease, has_a_beat
+from ipcsync._worker import Job
+from ipcsync.errors import (
+    ClientClosed,
+    ForkedProcessError,
+    IpcSyncError,
+    ProtocolError,
+    Reentered,
+    SessionLost,
+    WaitTimeout,
+)
+
+T = TypeVar("T")
+
+log = logging.getLogger("ipcsync")
+
+_ENDS = (SessionLost, ClientClosed, ForkedProcessError, ProtocolError)
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
+_LIFELINE_S = 0.25
+_SLICE_S = 0.25
+_PATIENCE_NS = 1_000_000_000  # behind a call's deadline, which the owner sees first
+
+
+# As `os.eventfd_write`, but it keeps the GIL: the thread that is woken would take it, and the caller, which is about to
+# wait, have to be woken once more for that. No `argtypes`: they would be called, and near the limit of recursion ctypes
+# turns what that raises into an error of its own.
+_eventfd_write = ctypes.PyDLL(None).eventfd_write
+_ONE = ctypes.c_uint64(1)
+
+
+class CallerGone(Exception):  # noqa: N818 - nobody gets it
+    """The caller of the job under way is gone."""
+
+
+class OwnerGone(Exception):  # noqa: N818 - the session says why
+    """Nobody does the job any more."""
+
+
+def block_signals() -> None:
+    """Leave all signals to other threads than this one and those that it starts, but for faults of its own."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(_FAULTS))
+
+
+def check_may_wait() -> None:
+    """Raise Reentered on a thread that owns a session, where the collector may call any finalizer."""
+    if has_a_beat():
+        raise Reentered("a finalizer on a thread of ipcsync's own makes a call that waits for such a thread")
+
+
+class Owner:
+    """What the owner of one session does, and what other threads have it do.
+
+    Its bell is an eventfd that it polls for edges, so that nobody reads it. Any thread may ring it; the last reference
+    closes it.
+    """
+
+    def __init__(self, lease: SessionLease) -> None:
+        self._lease = lease
+        self._queue: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._job: Job[Any] | None = None
+        self._is_due = False  # a beat, whatever the time
+        self.is_over: bool = False
+        """Set by the owner before it works for the last time."""
+        self._fd = -1
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._bell = ctypes.c_int(self._fd)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # also when this module is gone
+        if self._fd >= 0:
+            close(self._fd)
+
+    # --- the owner's thread -------------------------------------------------------------------------------------------
+
+    def run(self, until: Callable[[], bool], at_beat: Callable[[], float], work: Callable[[], object]) -> None:
+        """Work and beat on the calling thread until `until()`, asked after each `work()`, for which `ring` wakes it.
+
+        `at_beat` is called behind each beat, and returns in how many seconds there is more to do.
+        """
+        pidfd, period_s = self._lease.coordinator_fd, self._lease.period_s
+        if pidfd < 0:
+            period_s = min(period_s, _LIFELINE_S)
+        with self._lease.on_this_thread(), select.epoll() as poll:
+            poll.register(self._fd, select.EPOLLIN | select.EPOLLET)
+            if pidfd >= 0:
+                poll.register(pidfd, select.EPOLLIN)
+            next_ns = 0
+            while True:
+                work()
+                if until():
+                    return
+                if self._is_due or time.monotonic_ns() >= next_ns:
+                    self._is_due = False
+                    next_ns = time.monotonic_ns() + int(1e9 * min(period_s, self._beat(at_beat)))
+                    continue  # to what was asked for meanwhile
+                events = poll.poll(left_of(next_ns))
+                if fork.is_in_bad_fork():
+                    return
+                if any(fd == pidfd for fd, _ in events):
+                    poll.unregister(pidfd)
+                    with suppress(IpcSyncError):  # the next call raises it
+                        self._lease.check_liveness()
+
+    def _beat(self, at_beat: Callable[[], float]) -> float:
+        self._lease.begin_beat()
+        try:
+            return at_beat()
+        except _ENDS as error:
+            self._lease.lose(error)
+        except Exception:  # it says nothing about the session, and the next beat may do better
+            log.exception("the heartbeat of %s failed", self._lease.endpoint)
+        return LONGEST_BEAT_S
+
+    def work(self) -> None:
+        """Do what was asked for."""
+        while not self._queue.empty():
+            self._queue.get()()
+
+    def _do(self, job: Job[Any]) -> None:
+        self._job = job
+        job.run()
+        self._job = None
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether the caller of the job under way is gone."""
+        return self._job is not None and not self._job.is_wanted
+
+    # --- other threads ------------------------------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """Have the owner look for work now. Nothing in a forked child, which shares the parent's bell."""
+        if not fork.is_in_bad_fork():
+            _eventfd_write(self._bell, _ONE)
+
+    def wake(self) -> None:
+        """Have the owner beat now; nothing once it has ended."""
+        self._is_due = True
+        self.ring()
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Have the owner call a function, behind those before. An exception of it ends the session."""
+        self._queue.put(function)
+        self.ring()
+
+    def submit(self, job: Job[T]) -> Job[T]:
+        """Have the owner do a job, behind those before."""
+        self.post(partial(self._do, job))
+        return job
+
+    def call(self, function: Callable[[], T], deadline: int, timeout: float) -> T:
+        """What the function returns, which the owner calls. An exception that ends the wait gives up its request.
+
+        Raises as `result_of`.
+        """
+        job = Job(function)
+        try:
+            return self.result_of(self.submit(job), deadline, timeout)
+        except BaseException:  # also of a submit that was interrupted behind its put
+            job.is_wanted = False
+            raise
+
+    def result_of(self, job: Job[T], deadline: int, timeout: float) -> T:
+        """Wait for what came of a job. WaitTimeout behind the `deadline` of `timeout` seconds, OwnerGone, Reentered."""
+        check_may_wait()
+        while not job.wait(0 if self.is_over else min(_SLICE_S, left_of(deadline) + 0.001)):
+            fork.check()
+            if self.is_over or sys.is_finalizing():
+                raise OwnerGone
+            now = time.monotonic_ns()
+            if now >= deadline + (_PATIENCE_NS if job.has_begun else 0):
+                raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
+        return job.result()
