@@ -12,10 +12,9 @@ import time
 from typing import Literal
 
 from ipcsync._board import layout
-from ipcsync._board.fence import fence
 from ipcsync._board.session_line import SessionLine
 from ipcsync._board.slot_line import SlotLine
-from ipcsync._board.words import Word
+from ipcsync._board.words import Word, fence
 from ipcsync._linux import locks
 from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.process import pid_namespace, start_time
@@ -59,7 +58,8 @@ class Board:
         )
         if magic == layout.MAGIC and version != layout.VERSION:
             raise ProtocolError(f"{path} is of version {version}, and this is version {layout.VERSION}", code="version")
-        if magic != layout.MAGIC or length != layout.size(self.sessions, self.slots):
+        self.layout: layout.Layout = layout.Layout(self.sessions, self.slots)
+        if magic != layout.MAGIC or length != self.layout.size:
             raise ProtocolError(f"{path} is not a board of version {layout.VERSION}", code="board")
         # mmap keeps a duplicate of its descriptor, which forked children inherit: if it were the lifeline's, a child
         # would hold the lifeline as long as it lives.
@@ -82,7 +82,6 @@ class Board:
         self.has_mark = 0 < owner < OWNER_DIED
         self._life: DeathMark | None = None
         self._lifeline: int | None = None  # the offset of the lock that shows that this session's process lives
-        self.page_of_slots: int = self.address + layout.slots_offset(self.sessions)
 
     @classmethod
     def create(cls, path: str, epoch: bytes, sessions: int, slots: int) -> Board:
@@ -94,7 +93,8 @@ class Board:
         fd = os.open(os.path.dirname(path), os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:
             locks.try_lock(fd, _LIFELINE)
-            os.posix_fallocate(fd, 0, layout.size(sessions, slots))  # a sparse file on a full tmpfs would be SIGBUS
+            size = layout.Layout(sessions, slots).size
+            os.posix_fallocate(fd, 0, size)  # a sparse file on a full tmpfs would be SIGBUS
             cls._write_header(fd, epoch, sessions, slots)
             # os.link follows the link only if it gets a directory's descriptor, which an absolute path ignores.
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
@@ -176,24 +176,23 @@ class Board:
         """The session line number `index`."""
         if not 0 <= index < self.sessions:
             raise ProtocolError(f"no session line {index} on a board of {self.sessions}", code="board")
-        label = layout.label_offset(self.sessions, self.slots, index)
-        return SessionLine(self.words, self.address, layout.session_offset(index), label)
+        label = self.layout.labels + index * layout.LABEL
+        return SessionLine(self.words, self.address, layout.HEADER + index * layout.LINE, label)
 
     def slot(self, index: int) -> SlotLine:
         """The slot line number `index`."""
         if not 0 <= index < self.slots:
             raise ProtocolError(f"no slot {index} on a board of {self.slots}", code="board")
-        length = layout.bits_length(self.sessions) // 8
-        first = layout.bits_offset(self.sessions, self.slots) // 8 + index * length
-        offset = layout.slot_offset(self.sessions, index)
-        row = layout.hazards_length(self.sessions)
-        hazards = layout.hazards_offset(self.sessions, self.slots) + index * row
+        at = self.layout
+        first = (at.bits + index * at.bits_row) // 8
         bits = range(first, first + -(-self.sessions // 64))
-        return SlotLine(self.words, self.address, offset, bits, self._bytes[hazards : hazards + row])
+        hazards = at.hazards + index * at.hazards_row
+        row = self._bytes[hazards : hazards + at.hazards_row]
+        return SlotLine(self.words, self.address, at.slots + index * layout.LINE, bits, row)
 
     def end_visits(self, session: int) -> None:
         """Retract all hazards of the session that had that line, and is gone (coordinator)."""
-        row, first = layout.hazards_length(self.sessions), layout.hazards_offset(self.sessions, self.slots)
+        row, first = self.layout.hazards_row, self.layout.hazards
         column = self._bytes[first + session : first + self.slots * row : row]
         if any(column.tobytes()):
             column[:] = bytes(len(column))
@@ -216,7 +215,7 @@ class Board:
     def stop(self) -> None:
         """Store that the coordinator ends, and wake every waiter (coordinator)."""
         self.words[layout.H_STATE] = layout.STOPPED
-        first = layout.slots_offset(self.sessions) // 8 + layout.L_STATE
+        first = self.layout.slots // 8 + layout.L_STATE
         states = self.words[first : first + self.slots * layout.WORDS : layout.WORDS]
         for index, state in enumerate(states):  # many: no line is made for a free slot
             if state != layout.FREE:

@@ -51,54 +51,17 @@ L_ANNOUNCED = 14  # 1: a recorder is to look at the hazards before its ring goes
 WORDS = LINE // 8
 
 
-def slots_offset(sessions: int) -> int:
-    """Byte offset of the first slot line, on a page of its own."""
-    return HEADER + _pages(sessions * LINE)
+class Layout:
+    """Where the tables of a board begin, in bytes, each on pages of its own, and how long one slot's rows are."""
 
-
-def session_offset(index: int) -> int:
-    """Byte offset of a session line."""
-    return HEADER + index * LINE
-
-
-def slot_offset(sessions: int, index: int) -> int:
-    """Byte offset of a slot line."""
-    return slots_offset(sessions) + index * LINE
-
-
-def bits_offset(sessions: int, slots: int) -> int:
-    """Byte offset of the first slot's bits, on a page of its own: no GPU writes it."""
-    return slots_offset(sessions) + _pages(slots * LINE)
-
-
-def bits_length(sessions: int) -> int:
-    """Bytes of one slot's bits: one bit a session line, in whole cache lines."""
-    return -(-sessions // 512) * 64
-
-
-def hazards_offset(sessions: int, slots: int) -> int:
-    """Byte offset of the first slot's hazards, on a page of its own."""
-    return bits_offset(sessions, slots) + _pages(slots * bits_length(sessions))
-
-
-def hazards_length(sessions: int) -> int:
-    """Bytes of one slot's hazards: one a session line, in whole cache lines."""
-    return -(-sessions // 64) * 64
-
-
-def labels_offset(sessions: int, slots: int) -> int:
-    """Byte offset of the first session's name, on a page of its own."""
-    return hazards_offset(sessions, slots) + _pages(slots * hazards_length(sessions))
-
-
-def label_offset(sessions: int, slots: int, index: int) -> int:
-    """Byte offset of a session's name."""
-    return labels_offset(sessions, slots) + index * LABEL
-
-
-def size(sessions: int, slots: int) -> int:
-    """Bytes of a whole board file."""
-    return labels_offset(sessions, slots) + _pages(sessions * LABEL)
+    def __init__(self, sessions: int, slots: int) -> None:
+        self.slots: int = HEADER + _pages(sessions * LINE)
+        self.bits: int = self.slots + _pages(slots * LINE)  # no GPU writes these pages
+        self.bits_row: int = -(-sessions // 512) * 64  # one bit a session line, in whole cache lines
+        self.hazards: int = self.bits + _pages(slots * self.bits_row)
+        self.hazards_row: int = -(-sessions // 64) * 64  # one byte a session line, in whole cache lines
+        self.labels: int = self.hazards + _pages(slots * self.hazards_row)
+        self.size: int = self.labels + _pages(sessions * LABEL)
 
 
 def _pages(length: int) -> int:

@@ -4,24 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from ipcsync._board.fence import fence
-from ipcsync._board.layout import (
-    LABEL,
-    LIVE,
-    S_DOORBELL,
-    S_GOODBYE,
-    S_HEARTBEAT,
-    S_LOCK,
-    S_NAMESPACE,
-    S_OWNER,
-    S_PID,
-    S_PROBE,
-    S_SERIAL,
-    S_SHOWS_END,
-    S_START,
-    S_STATE,
-)
-from ipcsync._board.words import Word
+from ipcsync._board import layout
+from ipcsync._board.words import Word, fence
 from ipcsync._linux.futex import Futex
 
 
@@ -33,86 +17,83 @@ class SessionLine:
 
     __slots__ = ("_address", "_label", "doorbell", "first", "offset", "words")
 
-    state: Word = Word(S_STATE)  # FREE, LIVE or EXPIRED; the coordinator's
-    serial: Word = Word(S_SERIAL)  # which session has the line; the coordinator's
-    heartbeat: Word = Word(S_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the last beat; of the client's thread
+    state: Word = Word(layout.S_STATE)  # FREE, LIVE or EXPIRED; the coordinator's
+    serial: Word = Word(layout.S_SERIAL)  # which session has the line; the coordinator's
+    heartbeat: Word = Word(layout.S_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the last beat; of the client's thread
     # A robust futex: the id of the client's thread that holds it, marked OWNER_DIED by the kernel; 0: not held.
-    owner: Word = Word(S_OWNER)
-    lock: Word = Word(S_LOCK)  # the inode of the socket that keeps the lock, if `end_is_shown`; the client's
-    probe: Word = Word(S_PROBE)  # for trying whether a stream's write arrives; the client's, and whatever the last left
+    owner: Word = Word(layout.S_OWNER)
+    lock: Word = Word(layout.S_LOCK)  # the inode of the socket that keeps the lock, if `end_is_shown`; the client's
+    # For trying whether a stream's write arrives; the client's, and whatever the last left.
+    probe: Word = Word(layout.S_PROBE)
+    _pid, _started, _namespace = Word(layout.S_PID), Word(layout.S_START), Word(layout.S_NAMESPACE)
+    _shows_end, _goodbye = Word(layout.S_SHOWS_END), Word(layout.S_GOODBYE)
 
     def __init__(self, words: memoryview[int], address: int, offset: int, label: int) -> None:
         self._label = label // 8
         self.offset: int = offset
-        self.doorbell: Futex = Futex(address + offset + S_DOORBELL * 8)
+        self.doorbell: Futex = Futex(address + offset + layout.S_DOORBELL * 8)
         self.first: int = offset // 8
         self.words: memoryview[int] = words
         self._address = address + offset
 
     @property
-    def state_and_serial(self) -> memoryview:
-        """The words of state and serial, to compare with the expected ones."""
-        return self.words[self.first + S_STATE : self.first + S_SERIAL + 1]
-
-    @property
     def state_and_serial_address(self) -> int:
-        """Address of those words in this process."""
-        return self._address + S_STATE * 8
+        """Address of the words of state and serial in this process."""
+        return self._address + layout.S_STATE * 8
 
     @property
     def process(self) -> tuple[int, int, int]:
         """(pid, start time, pid namespace) as the coordinator sees them; pid 0 if it cannot see the process."""
-        first = self.first
-        return self.words[first + S_PID], self.words[first + S_START], self.words[first + S_NAMESPACE]
+        return self._pid, self._started, self._namespace
 
     @property
     def owner_address(self) -> int:
         """Address of `owner` in this process."""
-        return self._address + S_OWNER * 8
+        return self._address + layout.S_OWNER * 8
 
     @property
     def probe_address(self) -> int:
         """Address of `probe` in this process."""
-        return self._address + S_PROBE * 8
+        return self._address + layout.S_PROBE * 8
 
     @property
     def end_is_shown(self) -> bool:
         """Whether a lock shows the end of the process whose session has the line."""
-        return bool(self.words[self.first + S_SHOWS_END] == self.serial)
+        return self._shows_end == self.serial
 
     def shows_end(self, lock: int) -> None:
         """Store that it does (client), once the lock is held by the socket of that inode."""
         self.lock = lock
         fence()
-        self.words[self.first + S_SHOWS_END] = self.serial
+        self._shows_end = self.serial
 
     @property
     def has_said_goodbye(self) -> bool:
         """Whether the session that has the line is closed, and touches no slot."""
-        return bool(self.words[self.first + S_GOODBYE] == self.serial)
+        return self._goodbye == self.serial
 
     def say_goodbye(self) -> None:
         """Store that it is (client), for a coordinator that gets no message of it."""
         fence()
-        self.words[self.first + S_GOODBYE] = self.serial
+        self._goodbye = self.serial
 
     @property
     def label(self) -> str:
         """The session's name (at most 64 bytes of it), else its public id."""
-        return self.words[self._label : self._label + LABEL // 8].tobytes().rstrip(b"\0").decode(errors="replace")
+        label = self.words[self._label : self._label + layout.LABEL // 8]
+        return label.tobytes().rstrip(b"\0").decode(errors="replace")
 
     def assign(self, serial: int, pid: int, started: int, namespace: int, now_ns: int, label: str = "") -> None:
         """Give the line to a session (coordinator), which stores the first heartbeat for it."""
-        words, first = self.words, self.first
         self.serial = 0  # a process that asks for the last session meanwhile must not find this one's
         fence()
         self.heartbeat, self.owner = now_ns, 0
-        words[first + S_PID], words[first + S_START], words[first + S_NAMESPACE] = pid, started, namespace
+        self._pid, self._started, self._namespace = pid, started, namespace
         for index, word in enumerate(_label_words(label), self._label):
-            words[index] = word
+            self.words[index] = word
         self.serial = serial
         fence()
-        self.state = LIVE
+        self.state = layout.LIVE
 
     def set_state(self, state: int) -> None:
         """Store the session's state (coordinator)."""
@@ -121,5 +102,5 @@ class SessionLine:
 
 def _label_words(label: str) -> tuple[int, ...]:
     """A session's name as words, truncated between two characters if it is too long."""
-    data = label.encode()[:LABEL].decode(errors="ignore").encode()
-    return struct.unpack(f"={LABEL // 8}Q", data.ljust(LABEL, b"\0"))
+    data = label.encode()[: layout.LABEL].decode(errors="ignore").encode()
+    return struct.unpack(f"={layout.LABEL // 8}Q", data.ljust(layout.LABEL, b"\0"))

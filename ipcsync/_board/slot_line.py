@@ -4,29 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-from ipcsync._board.fence import fence, full_fence
-from ipcsync._board.layout import (
-    BROKEN,
-    L_ANNOUNCED,
-    L_AWAITED,
-    L_COMPLETED,
-    L_EXPIRED,
-    L_FIRST_DEPENDENT,
-    L_FOLLOWED,
-    L_INCARNATION,
-    L_LOST,
-    L_REASON,
-    L_RECORDED,
-    L_RECORDER,
-    L_ROOT_CAUSE,
-    L_STATE,
-    L_VALID_AS_OF,
-    L_WATERMARK,
-    OPEN,
-    REASONS,
-    WORDS,
-)
-from ipcsync._board.words import Word
+from ipcsync._board import layout
+from ipcsync._board.words import Word, fence, full_fence
 from ipcsync._linux.futex import Futex
 
 
@@ -43,24 +22,26 @@ class SlotLine:
     __slots__ = ("_bits", "_board", "_hazards", "address", "first", "futex", "words")
 
     # Of the coordinator.
-    incarnation: Word = Word(L_INCARNATION)  # how many uses the slot has had
-    state: Word = Word(L_STATE)  # FREE, OPEN, BROKEN or CLOSED
-    recorder: Word = Word(L_RECORDER)  # the serial of the session that records, 0 while there is none
+    incarnation: Word = Word(layout.L_INCARNATION)  # how many uses the slot has had
+    state: Word = Word(layout.L_STATE)  # FREE, OPEN, BROKEN or CLOSED
+    recorder: Word = Word(layout.L_RECORDER)  # the serial of the session that records, 0 while there is none
     # Once BROKEN: all up to here was complete before the break, and nothing later ever counts. It is stored before
     # `completed` itself is used to release waiters.
-    watermark: Word = Word(L_WATERMARK)
+    watermark: Word = Word(layout.L_WATERMARK)
+    _expired = Word(layout.L_EXPIRED)
+    _reason = Word(layout.L_REASON)
     # Of the recorder. `completed` is the GPU's on the timeline engine, and at a timeline's break the coordinator's.
-    recorded: Word = Word(L_RECORDED)  # base + last generation published
-    completed: Word = Word(L_COMPLETED)  # everything up to here is complete
+    recorded: Word = Word(layout.L_RECORDED)  # base + last generation published
+    completed: Word = Word(layout.L_COMPLETED)  # everything up to here is complete
     # base + first generation that depends on an open wait; up to base: none
-    first_dependent: Word = Word(L_FIRST_DEPENDENT)
-    valid_as_of: Word = Word(L_VALID_AS_OF)  # count of sessions when the bits were last found good
-    lost: Word = Word(L_LOST)  # base + first lost generation; up to base: none. Never taken back
-    root_cause: Word = Word(L_ROOT_CAUSE)  # serial of the session whose end caused the loss, 0 if it is unknown
+    first_dependent: Word = Word(layout.L_FIRST_DEPENDENT)
+    valid_as_of: Word = Word(layout.L_VALID_AS_OF)  # count of sessions when the bits were last found good
+    lost: Word = Word(layout.L_LOST)  # base + first lost generation; up to base: none. Never taken back
+    root_cause: Word = Word(layout.L_ROOT_CAUSE)  # serial of the session whose end caused the loss, 0 if it is unknown
     # Of who waits for a record.
-    awaited: Word = Word(L_AWAITED)  # 1: a record is to wake those who sleep on it
-    announced: Word = Word(L_ANNOUNCED)  # 1: a recorder is to look at the hazards before its ring goes round
-    followed: Word = Word(L_FOLLOWED)  # 1: the bridge sleeps until the next record
+    awaited: Word = Word(layout.L_AWAITED)  # 1: a record is to wake those who sleep on it
+    announced: Word = Word(layout.L_ANNOUNCED)  # 1: a recorder is to look at the hazards before its ring goes round
+    followed: Word = Word(layout.L_FOLLOWED)  # 1: the bridge sleeps until the next record
 
     def __init__(
         self, words: memoryview[int], address: int, offset: int, bits: range, hazards: memoryview[int]
@@ -71,17 +52,17 @@ class SlotLine:
         self._hazards = hazards
         self._board = address
         self.address: int = address + offset
-        self.futex: Futex = Futex(self.address + L_RECORDED * 8)
+        self.futex: Futex = Futex(self.address + layout.L_RECORDED * 8)
 
     @property
     def completed_address(self) -> int:
         """Address of the `completed` word in this process, for a GPU to write."""
-        return self.address + L_COMPLETED * 8
+        return self.address + layout.L_COMPLETED * 8
 
     @property
     def all_words(self) -> memoryview:
         """All words of the line, unbuffered: one comparison shows whether any has changed."""
-        return self.words[self.first : self.first + WORDS]
+        return self.words[self.first : self.first + layout.WORDS]
 
     @property
     def bits_address(self) -> int:
@@ -104,13 +85,13 @@ class SlotLine:
     @property
     def has_expired(self) -> bool:
         """Once BROKEN: whether the recorder's session expired; else its process died."""
-        return bool(self.words[self.first + L_EXPIRED])
+        return bool(self._expired)
 
     @property
     def reason(self) -> str:
         """Once BROKEN, of a mirror: why its node is lost; "" if only its recorder is, and for other slots."""
-        code = self.words[self.first + L_REASON]
-        return REASONS[code] if code < len(REASONS) else ""
+        code = self._reason
+        return layout.REASONS[code] if code < len(layout.REASONS) else ""
 
     def hazards(self) -> dict[int, int]:
         """Which sessions have announced a hazard, and the byte that tells this one from others (recorder)."""
@@ -140,18 +121,16 @@ class SlotLine:
 
     def open(self, incarnation: int) -> None:
         """Begin a new use (coordinator, once no process of the last one is left)."""
-        self.recorder = self.watermark = 0
-        words, first = self.words, self.first
-        words[first + L_REASON] = 0
+        self.recorder = self.watermark = self._reason = 0
         # The last recorder's: if it ended before it published a record, these are about one that the new use will make.
-        for index in (L_FIRST_DEPENDENT, L_VALID_AS_OF, L_LOST, L_ROOT_CAUSE, L_AWAITED, L_FOLLOWED, L_ANNOUNCED):
-            words[first + index] = 0
+        self.first_dependent = self.valid_as_of = self.lost = self.root_cause = 0
+        self.awaited = self.followed = self.announced = 0
         for place in self._bits:
-            words[place] = 0
+            self.words[place] = 0
         self._hazards[:] = bytes(len(self._hazards))
         self.incarnation = incarnation
         fence()
-        self.state = OPEN
+        self.state = layout.OPEN
 
     def set_recorder(self, serial: int) -> None:
         """Store which session records (coordinator)."""
@@ -163,9 +142,8 @@ class SlotLine:
         `reason`: of a mirror, why the whole node is lost.
         """
         self.watermark = watermark
-        self.words[self.first + L_EXPIRED] = has_expired
-        self.words[self.first + L_REASON] = REASONS.index(reason)
-        self.finish(BROKEN)
+        self._expired, self._reason = has_expired, layout.REASONS.index(reason)
+        self.finish(layout.BROKEN)
 
     def finish(self, state: int) -> None:
         """Store a final state, then wake every waiter (coordinator)."""

@@ -349,7 +349,7 @@ class Coordinators:
         self.case = case
         self.log: list[str] = []
         self.board = Board.create(str(directory / f"board-{case.call}"), b"e" * 16, 2, 1)
-        self.words = Words(self.board.words, (self.board.page_of_slots - self.board.address) // 8, self.log)
+        self.words = Words(self.board.words, self.board.layout.slots // 8, self.log)
         self.board.words = self.words  # type: ignore[assignment] # what the lines index
         self.line = self.board.slot(0)
         self.line.futex = self  # type: ignore[assignment] # wake, below

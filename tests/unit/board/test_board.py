@@ -35,11 +35,12 @@ def test_the_layout_is_the_one_that_other_versions_read() -> None:
     assert layout.VERSION == 4
     assert (layout.LINE, layout.HEADER, layout.LABEL) == (128, 4096, 64)
     assert layout.MAGIC.to_bytes(8, "little") == b"PIBOARD1"
-    assert (layout.slots_offset(1), layout.slots_offset(32), layout.slots_offset(33)) == (8192, 8192, 12288)
-    assert (layout.bits_offset(32, 32), layout.bits_length(512), layout.bits_length(513)) == (12288, 64, 128)
-    assert (layout.hazards_offset(32, 32), layout.hazards_length(64), layout.hazards_length(65)) == (16384, 64, 128)
-    assert (layout.labels_offset(32, 32), layout.labels_offset(33, 1)) == (20480, 24576)
-    assert (layout.size(32, 32), layout.size(65, 1)) == (24576, 36864)
+    small, exact, wide = layout.Layout(1, 32), layout.Layout(32, 32), layout.Layout(513, 1)
+    assert (small.slots, exact.slots, layout.Layout(33, 1).slots) == (8192, 8192, 12288)
+    assert (exact.bits, layout.Layout(512, 1).bits_row, wide.bits_row) == (12288, 64, 128)
+    assert (exact.hazards, layout.Layout(64, 1).hazards_row, layout.Layout(65, 1).hazards_row) == (16384, 64, 128)
+    assert (exact.labels, layout.Layout(33, 1).labels) == (20480, 24576)
+    assert (exact.size, layout.Layout(65, 1).size) == (24576, 36864)
 
 
 _OTHERS_WORDS = (
@@ -62,11 +63,11 @@ def test_no_two_lines_overlap_and_none_crosses_a_page(board: Board) -> None:
     assert starts[0] == layout.HEADER
     assert all(start % layout.LINE == 0 for start in starts)
     assert all(next_ - start >= layout.LINE for start, next_ in pairwise(starts))
-    assert starts[-1] + layout.LINE <= layout.labels_offset(SESSIONS, SLOTS)
-    assert layout.labels_offset(SESSIONS, SLOTS) + SESSIONS * layout.LABEL <= layout.size(SESSIONS, SLOTS)
+    assert starts[-1] + layout.LINE <= board.layout.labels
+    assert board.layout.labels + SESSIONS * layout.LABEL <= board.layout.size
     # The pages of the slots are registered with CUDA; whoever registers one registers no session's line.
-    assert board.page_of_slots % layout.PAGE == 0
-    assert starts[SESSIONS - 1] + layout.LINE <= board.page_of_slots - board.address == starts[SESSIONS]
+    assert (board.address + board.layout.slots) % layout.PAGE == 0
+    assert starts[SESSIONS - 1] + layout.LINE <= board.layout.slots == starts[SESSIONS]
 
 
 def test_the_bits_of_no_two_slots_and_no_slots_words_share_a_cache_line(board: Board) -> None:
@@ -76,9 +77,9 @@ def test_the_bits_of_no_two_slots_and_no_slots_words_share_a_cache_line(board: B
         assert [bits_of(board.slot(each)) for each in range(SLOTS)] == [
             everybody * (each <= index) for each in range(SLOTS)
         ]
-    assert layout.bits_length(SESSIONS) % 64 == 0
-    assert layout.bits_offset(SESSIONS, SLOTS) % layout.PAGE == 0
-    assert not any(board.words[: layout.bits_offset(SESSIONS, SLOTS) // 8][layout.HEADER // 8 :])
+    assert board.layout.bits_row % 64 == 0
+    assert board.layout.bits % layout.PAGE == 0
+    assert not any(board.words[: board.layout.bits // 8][layout.HEADER // 8 :])
 
 
 def test_the_visits_of_no_two_slots_share_a_cache_line(board: Board) -> None:
@@ -89,9 +90,9 @@ def test_the_visits_of_no_two_slots_share_a_cache_line(board: Board) -> None:
         assert line.hazards() == {0: 1, SESSIONS - 1: 1}
         assert all(board.slot(each).hazards() == {} for each in range(index + 1, SLOTS))
         assert line.hazards_address % 64 == 0
-    assert layout.hazards_length(SESSIONS) % 64 == 0
-    assert layout.hazards_offset(SESSIONS, SLOTS) % layout.PAGE == 0
-    assert not any(board.words[layout.labels_offset(SESSIONS, SLOTS) // 8 :])
+    assert board.layout.hazards_row % 64 == 0
+    assert board.layout.hazards % layout.PAGE == 0
+    assert not any(board.words[board.layout.labels // 8 :])
 
 
 def test_the_visits_of_a_session_that_is_gone_are_ended_on_every_slot(board: Board) -> None:
@@ -162,7 +163,7 @@ def test_the_words_lie_where_they_are_said_to(board: Board) -> None:
     line.publish(8)
     line.store_completed(9)
     with open(board.path, "rb") as file:
-        file.seek(layout.slots_offset(SESSIONS) + 3 * layout.LINE)
+        file.seek(board.layout.slots + 3 * layout.LINE)
         words = struct.unpack("=16Q", file.read(layout.LINE))
     assert words[:4] == (5, OPEN, 6, 7)
     assert words[8:10] == (8, 9)
@@ -225,7 +226,7 @@ def test_a_slot_that_does_not_exist_is_refused(board: Board, index: int) -> None
 
 def test_the_file_is_allocated_in_full_private_and_not_inherited(board: Board) -> None:
     status = os.stat(board.path)
-    assert status.st_size == layout.size(SESSIONS, SLOTS)
+    assert status.st_size == board.layout.size
     assert status.st_blocks * 512 >= status.st_size, "a sparse file is SIGBUS on a tmpfs that is full"
     assert status.st_mode & 0o777 == 0o600
     assert not any(os.get_inheritable(fd) for fd in _descriptors(board.path))

@@ -48,7 +48,7 @@ class Row:
         self.theirs = [self.view(line) for line in range(ME)]
 
     def _owner(self, line: int) -> int:
-        return layout.session_offset(line) // 8 + layout.S_OWNER
+        return (layout.HEADER + line * layout.LINE) // 8 + layout.S_OWNER
 
     def view(self, slot: int, *, recorder: bool = False, node: str = "") -> Engine:
         reply = self.reply(slot, recorder=recorder)

@@ -48,7 +48,7 @@ class Chain:
         self.mine = self.open(0)  # as B sees A's
 
     def _owner(self, line: int) -> int:
-        return layout.session_offset(line) // 8 + layout.S_OWNER
+        return (layout.HEADER + line * layout.LINE) // 8 + layout.S_OWNER
 
     def open(self, slot: int, *, recorder: bool = False) -> Engine:
         reply = Attachment(
