@@ -24,6 +24,7 @@ from ipcsync._native.device import Device
 from ipcsync._session.finished import Finished
 from ipcsync._session.waits import Pending, WaitEntry, Waits
 from ipcsync._wire.messages import Attachment, Break, Close, Message, Remains
+from ipcsync._wire.point import PointKey
 from ipcsync.errors import (
     ClientClosed,
     ConnectError,
@@ -137,7 +138,7 @@ class Use:
 
 
 class AttachmentTable:
-    """All attachments of one client. The session's owner calls its methods; any thread may call the two `find…`.
+    """All attachments of one client. The session's owner calls its methods; any thread may call `find`.
 
     `send` asks the coordinator, for some seconds at most; `shown(name)` is the user's name for a name there.
     """
@@ -165,33 +166,30 @@ class AttachmentTable:
         self._finished: WeakValueDictionary[Key, AttachmentRef] = WeakValueDictionary()  # uses that others had finished
         self.since_beat: int = 0  # attachments made for points since the last one
         self.is_due: bool = False  # there may be something to tell that was not tried yet
-        self._is_closed = False
 
     # --- attaching ----------------------------------------------------------------------------------------------------
 
-    def find(self, key: Key) -> AttachmentRef | None:
-        """The attachment to a slot's use, if there is one."""
-        use = self.uses.get(key)
-        return self._finished.get(key) if use is None else use.attached
-
-    def find_mirror(self, origin: tuple[bytes, int, int]) -> AttachmentRef | None:
-        """The attachment to what mirrors (epoch, slot, incarnation) of another node, if there is one."""
-        key = self._mirrors.get(origin)
-        found = None if key is None else self.find(key)
-        return found if found is not None and found.engine.origin == origin else None
+    def find(self, key: PointKey) -> AttachmentRef | None:
+        """The attachment to a point's event, of this node or of another one, if there is one."""
+        origin = key.epoch, key.slot, key.incarnation
+        is_mirror = key.epoch != self._board.epoch
+        here = self._mirrors.get(origin) if is_mirror else origin[1:]
+        if here is None:
+            return None
+        use = self.uses.get(here)
+        found = self._finished.get(here) if use is None else use.attached
+        return None if found is not None and is_mirror and found.engine.origin != origin else found
 
     def add(
         self, reply: Message, here: int, opening: Opening | None = None, session: _Session | None = None
     ) -> AttachmentRef:
         """Add what the coordinator has granted for an opening of `session`, or for a point.
 
-        `here` is the caller's device. Raises DeviceMismatch if this process does not see the event's, and ClientClosed.
+        `here` is the caller's device. Raises DeviceMismatch if this process does not see the event's.
         """
         if isinstance(reply, Remains):
             return self._finish(reply, here)
         assert isinstance(reply, Attachment)
-        if self._is_closed:
-            raise ClientClosed("the client was closed while the event was opened")
         use = self.uses.get((reply.slot, reply.incarnation))
         if use is None:
             engine = self._make(reply, here)
@@ -300,8 +298,7 @@ class AttachmentTable:
             use.life, self.is_due = life, True
 
     def close_all(self, pause: Callable[[], object] = lambda: None) -> None:
-        """End every attachment, and take in nothing more; the goodbye tells it. `pause` is called behind each."""
-        self._is_closed = True
+        """End every attachment; the goodbye tells it. `pause` is called behind each."""
         for use in list(self.uses.values()):
             use.openings.clear()
             self._end(use)

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from ipcsync._engines import Engine, Guard
+from ipcsync._engines import Guard
 from ipcsync._session.attachments import AttachmentTable, Life, Use
-from ipcsync._session.finished import Finished
-from ipcsync.errors import DriverError, IpcSyncError
+from ipcsync.errors import IpcSyncError
 
 T = TypeVar("T")
 
@@ -28,18 +26,6 @@ log = logging.getLogger("ipcsync")
 
 _JUDGING_S = 0.001  # to the next look, while others judge what complete records here stand behind
 _STANDING_S = 1.0
-
-
-class Making:
-    """A `with` block that may open an import or register a page of the board."""
-
-    is_inside: bool = False
-
-    def __enter__(self) -> None:
-        self.is_inside = True
-
-    def __exit__(self, *_: object) -> None:
-        self.is_inside = False
 
 
 class Driving:
@@ -55,8 +41,6 @@ class Driving:
         self._wakes: SimpleQueue[bool] = SimpleQueue()
         self._since = 0.0  # when the look that is under way began
         self._told_of = 0.0
-        self._works_on: set[tuple[str, int]] = set()
-        self._makings: list[weakref.ref[Making]] = []  # each block is held by its caller alone
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -152,30 +136,6 @@ class Driving:
             log.log(level, "cannot %s the event %r: %s", what, use.engine.name, error)
             use.has_failed = True
             return None
-
-    def test(self, engine: Engine | Finished) -> None:
-        """Test an engine, if it is the first of its kind here. Raises EngineMismatch if it does not work."""
-        if isinstance(engine, Finished) or (engine.kind, engine.ordinal) in self._works_on:
-            return
-        try:
-            engine.open_first()
-        except DriverError as error:
-            engine.raise_unusable(error)
-        finally:
-            if engine.is_released:  # meanwhile
-                engine.close_events()
-        self._works_on.add((engine.kind, engine.ordinal))
-
-    def making(self) -> Making:
-        """Have `is_making` be true within the `with` block over the result, however that ends."""
-        making = Making()
-        self._makings.append(weakref.ref(making, self._makings.remove))
-        return making
-
-    @property
-    def is_making(self) -> bool:
-        """Whether a call is within a `making`."""
-        return any(making is not None and making.is_inside for making in [each() for each in list(self._makings)])
 
 
 def _to_nobody(_call: Callable[[], object]) -> None:

@@ -25,13 +25,14 @@ from ipcsync._engines import imports
 from ipcsync._native import device as devices
 from ipcsync._native import fork, pinned
 from ipcsync._native.context import count, current_ordinal, uuid_of
-from ipcsync._session import feed, handshake, probe, sessions
+from ipcsync._session import feed, handshake, sessions
 from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable, Opening
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
 from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease, has_a_beat
 from ipcsync._session.owner import CallerGone, Owner, OwnerGone, block_signals
+from ipcsync._session.trials import Trials
 from ipcsync._session.waits import Waits
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
@@ -71,6 +72,7 @@ class Session:
     owner: Owner
     attachments: AttachmentTable
     driving: Driving
+    trials: Trials
 
     def __init__(
         self, endpoint: str, name: str = "", *, behind_all: bool = False, shown: Callable[[str], str] = str
@@ -81,7 +83,6 @@ class Session:
         self.engine: EngineChoice = "auto"  # of what it creates, where no other one is asked for
         self.depth = 0  # likewise
         self.is_closed: bool = False
-        self._why_not_timeline: dict[int, str] = {}  # by devices
         self._behind_all = behind_all
         self.waits: Waits = Waits()
         self._begun: Job[Callable[[], None]] | None = None
@@ -179,6 +180,7 @@ class Session:
         self.owner = Owner(self.lease)
         self.attachments = AttachmentTable(board, self.lease, self._tell, self.waits, tracing, self._shown)
         self.driving = Driving(self.attachments, self.lease, self.owner.post, min(welcome.heartbeat, LONGEST_BEAT_S))
+        self.trials = Trials(self.lease.line, self.check)
         if not outliving.may_be_served():
             over.hold(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
         self.lease.show()  # first: from Ready on the coordinator waits for the mark
@@ -320,27 +322,6 @@ class Session:
         finally:
             self.abandon(before)
 
-    def why_not_timeline(self, ordinal: int, timeout: float | None) -> str:
-        """Why the `timeline` engine does not work in this process on a device, "" if it does; tried once, and logged.
-
-        WaitTimeout if `timeout` seconds did not tell: then the next call tries again.
-        """
-        if ordinal not in self._why_not_timeline:
-            seconds = self.timeout if timeout is None else timeout
-            deadline_of(seconds)
-            with self.driving.making():
-                self.check()
-                why_not = probe.why_not_timeline(self.lease.line, ordinal, seconds) or ""
-            self._why_not_timeline[ordinal] = why_not
-            if why_not:
-                log.warning(
-                    "what this session creates on cuda:%d has engine='event' where 'auto' is asked for, since words do "
-                    "not work: %s; with IPCSYNC_ENGINE=event they are not tried",
-                    ordinal,
-                    why_not,
-                )
-        return self._why_not_timeline[ordinal]
-
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event. Asks the coordinator only if this session has none to the event yet.
 
@@ -360,9 +341,7 @@ class Session:
 
     def find(self, key: PointKey) -> AttachmentRef | None:
         """The attachment to a point's event, if there is one."""
-        if key.epoch != self.epoch:
-            return self.attachments.find_mirror((key.epoch, key.slot, key.incarnation))
-        return self.attachments.find((key.slot, key.incarnation))
+        return self.attachments.find(key)
 
     def _attach(
         self,
@@ -377,10 +356,8 @@ class Session:
         try:
             job = partial(self._do_attach, bodies, openings, deadline, timeout, current_ordinal(), key)
             found = self._call(job, deadline, timeout)
-            with self.driving.making():
-                for attached in found:
-                    self.check()
-                    self.driving.test(attached.engine)
+            for attached in found:
+                self.trials.test(attached.engine)
         except BaseException as error:
             if key is not None:  # also of a job that had ended
                 self.owner.post(partial(self._give_up, key))
@@ -537,7 +514,7 @@ class Session:
     @property
     def _drains(self) -> bool:
         """Whether anything is not released, or a call may make what is to be, since the client was closed meanwhile."""
-        return self.attachments.is_draining or self.driving.is_making
+        return self.attachments.is_draining or self.trials.are_under_way
 
     def _say_goodbye(self, timeout: float) -> None:
         """Tell the coordinator that the session is over, except for what still drains; else a later beat does."""
@@ -581,11 +558,12 @@ class Session:
         # While the coordinator lives, attachments are released only once none of their work is queued. If it is lost,
         # work queued here may still write the board's words: then those pages stay registered and mapped.
         board, is_quiet = self.lease.board, self.lease.coordinator_is_alive()
-        is_used = self.driving.is_making or self._driver_thread.is_alive()  # which may register a page at any moment
+        is_used = self.trials.are_under_way or self._driver_thread.is_alive()  # which may register a page at any moment
         is_pinned = pinned.is_any(board.address, board.length)
         is_unpinned = not is_pinned or (is_quiet and pinned.unpin(board.address, board.length))
         board.close(keep_mapping=is_used or not is_unpinned)
-        self.attachments.end()  # which refers to the session, and the collector alone would find it
+        self.attachments.end()  # which refers to the session, and the collector alone would find it; likewise
+        self.trials.end()
         forget_child()  # only now: a child's copy of the descriptor keeps the lifeline
 
     def __repr__(self) -> str:

@@ -411,13 +411,9 @@ class Client(ClientView, Closing):
         Raises InvalidDevice, DeviceMismatch for a device that the coordinator does not serve, and TypeError for an
         argument that is not a device.
         """
-        from ipcsync._session import probe
-
         ordinal = devices.parse(device)
         reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply, timeout)
-        with self._session.driving.making():
-            self._session.check()
-            return probe.of_engines(reply, ordinal, self._session.lease.line)
+        return self._session.trials.of_engines(reply, ordinal)
 
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
         """A snapshot as notices, then every change in order; ends after `timeout` seconds without one.

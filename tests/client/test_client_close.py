@@ -267,7 +267,7 @@ def test_points_whose_callers_go_do_not_pile_up(new_client: NewClient, monkeypat
     recorder, reader = new_client(), new_client(lease_ttl=60.0)
     events = [recorder.event(f"e/{index}", recorder=True) for index in range(3 * MANY_POINTS)]
     session = reader._session
-    monkeypatch.setattr(session.driving, "test", alarm)
+    monkeypatch.setattr(session.trials, "test", alarm)
     most = 0
     for event in events:
         with pytest.raises(InterruptedError):

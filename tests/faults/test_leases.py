@@ -291,7 +291,7 @@ def test_row_16_a_role_that_came_late_goes_to_the_event_that_is_open_already(lat
     late_client.event("other")
     first = late_client.event("late")
     _open_too_late(late_client, True)
-    until(lambda: late_client._session.attachments.find(_key(first)).engine.is_recorder, "the role")  # type: ignore[union-attr]
+    until(lambda: late_client._session.attachments.uses[_key(first)].engine.is_recorder, "the role")
     until(lambda: not late_client._session.attachments.has_closes, "nothing to tell")
     assert {info.name: info.recorder for info in late_client.list_events()} == {"late": "late", "other": ""}
     fixtures.finish(late_client.event("late", recorder=True).record())

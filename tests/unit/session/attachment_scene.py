@@ -9,8 +9,10 @@ from ipcsync._deadline import deadline_of
 from ipcsync._native import context
 from ipcsync._session.attachments import AttachmentRef, AttachmentTable, Opening
 from ipcsync._session.driving import Driving
+from ipcsync._session.trials import Trials
 from ipcsync._session.waits import Waits
 from ipcsync._wire.messages import Attachment, Break, Close
+from ipcsync._wire.point import PointKey
 from ipcsync.errors import IpcSyncError
 from tests.kit.until import until
 
@@ -62,6 +64,7 @@ class Scene:
         self.lease = Lease()
         self.table = AttachmentTable(board, self.lease, self.coordinator.send, Waits())
         self.driving = Driving(self.table, self.lease, lambda call: call(), 60.0)
+        self.trials = Trials(board.session(0), self.lease.check)
         self.device = context.uuid_of(0)
         self.session: Any = self  # as far as an opening needs it
         board.session(0).assign(SERIAL, 0, 0, 0, 1)
@@ -84,6 +87,10 @@ class Scene:
             serials=[],
         )
 
+    def find(self, use: tuple[int, int], epoch: bytes | None = None) -> AttachmentRef | None:
+        """As for a point of (slot, incarnation), by default of this board."""
+        return self.table.find(PointKey(self.board.epoch if epoch is None else epoch, *use, 1))
+
     def attach(self, slot: int = 0) -> AttachmentRef:
         """As for a point."""
         self.table.tell_all(1.0, deadline_of(1.0))
@@ -93,7 +100,7 @@ class Scene:
         opening = Opening()
         self.table.tell_all(1.0, deadline_of(1.0))
         attached = self.table.add(reply or self.reply(slot, recorder=recorder), 0, opening, self.session)
-        self.driving.test(attached.engine)
+        self.trials.test(attached.engine)
         return opening
 
     def share(self, opening: Opening, another: Opening) -> None:

@@ -126,22 +126,22 @@ def test_after_the_coordinators_death_a_look_asks_the_driver_nothing(
     assert len(asked) == 2
 
 
-def test_a_making_ends_with_its_block_though_the_exception_that_ended_it_is_kept(scene: Scene) -> None:
-    driving = scene.driving
+def test_a_trial_ends_with_its_block_though_the_exception_that_ended_it_is_kept(scene: Scene) -> None:
+    trials = scene.trials
 
     def fail() -> None:
-        with driving.making():
-            assert driving.is_making
+        with trials._trial():
+            assert trials.are_under_way
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as kept:
         fail()
-    assert not driving.is_making
-    unused = driving.making()
-    assert not driving.is_making, "it holds nothing before its block"
+    assert not trials.are_under_way
+    unused = trials._trial()
+    assert not trials.are_under_way, "it holds nothing before its block"
     del unused, kept
-    with driving.making():
-        assert len(driving._makings) == 1, "those that are over are forgotten"
+    with trials._trial():
+        assert len(trials._trials) == 1, "those that are over are forgotten"
 
 
 def test_a_driver_that_keeps_the_thread_is_told_of_once_and_the_thread_goes_on_behind_it(

@@ -1,0 +1,186 @@
+"""Whether the engines work between this process and the coordinator, tried by real calls, on the callers' threads."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+
+from cuda.bindings.driver import CUipcEventHandle
+
+from ipcsync import _drivers
+from ipcsync._board import SessionLine
+from ipcsync._deadline import deadline_of
+from ipcsync._drivers import unwrap
+from ipcsync._drivers.constants import (
+    EVENT_DISABLE_TIMING,
+    STREAM_NON_BLOCKING,
+    STREAM_WAIT_VALUE_GEQ,
+    STREAM_WRITE_VALUE_DEFAULT,
+)
+from ipcsync._engines import Engine
+from ipcsync._native import pinned
+from ipcsync._native.capture import relaxed_call
+from ipcsync._native.context import OnDevice
+from ipcsync._session.finished import Finished
+from ipcsync._wire.messages import ProbeReply
+from ipcsync.errors import ClientClosed, DriverError, HandleError, WaitTimeout
+from ipcsync.typing import EngineChecks
+
+log = logging.getLogger("ipcsync")
+
+_PASS_S = 4.0  # longer than a busy machine keeps the driver from it
+
+
+class _Trial:
+    """A `with` block that may open an import or register a page of the board."""
+
+    is_under_way: bool = False
+
+    def __enter__(self) -> None:
+        self.is_under_way = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_under_way = False
+
+
+class Trials:
+    """What was tried in one session, which has `line` on the board; `check` raises once it cannot be used."""
+
+    def __init__(self, line: SessionLine, check: Callable[[], None]) -> None:
+        self._line = line
+        self._check = check
+        self._works_on: set[tuple[str, int]] = set()
+        self._why_not: dict[int, str] = {}  # by devices
+        self._trials: list[weakref.ref[_Trial]] = []  # each block is held by its caller alone
+
+    def _trial(self) -> _Trial:
+        """Have `are_under_way` be true within the `with` block over the result, however that ends."""
+        trial = _Trial()
+        self._trials.append(weakref.ref(trial, self._trials.remove))
+        return trial
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether a call is within one: then the board may get a registered page at any moment."""
+        return any(trial is not None and trial.is_under_way for trial in [each() for each in list(self._trials)])
+
+    def end(self) -> None:
+        """Forget `check`: nothing is tried any more."""
+        self._check = _refuse
+
+    def test(self, engine: Engine | Finished) -> None:
+        """Test an engine, if it is the first of its kind here. Raises EngineMismatch if it does not work."""
+        with self._trial():
+            self._check()
+            if isinstance(engine, Finished) or (engine.kind, engine.ordinal) in self._works_on:
+                return
+            try:
+                engine.open_first()
+            except DriverError as error:
+                engine.raise_unusable(error)
+            finally:
+                if engine.is_released:  # meanwhile
+                    engine.close_events()
+            self._works_on.add((engine.kind, engine.ordinal))
+
+    def why_not_timeline(self, ordinal: int, seconds: float) -> str:
+        """Why the `timeline` engine does not work in this process on a device, "" if it does; tried once, and logged.
+
+        WaitTimeout if these seconds did not tell: then the next call tries again.
+        """
+        if ordinal not in self._why_not:
+            deadline_of(seconds)
+            with self._trial():
+                self._check()
+                why_not = why_not_timeline(self._line, ordinal, seconds) or ""
+            self._why_not[ordinal] = why_not
+            if why_not:
+                log.warning(
+                    "what this session creates on cuda:%d has engine='event' where 'auto' is asked for, since words do "
+                    "not work: %s; with IPCSYNC_ENGINE=event they are not tried",
+                    ordinal,
+                    why_not,
+                )
+        return self._why_not[ordinal]
+
+    def of_engines(self, reply: ProbeReply, ordinal: int) -> EngineChecks:
+        """The result of `Client.check`."""
+        with self._trial():
+            self._check()
+            event = reply.why_not_event or _why_not_event(reply.handle, ordinal)
+            timeline = reply.why_not_timeline or why_not_timeline(self._line, ordinal)
+        return {
+            "event": {"ok": event is None, "why": event or ""},
+            "timeline": {"ok": timeline is None, "why": timeline or ""},
+        }
+
+
+def _refuse() -> None:
+    raise ClientClosed("the session is over: connect again")
+
+
+def _why_not_event(handle: bytes, ordinal: int) -> str | None:
+    with OnDevice(ordinal) as inside, inside:
+        return relaxed_call(_open, handle)
+
+
+def _open(handle: bytes) -> str | None:
+    driver = _drivers.load()
+    try:
+        data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
+        event = unwrap(driver.cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle", HandleError)
+    except HandleError as error:
+        return f"a handle of the coordinator does not open here: {error}"
+    unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+    return None
+
+
+def why_not_timeline(line: SessionLine, ordinal: int, seconds: float = _PASS_S) -> str | None:
+    """Why streams of a device cannot write words of the board and wait for them here, in this session's own line.
+
+    None if they can. WaitTimeout if fewer `seconds` than a try may take did not tell.
+    """
+    try:
+        with OnDevice(ordinal) as inside, inside:
+            return relaxed_call(_try_word, line, seconds)
+    except DriverError as error:
+        return f"there is no context: {error}"
+
+
+def _try_word(line: SessionLine, seconds: float) -> str | None:
+    try:
+        pointer = pinned.word(line.probe_address)
+    except DriverError as error:
+        return f"the board's page cannot be registered here: {error}"
+    passed = False
+    try:
+        value = line.probe + 1
+        passed = _passes(pointer, value, min(seconds, _PASS_S)) and line.probe >= value  # another thread writes it too
+    except DriverError as error:
+        return f"a stream cannot write a word of the board, or wait for it, here: {error}"
+    finally:
+        if not passed:
+            pinned.keep(line.probe_address)
+    if passed:
+        return None
+    late = "a stream's write to the board, and its wait for that, were not over in"
+    if seconds < _PASS_S:
+        raise WaitTimeout(f"{late} {seconds:g} s: earlier work may hold up the device's streams", timeout=seconds)
+    return f"{late} {_PASS_S:g} s"
+
+
+def _passes(pointer: int, value: int, seconds: float) -> bool:
+    """Whether a stream writes `value`, and its wait for that ends, within `seconds`."""
+    driver = _drivers.load()
+    stream = unwrap(driver.cuStreamCreate(STREAM_NON_BLOCKING), "cuStreamCreate")
+    event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
+    try:
+        unwrap(driver.cuStreamWriteValue64(stream, pointer, value, STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64")
+        unwrap(driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64")
+        unwrap(driver.cuEventRecord(event, stream), "cuEventRecord")
+        return _drivers.wait_event(event, time.monotonic_ns() + int(seconds * 1e9))
+    finally:
+        unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+        unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")
