@@ -21,7 +21,7 @@ from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import LEGACY, OnDevice, current_ordinal
 from ipcsync._native.device import has_primary_context, parse
 from ipcsync._native.event import Event
-from ipcsync._native.stream import Stream, current_stream, resolve
+from ipcsync._native.stream import Stream, current_stream, resolve, wrap
 from ipcsync.errors import StreamCapturing
 from ipcsync.typing import DeviceLike
 
@@ -101,13 +101,9 @@ def _raise_if_capturing(streams: Iterable[_Known]) -> None:
 
 
 def _wait_for_known(joined: Stream, streams: Sequence[_Known]) -> int:
-    others = [_wrapped(handle, ordinal) for handle, ordinal in streams if int(handle) != joined.stream_id]
+    others = [wrap(handle, ordinal) for handle, ordinal in streams if int(handle) != joined.stream_id]
     wait_for_each(joined, others)
     return len(others) - 1  # without the default stream, which stands for the blocking ones
-
-
-def _wrapped(handle: DriverObject, ordinal: int) -> Stream:
-    return Stream(stream_id=int(handle), device_index=ordinal, device_type=1)
 
 
 def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:

@@ -274,7 +274,7 @@ def _handle_of(address: int | DriverObject) -> DriverObject:
     return _drivers.load().CUstream(value)
 
 
-def _wrap(handle: DriverObject, index: int) -> Stream:
+def wrap(handle: DriverObject, index: int) -> Stream:
     """A stream object for a handle whose device is known, with no driver call."""
     made = Stream.__new__(ExternalStream)
     made._bind(handle, index, owned=False)
@@ -296,7 +296,7 @@ _defaults: dict[int, Stream] = {}
 def _default(index: int) -> Stream:
     found = _defaults.get(index)
     if found is None:
-        found = _defaults[index] = _wrap(_drivers.load().CUstream(0), index)
+        found = _defaults[index] = wrap(_drivers.load().CUstream(0), index)
     return found
 
 
@@ -382,7 +382,7 @@ def resolve(stream: StreamLike | None, device: int | None = None) -> Stream:
         return stream
     if stream is None and (_thread.streams or foreign.torch_stream(device) is None):
         return current_stream(device)
-    return _wrap(*stream_handle(stream, device))
+    return wrap(*stream_handle(stream, device))
 
 
 def parts_of(stream: Stream) -> tuple[Any, int, bool]:
