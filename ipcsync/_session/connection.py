@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import zmq
@@ -56,6 +57,7 @@ def dealer(endpoint: str) -> zmq.Socket[bytes]:
     return socket
 
 
+@dataclass(eq=False, slots=True)
 class Request:
     """One request and its reply.
 
@@ -63,16 +65,13 @@ class Request:
     it was sent to last, -1 if to none.
     """
 
-    __slots__ = ("body", "deadline", "frame", "id", "on_late", "reply", "sent_to")
-
-    def __init__(self, body: Message, on_late: Callable[[Message], None] | None = None) -> None:
-        self.body: Message = body
-        self.on_late: Callable[[Message], None] | None = on_late
-        self.id: int = 0
-        self.sent_to: int = -1
-        self.frame: bytes = b""
-        self.deadline: int = 0
-        self.reply: Message | None = None
+    body: Message
+    on_late: Callable[[Message], None] | None = None
+    id: int = 0
+    sent_to: int = -1
+    frame: bytes = b""
+    deadline: int = 0
+    reply: Message | None = None
 
 
 class Connection:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import zmq
 
@@ -85,16 +85,7 @@ class Replay:
         return [] if announcement.kind in _FOR_THE_BRIDGE else self._change(announcement)
 
     def _change(self, announcement: Announcement) -> list[Notice]:
-        notice = Notice(
-            cast("NoticeKind", announcement.kind),
-            announcement.name,
-            announcement.number,
-            announcement.device,
-            announcement.engine,
-            announcement.session,
-            announcement.pid,
-            announcement.cause,
-        )
+        notice = Notice(**{field.name: getattr(announcement, field.name) for field in fields(Notice)})
         if announcement.kind == "session_opened":
             if not notice.name.startswith(self._session_prefix):
                 return []

@@ -50,8 +50,8 @@ class Finished:
         left = self._remains
         return generation <= left.good or Loss(left.cause, left.serial, left.session, left.pid)
 
-    def query(self, generation: int, _patience_s: float = 0) -> bool:
-        """True, or RecorderLost."""
+    def query(self, generation: int, *_: object) -> bool:
+        """True, or RecorderLost: there is nothing to wait for."""
         self.check()
         self.raise_if_over(generation)
         return True
@@ -72,21 +72,11 @@ class Finished:
             capture.refuse_capturing(handle, "wait")
         self.query(generation)
 
-    def wait_on(self, generation: int, *_: object) -> None:
-        """There is nothing to wait for; or RecorderLost."""
-        self.query(generation)
+    wait_on = await_complete = await_recorded = query
 
     def synchronize(self, generation: int, timeout: float | None, _began: int = 0) -> None:
         """Return, or raise RecorderLost."""
         deadline_of(timeout)
-        self.query(generation)
-
-    def await_complete(self, generation: int, *_: float | None) -> None:
-        """Return, or raise RecorderLost."""
-        self.query(generation)
-
-    def await_recorded(self, generation: int, _deadline_ns: int, _timeout: float | None) -> None:
-        """Return, or raise RecorderLost."""
         self.query(generation)
 
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:

