@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ipcsync import _drivers
 from ipcsync import _room as room
-from ipcsync._board import Board, over
+from ipcsync._board import Board, liveness
 from ipcsync._deadline import bounded, deadline_of, left_of
 from ipcsync._drivers import outliving
 from ipcsync._engines import imports
@@ -182,7 +182,7 @@ class Session:
         self.driving = Driving(self.attachments, self.lease, self.owner.post, min(welcome.heartbeat, LONGEST_BEAT_S))
         self.trials = Trials(self.lease.line, self.check)
         if not outliving.may_be_served():
-            over.hold(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
+            liveness.show_end(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
         self.lease.show()  # first: from Ready on the coordinator waits for the mark
         connection.request(messages.Ready(), self.token, timeout, self._beat_and_check)
         self._check_wanted()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from ipcsync._board import Board, over
+from ipcsync._board import Board, liveness
 from ipcsync._linux.last_lock import holders
 from ipcsync._logs import fields
 from ipcsync_coordinator.registry import Registry
@@ -32,7 +32,7 @@ class Kept:
         """Ask for each recorder that is gone whether its work is over, and say once whose is not for long."""
         held, untold = self._registry.kept.by_recorder, []
         for serial, slots in list(held.items()):
-            if slots[0].held != UNKNOWN and over.is_over(self._board, serial):
+            if slots[0].held != UNKNOWN and liveness.is_over(self._board, serial):
                 self._registry.end_held(serial)
             elif 0 < self._since.setdefault(serial, now_ns) < now_ns - _PATIENCE_NS:
                 untold.append(serial)

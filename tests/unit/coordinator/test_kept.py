@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipcsync._board import Board, over
+from ipcsync._board import Board, liveness
 from ipcsync._linux.last_lock import holders
 from ipcsync._linux.process import pid_namespace
 from ipcsync_coordinator import kept
@@ -35,7 +35,7 @@ class Scene:
         line = self.board.session(session.line)
         line.assign(session.serial, os.getpid(), 1, pid_namespace(), 1)
         if has_lock:
-            over.hold(self.board, line)
+            liveness.show_end(self.board, line)
         self.registry.create(session, name, recorder=True, device="d", engine="timeline", depth=1, ring=[])
         self.registry.release_dead(session, held=line.lock if has_lock else UNKNOWN)
         return session
@@ -53,7 +53,7 @@ def scene() -> Iterator[Scene]:
     """Nothing is kept yet; the locks are released afterwards."""
     board = Board.create(f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}", os.urandom(16), 8, 1)
     yield Scene(board)
-    lock = over._held.pop(board.epoch, None)
+    lock = liveness._held.pop(board.epoch, None)
     if lock is not None:
         lock.drop()
     end(board)
@@ -96,7 +96,7 @@ def test_what_nobody_keeps_any_more_is_freed(scene: Scene) -> None:
     recorder, other = scene.recorder("a"), scene.recorder("under MPS", has_lock=False)
     scene.look(1)
     assert scene.registry.kept.by_recorder.keys() == {recorder.serial, other.serial}
-    over._held.pop(scene.board.epoch).drop()
+    liveness._held.pop(scene.board.epoch).drop()
     scene.look(2)
     assert scene.registry.kept.by_recorder.keys() == {other.serial}
     assert [scene.registry.kept.slots["timeline"], scene.registry.in_use] == [1, 0]
