@@ -38,10 +38,13 @@ _HOME = {
             "current_stream default_stream ExternalStream is_current_stream_capturing set_stream Stream stream"
         ),
         "ipcsync.client": (
+            "AttachmentInfo BridgeInfo Client connect DEFAULT_DEPTH default_client EventInfo GraphRecord GraphWait "
+            "NodeInfo Notice PeerInfo Point Replay Replaying Reservation SessionInfo SharedEvent synchronize_all "
+            "Upcoming wait_all"
+        ),
+        "ipcsync.client.aio.client": (
             "aconnect AsyncClient AsyncPoint AsyncReplay AsyncReplaying AsyncReservation AsyncSharedEvent "
-            "AsyncUpcoming AttachmentInfo BridgeInfo Client "
-            "connect Connecting DEFAULT_DEPTH default_client EventInfo GraphRecord GraphWait NodeInfo Notice PeerInfo "
-            "Point Replay Replaying Reservation SessionInfo SharedEvent synchronize_all Upcoming wait_all"
+            "AsyncUpcoming Connecting"
         ),
     }.items()
     for name in names.split()

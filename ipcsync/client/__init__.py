@@ -1,8 +1,6 @@
-"""The worker's side of the service: a client, its shared events, and points. The asyncio twin is loaded when used."""
+"""The worker's side of the service: a client, its shared events, and points. Its asyncio twin is `client.aio`."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, PeerInfo, SessionInfo
@@ -17,32 +15,11 @@ from ipcsync.client.graphs.upcoming import Upcoming
 from ipcsync.client.point import Point
 from ipcsync.client.reservation import Reservation
 
-if TYPE_CHECKING:
-    from ipcsync.client.aio.client import (
-        AsyncClient,
-        AsyncPoint,
-        AsyncReplay,
-        AsyncReplaying,
-        AsyncReservation,
-        AsyncSharedEvent,
-        AsyncUpcoming,
-        Connecting,
-        aconnect,
-    )
-
 __all__ = [
     "DEFAULT_DEPTH",
-    "AsyncClient",
-    "AsyncPoint",
-    "AsyncReplay",
-    "AsyncReplaying",
-    "AsyncReservation",
-    "AsyncSharedEvent",
-    "AsyncUpcoming",
     "AttachmentInfo",
     "BridgeInfo",
     "Client",
-    "Connecting",
     "EventInfo",
     "GraphRecord",
     "GraphWait",
@@ -56,19 +33,8 @@ __all__ = [
     "SessionInfo",
     "SharedEvent",
     "Upcoming",
-    "aconnect",
     "connect",
     "default_client",
     "synchronize_all",
     "wait_all",
 ]
-
-_ASYNC = {*(name for name in __all__ if name.startswith("Async")), "Connecting", "aconnect"}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _ASYNC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ipcsync.client.aio import client as aio
-
-    return getattr(aio, name)

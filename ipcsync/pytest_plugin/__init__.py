@@ -23,7 +23,8 @@ import pytest
 from ipcsync.pytest_plugin import gpu, run
 
 if TYPE_CHECKING:
-    from ipcsync.client import Client, Connecting
+    from ipcsync.client import Client
+    from ipcsync.client.aio.client import Connecting
     from ipcsync.pytest_plugin.run import Run, RunCoordinator
     from ipcsync.pytest_plugin.spawned import Child, Children
 
