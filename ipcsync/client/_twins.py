@@ -11,6 +11,8 @@ from ipcsync.errors import EngineMismatch, EventClosed
 from ipcsync.typing import EngineName, EventState
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ipcsync._engines import Engine
     from ipcsync._session.attachments import AttachmentRef
     from ipcsync._session.session import Session
@@ -196,3 +198,52 @@ class EventView(Generic[PointT]):
         if not self._is_open or fork.is_in_bad_fork():
             return f"{told} closed>"
         return f"{told} {self.state} generation={self._engine.generation}>"
+
+
+class PointView:
+    """What a point knows without a wait."""
+
+    __slots__ = ()
+
+    _generation: int
+
+    @abstractmethod
+    def _known(self) -> AttachmentRef:
+        """The attachment."""
+
+    @property
+    def generation(self) -> int:
+        """Which record of the event it is, from 1 up."""
+        return self._generation
+
+    @property
+    def event_name(self) -> str:
+        """The event's name; empty for a client's unnamed ones."""
+        return self._known().engine.name
+
+    @property
+    def node(self) -> str:
+        """The name of the node on which the event is recorded; "" for the node of this process."""
+        return self._known().engine.node
+
+    @property
+    def device(self) -> Device:
+        """The event's device, by this process's ordinals; of another node's event, the device that was current here."""
+        return self._known().device
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the record was made; `query` says whether it is complete."""
+        fork.check()
+        engine = self._known().engine
+        is_recorded = engine.generation >= self._generation
+        engine.check()  # after the read: it proves that the word was this event's
+        return is_recorded
+
+    def __copy__(self) -> Self:
+        """Itself: it is immutable. An unpickled one may be of another client of the process."""
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
+        """The same."""
+        return self

@@ -13,14 +13,12 @@ from ipcsync._session import sessions
 from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
+from ipcsync.client._twins import PointView
 from ipcsync.errors import IpcSyncError, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ipcsync._engines import Engine
-    from ipcsync._native.device import Device
     from ipcsync._session.attachments import AttachmentRef
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks whether a process has ended
@@ -28,7 +26,7 @@ _LEAST_S = 0.05  # for a point's first question to the coordinator, also of a ca
 
 
 @shortened("__init__ wait query synchronize")
-class Point(PointBase):
+class Point(PointBase, PointView):
     """A record of a shared event, made already or not. Immutable and hashable; equal points are the same record.
 
     `bytes(point)` is 48 bytes to send in a message; `client.point(data)` makes a point of them, in any process with a
@@ -56,6 +54,9 @@ class Point(PointBase):
             self._attached = attach(session, self._unbound, longest_s)
         return self._attached
 
+    def _known(self) -> AttachmentRef:
+        return self._bound()
+
     def _bound_within(self, timeout: float | None) -> tuple[AttachmentRef, float | None]:
         """The attachment, and what it leaves of a wait's timeout."""
         deadline = deadline_of(timeout)
@@ -67,35 +68,6 @@ class Point(PointBase):
         if self._attached is None:
             return self._unbound
         return PointKey(*self._attached.engine.origin, self._generation)
-
-    @property
-    def generation(self) -> int:
-        """Which record of the event it is, from 1 up."""
-        return self._generation
-
-    @property
-    def event_name(self) -> str:
-        """The event's name; empty for a client's unnamed ones."""
-        return self._bound().engine.name
-
-    @property
-    def node(self) -> str:
-        """The name of the node on which the event is recorded; "" for the node of this process."""
-        return self._bound().engine.node
-
-    @property
-    def device(self) -> Device:
-        """The event's device, by this process's ordinals; of another node's event, the device that was current here."""
-        return self._bound().device
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether the record was made; `query` says whether it is complete."""
-        fork.check()
-        engine = self._bound().engine
-        is_recorded = engine.generation >= self._generation
-        engine.check()  # after the read: it proves that the word was this event's
-        return is_recorded
 
     def wait(self, stream: StreamLike | None = None, *, timeout: float | None = None, ahead: bool = False) -> None:
         """Have all work submitted to `stream` from now on wait for this point, without waiting for it on the host.
@@ -179,14 +151,6 @@ class Point(PointBase):
         key = self._key
         name = self._attached.engine.name if self._attached is not None else ""
         return f"<ipcsync.Point {name or f'slot {key.slot}'} generation={key.generation}>"
-
-    def __copy__(self) -> Self:
-        """Itself: it is immutable. An unpickled one may be of another client of the process."""
-        return self
-
-    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
-        """The same."""
-        return self
 
     def __reduce__(self) -> tuple[Any, tuple[bytes]]:
         return _unpickle, (bytes(self),)

@@ -12,12 +12,11 @@ from ipcsync._deadline import deadline_of, left_of
 from ipcsync._engines import Engine
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
-from ipcsync._native.device import Device
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import resolve
 from ipcsync._session import sessions
 from ipcsync._session.waits import Pending
-from ipcsync.client._twins import EventView
+from ipcsync.client._twins import EventView, PointView
 from ipcsync.client.aio._runner import Runner, run_alone, runners
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, attach
@@ -25,7 +24,7 @@ from ipcsync.errors import ConnectError, IpcSyncError
 from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from ipcsync._session.attachments import AttachmentRef
 
 T = TypeVar("T")
 
@@ -63,17 +62,18 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
             await run_alone(self._event.close, surely=True)
 
 
-class AsyncPoint:
+class AsyncPoint(PointView):
     """A record of a shared event, made already or not, for asyncio; see `Point`. Immutable, hashable, and pickles.
 
     `bytes(point)` are the same 48 bytes as of `Point`. An unpickled one belongs to the process's asynchronous client of
     its coordinator; it must be awaited once before `event_name`, `device` and `is_recorded` are known.
     """
 
-    __slots__ = ("__weakref__", "_point", "_runner")
+    __slots__ = ("__weakref__", "_generation", "_point", "_runner")
 
     def __init__(self, point: Point, runner: Runner | None) -> None:
         self._point = point
+        self._generation = point.generation
         self._runner = runner
 
     async def _bound(self, timeout: float | None = None) -> tuple[Runner, Point, float | None]:
@@ -95,35 +95,10 @@ class AsyncPoint:
         self._runner = runner
         return runner, self._point, left()
 
-    def _known(self) -> Point:
+    def _known(self) -> AttachmentRef:
         if self._runner is None:
             raise ConnectError("this point was unpickled and not used yet: await one of its methods first")
-        return self._point
-
-    @property
-    def generation(self) -> int:
-        """Which record of the event it is, from 1 up."""
-        return self._point.generation
-
-    @property
-    def event_name(self) -> str:
-        """The event's name; empty for a client's unnamed ones."""
-        return self._known().event_name
-
-    @property
-    def node(self) -> str:
-        """The node on which the event is recorded; "" for the node of this process."""
-        return self._known().node
-
-    @property
-    def device(self) -> Device:
-        """The event's device, as this process numbers it."""
-        return self._known().device
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether the record was made; `query` says whether it is complete."""
-        return self._known().is_recorded
+        return self._point._bound()
 
     async def wait(
         self, stream: StreamLike | None = None, *, timeout: float | None = None, ahead: bool = False
@@ -154,8 +129,9 @@ class AsyncPoint:
         """Have `fn(point)` called once by the running loop, when the point is complete or can never be."""
         if not callable(fn):
             raise TypeError(f"a callback is callable, but got {type(fn).__name__}")
+        self._known()
         calls = LoopCalls()
-        self._known().add_done_callback(lambda _: calls.soon(fn, self))
+        self._point.add_done_callback(lambda _: calls.soon(fn, self))
 
     async def exception(self) -> IpcSyncError | None:
         """Why the point can never be complete; None if it is, or still can be."""
@@ -173,14 +149,6 @@ class AsyncPoint:
 
     def __repr__(self) -> str:
         return repr(self._point).replace("Point", "AsyncPoint", 1)
-
-    def __copy__(self) -> Self:
-        """Itself: it is immutable. An unpickled one may be of another client of the process."""
-        return self
-
-    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
-        """The same."""
-        return self
 
     def __reduce__(self) -> tuple[Any, tuple[Point]]:
         return _unpickle, (self._point,)
