@@ -23,7 +23,6 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "completed": ("ipcsync_bench.calls", "wait and query on a completed point"),
     "pending": ("ipcsync_bench.calls", "wait on a pending point"),
     "hand_over": ("ipcsync_bench.handover", "a record until the peer's synchronize returns, both engines"),
-    "round_trip": ("ipcsync_bench.round_trip", "one request in flight, p50 and p99"),
     "graphs": ("ipcsync_bench.graphs", "a replay of a graph that waits for points and records"),
 }
 
@@ -59,7 +58,7 @@ def show(rows: list[Row], *, as_json: bool) -> None:
 @click.option("--only", type=click.Choice([*BENCHMARKS]), multiple=True, help="Only this one; may be repeated.")
 @one_line_for_errors()
 def main(as_json: bool, quick: bool, rounds: int | None, only: tuple[str, ...]) -> None:
-    """Measure ipcsync beside the limit, the bare call or message, in turn, in the same run.
+    """Measure ipcsync beside the limit, the bare call or a bare futex, in turn, in the same run.
 
     Calls are counted in bursts of at most 100, after which the stream is drained. Figures are the median of the rounds,
     with their spread. A goal is what the project wants of a quiet machine. Exit status 0 whatever the figures are: they

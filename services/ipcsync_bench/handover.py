@@ -8,10 +8,9 @@ from __future__ import annotations
 import mmap
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from ipcsync_bench.rows import Figures, Row, Target, at_most, compare, interleav
 from ipcsync_bench.workers import Worker
 
 _SLICE_NS = 1_000_000_000
-_MORE = 4  # so many times the rounds: how long a wake-up takes depends on the machine's other work, which changes
+MORE = 4  # so many times the rounds: how long a wake-up takes depends on the machine's other work, which changes
+FUTEX = "bare futex"
+
 Turn = Callable[[int], None]
-
-
 Times = tuple[float, float]
 """p50 and p99 of a hand-over, in seconds."""
 Contest = dict[str, Callable[[], Times]]
@@ -140,47 +139,33 @@ class Table:
         return self.play(_futex, str(self._page), count)
 
 
-def figures_of(contest: Mapping[str, Callable[[], Times]], rounds: int) -> tuple[Figures, Figures]:
+def figures_of(contest: Contest, rounds: int) -> tuple[Figures, Figures]:
     """Each contestant's p50 and p99 of each round, in microseconds."""
-    times: dict[str, list[Times]] = {name: [] for name in contest}
+    times = interleave(contest, rounds)
+    p50, p99 = ({name: [run[which] * 1e6 for run in runs] for name, runs in times.items()} for which in (0, 1))
+    return p50, p99
 
-    def play(name: str) -> float:
-        times[name].append(contest[name]())
-        return 0.0
 
-    interleave({name: lambda name=name: play(name) for name in contest}, rounds)  # type: ignore[misc]
-    halves = [{name: [run[which] * 1e6 for run in runs] for name, runs in times.items()} for which in (0, 1)]
-    return halves[0], halves[1]
+def ours_of(table: Table, count: int) -> Contest:
+    """What ipcsync has to offer."""
+    return {
+        "hand-over (event)": partial(table.ours, "event", count),
+        "hand-over (timeline)": partial(table.ours, "timeline", count),
+        "wake to stream (event)": partial(table.ours, "event", count, "wait"),
+    }
+
+
+def beside_futex(ours: str, figures: Figures, row: str, target: Target) -> list[Row]:
+    """One of ipcsync's figures as a row beside those of a bare futex."""
+    return compare(row, {"ipcsync": figures[ours], FUTEX: figures[FUTEX]}, "µs", {FUTEX: target})
 
 
 def hand_over(rounds: int, scale: float) -> Iterator[Row]:
     """One record until the peer's `synchronize`, or its `wait` on a stream, returns."""
     with ExitStack() as stack:
-        yield from beside_futex(Table(stack), rounds, max(200, int(2000 * scale)), at_most(1.1), p99=at_most(1.3))
-
-
-def ours_of(table: Table, count: int, engines: Sequence[EngineName] = ("event", "timeline")) -> Contest:
-    """What ipcsync has to offer."""
-    contest: Contest = {f"hand-over ({engine})": partial(table.ours, engine, count) for engine in engines}
-    if len(engines) > 1:
-        contest["wake to stream (event)"] = partial(table.ours, "event", count, "wait")
-    return contest
-
-
-def beside_futex(
-    table: Table,
-    rounds: int,
-    count: int,
-    target: Target,
-    load: str = "",
-    engines: Sequence[EngineName] = ("event", "timeline"),
-    *,
-    p99: Target | None = None,
-) -> Iterator[Row]:
-    """The rows of each of `engines`; `load` is what runs beside them."""
-    ours = ours_of(table, count, engines)
-    halves = figures_of({**ours, "bare futex": partial(table.futex, count)}, rounds * _MORE)
-    for name, (which, figures, goal) in product(ours, zip(("p50", "p99"), halves, (target, p99), strict=True)):
-        if goal is not None:
-            held = {"ipcsync": figures[name], "bare futex": figures["bare futex"]}
-            yield from compare(f"{name}{load}, {which}", held, "µs", {"bare futex": goal})
+        table, count = Table(stack), max(200, int(2000 * scale))
+        ours = ours_of(table, count)
+        p50, p99 = figures_of({**ours, FUTEX: partial(table.futex, count)}, rounds * MORE)
+        for name in ours:
+            yield from beside_futex(name, p50, f"{name}, p50", at_most(1.1))
+            yield from beside_futex(name, p99, f"{name}, p99", at_most(1.3))

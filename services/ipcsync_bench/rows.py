@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+T = TypeVar("T")
 Figures = Mapping[str, list[float]]
 """The figures of each contestant, one a round."""
 
@@ -51,12 +53,12 @@ class Row:
     is_reached: bool | None
 
 
-def interleave(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def interleave(contestants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """Each contestant's figures, measured in turn, `rounds` times each.
 
     Every second round has the opposite order, so that other load of the machine affects all alike.
     """
-    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    figures: dict[str, list[T]] = {name: [] for name in contestants}
     for number in range(rounds):
         order = list(contestants.items())
         for name, measure in order if number % 2 == 0 else reversed(order):

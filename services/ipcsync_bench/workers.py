@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from ipcsync._launch import directory_prefix
 from ipcsync._linux import child
-from ipcsync._linux.process import start_time
 
 _ANSWER_S = 120.0
-
-
-def own_directory() -> str:
-    """A new directory, which the next `launch` removes if this process is killed."""
-    pid = os.getpid()
-    return tempfile.mkdtemp(prefix=f"{directory_prefix()}{pid}-{start_time(pid)}-")
 
 
 _state: dict[str, Any] = {}

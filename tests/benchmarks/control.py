@@ -6,15 +6,15 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import zmq
 
 import ipcsync
 from ipcsync._wire import codec, messages
-from ipcsync_bench.round_trip import Echo
 from ipcsync_bench.rows import Row, at_most, compare, interleave, percentile
-from tests.benchmarks.peers import Manager, ManagerCallers, Redis, RedisConnection, manager_table
+from tests.benchmarks.peers import Echo, Manager, ManagerCallers, Redis, RedisConnection, manager_table
 from tests.benchmarks.report import at_least
 from tests.benchmarks.workers import Workers
 
@@ -188,13 +188,8 @@ def round_trip(rounds: int, scale: float) -> Iterator[Row]:
         control = Control(1, stack)
         worker = control.workers.all[0]
         count = max(200, int(2000 * scale))
-        times: dict[str, list[list[float]]] = {peer: [] for peer in control.peers}
-
-        def measure(peer: str) -> float:
-            times[peer].append(worker.call(_round_trips, peer, count))
-            return 0.0
-
-        interleave({peer: lambda peer=peer: measure(peer) for peer in control.peers}, rounds)  # type: ignore[misc]
+        contest = {peer: partial(worker.call, _round_trips, peer, count) for peer in control.peers}
+        times = interleave(contest, rounds)
         for percent, limit in ((50, 1.5), (99, 2.0)):
             figures = {peer: [percentile(run, percent) * 1e6 for run in runs] for peer, runs in times.items()}
             yield from compare(f"round trip p{percent}", figures, "µs", {"bare ROUTER/DEALER": at_most(limit)})

@@ -6,12 +6,13 @@ import multiprocessing
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ipcsync_bench import handover
-from ipcsync_bench.handover import Contest, Table, Times, beside_futex, figures_of, ours_of, rally
-from ipcsync_bench.rows import Row, at_most, compare
+from ipcsync_bench.handover import FUTEX, MORE, Contest, Table, Times, beside_futex, figures_of, ours_of, rally
+from ipcsync_bench.rows import Row, Target, at_most, compare
 from ipcsync_bench.workers import Worker
 from tests.benchmarks.busy import BUSY_THREADS, begin_busy_threads
 from tests.benchmarks.peers import Manager, Redis, RedisConnection
@@ -105,12 +106,19 @@ def hand_over(rounds: int, scale: float) -> Iterator[Row]:
         yield from _beside_others(table, rounds, count, stack)
         with Worker() as busy:
             busy.begin(_be_busy)
-            yield from beside_futex(table, rounds, count, at_most(1.1), ", beside a busy process")
+            yield from _under_load(table, ours_of(table, count), rounds, count, at_most(1.1), "beside a busy process")
             busy.kill()
         for player in table.players:
             player.call(_begin_threads)
         few = max(20, count // 80)
-        yield from beside_futex(table, rounds, few, at_most(1.3), f", {BUSY_THREADS} busy threads in each", ["event"])
+        ours: Contest = {"hand-over (event)": partial(table.ours, "event", few)}
+        yield from _under_load(table, ours, rounds, few, at_most(1.3), f"{BUSY_THREADS} busy threads in each")
+
+
+def _under_load(table: Table, ours: Contest, rounds: int, count: int, target: Target, load: str) -> Iterator[Row]:
+    p50, _ = figures_of({**ours, FUTEX: partial(table.futex, count)}, rounds * MORE)
+    for name in ours:
+        yield from beside_futex(name, p50, f"{name}, {load}, p50", target)
 
 
 def _beside_others(table: Table, rounds: int, count: int, stack: ExitStack) -> Iterator[Row]:

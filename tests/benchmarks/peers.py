@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,11 +14,60 @@ from multiprocessing.managers import SyncManager
 from threading import Barrier
 from typing import Any
 
+import zmq
+
+from ipcsync._launch import directory_prefix
 from ipcsync._linux.child import die_with
-from ipcsync_bench.workers import own_directory
+from ipcsync._linux.process import start_time
+from ipcsync_bench.workers import Worker
 
 _START_S = 10.0
 _CONNECT_S = 60.0
+
+
+def own_directory() -> str:
+    """A new directory, which the next `launch` removes if this process is killed."""
+    pid = os.getpid()
+    return tempfile.mkdtemp(prefix=f"{directory_prefix()}{pid}-{start_time(pid)}-")
+
+
+def serve_echo(_state: dict[str, Any], endpoint: str, feed: str) -> None:
+    """A bare ROUTER that sends back what comes, and a PUB that announces each frame that begins with `!`."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router, publisher = context.socket(zmq.ROUTER), context.socket(zmq.PUB)
+    router.bind(endpoint)
+    publisher.bind(feed)
+    while True:
+        parts = router.recv_multipart()
+        if parts[1] == b"stop":
+            break
+        if parts[1][:1] == b"!":
+            publisher.send(parts[1])
+        router.send_multipart(parts)
+    context.destroy(linger=0)
+
+
+class Echo:
+    """The limit of a request: a bare pyzmq ROUTER in a process of its own."""
+
+    def __init__(self) -> None:
+        self._directory = own_directory()
+        self.endpoint = f"ipc://{self._directory}/echo.sock"
+        self.feed = f"ipc://{self._directory}/feed.sock"
+        self._worker = Worker()
+        self._worker.begin(serve_echo, self.endpoint, self.feed)
+
+    def close(self) -> None:
+        """End it."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        with context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 1000
+            dealer.connect(self.endpoint)
+            dealer.send(b"stop")
+            self._worker.result()
+        context.term()
+        self._worker.close()
+        shutil.rmtree(self._directory)
 
 
 class Table:

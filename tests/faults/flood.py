@@ -24,8 +24,8 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import VERSION
-from ipcsync_bench.round_trip import Echo
 from ipcsync_coordinator import decode
+from tests.benchmarks.peers import Echo
 from tests.kit.raw_client import Raw, request, resident_kib, unix_socket
 from tests.kit.until import DEADLINE_S
 

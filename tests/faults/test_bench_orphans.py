@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 _SERVERS = {
     "Manager": "from tests.benchmarks.peers import Manager; one = Manager(); print(one._manager._process.pid, '')",
     "Redis": "from tests.benchmarks.peers import Redis; one = Redis(); print(one._process.pid, one._directory)",
-    "Echo": "from ipcsync_bench.round_trip import Echo; one = Echo(); print(one._worker.pid, one._directory)",
+    "Echo": "from tests.benchmarks.peers import Echo; one = Echo(); print(one._worker.pid, one._directory)",
 }
 
 
