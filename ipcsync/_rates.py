@@ -54,18 +54,17 @@ class Tracks:
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
-        self._tracks: dict[tuple[int, int], Track] = {}
+        self._tracks: dict[tuple[str, int, int], Track] = {}
 
-    def see(self, events: Iterable[EventInfo], now: float) -> list[Track]:
-        """Add a sample of `now`, in seconds; returns the tracks of the present events, in their order."""
+    def see(self, epoch: str, events: Iterable[EventInfo], now: float) -> list[Track]:
+        """Add a sample of `now`, in seconds; returns the tracks of the present events, in their order.
+
+        In another epoch everything begins anew.
+        """
         known, self._tracks = self._tracks, {}
         for info in events:
-            key = (info.slot, info.incarnation)
+            key = (epoch, info.slot, info.incarnation)
             track = known.get(key) or Track(info, deque(maxlen=self._samples))
             track.see(info, now)
             self._tracks[key] = track
         return list(self._tracks.values())
-
-    def clear(self) -> None:
-        """Forget everything: another coordinator starts its counts again."""
-        self._tracks = {}

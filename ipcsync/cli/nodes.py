@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from ipcsync.cli.output import Failed, Seconds, echo, print_json, print_table
+from ipcsync.cli.asking import endpoint_of
+from ipcsync.cli.output import Seconds, echo, print_json, print_table
 
 
 @click.command("nodes")
@@ -24,7 +23,12 @@ def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
     The state is "linked" (events of it are mirrored here), "known" (it is in the store of names) or "lost", with the
     reason. Exit status 1 if there is no coordinator, no bridge beside it, or the store does not answer.
     """
-    rows = _ask(runtime_dir, timeout)
+    from msgspec.structs import asdict
+
+    from ipcsync._session.reader import Reader
+
+    with Reader(endpoint_of(None, runtime_dir), timeout) as reader:
+        rows = [{**asdict(row), "epoch": row.epoch.hex()} for row in reader.nodes()]
     if as_json:
         print_json(rows)
         return
@@ -34,17 +38,3 @@ def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
         row["epoch"] = row["epoch"][:8]
     columns = ["name", "state", "links", "heard", "epoch", "reason"]
     print_table(["node", *columns[1:]], [[row[column] for column in columns] for row in rows])
-
-
-def _ask(runtime_dir: str | None, timeout: float) -> list[dict[str, Any]]:
-    from msgspec.structs import asdict
-
-    from ipcsync._session.reader import Reader
-    from ipcsync._wire import endpoints
-
-    try:
-        where = endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint()
-    except ValueError as error:
-        raise Failed(str(error)) from None
-    with Reader(where, timeout) as reader:
-        return [{**asdict(row), "epoch": row.epoch.hex()} for row in reader.nodes()]

@@ -6,14 +6,15 @@ from typing import Any
 
 import click
 
-from ipcsync.cli.output import Failed, echo, ended, labels_of, print_json, print_table
+from ipcsync.cli.asking import endpoint_of, look, with_endpoint
+from ipcsync.cli.output import echo, ended, labels_of, print_json, print_table
 
 _TIMEOUT_S = 2.0
 
 
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
-@click.option("--endpoint", metavar="ENDPOINT", help="Where it is. [IPCSYNC_ENDPOINT, else the runtime directory's]")
+@with_endpoint
 def command(as_json: bool, endpoint: str | None) -> None:
     """Show the coordinator, its sessions and its events.
 
@@ -25,34 +26,14 @@ def command(as_json: bool, endpoint: str | None) -> None:
 
     It takes no session, so it also works while all are taken, and as root. Exit status 1 if there is no coordinator.
     """
-    found = _ask(endpoint)
+    from ipcsync._session.reader import Reader
+
+    with Reader(endpoint_of(endpoint), _TIMEOUT_S) as reader:
+        found, _ = look(reader)
     if as_json:
         print_json(found)
     else:
         _show(found)
-
-
-def _ask(endpoint: str | None) -> dict[str, Any]:
-    from msgspec.structs import asdict
-
-    from ipcsync._session.reader import Reader
-    from ipcsync._wire import endpoints
-
-    try:
-        where = endpoint or endpoints.default_endpoint()
-    except ValueError as error:
-        raise Failed(str(error)) from None
-    with Reader(where, _TIMEOUT_S) as reader:
-        stats = reader.stats()
-        return {
-            "version": stats["version"],
-            "endpoint": where,
-            "epoch": stats["epoch"],
-            "driver": stats["driver"],
-            "stats": stats,
-            "sessions": [asdict(row) for row in reader.list_sessions()],
-            "events": [asdict(row) for row in reader.list_events()],
-        }
 
 
 def _processes(stats: dict[str, Any]) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 
-from ipcsync.cli.output import Failed, Seconds, echo, is_terminal, labels_of, print_table
+from ipcsync.cli.asking import endpoint_of, look, with_endpoint
+from ipcsync.cli.output import Seconds, echo, is_terminal, labels_of, print_table
 
 _TIMEOUT_S = 2.0
 # "Known complete" is what the recorder last published; later records are unconfirmed, and may be complete by now.
@@ -35,7 +36,7 @@ _LINES_AROUND = 17  # lines for heads, blank lines, the summary, and the last li
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a sample, for a program.")
 @click.option("--once", is_flag=True, help="Look once, and end.")
 @click.option("--period", type=Seconds(0.1, 3600), default=1.0, metavar="S", help="Seconds between samples. [1]")
-@click.option("--endpoint", metavar="ENDPOINT", help="Where it is. [IPCSYNC_ENDPOINT, else the runtime directory's]")
+@with_endpoint
 def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> None:
     """Show the coordinator's events and sessions, live; q or Ctrl-C ends it.
 
@@ -48,13 +49,7 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
     It takes no session, so it also works while all are taken, and as root. On a terminal it waits for a coordinator
     that is gone; else it prints each sample as text, and ends with status 1 if there is no coordinator.
     """
-    from ipcsync._wire import endpoints
-
-    try:
-        where = endpoint or endpoints.default_endpoint()
-    except ValueError as error:
-        raise Failed(str(error)) from None
-    watcher = _Watcher(where)
+    watcher = _Watcher(endpoint_of(endpoint))
     try:
         if as_json or once or not is_terminal(sys.stdout):
             _print_each(watcher, period, as_json=as_json, once=once)
@@ -74,33 +69,17 @@ class _Watcher:
         from ipcsync._session.reader import Reader
 
         self._reader = Reader(endpoint, _TIMEOUT_S)
-        self._epoch = ""
         self._tracks = Tracks(_SAMPLES)
 
     def sample(self) -> dict[str, Any]:
         """The present state. Raises IpcSyncError if the coordinator cannot be asked."""
-        from msgspec.structs import asdict
-
-        reader = self._reader
-        stats = reader.stats()
-        if stats["epoch"] != self._epoch:
-            self._epoch = stats["epoch"]
-            self._tracks.clear()
-        tracks = self._tracks.see(reader.list_events(), time.monotonic())
-        rows = [asdict(track.info) for track in tracks]
-        return {
-            "time": time.time(),
-            "version": stats["version"],
-            "endpoint": reader.endpoint,
-            "epoch": stats["epoch"],
-            "driver": stats["driver"],
-            "stats": stats,
-            "sessions": [asdict(row) for row in reader.list_sessions()],
-            "events": [
-                {**row, "label": label, "rate": track.rate, "pending_s": round(track.pending_s, 3)}
-                for row, label, track in zip(rows, labels_of(rows), tracks, strict=True)
-            ],
-        }
+        found, events = look(self._reader)
+        tracks = self._tracks.see(found["epoch"], events, time.monotonic())
+        rows = [
+            {**row, "label": label, "rate": track.rate, "pending_s": round(track.pending_s, 3)}
+            for row, label, track in zip(found["events"], labels_of(found["events"]), tracks, strict=True)
+        ]
+        return {"time": time.time(), **found, "events": rows}
 
     def close(self) -> None:
         """Close the connection."""

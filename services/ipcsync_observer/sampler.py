@@ -138,7 +138,6 @@ class Sampler:
         self._answered_at = self._now()
         if stats["epoch"] != self._epoch:
             self._epoch = stats["epoch"]
-            self._tracks.clear()
             self.connects += 1
             log.info(
                 "connected",
@@ -156,7 +155,7 @@ class Sampler:
                 pending_s=round(track.pending_s, 2),
                 lane=[(round(at, 2), made, done) for at, made, done in track.points],
             )
-            for track in self._tracks.see(infos, now)
+            for track in self._tracks.see(self._epoch, infos, now)
         ]
         self.latest = Sample(
             at=now,

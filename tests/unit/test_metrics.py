@@ -169,7 +169,7 @@ def see() -> Callable[[EventInfo, float], tuple[float | None, float]]:
     tracks = Tracks(8)
 
     def look(info: EventInfo, now: float) -> tuple[float | None, float]:
-        (track,) = tracks.see([info], now)
+        (track,) = tracks.see("", [info], now)
         return track.rate, track.pending_s
 
     return look

@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from ipcsync.cli.output import Failed, print_json
+from ipcsync.cli.asking import endpoint_of
+from ipcsync.cli.output import print_json
 from ipcsync.cli.programs import become
 
 
@@ -44,10 +45,7 @@ def command(as_json: bool, endpoint: str | None, fleet: str | None, settings: tu
     from ipcsync._wire import endpoints
     from ipcsync.cli.doctor import checks, report
 
-    try:
-        where = endpoint or endpoints.default_endpoint()
-    except ValueError as error:
-        raise Failed(str(error)) from None
+    where = endpoint_of(endpoint)
     endpoints.socket_path(where)  # raises for an invalid endpoint
     found = checks.run(where)
     if as_json:
