@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ipcsync._trace.layout import (
-    ENTRIES,
-    ENTRIES_AT,
-    ENTRY,
-    FILE_BYTES,
-    HEADER,
-    MAGIC,
-    NAME,
-    NAMES,
-    NAMES_AT,
-    SUFFIX,
-    VERSION,
-    Kind,
-    Outcome,
-)
+from ipcsync._trace import layout
+from ipcsync._trace.layout import ENTRIES, ENTRY, FILE_BYTES, NAME, NAMES, Kind, Outcome
 from ipcsync._trace.writer import Use
 
 _KINDS = frozenset(Kind)
@@ -65,15 +51,15 @@ class ProcessTrace:
 
 def files_in(directory: str | os.PathLike[str]) -> list[Path]:
     """The trace files there, by name."""
-    return sorted(Path(directory).glob(f"*{SUFFIX}"))
+    return sorted(Path(directory).glob(f"*{layout.SUFFIX}"))
 
 
 def read(path: Path) -> ProcessTrace:
     """What a file holds. TraceError if it is not a trace, OSError if it cannot be read."""
     data = _bytes_of(path)
-    magic, version, size, pid, monotonic, realtime, count, boot, command = HEADER.unpack_from(data)
-    if (magic, version, size, count) != (MAGIC, VERSION, ENTRY.size, ENTRIES):
-        raise TraceError(f"{path} is not a trace of version {VERSION}")
+    magic, version, size, pid, monotonic, realtime, count, boot, command = layout.HEADER.unpack_from(data)
+    if (magic, version, size, count) != (layout.MAGIC, layout.VERSION, ENTRY.size, ENTRIES):
+        raise TraceError(f"{path} is not a trace of version {layout.VERSION}")
     uses = _uses(path, data)
     entries, written = _entries(path, data, uses)
     return ProcessTrace(
@@ -109,7 +95,7 @@ def _uses(path: Path, data: bytes) -> dict[int, Use]:
     uses = {}
     for place in range(NAMES):
         epoch, incarnation, slot, event_bytes, client_bytes, engine, event, client, number = NAME.unpack_from(
-            data, NAMES_AT + place * NAME.size
+            data, layout.NAMES_AT + place * NAME.size
         )
         if not number:
             continue
@@ -124,8 +110,8 @@ def _uses(path: Path, data: bytes) -> dict[int, Use]:
 def _entries(path: Path, data: bytes, uses: dict[int, Use]) -> tuple[list[Entry], int]:
     """The entries in the order of their numbers, and how many were ever written."""
     found = []
-    view = memoryview(data)[ENTRIES_AT : ENTRIES_AT + ENTRIES * ENTRY.size]
-    for place, fields in enumerate(struct.Struct(ENTRY.format).iter_unpack(view)):
+    view = memoryview(data)[layout.ENTRIES_AT :][: ENTRIES * ENTRY.size]
+    for place, fields in enumerate(ENTRY.iter_unpack(view)):
         began, ended, generation, stream, thread, use, kind, outcome, _, number = fields
         if not number:
             continue

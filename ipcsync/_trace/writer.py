@@ -12,20 +12,8 @@ from typing import NamedTuple
 
 from ipcsync._linux.fork import ForkMark
 from ipcsync._locks import CallLock, under
-from ipcsync._trace.layout import (
-    ENTRIES,
-    ENTRIES_AT,
-    ENTRY,
-    FILE_BYTES,
-    HEADER,
-    MAGIC,
-    NAME,
-    NAMES,
-    NAMES_AT,
-    SUFFIX,
-    VERSION,
-    Outcome,
-)
+from ipcsync._trace import layout
+from ipcsync._trace.layout import ENTRIES, ENTRIES_AT, ENTRY, FILE_BYTES, NAME, NAMES, Outcome
 from ipcsync.errors import IpcSyncError
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -86,7 +74,7 @@ class Writer:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path: Path = directory / f"{os.getpid()}-{os.urandom(4).hex()}{SUFFIX}"
+        self.path: Path = directory / f"{os.getpid()}-{os.urandom(4).hex()}{layout.SUFFIX}"
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(fd, 0, FILE_BYTES)
@@ -101,11 +89,11 @@ class Writer:
         self._numbers = itertools.count(1)
         self._uses = itertools.count(1)
         self._pid = os.getpid()
-        HEADER.pack_into(
+        layout.HEADER.pack_into(
             self._map,
             0,
-            MAGIC,
-            VERSION,
+            layout.MAGIC,
+            layout.VERSION,
             ENTRY.size,
             self._pid,
             time.monotonic_ns(),
@@ -139,7 +127,7 @@ class Writer:
         client = use.client.encode()[:_CLIENT_ROOM]
         NAME.pack_into(
             self._map,
-            NAMES_AT + (number % NAMES) * NAME.size,
+            layout.NAMES_AT + (number % NAMES) * NAME.size,
             use.epoch,
             use.incarnation,
             use.slot,

@@ -22,9 +22,9 @@ Effect = Literal["none", "repeatable", "once"]
 
 
 class RequestBody(Message, frozen=True):
-    """The base of all requests; each says its own `effect`."""
+    """The base of all requests. One that says nothing of its `effect` must be done once."""
 
-    effect: ClassVar[Effect]
+    effect: ClassVar[Effect] = "once"
 
 
 class Done(Message, frozen=True):

@@ -15,7 +15,6 @@ RemainsCause: TypeAlias = Literal["died", "expired", "closed", "behind"]
 class Open(RequestBody, frozen=True):
     """Attach to the shared event `name`, or create it. An empty name creates an unnamed one."""
 
-    effect: ClassVar[Effect] = "once"
     name: Name
     recorder: bool = False
     device: Text = ""  # UUID; empty: the event's own
@@ -29,7 +28,6 @@ class Open(RequestBody, frozen=True):
 class Attach(RequestBody, frozen=True):
     """Attach to the slot and incarnation that a point names; answered by `Remains` if that use is over."""
 
-    effect: ClassVar[Effect] = "once"
     slot: Count
     incarnation: Count
 
@@ -40,7 +38,6 @@ class Close(RequestBody, frozen=True):
     `drained`, of a recorder that has not released it yet: all that it recorded is complete.
     """
 
-    effect: ClassVar[Effect] = "once"
     slot: Count
     incarnation: Count
     released: bool = True
@@ -50,7 +47,6 @@ class Close(RequestBody, frozen=True):
 class Break(RequestBody, frozen=True):
     """End an event that this session records: part of its work stood behind work that is lost."""
 
-    effect: ClassVar[Effect] = "once"
     slot: Count
     incarnation: Count
 
@@ -58,7 +54,6 @@ class Break(RequestBody, frozen=True):
 class OpenStream(RequestBody, frozen=True):
     """Open a named stream: the first to name it decides device and priority."""
 
-    effect: ClassVar[Effect] = "once"
     name: Name
     device: Text = ""
     default_device: Text = ""

@@ -17,7 +17,6 @@ class Remote(RequestBody, frozen=True):
     `node` whose names begin with `name`; "bridge", which asks the bridge alone.
     """
 
-    effect: ClassVar[Effect] = "once"
     what: Text
     node: Name = ""
     name: Name = ""
@@ -33,7 +32,6 @@ class Import(RequestBody, frozen=True):
     The reply is a Failure for a use that is lost for good on this node.
     """
 
-    effect: ClassVar[Effect] = "once"
     want: Count
     epoch: Token
     slot: Count
@@ -57,7 +55,6 @@ class Finish(RequestBody, frozen=True):
     other sessions still use is not ended as unwanted.
     """
 
-    effect: ClassVar[Effect] = "once"
     slot: Count
     incarnation: Count
     state: Text

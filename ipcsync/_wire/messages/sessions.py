@@ -33,7 +33,6 @@ class Ready(RequestBody, frozen=True):
 class Bye(RequestBody, frozen=True):
     """Close the session and all it has. `released`: nothing of this process can touch any slot any more."""
 
-    effect: ClassVar[Effect] = "once"
     released: bool = True
 
 
