@@ -11,8 +11,8 @@ from ipcsync._locks import CallLock, under
 from ipcsync._native import context
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._native.words import take
 from ipcsync._session import sessions
-from ipcsync.client.graphs.words import take
 from ipcsync.errors import EngineMismatch
 from ipcsync.typing import StreamLike
 

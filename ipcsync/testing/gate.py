@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_GEQ
 from ipcsync._linux.futex import Futex
-from ipcsync._native import capture, context, fork
+from ipcsync._native import capture, context, fork, words
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.stream import resolve, stream_handle
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["StreamGate"]
-
-_PAGE = 4096
 
 
 class StreamGate:
@@ -148,28 +146,19 @@ def _take(ordinal: int) -> _Word:
             break  # another thread has taken the rest
         (_free[word.ordinal] if word.is_passed() else _opened).append(word)
     free = _free.setdefault(ordinal, deque())
-    while True:
-        try:
-            word = free.pop()
-        except IndexError:
-            _add_page(ordinal)
-            continue
-        word.is_marked = False
-        return word
+    try:
+        word = free.pop()
+    except IndexError:
+        return _made(ordinal)
+    word.is_marked = False
+    return word
 
 
-def _add_page(ordinal: int) -> None:
+def _made(ordinal: int) -> _Word:
+    address, pointer = words.take(ordinal, "gate", 64)
     with OnDevice(ordinal) as inside, inside:
-        relaxed_call(_allocate, ordinal)
-
-
-def _allocate(ordinal: int) -> None:
-    driver = context.driver()
-    address = int(unwrap(driver.cuMemAllocHost(_PAGE), "cuMemAllocHost"))
-    pointer = int(unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
-    for offset in range(0, _PAGE, 64):
-        marker = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
-        _free[ordinal].append(_Word(ordinal, address + offset, pointer + offset, marker))
+        create = context.driver().cuEventCreate
+        return _Word(ordinal, address, pointer, unwrap(relaxed_call(create, EVENT_DISABLE_TIMING), "cuEventCreate"))
 
 
 def _put_by(word: _Word) -> None:

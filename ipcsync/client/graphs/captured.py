@@ -13,7 +13,7 @@ from ipcsync._native import capture, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.device import Device, parse
 from ipcsync._native.stream import stream_handle
-from ipcsync.client.graphs.words import take
+from ipcsync._native.words import take
 from ipcsync.errors import CaptureError
 from ipcsync.typing import DeviceLike, StreamLike
 

@@ -9,8 +9,8 @@ from ipcsync._locks import CallLock, under
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.stream import Stream
+from ipcsync._native.words import take
 from ipcsync._shared import items_of
-from ipcsync.client.graphs.words import take
 from ipcsync.errors import CaptureError
 
 _MANY = 32  # lanes
