@@ -16,7 +16,7 @@ from ipcsync.typing import EngineChecks, EngineName
 if TYPE_CHECKING:
     from ipcsync.testing import StreamGate
 
-_SOON_S = 5.0
+SOON_S = 5.0
 _clients: dict[str, ipcsync.Client] = {}
 _kept: dict[str, ipcsync.SharedEvent] = {}
 _streams: dict[str, ipcsync.Stream] = {}
@@ -110,18 +110,11 @@ def completed_here(name: str, generation: int) -> bool:
     return _soon(lambda: line.completed >= base + generation)
 
 
-def close_recorder(name: str) -> None:
-    """Close the event that this process records on."""
-    _gates.pop(name).open()
-    _kept.pop(name).close()
-    del _streams[name]
-
-
 def join(endpoint: str, name: str, device: int, generation: int, ahead: bool) -> None:
     """Open an event, and have a stream of the device wait for a generation."""
     _kept[name] = _client(endpoint).event(name)
     _streams[name] = ipcsync.Stream(device)
-    _kept[name].at(generation).wait(_streams[name], timeout=_SOON_S, ahead=ahead)
+    _kept[name].at(generation).wait(_streams[name], timeout=SOON_S, ahead=ahead)
 
 
 def is_held(name: str) -> bool:
@@ -129,7 +122,7 @@ def is_held(name: str) -> bool:
     return not _streams[name].query()
 
 
-def goes_on(name: str, seconds: float = _SOON_S) -> bool:
+def goes_on(name: str, seconds: float = SOON_S) -> bool:
     """Whether the waiting stream goes on within `seconds`."""
     return _soon(_streams[name].query, seconds)
 
@@ -137,7 +130,7 @@ def goes_on(name: str, seconds: float = _SOON_S) -> bool:
 def outcome(name: str, generation: int) -> str:
     """The outcome of a wait for a generation within five seconds: "complete", an error's name, or "nothing"."""
     try:
-        _kept[name].at(generation).synchronize(_SOON_S)
+        _kept[name].at(generation).synchronize(SOON_S)
     except ipcsync.WaitTimeout:
         return "nothing"
     except IpcSyncError as error:
@@ -145,8 +138,10 @@ def outcome(name: str, generation: int) -> str:
     return "complete"
 
 
-def leave(name: str) -> None:
-    """Close the event that this process waits on."""
+def close(name: str) -> None:
+    """Close the event that this process records or waits on, and let go what it holds."""
+    if name in _gates:
+        _gates.pop(name).open()
     _kept.pop(name).close()
     del _streams[name]
 
@@ -166,7 +161,7 @@ def try_gate() -> bool:
     return woke
 
 
-def _soon(condition: Callable[[], bool], seconds: float = _SOON_S) -> bool:
+def _soon(condition: Callable[[], bool], seconds: float = SOON_S) -> bool:
     deadline = time.monotonic() + seconds
     pause = 0.0002
     while not condition():

@@ -5,14 +5,11 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ipcsync._closing import Closing
 from ipcsync._linux import child
 from ipcsync.errors import IpcSyncError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 START_S = 60.0
 """For a process's first answer: it imports modules and creates a GPU's context."""
@@ -42,7 +39,7 @@ class Worker(child.Worker):
         return self.result(0.0)
 
 
-class Workers:
+class Workers(Closing):
     """The processes by name, started at the first use, and again after one was killed. None outlives the block."""
 
     def __init__(self) -> None:
@@ -55,10 +52,6 @@ class Workers:
             worker = self._by_name[name] = self._stack.enter_context(Worker(name))
         return worker
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End them all."""
         self._stack.close()
