@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 FOREVER = 1 << 62
 FULL_NS = 100_000_000  # for which a record waits for room before that is logged
@@ -26,3 +27,15 @@ def bounded(timeout: float) -> float:
 def left_of(deadline: int) -> float:
     """The seconds until a deadline of `deadline_of`, 0 once it is over."""
     return max(0.0, (deadline - time.monotonic_ns()) / 1e9)
+
+
+def pauses(timeout: float | None, first_s: float, longest_s: float) -> Iterator[float]:
+    """For how long to sleep behind each of the looks that `timeout` seconds have room for: 0 behind the last one.
+
+    Each is twice the one before, up to `longest_s`.
+    """
+    deadline, pause_s = deadline_of(timeout), first_s
+    while left_s := left_of(deadline):
+        yield min(pause_s, left_s)
+        pause_s = min(2 * pause_s, longest_s)
+    yield 0.0

@@ -21,7 +21,6 @@ from contextlib import suppress
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,~-]+")
 _MOST_TEXTS = 1000
 _MOMENT_MS = 100
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def fields(**values: object) -> dict[str, object]:
@@ -39,13 +38,7 @@ def quoted(value: object) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if _PLAIN.fullmatch(text):
         return text
-    return f'"{"".join(map(_escaped, text))}"'
-
-
-def _escaped(char: str) -> str:
-    if char.isprintable():
-        return _ESCAPES.get(char, char)
-    return _ESCAPES.get(char) or _code(char)
+    return printable(json.dumps(text, ensure_ascii=False))
 
 
 def _code(char: str) -> str:

@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import sys
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -115,15 +114,6 @@ def _label_of(event: Mapping[str, Any]) -> str:
     return f"(unnamed, of {event['recorder']})" if event["recorder"] else f"(unnamed, slot {event['slot']})"
 
 
-def cell_len(text: str) -> int:
-    """How many columns of a terminal a printable text takes."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
-
-
 def is_terminal(stream: TextIO) -> bool:
     """Whether `stream` is a terminal that can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -177,6 +167,8 @@ def fitted(
     Columns are left out, in the order of `left_out`, until the `shortened` ones have room for 20 characters; cells of
     these then lose their middle, the longest first, down to 8 characters.
     """
+    from rich.cells import cell_len
+
     kept = list(range(len(columns)))
     natural = [max(map(cell_len, [name, *(row[i] for row in rows)])) for i, name in enumerate(columns)]
     enough = [min(natural[i], _ENOUGH) if name in shortened else natural[i] for i, name in enumerate(columns)]
@@ -196,6 +188,8 @@ def fitted(
 
 
 def _without_middle(text: str, width: int) -> str:
+    from rich.cells import cell_len
+
     if cell_len(text) <= width:
         return text
     head, tail = text[: (width - 1) // 2], text[len(text) - (width - 1 - (width - 1) // 2) :]

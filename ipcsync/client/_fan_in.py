@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal
@@ -76,7 +75,7 @@ def _each(
 
     while waiting:
         first = waiting[0]
-        left_s = max(0.0, (deadline - time.monotonic_ns()) / 1e9)
+        left_s = left_of(deadline)
         if ends(first, partial(_within, wait, first, min(_SLICE_S, left_s), timeout, is_last=left_s <= _SLICE_S)):
             del waiting[0]
         else:  # another may be lost while the first is still to come

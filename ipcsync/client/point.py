@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ipcsync._deadline import deadline_of, left_of
+from ipcsync._deadline import deadline_of, left_of, pauses
 from ipcsync._engines.core import PointBase, shortened
 from ipcsync._native import fork
 from ipcsync._session import sessions
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ipcsync._engines import Engine
     from ipcsync._session.attachments import AttachmentRef
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks whether a process has ended
+BETWEEN_LOOKS_S = 0.001, 0.02  # whether a process has ended: the kernel waits for a file lock without a timeout
 _LEAST_S = 0.05  # for a point's first question to the coordinator, also of a call that only looks
 
 
@@ -186,39 +186,19 @@ def bound(points: Iterable[Point]) -> list[tuple[Engine, int]]:
     return found
 
 
-class Polling:
-    """Repeated looks whether a lost recorder's GPU work has ended, for at most `timeout` seconds.
-
-    The caller sleeps `pause_s` between them. The kernel has no wait for a file lock with a timeout.
-    """
-
-    def __init__(self, engine: Engine, timeout: float | None) -> None:
-        self._engine = engine
-        self._deadline = deadline_of(timeout)
-        self._next_s = _FIRST_PAUSE_S
-        self.pause_s: float = 0.0
-        self.is_over: bool = False
-
-    def has_ended(self) -> bool:
-        """Look once. True if the recorder's process is over (`is_over`), if that is never known, or if the time is up.
-
-        Raises the errors that end any wait.
-        """
-        is_over = self._engine.recorder_is_over()
-        self._engine.guard.check_liveness()
-        self._engine.check()  # after the look: it proves that the words were this use's
-        self.is_over = bool(is_over)
-        left_s = (self._deadline - time.monotonic_ns()) / 1e9
-        if is_over or is_over is None or left_s <= 0:
-            return True
-        self.pause_s = min(self._next_s, left_s)
-        self._next_s = min(2 * self._next_s, _LONGEST_PAUSE_S)
-        return False
-
-
 def wait_over(engine: Engine, timeout: float | None) -> bool:
     """Block until the recorder's process is over; False if that is not known within `timeout` seconds, or never."""
-    polling = Polling(engine, timeout)
-    while not polling.has_ended():
-        time.sleep(polling.pause_s)
-    return polling.is_over
+    for pause_s in pauses(timeout, *BETWEEN_LOOKS_S):
+        is_over = look_whether_over(engine)
+        if is_over is not False:
+            break
+        time.sleep(pause_s)
+    return bool(is_over)
+
+
+def look_whether_over(engine: Engine) -> bool | None:
+    """Whether a lost recorder's GPU work has ended, None if that is never known. Raises what ends any wait."""
+    is_over = engine.recorder_is_over()
+    engine.guard.check_liveness()
+    engine.check()  # after the look: it proves that the words were this use's
+    return is_over

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ipcsync
+from ipcsync._deadline import pauses
 from ipcsync._drivers import DriverObject
 from ipcsync._linux import child
 from ipcsync.errors import IpcSyncError
@@ -162,14 +163,11 @@ def try_gate() -> bool:
 
 
 def _soon(condition: Callable[[], bool], seconds: float = SOON_S) -> bool:
-    deadline = time.monotonic() + seconds
-    pause = 0.0002
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-        pause = min(pause * 2, 0.01)
-    return True
+    for pause_s in pauses(seconds, 0.0002, 0.01):
+        if condition():
+            return True
+        time.sleep(pause_s)
+    return False
 
 
 def _close_clients() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -189,7 +188,7 @@ class Runner:
                 return event.record(stream, timeout=0, after=after)
             except WaitTimeout:
                 oldest = engine.oldest_in_the_way
-            left_s = max(0.0, (deadline - time.monotonic_ns()) / 1e9)
+            left_s = left_of(deadline)
             if not oldest:  # one of these, which may end at any moment
                 if not left_s:
                     engine.raise_no_turn(timeout, "another thread's record or another process's wait is under way")

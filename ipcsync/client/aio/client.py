@@ -15,6 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Literal, TypeVar
 
 from ipcsync._closing import AsyncClosing
+from ipcsync._deadline import pauses
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
 from ipcsync._native.device import parse
@@ -36,7 +37,7 @@ from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.client import Client, warn_if_dropped
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
-from ipcsync.client.point import Point, Polling, bound
+from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over
 from ipcsync.client.reservation import Reservation
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
@@ -272,10 +273,12 @@ class AsyncClient(ClientView, AsyncClosing):
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
         _, plain, left = await point._bound(timeout)
-        polling = Polling(plain._bound().engine, left)
-        while not polling.has_ended():
-            await asyncio.sleep(polling.pause_s)
-        return polling.is_over
+        for pause_s in pauses(left, *BETWEEN_LOOKS_S):
+            is_over = look_whether_over(plain._bound().engine)
+            if is_over is not False:
+                break
+            await asyncio.sleep(pause_s)
+        return bool(is_over)
 
     @twin(Client.stream)
     def stream(self, stream: Stream) -> Stream:

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import click
 import pytest
+from rich.cells import cell_len
 
 import ipcsync
 from ipcsync._board import runtime_dir
 from ipcsync.cli import COMMANDS, main
-from ipcsync.cli.output import Failed, cell_len, fitted
+from ipcsync.cli.output import Failed, fitted
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import EXEC, IPCSYNC
