@@ -38,9 +38,11 @@ class Problem(TypedDict):
 class Event(EventInfo, frozen=True, kw_only=True):
     """One event in one sample. `rate` in generations a second, null until two samples have it and once it is finished.
 
-    `lane` holds [seconds, generation, completed] of the samples of the last minute; the stream sends it once.
+    `label` tells it from the others, also without a name. `lane` holds [seconds, generation, completed] of the samples
+    of the last minute; the stream sends it once.
     """
 
+    label: str
     rate: float | None
     pending_s: float
     lane: list[tuple[float, int, int]] | msgspec.UnsetType = msgspec.UNSET

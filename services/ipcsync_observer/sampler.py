@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 from msgspec.structs import asdict
 
 from ipcsync import AttachmentInfo, BridgeInfo, IpcSyncError, SessionInfo
@@ -16,6 +15,7 @@ from ipcsync._logs import fields
 from ipcsync._rates import Tracks
 from ipcsync._session.reader import Reader
 from ipcsync._wire import endpoints
+from ipcsync.cli.output import labels_of
 from ipcsync_observer.description import Event
 
 log = logging.getLogger("ipcsync.observer")
@@ -90,6 +90,7 @@ class Sampler:
         If more than 300 events have `contains` in their names (in any case), the broken, stuck and busiest ones.
         """
         sample, problem = self.latest, self.problem
+        bridge = sample.bridge
         wanted = contains.casefold()
         events = [row for row in sample.events if wanted in row.name.casefold()]
         found = len(events)
@@ -114,7 +115,7 @@ class Sampler:
             "events_found": found,
             "events_total": len(sample.events),
             "links": [asdict(link) for link in links],
-            "bridge": None if sample.bridge is None else msgspec.to_builtins(sample.bridge),
+            "bridge": bridge and {**asdict(bridge), "peers": [asdict(peer) for peer in bridge.peers]},
         }
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -148,14 +149,17 @@ class Sampler:
         sessions = reader.list_sessions()
         links = reader.list_attachments(_LINKS)
         self._answered_at = self._now()
+        tracks = self._tracks.see(self._epoch, infos, now)
+        rows = [asdict(track.info) for track in tracks]
         events = [
             Event(
-                **asdict(track.info),
+                **row,
+                label=label,
                 rate=track.rate and round(track.rate, 2),
                 pending_s=round(track.pending_s, 2),
                 lane=[(round(at, 2), made, done) for at, made, done in track.points],
             )
-            for track in self._tracks.see(self._epoch, infos, now)
+            for row, label, track in zip(rows, labels_of(rows), tracks, strict=True)
         ]
         self.latest = Sample(
             at=now,

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import ipcsync
 from ipcsync import EventInfo
 from ipcsync._rates import Tracks
-from ipcsync._wire.messages import BridgeInfo
+from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync_bridge.counters import Counters
 from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
@@ -58,11 +58,14 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
         "pid": 8, "keeper_pid": 7, "memory_bytes": 40e6, "keeper_memory_bytes": 30e6,
         **counted.stats(),
     }  # fmt: skip
-    rows = [Event(**asdict(_info(state=state)), rate=None, pending_s=0.0) for state in ("open", "open", "broken")]
+    rows = [
+        Event(**asdict(_info(state=state)), label="e", rate=None, pending_s=0.0) for state in ("open", "open", "broken")
+    ]
     made = Sampler(None)
     bridge = BridgeInfo(
-        node="here", fleet="f", pid=9, server="nats://there:4222", mirrors=2, exports=1, peers=[],
-        counts={"remote_requests": 4}, nodes_lost={"silent": 1}, refusals={"NodeLost": 3},
+        node="here", fleet="f", pid=9, server="nats://there:4222", mirrors=2, exports=1,
+        peers=[PeerInfo("there", "linked")], counts={"remote_requests": 4},
+        nodes_lost={"silent": 1}, refusals={"NodeLost": 3},
     )  # fmt: skip
     made.latest = Sample(at=1.0, problem="", stats=stats, events=rows, bridge=bridge)
     monkeypatch.setattr(made, "_answered_at", made._now())
@@ -120,6 +123,11 @@ def test_the_bridge_is_told_of_only_while_it_answers(sampler: Sampler) -> None:
     sampler.latest = replace(sampler.latest, bridge=None)
     told = {key: value for key, value in _samples(sampler).items() if key[0].startswith("ipcsync_bridge")}
     assert told == {("ipcsync_bridge_up", ()): 0}
+
+
+def test_the_page_gets_every_field_of_another_node_also_those_that_no_message_has(sampler: Sampler) -> None:
+    (there,) = sampler.state()["bridge"]["peers"]
+    assert there == {**asdict(PeerInfo("there", "linked")), "mirrored": 0, "last_heard_s": None, "reason": ""}
 
 
 def test_the_histograms_buckets_are_cumulative_and_hold_their_bound(sampler: Sampler) -> None:

@@ -66,7 +66,6 @@ const nodes = new Table(byId("nodes"), [
 
 function keepLanes(state) {
   const known = new Set();
-  labelAll(state.events);
   for (const event of state.events) {
     event.key = `${state.epoch}/${event.slot}/${event.incarnation}`;
     known.add(event.key);

@@ -35,17 +35,6 @@ function printable(text) {
   return String(text).replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
 }
 
-// What each event is called, in the table and in the list alike: two of one name are told apart by their slots.
-function labelAll(events) {
-  const counts = new Map();
-  for (const event of events) {
-    event.label = event.name || (event.recorder ? `(unnamed, of ${event.recorder})` : `(unnamed, slot ${event.slot})`);
-    counts.set(event.label, (counts.get(event.label) ?? 0) + 1);
-  }
-  for (const event of events) if (counts.get(event.label) > 1) event.slotted = `${event.label} (slot ${event.slot})`;
-  for (const event of events) event.label = event.slotted ?? event.label;
-}
-
 // --- tables ----------------------------------------------------------------------------------------------------------
 
 // A table with a row for each key. Columns: {name, text(item), value(item) to sort by, number, class(item), cell(item)}.
