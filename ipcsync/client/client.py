@@ -6,7 +6,7 @@ import dataclasses
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -430,10 +430,11 @@ class Client(ClientView, Closing):
         """
         return self._notices(prefix, timeout)
 
-    def _notices(self, prefix: str, timeout: float | None, check: Callable[[], None] | None = None) -> Iterator[Notice]:
+    def _notices(
+        self, prefix: str, timeout: float | None, check: Callable[[], None] | None = None
+    ) -> Generator[Notice, None, None]:
         begin = self._naming.begin(prefix)
-        notices = self._session.notices(begin, self._session_prefix, timeout, check)
-        return _shown(notices, self._naming) if self.prefix else notices
+        return _shown(self._session.notices(begin, self._session_prefix, timeout, check), self._naming)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -468,7 +469,7 @@ def _dropped(session: Session) -> None:
         )
 
 
-def _shown(notices: Iterator[Notice], naming: Naming) -> Iterator[Notice]:
+def _shown(notices: Iterator[Notice], naming: Naming) -> Generator[Notice, None, None]:
     for notice in notices:
         is_event = not notice.kind.startswith("session_")
         yield dataclasses.replace(notice, name=naming.shown(notice.name)) if is_event else notice

@@ -66,12 +66,12 @@ def interleave(contestants: Mapping[str, Callable[[], T]], rounds: int) -> dict[
     return figures
 
 
-def compare(row: str, figures: Figures, unit: str, targets: Mapping[str, Target], ours: str = "ipcsync") -> list[Row]:
-    """A row for each peer in `figures`."""
+def compare(row: str, figures: Figures, unit: str, targets: Mapping[str, Target]) -> list[Row]:
+    """A row for each peer of ipcsync in `figures`."""
     return [
-        _row(row, peer, figures[ours], theirs, unit, targets.get(peer))
+        _row(row, peer, figures["ipcsync"], theirs, unit, targets.get(peer))
         for peer, theirs in figures.items()
-        if peer != ours
+        if peer != "ipcsync"
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
 from functools import partial
 from threading import get_ident
 from types import MappingProxyType, TracebackType
@@ -333,17 +333,17 @@ class AsyncClient(ClientView, AsyncClosing):
 
         def check() -> None:
             if is_over.is_set():
-                raise _WatchOver
+                raise asyncio.CancelledError  # nobody awaits it
             self._session.check_liveness()
 
         notices = self._client._notices(prefix, timeout, check)
         own = Pool("ipcsync-watch")
         try:
-            while (notice := await run(own, partial(_next, notices))) is not None:
+            while (notice := await run(own, partial(next, notices, None))) is not None:
                 yield notice
         finally:
             is_over.set()
-            own.submit(partial(_close, notices))  # after a read that may still be under way, for 50 ms at most
+            own.submit(notices.close)  # after a read that may still be under way, for 50 ms at most
             own.shutdown()
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -357,18 +357,3 @@ class AsyncClient(ClientView, AsyncClosing):
     def _close(self) -> None:
         self._client.close()
         self._runner.requests.shutdown()
-
-
-class _WatchOver(Exception):  # noqa: N818 - no error: the end of a watch without a reader
-    """Raised inside a watch's thread to end it."""
-
-
-def _next(notices: Iterator[Notice]) -> Notice | None:
-    try:
-        return next(notices, None)
-    except _WatchOver:
-        return None
-
-
-def _close(notices: Any) -> None:  # noqa: ANN401 - a generator, said to be an iterator
-    notices.close()
