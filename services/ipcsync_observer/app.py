@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -17,9 +17,9 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ipcsync_observer import metrics
 from ipcsync_observer.description import MAX_FILTER, openapi
 from ipcsync_observer.guard import Guard
+from ipcsync_observer.metrics import CoordinatorCollector
 from ipcsync_observer.sampler import Sampler
 
 STATIC = Path(__file__).parent / "static"
@@ -33,7 +33,7 @@ class Observer:
     def __init__(self, sampler: Sampler, period_s: float) -> None:
         self._sampler = sampler
         self._period_s = period_s
-        self._registry = metrics.registry(sampler)
+        self._metrics = CoordinatorCollector(sampler)
         self._streams: weakref.WeakSet[AsyncIterator[bytes]] = weakref.WeakSet()  # of pages that are open
         self.ending = asyncio.Event()
 
@@ -53,7 +53,7 @@ class Observer:
 
     async def metrics(self, _: Request) -> Response:
         """The metrics, in Prometheus's text format."""
-        return Response(metrics.render(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(generate_latest(self._metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def description(self, _: Request) -> Response:
         """The OpenAPI description."""

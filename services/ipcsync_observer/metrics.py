@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -71,7 +70,8 @@ class CoordinatorCollector(Collector):
         if is_up:
             what = {(sample.stats["version"], sample.stats["driver"]): 1.0}
             yield _gauge("info", "1; the labels say what serves.", what, "version", "driver")
-            yield from _gauges(sample.stats)
+            for name, (key, text) in GAUGES.items():
+                yield _gauge(name, text, sample.stats[key])
             yield from _kept(sample.stats)
             yield _memory(sample.stats)
             yield from _counters(sample.stats)
@@ -104,11 +104,6 @@ def _bridge(bridge: BridgeInfo | None) -> Iterator[Metric]:
     yield _counter("bridge_nodes_lost", "Nodes that were lost, and why.", lost, "reason")
     text = "What sessions asked of other nodes and did not get, by error."
     yield _counter("bridge_refusals", text, bridge.refusals, "error")
-
-
-def _gauges(stats: dict[str, Any]) -> Iterator[Metric]:
-    for name, (key, text) in GAUGES.items():
-        yield _gauge(name, text, stats[key])
 
 
 def _memory(stats: dict[str, Any]) -> Metric:
@@ -156,15 +151,3 @@ def _latency(latency: dict[str, Any]) -> Metric:
     bounds = [*(str(float(bound)) for bound in latency["bounds_s"]), "+Inf"]
     histogram.add_metric([], list(zip(bounds, accumulate(latency["counts"]), strict=True)), latency["sum_s"])
     return histogram
-
-
-def registry(sampler: Sampler) -> CollectorRegistry:
-    """A registry of the coordinator's metrics alone."""
-    made = CollectorRegistry(auto_describe=False)
-    made.register(CoordinatorCollector(sampler))
-    return made
-
-
-def render(made: CollectorRegistry) -> bytes:
-    """The text that /metrics serves."""
-    return generate_latest(made)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import asdict
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ipcsync
@@ -73,7 +74,7 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
 
 
 def _samples(sampler: Sampler) -> dict[tuple[str, tuple[str, ...]], float]:
-    text = metrics.render(metrics.registry(sampler)).decode()
+    text = generate_latest(metrics.CoordinatorCollector(sampler)).decode()
     return {
         (sample.name, tuple(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
@@ -163,7 +164,7 @@ def test_every_metric_is_told_of_in_the_documentation(sampler: Sampler) -> None:
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool not found (Debian: apt-get install prometheus)")
 def test_promtool_finds_nothing_to_say(sampler: Sampler) -> None:
-    text = metrics.render(metrics.registry(sampler))
+    text = generate_latest(metrics.CoordinatorCollector(sampler))
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
