@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a recipe says what it did
 """An asyncio decode server takes requests from a prefill process, and goes on when that is killed and restarted.
 
 Without ipcsync: a server either blocks its loop in a CUDA wait, and answers nobody meanwhile, or asks each event again

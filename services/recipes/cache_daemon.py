@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a recipe says what it did
 """A cache daemon copies KV blocks out of an engine and in again, on its own stream, and replies when done.
 
 This is how LMCache's multiprocess mode works: ZeroMQ messages carry what to copy and an event to wait for, and the

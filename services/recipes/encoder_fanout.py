@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a recipe says what it did
 """A vision encoder feeds two consumers: a language model and a classifier.
 
 Without ipcsync: two importers of one CUDA event must both have opened it before the encoder may drop it, which takes

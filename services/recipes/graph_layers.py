@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a recipe says what it did
 """A prefill process hands a KV cache over layer by layer, to a decode process that replays a CUDA graph of all layers.
 
 Without ipcsync: nothing can wait between the nodes of a graph for another process's record. An engine skips its waits

@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a recipe says what it did
 """A prefill process hands a KV cache to a decode process, and gets it back.
 
 Without ipcsync: the prefill exports a CUDA event's handle with each request. If it drops the event before the decode

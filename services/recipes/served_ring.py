@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a recipe says what it did
 """A ring of buffers with back-pressure, whose producer and consumer may be killed at any moment, and are restarted.
 
 Without ipcsync: a producer that is killed leaves the consumer at an event that will never be recorded, or, where the

@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a recipe says what it did
 """A worker and its consumer survive the restart of the coordinator, by connecting again.
 
 Without ipcsync, the process that exported the events may be restarted itself. What its peers had opened is

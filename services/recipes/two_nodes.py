@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a recipe says what it did
 """Prefill on one node, decode on another: the cache goes over the network, and the news that it is there by a bridge.
 
 Without ipcsync: CUDA's events end at the host, so the decode node polls, or waits for a message that a CPU sends and a

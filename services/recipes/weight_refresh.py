@@ -1,4 +1,3 @@
-# ruff: noqa: T201 - a recipe says what it did
 """A trainer refreshes the weights while an inference process reads them, in two buffers that take turns.
 
 Without ipcsync: a host lock or a message around each refresh keeps the two apart only on the host, while both GPUs'
