@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ipcsync.cli.output import Failed
+from ipcsync.cli.output import Failed, print_table
 
 if TYPE_CHECKING:
     from ipcsync._session.reader import Reader
     from ipcsync._wire.messages import EventInfo
+
+_TIMES = ("connected_s", "last_seen_s")
 
 
 def with_endpoint(command: Callable[..., None]) -> Callable[..., None]:
@@ -45,3 +47,16 @@ def look(reader: Reader) -> tuple[dict[str, Any], list[EventInfo]]:
         "events": [asdict(row) for row in events],
     }
     return found, events
+
+
+def print_sessions(sessions: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of at least one session."""
+    print_table(
+        ("session", "pid", "events", "connected s", "seen s ago", "id"),
+        [
+            (row["name"] or "(no name)", row["pid"], row["events"], *(round(row[key], 1) for key in _TIMES), row["id"])
+            for row in sessions
+        ],
+        shortened=("session",),
+        left_out=("connected s", "events"),
+    )

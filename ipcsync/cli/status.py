@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ipcsync.cli.asking import endpoint_of, look, with_endpoint
+from ipcsync.cli.asking import endpoint_of, look, print_sessions, with_endpoint
 from ipcsync.cli.output import echo, ended, labels_of, print_json, print_table
 
 _TIMEOUT_S = 2.0
@@ -78,12 +78,7 @@ def _show(found: dict[str, Any]) -> None:
         echo(f"{name:<{width}}  {text}")
     click.echo()
     if sessions:
-        print_table(
-            ("session", "pid", "events", "connected s", "seen s ago", "id"),
-            [_session(row) for row in sessions],
-            shortened=("session",),
-            left_out=("connected s", "events"),
-        )
+        print_sessions(sessions)
         _tell_rest(stats["sessions"] - len(sessions))
     else:
         click.echo("no sessions")
@@ -104,11 +99,6 @@ def _show(found: dict[str, Any]) -> None:
 def _tell_rest(count: int) -> None:
     if count > 0:  # beyond the coordinator's limit, or ended since they were counted
         click.echo(f"{count} more")
-
-
-def _session(row: dict[str, Any]) -> tuple[object, ...]:
-    seen, since = round(row["last_seen_s"], 1), round(row["connected_s"], 1)
-    return row["name"] or "(no name)", row["pid"], row["events"], since, seen, row["id"]
 
 
 def _event(label: str, row: dict[str, Any]) -> tuple[object, ...]:

@@ -10,24 +10,18 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from ipcsync.cli.asking import endpoint_of, look, with_endpoint
+from ipcsync.cli.asking import endpoint_of, look, print_sessions, with_endpoint
 from ipcsync.cli.output import Seconds, echo, is_terminal, labels_of, print_table
 
 _TIMEOUT_S = 2.0
 # "Known complete" is what the recorder last published; later records are unconfirmed, and may be complete by now.
 _EVENTS = ("event", "state", "engine", "recorded", "known complete", "/s", "unconfirmed", "recorder", "attached")
-_SESSIONS = ("session", "pid", "events", "connected", "seen", "id")
-_SHORTENED = ("event", "recorder", "session")
-_LEFT_OUT = {
-    _EVENTS: ("attached", "known complete", "unconfirmed", "recorded"),
-    _SESSIONS: ("connected", "events"),
-}
 _SAMPLES = 16
 _LINES_AROUND = 17  # lines for heads, blank lines, the summary, and the last lines
 
@@ -116,18 +110,19 @@ def _print(found: dict[str, Any], height: int | None = None) -> None:
     echo(_summary(found))
     if sessions:
         echo()
-        _print_table(_SESSIONS, [_session(session) for session in sessions[:for_sessions]])
+        print_sessions(sessions[:for_sessions])
     if events:
         echo()
-        _print_table(_EVENTS, [_event(event) for event in events[:for_events]])
+        print_table(
+            _EVENTS,
+            [_event(event) for event in events[:for_events]],
+            shortened=("event", "recorder"),
+            left_out=("attached", "known complete", "unconfirmed", "recorded"),
+        )
     echo()
     for count, what in ((len(sessions) - for_sessions, "sessions"), (len(events) - for_events, "events")):
         if count > 0:
             echo(f"{count} more {what}")
-
-
-def _print_table(columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> None:
-    print_table(columns, rows, shortened=_SHORTENED, left_out=_LEFT_OUT[columns])
 
 
 def _summary(found: dict[str, Any]) -> str:
@@ -138,17 +133,6 @@ def _summary(found: dict[str, Any]) -> str:
         f"pool {stats['pool_in_use']}/{stats['pool_size']}   quarantined {stats['quarantined']}   deaths {deaths}   "
         f"refusals {sum(stats['refusals'].values())}"
     )
-
-
-def _session(session: dict[str, Any]) -> list[object]:
-    return [
-        session["name"] or "(no name)",
-        session["pid"],
-        session["events"],
-        f"{session['connected_s']:.0f} s",
-        f"{session['last_seen_s']:.1f} s ago",
-        session["id"],
-    ]
 
 
 def _event(event: dict[str, Any]) -> list[object]:
