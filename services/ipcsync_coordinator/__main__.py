@@ -96,6 +96,7 @@ def _keeper_config(settings: config.Settings) -> KeeperConfig:
         settings.driver,
         settings.device_list(),
         settings.pool,
+        settings.kept_slots,
         settings.max_sessions,
     )
 
@@ -134,7 +135,7 @@ def _serve_kept(settings: config.Settings, kept: str) -> int:
 
     _freeze()
     what = startup.inherit(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
-    fixed = {name: value for name, value in msgspec.structs.asdict(what.config.keeper).items() if name != "devices"}
+    fixed = {name: getattr(what.config.keeper, name) for name in ("runtime_dir", "driver", "pool", "max_sessions")}
     settings = dataclasses.replace(settings, **fixed)
     return asyncio.run(_serve_for_keeper(settings, what))
 

@@ -106,6 +106,16 @@ class Settings:
             raise ConfigError(f"devices must be ordinals such as 0,1, not {self.devices!r}")
         return [int(part) for part in parts]
 
+    @property
+    def kept_slots(self) -> int:
+        """How many slots of each engine are kept beside the pool, while a dead recorder's GPU work may go on."""
+        return max(self.pool // 2, 1)
+
+    @property
+    def kept_cuda_events(self) -> int:
+        """How many CUDA events of dead recorders are kept at most."""
+        return self.max_cuda_events // 2
+
 
 FIELDS = {setting.name: setting for setting in dataclasses.fields(Settings)}
 

@@ -16,7 +16,7 @@ from ipcsync_coordinator.handlers import MOST_ROWS, Handlers
 from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.records import Reply
-from ipcsync_coordinator.sessions import Kept, SessionEntry, Use
+from ipcsync_coordinator.state import Kept, Session, Use
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -35,7 +35,7 @@ class Dispatcher:
         handlers: Handlers,
         metrics: Metrics,
         strikes: StrikeCounter,
-        on_confirm: Callable[[SessionEntry, Sender], None],
+        on_confirm: Callable[[Session, Sender], None],
     ) -> None:
         self._max_frame = settings.max_frame
         self._handlers = handlers
@@ -98,43 +98,42 @@ class Dispatcher:
             return None if self._is_late(request, now_ns) else self._welcome(request, sender, now_ns)
         if not request.token and messages.is_question(request.body):
             return None if self._is_late(request, now_ns) else self._decide(None, request, sender)
-        entry = self._sessions.find(request.token)
-        if entry is None:
+        session = self._sessions.find(request.token)
+        if session is None:
             kept: Kept | None = self._sessions.final_reply(request.token, request.id)
         else:
             self._strikes.clear(sender.routing)
-            self.is_one_of_many = 0 < request.deadline_ns == entry.deadline_ns
-            entry.deadline_ns = request.deadline_ns
-            kept = entry.replies.get(request.id)
+            self.is_one_of_many = 0 < request.deadline_ns == session.deadline_ns
+            session.deadline_ns = request.deadline_ns
+            kept = session.replies.get(request.id)
         if kept is not None:
-            return self._again(
-                entry, request.id, kept
-            )  # before the deadline: a client asks about requests that it gave up
+            # Before the deadline: a client asks about requests that it gave up.
+            return self._again(session, request.id, kept)
         if self._is_late(request, now_ns):
             return None
-        if entry is None:
+        if session is None:
             self._strikes.strike(sender.routing)
             raise SessionExpired(
                 "no such session here: it expired, was closed, or is of an earlier coordinator; connect again"
             )
-        if request.id <= entry.session.forgotten:
+        if request.id <= session.forgotten:
             raise ProtocolError(f"request {request.id} was answered too long ago", code="forgotten")
-        if entry.session.state != "live" and op not in ("close", "break", "bye"):
+        if session.state != "live" and op not in ("close", "break", "bye"):
             raise SessionExpired(
-                f"the session {entry.session.who} expired: it was silent for longer than its lease's "
-                f"{entry.session.ttl_ns / 1e9:g} s; connect again",
-                session=entry.session.label,
+                f"the session {session.who} expired: it was silent for longer than its lease's "
+                f"{session.ttl_ns / 1e9:g} s; connect again",
+                session=session.label,
             )
-        if not entry.watch.is_confirmed:
-            self._on_confirm(entry, sender)
-        return self._decide(entry, request, sender)
+        if not session.watch.is_confirmed:
+            self._on_confirm(session, sender)
+        return self._decide(session, request, sender)
 
-    def _again(self, entry: SessionEntry | None, request_id: int, kept: Kept) -> bytes:
+    def _again(self, session: Session | None, request_id: int, kept: Kept) -> bytes:
         """The same reply again."""
         if not isinstance(kept, Use):
             return kept
-        assert entry is not None
-        return codec.encode_reply(request_id, self._handlers.attachment_again(entry, kept))
+        assert session is not None
+        return codec.encode_reply(request_id, self._handlers.attachment_again(session, kept))
 
     def _is_late(self, request: Request, now_ns: int) -> bool:
         if not 0 < request.deadline_ns < now_ns:
@@ -143,7 +142,7 @@ class Dispatcher:
         self._metrics.count_result(request.op, "late")
         return True
 
-    def _decide(self, entry: SessionEntry | None, request: Request, sender: Sender) -> bytes | None:
+    def _decide(self, session: Session | None, request: Request, sender: Sender) -> bytes | None:
         """The reply to a request of a session, or to a question without one; None if it follows later."""
         op, body = request.op, None
         is_question = messages.is_question(request.body)
@@ -153,14 +152,14 @@ class Dispatcher:
             if effect != "none":
                 self._journal.make_room()
             if op == "remote":
-                body = self._handlers.fleet.ask(entry, request, sender.routing)
+                body = self._handlers.fleet.ask(session, request, sender.routing)
                 if body is None:
                     return None  # the reply follows once the bridge has answered
             elif is_question:
-                body = self._questions[op](request.body, None if entry is not None else MOST_ROWS)
+                body = self._questions[op](request.body, None if session is not None else MOST_ROWS)
             else:
-                assert entry is not None
-                body = self._table[op](entry, request.body)
+                assert session is not None
+                body = self._table[op](session, request.body)
             self._metrics.count_result(op, "ok")
         except IpcSyncError as error:
             if is_question:
@@ -171,9 +170,9 @@ class Dispatcher:
         else:
             reply = codec.encode_reply(request.id, body)
         kept = None
-        if effect == "once" and entry is not None:
+        if effect == "once" and session is not None:
             # A refusal is kept in memory only: a reply that its client has not read is lost with the connection.
-            kept = Reply.of(entry.session.token, request.id, body, reply)
+            kept = Reply.of(session.token, request.id, body, reply)
         has_effect = effect == "none" or self._transactions.commit(kept, is_refusal=body is None)
         return reply if has_effect or body is None else None  # its client asks again
 

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
@@ -20,24 +19,13 @@ from ipcsync._logs import fields
 from ipcsync._wire.messages import Remains, RemainsCause
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool
-from ipcsync_coordinator.records import Effect
 from ipcsync_coordinator.release import Releaser
-from ipcsync_coordinator.state import Change, ChangeKind, Session, Slot
+from ipcsync_coordinator.state import Change, ChangeKind, Effect, Session, Slot
 from ipcsync_coordinator.tombstones import Tombstone, Tombstones
 
 log = logging.getLogger("ipcsync.coordinator")
 
 _CAUSES: dict[str, RemainsCause] = {"expired": "expired", "behind": "behind"}
-
-
-@dataclass(frozen=True)
-class Step:
-    """A change, its effect on the board, and the ring that it frees, which may be reusable."""
-
-    change: Change
-    effect: Effect | None
-    ring: list[int] = field(default_factory=list)
-    is_reusable: bool = False
 
 
 class Effects:
@@ -88,6 +76,7 @@ class Effects:
             "closed": self._closed,
             "broken": self._broken,
             "kept": self._leave_quarantine,
+            "freed": self._leave_quarantine,
             "unwanted": self._unwanted,
             "session_opened": self._session_opened,
             "session_closed": self._session_closed,
@@ -103,14 +92,13 @@ class Effects:
 
     # --- what is to be stored, read from the board --------------------------------------------------------------------
 
-    def plan(self, changes: Iterable[Change]) -> list[Step]:
-        """The steps of changes, in order; the slot of a `freed` change loses its ring."""
-        return [
-            self._plan_free(change, change.slot)
-            if change.kind == "freed" and change.slot is not None
-            else Step(change, self._plans[change.kind](change.slot or change.session))
-            for change in changes
-        ]
+    def plan(self, changes: Iterable[Change]) -> None:
+        """Fill in the effects of changes, in order; the slot of a `freed` change loses its ring."""
+        for change in changes:
+            if change.kind == "freed" and isinstance(change.of, Slot):
+                self._plan_free(change, change.of)
+            else:
+                change.effect = self._plans[change.kind](change.of)
 
     def _plan_break(self, slot: Slot) -> Effect:
         is_timeline, reason = slot.engine == "timeline", slot.reason if slot.reason in REASONS else ""
@@ -131,19 +119,19 @@ class Effects:
         # All that was recorded is complete.
         return Effect("drain", slot.index, (self.line(slot.index).recorded,)) if slot.engine == "timeline" else None
 
-    def _plan_free(self, change: Change, slot: Slot) -> Step:
+    def _plan_free(self, change: Change, slot: Slot) -> None:
         line = self.line(slot.index)
         # A recorder that died between the driver's call and the store left a record that is not on the board.
         recorded = line.recorded
         completed = line.completed
-        is_reusable = completed >= recorded and not change.was_broken
-        ring, slot.ring = slot.ring, []
+        change.is_reusable = completed >= recorded and not change.was_broken
+        change.ring, slot.ring = slot.ring, []
         if slot.origin is not None and change.was_broken:
             self._tombstones.add(slot.origin, Tombstone(slot.node, slot.good, slot.reason))
         if slot.origin is None and slot.remains is None:
             slot.remains = self._remains(slot, recorded, completed, was_broken=change.was_broken)
         # On either engine: the next use begins at `recorded`, and must find everything before it complete.
-        return Step(change, Effect("free", slot.index, (recorded,)), ring, is_reusable)
+        change.effect = Effect("free", slot.index, (recorded,))
 
     def _plan_keep(self, slot: Slot) -> None:
         slot.remains = self._remains(slot, self.line(slot.index).recorded, 0, was_broken=True)
@@ -166,27 +154,21 @@ class Effects:
 
     # --- the stores ---------------------------------------------------------------------------------------------------
 
-    def carry_out(self, steps: Iterable[Step]) -> None:
-        """Carry out steps in order. One that fails (in the driver) is logged, and does not stop the others."""
-        for step in steps:
-            self._carry_out_one(step)
+    def carry_out(self, changes: Iterable[Change]) -> None:
+        """Carry out changes in order. One that fails (in the driver) is logged, and does not stop the others."""
+        for change in changes:
+            self._carry_out_one(change)
 
-    def _carry_out_one(self, step: Step) -> None:
+    def _carry_out_one(self, change: Change) -> None:
         try:
-            self._do(step)
+            if change.effect is not None:
+                self._store(change.effect)
+            if change.kind == "freed":
+                (self.pool.give_back if change.is_reusable else self.pool.destroy)(change.ring)
+            if change.kind in self._consequences:
+                self._consequences[change.kind](change.of)
         except Exception:
-            log.exception("change only partly carried out", extra=fields(kind=step.change.kind))
-
-    def _do(self, step: Step) -> None:
-        change = step.change
-        if step.effect is not None:
-            self._store(step.effect)
-        if change.kind == "freed":
-            (self.pool.give_back if step.is_reusable else self.pool.destroy)(step.ring)
-            assert change.slot is not None
-            self._leave_quarantine(change.slot)
-        elif change.kind in self._consequences:
-            self._consequences[change.kind](change.slot or change.session)
+            log.exception("change only partly carried out", extra=fields(kind=change.kind))
 
     def redo(self, effects: Iterable[Effect]) -> None:
         """Store the effect that an earlier coordinator was about to store, or did; storing it twice does no harm."""

@@ -28,8 +28,7 @@ from ipcsync.errors import (
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.listing import attachment_of
 from ipcsync_coordinator.records import Reply
-from ipcsync_coordinator.sessions import SessionEntry
-from ipcsync_coordinator.state import Change, Slot
+from ipcsync_coordinator.state import Change, Session, Slot
 from ipcsync_coordinator.tombstones import Origin
 from ipcsync_coordinator.transactions import Transactions
 
@@ -45,7 +44,7 @@ class _Owed:
     """A reply that a session waits for, or who asks without one."""
 
     want: messages.Want
-    entry: SessionEntry | None
+    session: Session | None
     request_id: int
     routing: bytes
     device: str
@@ -53,12 +52,12 @@ class _Owed:
     @property
     def key(self) -> tuple[bytes, int]:
         """Whose request it is: the session's, or without one the connection's."""
-        return self.routing if self.entry is None else self.entry.session.token, self.request_id
+        return self.routing if self.session is None else self.session.token, self.request_id
 
     @property
     def is_waited_for(self) -> bool:
         """Whether who asked may still be there."""
-        return self.entry is None or self.entry.session.state == "live"
+        return self.session is None or self.session.state == "live"
 
 
 class Fleet:
@@ -78,7 +77,7 @@ class Fleet:
         self._owed: dict[int, _Owed] = {}
         self._asked: dict[tuple[bytes, int], int] = {}  # by `_Owed.key`
         self.deliver: Callable[[bytes, bytes], None] = _nobody_listens
-        self.table: dict[str, Callable[[SessionEntry, Any], messages.Message]] = {
+        self.table: dict[str, Callable[[Session, Any], messages.Message]] = {
             "import": self._import,
             "answer": self._answer,
             "finish": self._finish,
@@ -87,27 +86,27 @@ class Fleet:
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
-    def ask(self, entry: SessionEntry | None, request: Request, routing: bytes) -> messages.Message | None:
-        """The reply to a `Remote`; None if it is owed until the bridge answers. A question needs no `entry`."""
+    def ask(self, session: Session | None, request: Request, routing: bytes) -> messages.Message | None:
+        """The reply to a `Remote`; None if it is owed until the bridge answers. A question needs no `session`."""
         body = request.body
         assert isinstance(body, messages.Remote)
         self._check_names(body)
-        known = self._asked.get((routing if entry is None else entry.session.token, request.id))
+        known = self._asked.get((routing if session is None else session.token, request.id))
         if known is not None:  # it asks again, maybe over another connection
             self._owed[known].routing = routing
             return None
-        if entry is None or messages.is_question(body):
+        if session is None or messages.is_question(body):
             pass
         elif body.what == "attach":
-            attached = self._attach_known(entry, body)
+            attached = self._attach_known(session, body)
             if attached is not None:
                 return attached
         elif body.what == "claim":
-            self._check_claim(entry, body)
+            self._check_claim(session, body)
         elif body.what != "open":
             raise ProtocolError(f"unknown question to other nodes {body.what!r:.80}", code="invalid")
         self._require_bridge(body)
-        self._want(entry, request, body, routing)
+        self._want(session, request, body, routing)
         return None
 
     def _check_names(self, body: messages.Remote) -> None:
@@ -115,11 +114,11 @@ class Fleet:
         why_not = nodes.why_not(body.node) if body.node or body.what == "events" else None
         if why_not:
             raise ProtocolError(f"a node's name {why_not}, not {body.node!r:.80}", code="name")
-        why_not = names.why_not(body.name, self._registry.limits.name_bytes) if body.what == "open" else None
+        why_not = names.why_not(body.name, self._registry.limits.max_name) if body.what == "open" else None
         if why_not:
             raise ProtocolError(f"an event's name {why_not}", code="name")
 
-    def _attach_known(self, entry: SessionEntry, body: messages.Remote) -> messages.Message | None:
+    def _attach_known(self, session: Session, body: messages.Remote) -> messages.Message | None:
         """The attachment to an existing mirror, or to a lost one; None if the bridge has to be asked."""
         if len(body.epoch) != len(self._epoch) or body.epoch == self._epoch:
             raise ProtocolError("a point of another node must have another epoch than this one", code="epoch")
@@ -127,29 +126,29 @@ class Fleet:
         slot = self._registry.mirrors.get(origin)
         if slot is None and self._registry.tombstones.find(origin) is None:
             return None
-        return self._attach(entry, origin, body.default_device)
+        return self._attach(session, origin, body.default_device)
 
-    def _attach(self, entry: SessionEntry, origin: Origin, device: str) -> messages.Attachment:
+    def _attach(self, session: Session, origin: Origin, device: str) -> messages.Attachment:
         slot = self._registry.mirrors.get(origin)
         if slot is not None:
-            slot = self._registry.attach(entry.session, slot.index, slot.incarnation)
+            slot = self._registry.attach(session, slot.index, slot.incarnation)
         else:
             tombstone = self._registry.tombstones.find(origin)
             assert tombstone is not None
-            slot = self._registry.restore_from_tombstone(entry.session, origin, tombstone, self._device(device))
+            slot = self._registry.restore_from_tombstone(session, origin, tombstone, self._device(device))
             slot.base = self._effects.line(slot.index).recorded
-        return attachment_of(slot, entry.session, self._effects.pool)
+        return attachment_of(slot, session, self._effects.pool)
 
     def _device(self, wanted: str) -> str:
         """The device of a mirror: that of the session that asked for it first."""
         devices = self._effects.pool.devices
         return wanted if wanted in devices else devices[0]
 
-    def _check_claim(self, entry: SessionEntry, body: messages.Remote) -> None:
+    def _check_claim(self, session: Session, body: messages.Remote) -> None:
         slot = self._registry.slots.get(body.slot)
         if slot is None or slot.incarnation != body.incarnation or slot.state != "open":
             raise EventClosed(f"the event {body.name!r} is over")
-        if not slot.is_recorded_by(entry.session):
+        if not slot.is_recorded_by(session):
             raise NotRecorder(f"this session does not record on {body.name!r}", event=body.name)
         if slot.engine != "timeline":
             raise EngineMismatch(
@@ -171,7 +170,7 @@ class Fleet:
             "no bridge to other nodes runs beside this coordinator: start `ipcsync bridge --node NAME --nats URL`"
         )
 
-    def _want(self, entry: SessionEntry | None, request: Request, body: messages.Remote, routing: bytes) -> None:
+    def _want(self, session: Session | None, request: Request, body: messages.Remote, routing: bytes) -> None:
         if len(self._owed) >= MOST_WANTS:
             raise QuotaExceeded(f"{MOST_WANTS} questions to other nodes are unanswered", limit=MOST_WANTS)
         self._number += 1
@@ -179,7 +178,7 @@ class Fleet:
         want = messages.Want(
             self._number, body.what, request.deadline_ns, body.node, body.name, epoch, body.slot, body.incarnation
         )
-        owed = self._owed[want.number] = _Owed(want, entry, request.id, routing, body.default_device)
+        owed = self._owed[want.number] = _Owed(want, session, request.id, routing, body.default_device)
         self._asked[owed.key] = want.number
         self._effects.feed.announce("wanted", want=want)
 
@@ -203,21 +202,21 @@ class Fleet:
         """Send the reply to a question, and keep it unless it may be asked again."""
         self._forget(owed)
         frame = codec.encode_reply(owed.request_id, body)
-        if owed.entry is not None and owed.want.what in ("attach", "open", "claim"):
+        if owed.session is not None and owed.want.what in ("attach", "open", "claim"):
             is_refusal = isinstance(body, messages.Failure)
-            reply = Reply.of(owed.entry.session.token, owed.request_id, body, frame)
+            reply = Reply.of(owed.session.token, owed.request_id, body, frame)
             if not self._transactions.commit(reply, is_refusal=is_refusal) and not is_refusal:
                 return  # it asks again
         self.deliver(owed.routing, frame)
 
     # --- what the bridge says -----------------------------------------------------------------------------------------
 
-    def _check_bridge(self, entry: SessionEntry) -> None:
-        if entry.session.role != "bridge":
+    def _check_bridge(self, session: Session) -> None:
+        if session.role != "bridge":
             raise ProtocolError("only a bridge may send this", code="role")
 
-    def _import(self, entry: SessionEntry, body: messages.Import) -> messages.Message:
-        self._check_bridge(entry)
+    def _import(self, session: Session, body: messages.Import) -> messages.Message:
+        self._check_bridge(session)
         if not body.incarnation:  # its tombstone would be that of the whole epoch
             raise ProtocolError(f"node {body.node!r} has no use 0 of slot {body.slot}: uses begin at 1", code="invalid")
         owed = self._owed.get(body.want)
@@ -227,41 +226,39 @@ class Fleet:
             return messages.Done()
         slot = self._registry.mirrors.get(origin)
         if slot is None and self._registry.tombstones.find(origin) is None:
-            slot = self._mirror(entry, origin, body, owed.device if owed is not None else "")
+            slot = self._mirror(session, origin, body, owed.device if owed is not None else "")
         self._give(owed, lambda asker: self._attach(asker, origin, owed.device if owed is not None else ""))
         if slot is not None and slot.is_unwanted:  # who asked is gone, or was refused
-            self._registry.changes.append(Change("unwanted", slot=slot))
-        if slot is None or not slot.is_recorded_by(entry.session) or slot.state != "open":
+            self._registry.changes.append(Change("unwanted", slot))
+        if slot is None or not slot.is_recorded_by(session) or slot.state != "open":
             raise NodeLost(f"slot {body.slot} of node {body.node!r} is lost on this node for good", node=body.node)
-        return attachment_of(slot, entry.session, self._effects.pool)
+        return attachment_of(slot, session, self._effects.pool)
 
-    def _mirror(self, entry: SessionEntry, origin: Origin, body: messages.Import, device: str) -> Slot:
+    def _mirror(self, session: Session, origin: Origin, body: messages.Import, device: str) -> Slot:
         device = self._device(device)
         reason = self._effects.pool.why_not_timeline(device)
         if reason:
             raise EngineMismatch(f"events of other nodes cannot be waited for here: the engine 'timeline': {reason}")
-        slot = self._registry.create(
-            entry.session, body.name, recorder=True, device=device, origin=origin, node=body.node
-        )
+        slot = self._registry.create(session, body.name, recorder=True, device=device, origin=origin, node=body.node)
         slot.base = self._effects.line(slot.index).recorded
         return slot
 
-    def _attach_own(self, asker: SessionEntry, body: messages.Import) -> messages.Attachment:
-        slot = self._registry.attach(asker.session, body.slot, body.incarnation)
-        return attachment_of(slot, asker.session, self._effects.pool)
+    def _attach_own(self, asker: Session, body: messages.Import) -> messages.Attachment:
+        slot = self._registry.attach(asker, body.slot, body.incarnation)
+        return attachment_of(slot, asker, self._effects.pool)
 
-    def _give(self, owed: _Owed | None, attach: Callable[[SessionEntry], messages.Message]) -> None:
+    def _give(self, owed: _Owed | None, attach: Callable[[Session], messages.Message]) -> None:
         """Reply to the session that asked for a use with an attachment to it, or with the error."""
-        if owed is None or owed.entry is None or not owed.is_waited_for:
+        if owed is None or owed.session is None or not owed.is_waited_for:
             return  # it waits no more
         try:
-            body = attach(owed.entry)
+            body = attach(owed.session)
         except IpcSyncError as error:
             body = codec.failure_of(error)
         self._reply(owed, body)
 
-    def _answer(self, entry: SessionEntry, body: messages.Answer) -> messages.Message:
-        self._check_bridge(entry)
+    def _answer(self, session: Session, body: messages.Answer) -> messages.Message:
+        self._check_bridge(session)
         owed = self._owed.get(body.want)
         _, reply = codec.decode_reply(body.reply)
         if not isinstance(reply, _ANSWERS):
@@ -270,19 +267,19 @@ class Fleet:
             self._reply(owed, reply)
         return messages.Done()
 
-    def _finish(self, entry: SessionEntry, body: messages.Finish) -> messages.Message:
-        self._check_bridge(entry)
+    def _finish(self, session: Session, body: messages.Finish) -> messages.Message:
+        self._check_bridge(session)
         if body.state not in _STATES:
             raise ProtocolError(
                 f"a mirror must end as one of {', '.join(_STATES)}, not as {body.state!r:.80}", code="invalid"
             )
-        self._registry.finish_mirror(entry.session, body.slot, body.incarnation, body.state, body.reason)
+        self._registry.finish_mirror(session, body.slot, body.incarnation, body.state, body.reason)
         if body.state == "broken":
             log.info("mirror lost", extra=fields(slot=body.slot, reason=body.reason))
         return messages.Done()
 
-    def _list_wants(self, entry: SessionEntry, _: messages.ListWants) -> messages.Message:
-        self._check_bridge(entry)
+    def _list_wants(self, session: Session, _: messages.ListWants) -> messages.Message:
+        self._check_bridge(session)
         return messages.WantList([owed.want for owed in self._owed.values()])
 
 

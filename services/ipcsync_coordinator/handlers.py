@@ -32,8 +32,7 @@ from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.listing import attachment_of, attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
-from ipcsync_coordinator.sessions import SessionEntry, Use
-from ipcsync_coordinator.state import UNKNOWN, Session
+from ipcsync_coordinator.state import UNKNOWN, Session, Use
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.resources import StartupConfig
 
@@ -80,7 +79,7 @@ class Handlers:
         self._time_namespace = time_namespace()
         self._shm = shm_identity()
         self._serves_ns = time.monotonic_ns()
-        self.table: dict[str, Callable[[SessionEntry, Any], messages.Message]] = {
+        self.table: dict[str, Callable[[Session, Any], messages.Message]] = {
             "ready": self._ready,
             "open": self._open,
             "attach": self._attach,
@@ -104,10 +103,10 @@ class Handlers:
         """Note that requests are answered from now on."""
         self._serves_ns = time.monotonic_ns()
 
-    def watch(self, entry: SessionEntry) -> None:
+    def watch(self, session: Session) -> None:
         """Have a session that is ready be watched for its process's death."""
-        entry.peer = Peer(self._board, entry.session.serial)
-        self._deaths.watch(entry.peer)
+        session.peer = Peer(self._board, session.serial)
+        self._deaths.watch(session.peer)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -140,15 +139,15 @@ class Handlers:
         if len(self._sessions) >= room:
             raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
         session = self._registry.open_session(os.urandom(4).hex(), hello.name, hello.role, self._is_held)
-        watch = ProcessWatch(sender.pid, sender.routing, self._board, session.line)
+        session.watch = watch = ProcessWatch(sender.pid, sender.routing, self._board, session.line)
         # Without a start time the pid is useless to others, which then check the lifeline.
         session.pid, session.started = watch.pid if watch.started else 0, watch.started
         session.token, session.nonce, session.opened_ns = os.urandom(16), hello.nonce, now_ns
+        session.beat_ns = now_ns
         session.ttl_ns, session.why_not_event = int(ttl * 1e9), self._why_not_event(hello)
-        entry = SessionEntry(session, watch, now_ns)
-        self._sessions.add(entry)
+        self._sessions.add(session)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
-        return self._welcome(entry)
+        return self._welcome(session)
 
     def _refuse_other_user(self, sender: Sender) -> None:
         mine, theirs = os.geteuid(), sender.uid
@@ -168,7 +167,7 @@ class Handlers:
         serving = self._sessions.bridge()
         if serving is not None:
             raise ConnectError(
-                f"the bridge {serving.session.who} serves here already, and a coordinator has one: stop that one first"
+                f"the bridge {serving.who} serves here already, and a coordinator has one: stop that one first"
             )
 
     def _granted_ttl(self, wanted: float | None) -> float:
@@ -188,13 +187,13 @@ class Handlers:
             )
         return None
 
-    def _welcome(self, entry: SessionEntry) -> messages.Welcome:
-        ttl = entry.session.ttl_ns / 1e9
+    def _welcome(self, session: Session) -> messages.Welcome:
+        ttl = session.ttl_ns / 1e9
         return messages.Welcome(
-            token=entry.session.token,
-            session=entry.session.id,
-            serial=entry.session.serial,
-            line=entry.session.line,
+            token=session.token,
+            session=session.id,
+            serial=session.serial,
+            line=session.line,
             epoch=self._board.epoch,
             lease_ttl=ttl,
             heartbeat=ttl / 3,
@@ -206,28 +205,28 @@ class Handlers:
             window=self._window,
         )
 
-    def _ready(self, entry: SessionEntry, _: messages.Ready) -> messages.Message:
-        entry.session.is_ready = True
-        self._registry.touched.sessions.add(entry.session)
-        entry.watch.has_lifeline = entry.watch.holds_lifeline()
-        self.watch(entry)
+    def _ready(self, session: Session, _: messages.Ready) -> messages.Message:
+        session.is_ready = True
+        self._registry.touched.sessions.add(session)
+        session.watch.has_lifeline = session.watch.holds_lifeline()
+        self.watch(session)
         return _DONE
 
-    def _bye(self, entry: SessionEntry, body: messages.Bye) -> messages.Message:
-        self._journal.make_room(self._size_of_end(entry.session))
-        self._end(entry, released=body.released)
+    def _bye(self, session: Session, body: messages.Bye) -> messages.Message:
+        self._journal.make_room(self._size_of_end(session))
+        self._end(session, released=body.released)
         return _DONE
 
-    def _end(self, entry: SessionEntry, *, released: bool) -> None:
-        self._registry.end_session(entry.session, released=released)
-        log.info("session closed", extra=fields(id=entry.session.id, name=entry.session.name, pid=entry.watch.pid))
+    def _end(self, session: Session, *, released: bool) -> None:
+        self._registry.end_session(session, released=released)
+        log.info("session closed", extra=fields(id=session.id, name=session.name, pid=session.watch.pid))
 
-    def _takes_goodbye(self, entry: SessionEntry) -> bool:
+    def _takes_goodbye(self, session: Session) -> bool:
         """End a session whose goodbye stands on the board: its process is gone, and no coordinator took the message."""
-        if not self._board.session(entry.session.line).has_said_goodbye:
+        if not self._board.session(session.line).has_said_goodbye:
             return False
-        self._make_room_for_end(entry.session)
-        self._end(entry, released=True)
+        self._make_room_for_end(session)
+        self._end(session, released=True)
         self.transactions.commit()
         return True
 
@@ -238,47 +237,44 @@ class Handlers:
 
     def forget(self, session: Session) -> None:
         """Forget a session whose line is free."""
-        entry = self._sessions.forget(session.serial)
-        if entry is not None:
-            self._deaths.forget(session.serial)
-            entry.watch.close()
+        self._sessions.forget(session)
+        self._deaths.forget(session.serial)
+        session.watch.close()
 
-    def lose(self, entry: SessionEntry, how: str) -> None:
+    def lose(self, session: Session, how: str) -> None:
         """End a session whose process is dead ("pidfd"), or was silent for longer than its TTL ("ttl").
 
         Its slots stay until it is gone: a dead process submits nothing more, and what it submitted may go on.
         """
-        if self._takes_goodbye(entry):
+        if self._takes_goodbye(session):
             return
-        session = entry.session
-        self._note_loss(entry, how)
+        self._note_loss(session, how)
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
-        if not (session.is_ready or entry.watch.holds_lifeline()):
+        if not (session.is_ready or session.watch.holds_lifeline()):
             self._registry.release_dead(session)
         else:
-            self._registry.lose(session, "died" if entry.is_dead else "expired")
+            self._registry.lose(session, "died" if session.is_dead else "expired")
         self.transactions.commit()
 
-    def bury(self, entry: SessionEntry) -> None:
+    def bury(self, session: Session) -> None:
         """Free the slots of a session whose process is gone, but those that a GPU may still touch for it.
 
         A child forked from it keeps the driver's files, and so its work. Without a lock that shows their end, as under
         CUDA MPS, that is never known.
         """
-        if self._takes_goodbye(entry):
+        if self._takes_goodbye(session):
             return
-        self._note_loss(entry, "pidfd")
-        peer = entry.peer or Peer(self._board, entry.session.serial)
-        self._registry.release_dead(entry.session, held=0 if peer.is_over() else peer.lock or UNKNOWN)
-        entry.watch.close()  # its pidfd would call at every turn of the loop
+        self._note_loss(session, "pidfd")
+        peer = session.peer or Peer(self._board, session.serial)
+        self._registry.release_dead(session, held=0 if peer.is_over() else peer.lock or UNKNOWN)
+        session.watch.close()  # its pidfd would call at every turn of the loop
         self.transactions.commit()
 
-    def _note_loss(self, entry: SessionEntry, how: str) -> None:
-        session = entry.session
-        entry.is_dead = entry.is_dead or how == "pidfd"
+    def _note_loss(self, session: Session, how: str) -> None:
+        session.is_dead = session.is_dead or how == "pidfd"
         if session.state == "live":
             self._metrics.deaths[how] += 1
-            log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how=how))
+            log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=session.watch.pid, how=how))
         self._make_room_for_end(session)
 
     def _make_room_for_end(self, session: Session) -> None:
@@ -286,36 +282,35 @@ class Handlers:
         with suppress(QuotaExceeded):
             self._journal.make_room(self._size_of_end(session))
 
-    def drains(self, entry: SessionEntry) -> bool:
+    def drains(self, session: Session) -> bool:
         """Whether the session said goodbye before its last records were known complete, and they may still count."""
-        return self._registry.drains(entry.session)
+        return self._registry.drains(session)
 
-    def break_drained(self, entry: SessionEntry) -> None:
+    def break_drained(self, session: Session) -> None:
         """Break the events of such a session, whose process was silent for longer than its TTL."""
-        session = entry.session
-        log.warning("events lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how="ttl"))
+        log.warning("events lost", extra=fields(id=session.id, name=session.name, pid=session.watch.pid, how="ttl"))
         self._make_room_for_end(session)
         self._registry.break_drained(session)
         self.transactions.commit()
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _open(self, entry: SessionEntry, body: messages.Open) -> messages.Message:
+    def _open(self, session: Session, body: messages.Open) -> messages.Message:
         slot = self._registry.find(body.name)
         if slot is not None:
             was_tried_there = slot.device == (body.device or body.default_device)
-            engine_choice.check_usable(entry.session, slot, body.why_not_timeline if was_tried_there else "")
-            self._registry.join(entry.session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
+            engine_choice.check_usable(session, slot, body.why_not_timeline if was_tried_there else "")
+            self._registry.join(session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
         else:
-            self._registry.check_room(entry.session, body.name)
+            self._registry.check_room(session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
             wanted = body.default_engine if body.engine == "auto" else body.engine
-            engine = engine_choice.choose(self._effects.pool, entry.session, wanted, device, body.why_not_timeline)
+            engine = engine_choice.choose(self._effects.pool, session, wanted, device, body.why_not_timeline)
             self._registry.kept.check(engine, self._effects.pool.aside)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
                 slot = self._registry.create(
-                    entry.session,
+                    session,
                     body.name,
                     recorder=body.recorder,
                     device=device,
@@ -327,41 +322,41 @@ class Handlers:
                 self._effects.pool.give_back(ring)
                 raise
             slot.base = self._effects.line(slot.index).recorded
-        return attachment_of(slot, entry.session, self._effects.pool)
+        return attachment_of(slot, session, self._effects.pool)
 
-    def _attach(self, entry: SessionEntry, body: messages.Attach) -> messages.Message:
+    def _attach(self, session: Session, body: messages.Attach) -> messages.Message:
         known = self._registry.slots.get(body.slot)
         if known is not None:
-            engine_choice.check_usable(entry.session, known)
+            engine_choice.check_usable(session, known)
         remains = self._registry.remains(body.slot, body.incarnation)
         if remains is not None:
             return remains
-        slot = self._registry.attach(entry.session, body.slot, body.incarnation)
-        return attachment_of(slot, entry.session, self._effects.pool)
+        slot = self._registry.attach(session, body.slot, body.incarnation)
+        return attachment_of(slot, session, self._effects.pool)
 
-    def attachment_again(self, entry: SessionEntry, use: Use) -> messages.Message:
+    def attachment_again(self, session: Session, use: Use) -> messages.Message:
         """The attachment that a reply gave. A session that has left the slot since has read that reply."""
         slot = self._registry.slots.get(use.slot)
         if slot is None or slot.incarnation != use.incarnation or slot.is_over:
             return codec.failure_of(EventClosed(f"the event of slot {use.slot} was closed by this session"))
-        return replace(attachment_of(slot, entry.session, self._effects.pool), recorder=use.is_recorder)
+        return replace(attachment_of(slot, session, self._effects.pool), recorder=use.is_recorder)
 
-    def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
-        self._registry.close(entry.session, body.slot, body.incarnation, released=body.released, drained=body.drained)
+    def _close(self, session: Session, body: messages.Close) -> messages.Message:
+        self._registry.close(session, body.slot, body.incarnation, released=body.released, drained=body.drained)
         return _DONE
 
-    def _break(self, entry: SessionEntry, body: messages.Break) -> messages.Message:
-        self._registry.break_event(entry.session, body.slot, body.incarnation)
+    def _break(self, session: Session, body: messages.Break) -> messages.Message:
+        self._registry.break_event(session, body.slot, body.incarnation)
         return _DONE
 
-    def _stream(self, entry: SessionEntry, body: messages.OpenStream) -> messages.Message:
+    def _stream(self, session: Session, body: messages.OpenStream) -> messages.Message:
         default = body.default_device or self._effects.pool.devices[0]
-        device, priority = self._registry.stream(entry.session, body.name, body.device, default, body.priority)
+        device, priority = self._registry.stream(session, body.name, body.device, default, body.priority)
         return messages.StreamSpec(body.name, device, priority)
 
-    def _probe(self, entry: SessionEntry, body: messages.Probe) -> messages.Message:
+    def _probe(self, session: Session, body: messages.Probe) -> messages.Message:
         device = body.device or self._effects.pool.devices[0]
-        reason = entry.session.why_not_event or self._effects.pool.why_not_event(device)
+        reason = session.why_not_event or self._effects.pool.why_not_event(device)
         handle = b"" if reason else self._effects.pool.probe_handle(device)
         return messages.ProbeReply(handle, reason, self._effects.pool.why_not_timeline(device))
 
@@ -377,7 +372,7 @@ class Handlers:
         limit = body.limit if most is None else min(body.limit, most)
         return messages.AttachmentList(attachment_rows(self._registry, body.prefix, limit))
 
-    def _snapshot(self, _: SessionEntry, body: messages.Snapshot) -> messages.Message:
+    def _snapshot(self, _: Session, body: messages.Snapshot) -> messages.Message:
         self._metrics.resyncs += body.is_resync
         events = event_rows(self._registry, self._board, self._effects, body.prefix)
         return messages.SnapshotReply(self._effects.feed.number, events, session_rows(self._sessions, self._board))
@@ -389,7 +384,7 @@ class Handlers:
         """The counts of `Client.stats()`."""
         registry, pool = self._registry, self._effects.pool
         slots = [slot for slot in registry.slots.values() if not slot.is_over]
-        opened_ns = [entry.session.opened_ns for entry in self._sessions if entry.session.state == "live"]
+        opened_ns = [session.opened_ns for session in self._sessions if session.state == "live"]
         now_ns = time.monotonic_ns()
         return {
             "version": __version__,
@@ -397,11 +392,11 @@ class Handlers:
             "driver": self._config.driver,
             "lease_ttl_s": self._settings.lease_ttl,
             "sessions": len(opened_ns),
-            "max_sessions": self._registry.limits.sessions,
+            "max_sessions": self._registry.limits.max_sessions,
             "oldest_lease_s": (now_ns - min(opened_ns, default=now_ns)) / 1e9,
             "attachments": sum(len(slot.active) + len(slot.draining) for slot in slots),
             "events": sum(slot.state == "open" for slot in slots),
-            "pool_size": self._registry.limits.slots,
+            "pool_size": self._registry.limits.pool,
             "pool_in_use": self._registry.in_use,
             "pool_high_water": self._registry.high_water,
             "cuda_events": pool.made,

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 
 from ipcsync.errors import QuotaExceeded
-from ipcsync_coordinator.state import Limits, Slot
+from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.state import Slot
 
 
 class KeptSlots:
     """Slots by recorders that are gone. One that every session has released is "kept", and counted here."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Settings) -> None:
         self._limits = limits
         self.by_recorder: dict[int, list[Slot]] = {}
         self.slots: Counter[str] = Counter({"timeline": 0, "event": 0})  # by engine

@@ -13,7 +13,6 @@ from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects, cause_of_end
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionEntry
 from ipcsync_coordinator.state import Session, Slot
 
 
@@ -68,22 +67,21 @@ def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachme
     )
 
 
-def session_rows(sessions: Iterable[SessionEntry], board: Board, most: int | None = None) -> list[messages.SessionInfo]:
+def session_rows(sessions: Iterable[Session], board: Board, most: int | None = None) -> list[messages.SessionInfo]:
     """The first `most` live sessions."""
     now_ns = time.monotonic_ns()
-    live = (entry for entry in sessions if entry.session.state == "live")
-    return [_session(entry, board, now_ns) for entry in islice(live, most)]
+    live = (session for session in sessions if session.state == "live")
+    return [_session(session, board, now_ns) for session in islice(live, most)]
 
 
-def _session(entry: SessionEntry, board: Board, now_ns: int) -> messages.SessionInfo:
-    session = entry.session
-    seen = max(board.session(session.line).heartbeat, entry.session.opened_ns)
+def _session(session: Session, board: Board, now_ns: int) -> messages.SessionInfo:
+    seen = max(board.session(session.line).heartbeat, session.opened_ns)
     return messages.SessionInfo(
         id=session.id,
         name=session.name,
-        pid=entry.watch.pid,
+        pid=session.watch.pid,
         events=len(session.attached),
-        connected_s=(now_ns - entry.session.opened_ns) / 1e9,
+        connected_s=(now_ns - session.opened_ns) / 1e9,
         last_seen_s=max(now_ns - seen, 0) / 1e9,
     )
 

@@ -8,17 +8,9 @@ import msgspec
 
 from ipcsync._wire.messages import Attachment, Message
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import Kept, SessionTable, Use
-from ipcsync_coordinator.state import Session, Slot, Touched
+from ipcsync_coordinator.sessions import SessionTable
+from ipcsync_coordinator.state import Effect, Kept, Session, Slot, Touched, Use
 from ipcsync_coordinator.tombstones import Origin, Tombstone
-
-
-class Effect(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An effect on a line of the board. `values` are stored as they are, without a look at the board."""
-
-    kind: str
-    index: int
-    values: tuple[int | bool | str, ...] = ()
 
 
 class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -80,7 +72,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 def record_of(
     registry: Registry,
-    table: SessionTable,
     touched: Touched,
     effects: list[Effect],
     replies: list[Reply],
@@ -89,7 +80,7 @@ def record_of(
     """The record of a transition that touched that."""
     known, gone, streams = [], [], {}
     for session in touched.sessions:
-        if session.serial not in registry.sessions or table.of_serial(session.serial) is None:
+        if session.serial not in registry.sessions:
             gone.append(session.serial)
             continue
         known.append(session)
@@ -105,7 +96,7 @@ def whole(registry: Registry, table: SessionTable) -> Record:
     """The record of everything."""
     everything = Touched(set(registry.slots.values()), set(registry.sessions.values()))
     replies = [Reply(*each) for each in table.replies()]
-    return record_of(registry, table, everything, [], replies, registry.tombstones.everything())
+    return record_of(registry, everything, [], replies, registry.tombstones.everything())
 
 
 def folded(records: Iterable[Record]) -> Record:

@@ -7,8 +7,7 @@ from ipcsync_coordinator.journal import JournalError
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.records import Record, folded
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionEntry
-from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.state import Slot
 from ipcsync_coordinator.transactions import Transactions
 
 _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED, "kept": BROKEN}
@@ -32,7 +31,11 @@ def recover(transactions: Transactions, now_ns: int) -> list[Slot]:
     except KeyError as error:
         raise JournalError(f"it names {error}, which does not exist") from None
     for session in left.sessions:
-        table.add(_entry(session, board, now_ns))
+        session.watch = ProcessWatch.resumed(
+            session.pid, session.started, board, session.line, is_ready=session.is_ready
+        )
+        session.beat_ns = now_ns
+        table.add(session)
     for reply in left.replies:
         table.keep(reply.token, reply.id, reply.kept)
     if not is_carried_out:
@@ -52,10 +55,6 @@ def _restore(registry: Registry, board: Board, left: Record) -> None:
     registry.restore(left.sessions, left.slots, free)
     registry.count, registry.high_water, registry.streams = left.count, left.high_water, left.streams
     for origin, tombstone in left.tombstones:
-        registry.tombstones.restore(origin, tombstone)
+        registry.tombstones.add(origin, tombstone)
         registry.has_had_bridge = True
-
-
-def _entry(session: Session, board: Board, now_ns: int) -> SessionEntry:
-    watch = ProcessWatch.resumed(session.pid, session.started, board, session.line, is_ready=session.is_ready)
-    return SessionEntry(session, watch, now_ns)
+    registry.tombstones.new.clear()

@@ -26,11 +26,12 @@ from ipcsync.errors import (
     RecorderLost,
     RecorderTaken,
 )
+from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.kept_slots import KeptSlots
 from ipcsync_coordinator.state import (
     Change,
+    ChangeKind,
     FinishedState,
-    Limits,
     Recorder,
     Session,
     SessionEnd,
@@ -44,9 +45,9 @@ _MOST_UNUSED = 256  # free slots that are not used again yet
 
 
 class Registry:
-    """All sessions, names and slots of one epoch."""
+    """All sessions, names and slots of one epoch. Each refusal names its limit, which is a setting."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Settings) -> None:
         self.limits = limits
         self.sessions: dict[int, Session] = {}
         self.names: dict[str, Slot] = {}
@@ -61,10 +62,10 @@ class Registry:
         self.kept = KeptSlots(limits)
         # The longest free first, and not at once: a point of its last use may be on its way to who sees it first.
         self._free: deque[int] = deque()
-        self._unused = min(limits.slots // 8, _MOST_UNUSED)
+        self._unused = min(limits.pool // 8, _MOST_UNUSED)
         self._frees = 0  # how often a slot became free
         # The longest free first: a closed session's process may still hold the lock of its line.
-        self._free_lines = deque(range(limits.sessions))
+        self._free_lines = deque(range(limits.max_sessions))
         self.count = 0  # of sessions there ever were
         self.has_had_bridge = False
 
@@ -126,7 +127,8 @@ class Registry:
             self._check_name(name, "a session's name")
         if not self._free_lines:
             raise QuotaExceeded(
-                f"there are {self.limits.sessions} sessions already (--max-sessions)", limit=self.limits.sessions
+                f"there are {self.limits.max_sessions} sessions already (--max-sessions)",
+                limit=self.limits.max_sessions,
             )
         self.count += 1
         for _ in range(len(self._free_lines)):
@@ -137,8 +139,7 @@ class Registry:
         session = Session((self.count << 16) | line, session_id, name, role=role)
         self.sessions[session.serial] = session
         self.has_had_bridge = self.has_had_bridge or role == "bridge"
-        self.touched.sessions.add(session)
-        self.changes.append(Change("session_opened", session=session))
+        self._change("session_opened", session)
         return session
 
     def end_session(self, session: Session, *, released: bool) -> None:
@@ -196,8 +197,7 @@ class Registry:
         was_live = session.state == "live"
         if was_live:
             session.state = state
-            self.touched.sessions.add(session)
-            self.changes.append(Change("session_closed", session=session))
+            self._change("session_closed", session)
         for index in sorted(session.attached):
             slot = self.slots[index]
             if slot.recorder is not None and slot.is_recorded_by(session) and slot.recorder.end != session.end:
@@ -213,12 +213,11 @@ class Registry:
                 self.streams.pop(name, None)
         session.streams.clear()
         if not session.attached and (released or session.state != "expired"):
-            self.touched.sessions.add(session)
             for index in session.left:
                 self.slots[index].left.discard(session.serial)
             del self.sessions[session.serial]
             self._free_lines.append(session.line)
-            self.changes.append(Change("line_freed", session=session))
+            self._change("line_freed", session)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -247,8 +246,7 @@ class Registry:
         self._attach(session, slot)
         if recorder and slot.recorder is None:
             slot.recorder = Recorder(session.serial, session.id, session.name, session.pid)
-            self.touched.slots.add(slot)
-            self.changes.append(Change("recorder", slot=slot))
+            self._change("recorder", slot)
 
     def create(
         self,
@@ -270,7 +268,7 @@ class Registry:
         self.check_room(session, name)
         assert origin is not None or not (name and name in self.names)
         index = len(self.slots)
-        if len(self._free) > self._unused or (self._free and index >= self.limits.slots + 2 * self.limits.kept_slots):
+        if len(self._free) > self._unused or (self._free and index >= self.limits.pool + 2 * self.limits.kept_slots):
             index = self._free.popleft()
         slot = self.slots.setdefault(index, Slot(index))
         slot.incarnation += 1
@@ -284,8 +282,7 @@ class Registry:
             self.mirrors[origin] = slot
         elif name:
             self.names[name] = slot
-        self.touched.slots.add(slot)
-        self.changes.append(Change("opened", slot=slot))
+        self._change("opened", slot)
         self.join(session, slot, recorder=recorder, device="", engine="auto")
         return slot
 
@@ -293,8 +290,8 @@ class Registry:
         """Raise QuotaExceeded if `session` cannot have another event, ProtocolError if `name` is invalid."""
         if name:
             self._check_name(name, "an event's name")
-        if self.in_use >= self.limits.slots:
-            raise QuotaExceeded(f"all {self.limits.slots} shared events are in use (--pool)", limit=self.limits.slots)
+        if self.in_use >= self.limits.pool:
+            raise QuotaExceeded(f"all {self.limits.pool} shared events are in use (--pool)", limit=self.limits.pool)
         self._check_attachments(session)
 
     def remains(self, index: int, incarnation: int) -> Remains | None:
@@ -377,9 +374,10 @@ class Registry:
         self._check_name(name, "a stream's name")
         known = self.streams.get(name)
         if known is None:
-            if len(self.streams) >= self.limits.streams:
+            if len(self.streams) >= self.limits.max_streams:
                 raise QuotaExceeded(
-                    f"there are {self.limits.streams} named streams already (--max-streams)", limit=self.limits.streams
+                    f"there are {self.limits.max_streams} named streams already (--max-streams)",
+                    limit=self.limits.max_streams,
                 )
             known = self.streams[name] = (device or default_device, priority)
         elif device and device != known[0]:
@@ -390,6 +388,14 @@ class Registry:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
+    def _change(self, kind: ChangeKind, of: Slot | Session, *, was_broken: bool = False) -> None:
+        """Note a consequence of a transition that changed this row."""
+        if isinstance(of, Slot):
+            self.touched.slots.add(of)
+        else:
+            self.touched.sessions.add(of)
+        self.changes.append(Change(kind, of, was_broken))
+
     def _used(self, index: int, incarnation: int) -> Slot:
         """The slot that has, or had, that use; EventClosed if there was none."""
         slot = self.slots.get(index)
@@ -398,15 +404,15 @@ class Registry:
         return slot
 
     def _check_name(self, name: str, what: str) -> None:
-        reason = names.why_not(name, self.limits.name_bytes)
+        reason = names.why_not(name, self.limits.max_name)
         if reason:
             raise ProtocolError(f"{what} {reason}", code="name")
 
     def _check_attachments(self, session: Session) -> None:
-        if len(session.attached) >= self.limits.attachments:
+        if len(session.attached) >= self.limits.max_attachments:
             raise QuotaExceeded(
-                f"this session is attached to {self.limits.attachments} events already (--max-attachments)",
-                limit=self.limits.attachments,
+                f"this session is attached to {self.limits.max_attachments} events already (--max-attachments)",
+                limit=self.limits.max_attachments,
             )
 
     def _attach(self, session: Session, slot: Slot) -> None:
@@ -448,13 +454,12 @@ class Registry:
         if not slot.active and not slot.draining:
             self._release(slot)
         elif slot.is_unwanted and not slot.is_recorded_by(session):
-            self.changes.append(Change("unwanted", slot=slot))
+            self.changes.append(Change("unwanted", slot))
 
     def _drain(self, slot: Slot) -> None:
         if not slot.is_drained:
             slot.is_drained = True
-            self.touched.slots.add(slot)
-            self.changes.append(Change("drained", slot=slot))
+            self._change("drained", slot)
 
     def _finish(self, slot: Slot, state: FinishedState) -> None:
         self.touched.slots.add(slot)
@@ -465,28 +470,26 @@ class Registry:
         if self.names.get(slot.name) is slot:
             del self.names[slot.name]
         if first or state == "broken":
-            self.changes.append(Change(state, slot=slot))
+            self.changes.append(Change(state, slot))
 
     def _release(self, slot: Slot) -> None:
         slot.active, slot.draining = set(), set()  # new ones, since an emptied set keeps its memory
         if slot.held:
             slot.state = "kept"
             self.kept.count(slot, 1)
-            self.touched.slots.add(slot)
-            self.changes.append(Change("kept", slot=slot))
+            self._change("kept", slot)
         else:
             self._free_slot(slot, was_broken=slot.state == "broken")
 
     def _free_slot(self, slot: Slot, *, was_broken: bool) -> None:
         slot.state = "free"
-        self.touched.slots.add(slot)
         if slot.origin is not None:
             self.mirrors.pop(slot.origin, None)
         self._taken -= 1
         self._frees += 1
         slot.freed = self._frees
         self._free.append(slot.index)
-        self.changes.append(Change("freed", slot=slot, was_broken=was_broken))
+        self._change("freed", slot, was_broken=was_broken)
 
 
 def _is_drained_by(slot: Slot, session: Session) -> bool:

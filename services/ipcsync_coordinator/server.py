@@ -34,11 +34,11 @@ from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.requests import Requests
-from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.startup import Startup
-from ipcsync_coordinator.state import Limits, Session
+from ipcsync_coordinator.state import Session
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_keeper.resources import listen, reserve
+from ipcsync_keeper.resources import listen
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -68,7 +68,7 @@ class Server:
         self.feed = Feed(
             self._take_feed(), (config.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon, self._cut_subscriber
         )
-        self.registry = Registry(_limits(settings))
+        self.registry = Registry(settings)
         pool = Pool(config.devices, startup.driver, settings.max_cuda_events, held=config.events)
         self.effects = Effects(
             self.board, pool, self.feed, self._forget, self.registry.tombstones, self._loop.call_later
@@ -222,22 +222,21 @@ class Server:
             elif slot.state != "kept":  # which no session uses
                 self.registry.break_slot(slot)
         self._transactions.commit()
-        for entry in self.sessions:
-            if entry.session.is_ready:
-                self.handlers.watch(entry)
-            on_end = partial(self.handlers.bury, entry)
-            if entry.session.was_confirmed and not entry.watch.watch_at_once(self._loop, on_end):
+        for session in self.sessions:
+            if session.is_ready:
+                self.handlers.watch(session)
+            on_end = partial(self.handlers.bury, session)
+            if session.was_confirmed and not session.watch.watch_at_once(self._loop, on_end):
                 on_end()
 
     def _died(self, serial: int) -> None:
-        entry = self.sessions.of_serial(serial)
-        if entry is not None:
-            self.handlers.lose(entry, "pidfd")
+        session = self.registry.sessions.get(serial)
+        if session is not None:
+            self.handlers.lose(session, "pidfd")
 
-    def _confirm(self, entry: SessionEntry, sender: Sender) -> None:
-        if entry.watch.confirm(sender, self._loop, partial(self.handlers.bury, entry)):
-            session = entry.session
-            session.pid, session.started, session.was_confirmed = entry.watch.pid, entry.watch.started, True
+    def _confirm(self, session: Session, sender: Sender) -> None:
+        if session.watch.confirm(sender, self._loop, partial(self.handlers.bury, session)):
+            session.pid, session.started, session.was_confirmed = session.watch.pid, session.watch.started, True
             self.registry.touched.sessions.add(session)
 
     def _forget(self, session: Session) -> None:
@@ -257,8 +256,8 @@ class Server:
         now_ns = time.monotonic_ns()
         self._credit.tick(now_ns)
         self.board.heartbeat = now_ns
-        for entry in self.sessions:
-            self._check(entry, now_ns)
+        for session in self.sessions:
+            self._check(session, now_ns)
         now = now_ns / 1e9
         if now >= self._next_feed_tick:
             self._next_feed_tick = now + 1.0
@@ -331,24 +330,24 @@ class Server:
         place.saw_bound(path)
         log.warning("a socket in the runtime directory was removed: made anew", extra=fields(path=path))
 
-    def _check(self, entry: SessionEntry, now_ns: int) -> None:
-        if entry.peer is not None and not entry.is_dead and not entry.peer.is_alive():
-            self.handlers.lose(entry, "pidfd")  # whatever became of the thread that waits for the mark
-        if entry.session.state == "live":
-            if self._is_silent(entry, now_ns):
-                self.handlers.lose(entry, "ttl")
-        elif entry.watch.has_let_go() or not (entry.session.is_ready or entry.watch.holds_lifeline()):
+    def _check(self, session: Session, now_ns: int) -> None:
+        if session.peer is not None and not session.is_dead and not session.peer.is_alive():
+            self.handlers.lose(session, "pidfd")  # whatever became of the thread that waits for the mark
+        if session.state == "live":
+            if self._is_silent(session, now_ns):
+                self.handlers.lose(session, "ttl")
+        elif session.watch.has_let_go() or not (session.is_ready or session.watch.holds_lifeline()):
             # Its goodbye was lost, it called exec, or it was never ready, and expired with its lifeline held.
-            self.handlers.bury(entry)
-        elif self.handlers.drains(entry) and self._is_silent(entry, now_ns):
-            self.handlers.break_drained(entry)
+            self.handlers.bury(session)
+        elif self.handlers.drains(session) and self._is_silent(session, now_ns):
+            self.handlers.break_drained(session)
 
-    def _is_silent(self, entry: SessionEntry, now_ns: int) -> bool:
+    def _is_silent(self, session: Session, now_ns: int) -> bool:
         # It never goes back: the line's last user may have been stopped within its own store.
-        entry.beat_ns = max(entry.beat_ns, self.board.session(entry.session.line).heartbeat)
+        session.beat_ns = max(session.beat_ns, self.board.session(session.line).heartbeat)
         # One that was never ready may be nobody's: its process gave up before the welcome came.
-        ttl_ns = entry.session.ttl_ns if entry.session.is_ready else min(entry.session.ttl_ns, _UNREADY_NS)
-        return now_ns - max(entry.beat_ns, self._credit.since_ns) > ttl_ns
+        ttl_ns = session.ttl_ns if session.is_ready else min(session.ttl_ns, _UNREADY_NS)
+        return now_ns - max(session.beat_ns, self._credit.since_ns) > ttl_ns
 
     def close(self) -> None:
         """Close everything. In one process: store the end on the board first, and remove the files last."""
@@ -363,22 +362,10 @@ class Server:
         self.feed.close()
         self._zap.close()
         self._context.term()
-        for entry in self.sessions:
-            entry.watch.close()
+        for session in self.sessions:
+            session.watch.close()
         if resources is not None:
             resources.close()
-
-
-def _limits(settings: Settings) -> Limits:
-    return Limits(
-        slots=settings.pool,
-        sessions=settings.max_sessions,
-        attachments=settings.max_attachments,
-        streams=settings.max_streams,
-        name_bytes=settings.max_name,
-        kept_slots=reserve(settings.pool),
-        kept_cuda_events=settings.max_cuda_events // 2,
-    )
 
 
 def _fd(socket: zmq.Socket[bytes]) -> int:

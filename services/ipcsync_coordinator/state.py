@@ -1,4 +1,4 @@
-"""The parts of a registry: sessions, slots, limits, and the changes that follow from a transition.
+"""The parts of a registry: sessions, slots, and the changes that follow from a transition.
 
 Sessions and slots are the journal's rows too. They refer to each other by serial and index, and what a start derives
 from the rest is in no row.
@@ -6,14 +6,18 @@ from the rest is in no row.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct
 
-from ipcsync._wire import names
 from ipcsync._wire.messages import Remains
 from ipcsync_coordinator.tombstones import Origin
+
+if TYPE_CHECKING:
+    from ipcsync._board import Peer
+    from ipcsync_coordinator.liveness import ProcessWatch
 
 SlotState = Literal["free", "open", "broken", "closed", "kept"]
 SessionState = Literal["live", "expired", "closed"]
@@ -32,19 +36,6 @@ ChangeKind = Literal[
     "line_freed",
     "unwanted",
 ]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits. Each refusal names its limit."""
-
-    slots: int = 2048
-    sessions: int = 1024
-    attachments: int = 4096
-    streams: int = 1024
-    name_bytes: int = names.MAX_BYTES
-    kept_slots: int = 1024
-    kept_cuda_events: int = 5_000
 
 
 UNKNOWN = -1
@@ -71,8 +62,20 @@ class Recorder(Struct, eq=False, array_like=True):
         return f"{self.label!r} (pid {self.pid})" if self.pid else repr(self.label)
 
 
+class Use(Struct, frozen=True, array_like=True, gc=False):
+    """The attachment of a reply, which is put together again for a retry: a deep ring's handles take 70 KB."""
+
+    slot: int
+    incarnation: int
+    is_recorder: bool
+
+
+Kept: TypeAlias = bytes | Use
+"""A reply as it is kept: a short frame, or what an attachment's is made from."""
+
+
 class Session(Recorder, eq=False, array_like=True, dict=True):
-    """One client of a process, as the registry and the session table have it.
+    """One client of a process. What this coordinator alone has of it is in no row.
 
     `started` is its process's start time, without which the pid is useless to others. `was_confirmed`: its process has
     once been watched by a pidfd. Up to `forgotten` the replies to its requests are not kept.
@@ -96,6 +99,12 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
         """The slots that it may still touch."""
         self.left: set[int] = set()
         """The slots whose `left` has it, or had."""
+        self.watch: ProcessWatch  # from its welcome, or a recovery, on
+        self.peer: Peer | None = None  # says whether its process lives, once that is ready
+        self.is_dead = False  # its process is, and not gone yet
+        self.beat_ns = 0  # the latest heartbeat seen
+        self.replies: OrderedDict[int, Kept] = OrderedDict()  # by request, for a retry
+        self.deadline_ns = 0  # of its last request; all requests of one call have the same
 
     @property
     def line(self) -> int:
@@ -186,16 +195,28 @@ class Touched:
         self.attachments.clear()
 
 
-@dataclass(frozen=True)
+class Effect(Struct, frozen=True, array_like=True, gc=False):
+    """An effect on a line of the board. `values` are stored as they are, without a look at the board."""
+
+    kind: str
+    index: int
+    values: tuple[int | bool | str, ...] = ()
+
+
+@dataclass(eq=False)
 class Change:
     """A consequence of a transition, to be carried out on the board, in the pool and on the feed.
 
     kind: opened, recorder, closed, broken, drained (all records of a closed one are complete), kept, freed (slot);
-    unwanted (mirror that only the bridge uses); session_opened, session_closed, line_freed (session). `was_broken`: of
-    a slot that is freed.
+    unwanted (mirror that only the bridge uses); session_opened, session_closed, line_freed (session).
+
+    `effect` is what it stores on the board. Of a slot that is freed: whether it `was_broken`, the `ring` that it
+    leaves, and whether that `is_reusable`.
     """
 
     kind: ChangeKind
-    slot: Slot | None = None
-    session: Session | None = None
+    of: Slot | Session
     was_broken: bool = False
+    effect: Effect | None = None
+    ring: list[int] = field(default_factory=list)
+    is_reusable: bool = False

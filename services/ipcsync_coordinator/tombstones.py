@@ -35,7 +35,7 @@ class Tombstones:
         self._most = most
         self._tombstones: dict[Origin, Tombstone] = {}
         self._epochs: dict[bytes, Tombstone] = {}  # epochs of which every use is lost
-        self._new: list[tuple[Origin, Tombstone]] = []
+        self.new: list[tuple[Origin, Tombstone]] = []  # in no record of the journal yet
 
     def __len__(self) -> int:
         return len(self._tombstones) + len(self._epochs)
@@ -44,10 +44,7 @@ class Tombstones:
         """Add a lost use. The first call for a use counts."""
         if self.find(origin) is not None:
             return
-        self._new.append((origin, tombstone))
-        self._put(origin, tombstone)
-
-    def _put(self, origin: Origin, tombstone: Tombstone) -> None:
+        self.new.append((origin, tombstone))
         if not origin.incarnation or len(self._tombstones) >= self._most:
             for known in [each for each in self._tombstones if each.epoch == origin.epoch]:
                 del self._tombstones[known]
@@ -59,17 +56,7 @@ class Tombstones:
         """The tombstone of a use, None if the use is not lost."""
         return self._tombstones.get(origin) or self._epochs.get(origin.epoch)
 
-    def take_new(self) -> list[tuple[Origin, Tombstone]]:
-        """The tombstones since the last call."""
-        new, self._new = self._new, []
-        return new
-
     def everything(self) -> list[tuple[Origin, Tombstone]]:
         """All tombstones; a whole epoch has slot and incarnation 0."""
         epochs = [(Origin(epoch, 0, 0), tombstone) for epoch, tombstone in self._epochs.items()]
         return [*epochs, *self._tombstones.items()]
-
-    def restore(self, origin: Origin, tombstone: Tombstone) -> None:
-        """Add a tombstone of an earlier coordinator."""
-        if self.find(origin) is None:
-            self._put(origin, tombstone)

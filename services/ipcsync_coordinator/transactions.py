@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 
 from ipcsync._logs import fields, is_round
-from ipcsync_coordinator.effects import Effects, Step
+from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.records import Record, Reply, record_of
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionTable
-from ipcsync_coordinator.tombstones import Origin, Tombstone
+from ipcsync_coordinator.state import Change
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -26,9 +26,8 @@ class Transactions:
         self.sessions = sessions
         self.effects = effects
         self.journal = journal
-        self._steps: list[Step] = []
+        self._changes: list[Change] = []  # planned, and in no record yet
         self._failures = 0  # to append
-        self._tombstones: list[tuple[Origin, Tombstone]] = []
 
     def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> bool:
         """Have everything since the last call take effect, and keep the reply; returns whether it did.
@@ -36,9 +35,10 @@ class Transactions:
         What could not be appended is, with what follows, at the next call.
         """
         registry = self.registry
-        if registry.changes:
-            self._steps += self.effects.plan(registry.take_changes())
-        if registry.touched or self._steps or (reply and not is_refusal):
+        changes = registry.take_changes()
+        self.effects.plan(changes)
+        self._changes += changes
+        if registry.touched or self._changes or (reply and not is_refusal):
             try:
                 self.journal.append(self._record(None if is_refusal else reply))
             except OSError as error:
@@ -46,10 +46,10 @@ class Transactions:
                 if is_round(self._failures):
                     log.error("no memory for the journal", extra=fields(why=error, count=self._failures))
                 return False
-            steps, self._steps = self._steps, []
+            changes, self._changes = self._changes, []
             registry.touched.clear()
-            self._tombstones.clear()
-            self.effects.carry_out(steps)
+            registry.tombstones.new.clear()
+            self.effects.carry_out(changes)
             self._keep(reply)  # before the log may be compacted: what is not kept is then in no log
             self.journal.carried_out()
         else:
@@ -62,7 +62,6 @@ class Transactions:
 
     def _record(self, reply: Reply | None) -> Record:
         registry = self.registry
-        effects = [step.effect for step in self._steps if step.effect is not None]
+        effects = [change.effect for change in self._changes if change.effect is not None]
         replies = [] if reply is None else [reply]
-        self._tombstones += registry.tombstones.take_new()
-        return record_of(registry, self.sessions, registry.touched, effects, replies, self._tombstones)
+        return record_of(registry, registry.touched, effects, replies, registry.tombstones.new)

@@ -36,12 +36,8 @@ class KeeperConfig(msgspec.Struct, frozen=True):
     driver: str
     devices: list[int] | None
     pool: int
+    kept_slots: int
     max_sessions: int
-
-
-def reserve(pool: int) -> int:
-    """How many slots of each engine are kept outside of the pool, while a dead recorder's GPU work may go on."""
-    return max(pool // 2, 1)
 
 
 class StartupConfig(msgspec.Struct, frozen=True):
@@ -77,7 +73,7 @@ class Resources:
             devices = served_devices(keeper.devices)
             self.epoch = os.urandom(16)
             path = self.directory.board_path(self.epoch)
-            self.board = Board.create(path, self.epoch, keeper.max_sessions, keeper.pool + 2 * reserve(keeper.pool))
+            self.board = Board.create(path, self.epoch, keeper.max_sessions, keeper.pool + 2 * keeper.kept_slots)
             try:
                 if not self.board.show_life():
                     log.warning("no robust futex: clients check /proc or a file lock to see whether this process lives")

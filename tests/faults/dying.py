@@ -61,12 +61,12 @@ def follow(path: str) -> None:
     DriverClient.make = make_once_dismissed  # type: ignore[method-assign]
     decide = Handlers._open
 
-    def die_of_poison(self: Handlers, entry: Any, body: Any) -> Any:
+    def die_of_poison(self: Handlers, session: Any, body: Any) -> Any:
         if body.name.startswith("poison"):
             os._exit(7)
         if body.name.startswith("out of memory"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return decide(self, entry, body)
+        return decide(self, session, body)
 
     Handlers._open = die_of_poison  # type: ignore[method-assign]
 

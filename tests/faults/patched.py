@@ -18,8 +18,8 @@ def late_replies() -> None:
 
     decide = Handlers._open
 
-    def decide_and_dawdle(self: Handlers, entry: Any, body: Any) -> Any:
-        reply = decide(self, entry, body)
+    def decide_and_dawdle(self: Handlers, session: Any, body: Any) -> Any:
+        reply = decide(self, session, body)
         if body.name.startswith("late"):
             time.sleep(LATE_S)
         return reply

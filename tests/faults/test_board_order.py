@@ -416,7 +416,9 @@ def _run_effect(rig: Coordinators, kind: ChangeKind) -> list[str]:
     rig.log.clear()
     if kind == "opened":
         slot.base = effects.line(0).recorded
-    effects.carry_out(effects.plan([Change(kind, slot, was_broken=rig.case.state == board_world.BROKEN)]))
+    changes = [Change(kind, slot, was_broken=rig.case.state == board_world.BROKEN)]
+    effects.plan(changes)
+    effects.carry_out(changes)
     return rig.log
 
 

@@ -50,7 +50,7 @@ def see_late(self):
 Keeper._supervise_active = see_late
 """
 _BE_KEEPER = """
-sys.exit(program.main(Plan(KeeperConfig(directory, driver, None, 64, 16), command, False, "info", False)))
+sys.exit(program.main(Plan(KeeperConfig(directory, driver, None, 64, 32, 16), command, False, "info", False)))
 """
 
 

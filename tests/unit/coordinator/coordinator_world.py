@@ -26,17 +26,16 @@ from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionEntry, SessionTable
-from ipcsync_coordinator.state import Limits
+from ipcsync_coordinator.sessions import SessionTable
+from ipcsync_coordinator.state import Session
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
 from ipcsync_keeper.journal_files import JournalFiles
 from ipcsync_keeper.link import DriverClient
-from ipcsync_keeper.resources import KeeperConfig, StartupConfig, reserve
+from ipcsync_keeper.resources import KeeperConfig, StartupConfig
 from tests.kit import boards
 
 SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
-_KEPT = reserve(SETTINGS.pool)
 
 
 class Frame:
@@ -91,7 +90,7 @@ class World:
 
     def __init__(self) -> None:
         path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
-        self.board = Board.create(path, os.urandom(16), SETTINGS.max_sessions, SETTINGS.pool + 2 * _KEPT)
+        self.board = Board.create(path, os.urandom(16), SETTINGS.max_sessions, SETTINGS.pool + 2 * SETTINGS.kept_slots)
         self.events = EventStore(served_devices(None), self.board)
         self.driver = DirectDriver(self.events)
         self.files = JournalFiles.create()
@@ -99,11 +98,7 @@ class World:
 
     def begin(self, held: list[SharedCudaEvent]) -> None:
         """Begin, or go on with what another one left: board, journal and CUDA events."""
-        self.registry = Registry(
-            Limits(
-                SETTINGS.pool, SETTINGS.max_sessions, SETTINGS.max_attachments, SETTINGS.max_streams, kept_slots=_KEPT
-            )
-        )
+        self.registry = Registry(SETTINGS)
         devices = list(served_devices(None))
         self.pool = Pool(devices, self.driver, limit=200, step=8, held=held)
         feed = Feed(_NoSocket())  # type: ignore[arg-type]
@@ -113,7 +108,7 @@ class World:
         self.sessions = SessionTable(journal.most_replies(SETTINGS.remembered_requests), SETTINGS.max_sessions)
         self.transactions = Transactions(self.registry, self.sessions, effects, journal)
         self.differing = recover(self.transactions, time.monotonic_ns())
-        keeper = KeeperConfig("/", "host", None, SETTINGS.pool, SETTINGS.max_sessions)
+        keeper = KeeperConfig("/", "host", None, SETTINGS.pool, SETTINGS.kept_slots, SETTINGS.max_sessions)
         name = _drivers.name()
         now_ns = time.monotonic_ns()
         config = StartupConfig(
@@ -137,10 +132,10 @@ class World:
         )
         self.ids = iter(range(1 << 40, 1 << 41))
 
-    def _forget(self, session: object) -> None:
-        self.handlers.forget(session)  # type: ignore[arg-type] # a Session
+    def _forget(self, session: Session) -> None:
+        self.handlers.forget(session)
 
-    def _confirm(self, _entry: SessionEntry, _sender: Sender) -> None:
+    def _confirm(self, _session: Session, _sender: Sender) -> None:
         """There is no loop that could watch a pidfd."""
 
     def handle(self, frame: bytes) -> Message | None:
@@ -166,7 +161,7 @@ class World:
     def release_all(self) -> None:
         """All processes are dead, and have closed all files."""
         for entry in self.sessions:
-            self.board.session(entry.session.line).shows_end(17)
+            self.board.session(entry.line).shows_end(17)
             self.handlers.bury(entry)
         for serial in list(self.registry.kept.by_recorder):  # ready before their line showed their end
             self.registry.end_held(serial)

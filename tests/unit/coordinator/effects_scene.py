@@ -9,11 +9,11 @@ from ipcsync._board import Board
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement
 from ipcsync.typing import EngineName
+from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
-from ipcsync_coordinator.records import Effect
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import Limits, Session, Slot
+from ipcsync_coordinator.state import Effect, Session, Slot
 
 
 @dataclass
@@ -48,16 +48,17 @@ class Scene:
     def __init__(self, board: Board) -> None:
         self.board = board
         self.outside = cast(Any, Outside())
-        self.registry = Registry(Limits(slots=4, sessions=4, attachments=3, streams=2))
+        self.registry = Registry(Settings(pool=4, max_sessions=4, max_attachments=3, max_streams=2))
         self.effects = Effects(
             board, self.outside, Feed(self.outside), self.outside.forgotten.append, self.registry.tombstones
         )
 
     def settle(self) -> list[Effect | None]:
         """Carry out what followed; the stores that the journal would have."""
-        steps = self.effects.plan(self.registry.take_changes())
-        self.effects.carry_out(steps)
-        return [step.effect for step in steps]
+        changes = self.registry.take_changes()
+        self.effects.plan(changes)
+        self.effects.carry_out(changes)
+        return [change.effect for change in changes]
 
     def session(self, name: str) -> Session:
         session = self.registry.open_session(f"id-{name}", name)

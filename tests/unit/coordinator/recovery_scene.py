@@ -129,8 +129,8 @@ class Scene:
         def expire() -> None:
             entry = self.world.sessions.find(self.tokens[who])
             assert entry is not None
-            if entry.session.state == "live":
-                entry.session.is_ready = True
+            if entry.state == "live":
+                entry.is_ready = True
                 self.world.handlers.lose(entry, "ttl")
 
         self._survive(expire)

@@ -39,7 +39,7 @@ _TOKENS = [bytes([number]) * 16 for number in range(6)]
 
 def _with_real_tokens(world: World, frame: bytes) -> bytes:
     """The frame with the tokens of sessions that are there: those it was made with stand for their places."""
-    known = [entry.session.token for entry in world.sessions]
+    known = [entry.token for entry in world.sessions]
     for index, place in enumerate(_TOKENS[:-1] if known else []):
         frame = frame.replace(place, known[index % len(known)])
     return frame
@@ -63,13 +63,12 @@ def test_any_frames_in_any_order_get_replies_and_leave_nothing_behind(
     assert not world.registry.names
     assert not world.registry.streams
     assert not world.sessions
-    assert not world.sessions._by_serial
     assert not world.sessions._by_nonce
 
 
 def _assert_bounded(world: World) -> None:
     sessions, registry = world.sessions, world.registry
-    assert len(sessions) == len(sessions._by_serial) == len(sessions._by_nonce) <= SETTINGS.max_sessions
+    assert len(sessions) == len(sessions._by_nonce) <= SETTINGS.max_sessions
     assert len(sessions._final_replies) <= SETTINGS.max_sessions
     assert all(len(entry.replies) <= SETTINGS.remembered_requests for entry in sessions)
     assert len(registry.slots) <= SETTINGS.pool

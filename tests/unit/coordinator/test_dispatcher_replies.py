@@ -14,8 +14,7 @@ from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator.limits import Sender
-from ipcsync_coordinator.liveness import ProcessWatch
-from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.state import Session
 from tests.kit.examples import examples
 from tests.unit.coordinator.coordinator_world import SENDER, SETTINGS, Frame, World
@@ -31,7 +30,7 @@ def _send(world: World, number: int, body: Message, token: bytes = b"") -> tuple
     return codec.decode_reply(reply)
 
 
-def _entry(world: World, token: bytes) -> SessionEntry:
+def _entry(world: World, token: bytes) -> Session:
     entry = world.sessions.find(token)
     assert entry is not None
     return entry
@@ -171,7 +170,7 @@ def test_a_request_whose_reply_is_kept_no_more_is_never_done_again(world: World)
     token = world.hello().token
     for number in range(1, _KEPT + 3):
         _send(world, number, messages.Open(f"e{number}", True), token)
-    assert _entry(world, token).session.forgotten == 2
+    assert _entry(world, token).forgotten == 2
     for number in (1, 2):
         failure = _refused(world, number, messages.Open(f"e{number}", True), token)
         assert (failure.kind, failure.attributes["code"]) == ("ProtocolError", "forgotten")
@@ -205,12 +204,12 @@ def test_a_session_that_fell_silent_may_release_and_nothing_else(world: World) -
     _, opened = _send(world, 1, messages.Open("e", True), token)
     assert isinstance(opened, messages.Attachment)
     entry = _entry(world, token)
-    entry.session.is_ready = True
+    entry.is_ready = True
     world.handlers.lose(entry, "ttl")
     for body in (messages.Stats(), messages.Open("f", True), messages.Attach(opened.slot, opened.incarnation)):
         failure = _refused(world, 2, body, token)
         assert failure.kind == "SessionExpired"
-        assert failure.attributes["session"] == entry.session.label
+        assert failure.attributes["session"] == entry.label
         assert failure.message.endswith("expired: it was silent for longer than its lease's 5 s; connect again")
     for number, ending in enumerate((messages.Break, messages.Close), 3):
         _, done = _send(world, number, ending(opened.slot, opened.incarnation), token)
@@ -221,7 +220,7 @@ def test_a_session_that_fell_silent_may_release_and_nothing_else(world: World) -
 def test_a_session_that_fell_silent_may_say_goodbye(world: World) -> None:
     token = world.hello().token
     entry = _entry(world, token)
-    entry.session.is_ready = True
+    entry.is_ready = True
     world.handlers.lose(entry, "ttl")
     assert not isinstance(_send(world, 1, messages.Bye(), token)[1], messages.Failure)
     assert world.sessions.find(token) is None
@@ -253,7 +252,7 @@ def test_each_frame_is_measured_whatever_becomes_of_it(world: World) -> None:
 
 
 def test_who_is_not_confirmed_yet_is_looked_at_with_each_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[SessionEntry, Sender]] = []
+    seen: list[tuple[Session, Sender]] = []
     monkeypatch.setattr(world.dispatcher, "_on_confirm", lambda *told: seen.append(told))
     token = world.hello().token
     entry = _entry(world, token)
@@ -288,11 +287,10 @@ def test_a_failure_inside_is_counted_under_its_operation(world: World, monkeypat
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _made(table: SessionTable, serial: int, role: str = "") -> SessionEntry:
+def _made(table: SessionTable, serial: int, role: str = "") -> Session:
     session = Session(serial, f"s{serial}", "", role=role, token=bytes([serial]) * 16, nonce=bytes([serial + 100]) * 16)
-    entry = SessionEntry(session, ProcessWatch.__new__(ProcessWatch), 0)
-    table.add(entry)
-    return entry
+    table.add(session)
+    return session
 
 
 def test_the_bridge_is_the_live_session_of_that_role() -> None:
@@ -301,14 +299,14 @@ def test_the_bridge_is_the_live_session_of_that_role() -> None:
     _made(table, 1)
     assert table.bridge() is None
     gone, here = _made(table, 2, "bridge"), _made(table, 3, "bridge")
-    gone.session.state = "expired"
+    gone.state = "expired"
     assert table.bridge() is here
 
 
 def test_the_last_replies_of_sessions_that_are_gone_are_kept_and_no_more_than_the_limit() -> None:
     table = SessionTable(2, 2)
     for serial in (1, 2, 3):
-        table.forget(_made(table, serial).session.serial)
+        table.forget(_made(table, serial))
         table.keep(bytes([serial]) * 16, serial, b"reply %d" % serial)
     assert [table.final_reply(bytes([serial]) * 16, serial) for serial in (1, 2, 3)] == [None, b"reply 2", b"reply 3"]
     assert table.final_reply(bytes([2]) * 16, 3) is None
@@ -316,15 +314,14 @@ def test_the_last_replies_of_sessions_that_are_gone_are_kept_and_no_more_than_th
     assert list(table.replies()) == [(bytes([2]) * 16, 2, b"reply 2"), (bytes([3]) * 16, 3, b"reply 3")]
 
 
-def test_an_entry_is_found_by_token_nonce_and_number_until_it_is_forgotten() -> None:
+def test_a_session_is_found_by_token_and_nonce_until_it_is_forgotten() -> None:
     table = SessionTable(2, 2)
     one, two = _made(table, 1), _made(table, 2)
     assert list(table) == [one, two]
     assert len(table) == 2
-    assert table.find(one.session.token) is table.of_nonce(one.session.nonce) is table.of_serial(1) is one
-    assert table.forget(1) is one
-    assert table.forget(1) is None
-    assert (table.find(one.session.token), table.of_nonce(one.session.nonce), table.of_serial(1)) == (None, None, None)
+    assert table.find(one.token) is table.of_nonce(one.nonce) is one
+    table.forget(one)
+    assert (table.find(one.token), table.of_nonce(one.nonce)) == (None, None)
     assert list(table) == [two]
 
 
@@ -332,11 +329,11 @@ def test_replies_are_kept_in_their_order_and_what_falls_out_is_remembered_by_its
     table = SessionTable(2, 2)
     one = _made(table, 1)
     for number in (5, 4, 6):
-        table.keep(one.session.token, number, b"%d" % number)
-    assert list(table.replies()) == [(one.session.token, 4, b"4"), (one.session.token, 6, b"6")]
-    assert one.session.forgotten == 5
-    table.keep(one.session.token, 7, b"7")
-    assert one.session.forgotten == 5, "what falls out later may have the lower number"
+        table.keep(one.token, number, b"%d" % number)
+    assert list(table.replies()) == [(one.token, 4, b"4"), (one.token, 6, b"6")]
+    assert one.forgotten == 5
+    table.keep(one.token, 7, b"7")
+    assert one.forgotten == 5, "what falls out later may have the lower number"
 
 
 def test_the_requests_of_one_call_are_known_by_their_deadline(world: World) -> None:

@@ -13,9 +13,8 @@ from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, OPEN,
 from ipcsync._wire.messages import Announcement
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import _watermark
-from ipcsync_coordinator.records import Effect
 from ipcsync_coordinator.release import Releaser
-from ipcsync_coordinator.state import Change, SessionEnd, Slot
+from ipcsync_coordinator.state import Change, Effect, SessionEnd, Slot
 from tests.unit.coordinator.effects_scene import Scene
 
 
@@ -134,9 +133,10 @@ def test_a_break_says_what_stays_good_and_why(
     scene.registry.take_changes()
     has_expired = end == "expired"
     with caplog.at_level(logging.WARNING, "ipcsync.coordinator"):
-        steps = scene.effects.plan([Change("broken", slot)])
-        scene.effects.carry_out(steps)
-    assert [step.effect for step in steps] == [Effect("break", 0, (3, has_expired, engine == "timeline", ""))]
+        change = Change("broken", slot)
+        scene.effects.plan([change])
+        scene.effects.carry_out([change])
+    assert [change.effect] == [Effect("break", 0, (3, has_expired, engine == "timeline", ""))]
     assert (line.state, line.watermark, line.has_expired) == (BROKEN, 3, has_expired)
     assert line.completed == (INT64_MAX if engine == "timeline" else 3)
     assert bool(scene.effects.releaser._held) == (engine == "timeline")

@@ -7,8 +7,7 @@ import pytest
 from ipcsync._board import BROKEN, FREE, INT64_MAX, Board
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
-from ipcsync_coordinator.records import Effect
-from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.state import Effect, Session, Slot
 from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
 from tests.unit.coordinator.effects_scene import Scene
 

@@ -301,8 +301,8 @@ def test_whose_process_was_confirmed_is_known_after_any_number_of_starts(
     token = world.hello().token
     entry = world.sessions.find(token)
     assert entry is not None
-    entry.session.was_confirmed = True
-    world.registry.touched.sessions.add(entry.session)
+    entry.was_confirmed = True
+    world.registry.touched.sessions.add(entry)
     world.transactions.commit()
     words = world.files.words
     words[journal_files.CARRIED_OUT + words[journal_files.CURRENT]] = 0  # as if killed before the mark
@@ -311,4 +311,4 @@ def test_whose_process_was_confirmed_is_known_after_any_number_of_starts(
         world.begin(world.events.held())
         again = world.sessions.find(token)
         assert again is not None
-        assert again.session.was_confirmed
+        assert again.was_confirmed

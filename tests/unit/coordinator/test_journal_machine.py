@@ -25,7 +25,7 @@ from ipcsync_coordinator import journal, records
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.records import Record
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionEntry
+from ipcsync_coordinator.state import Session
 from ipcsync_coordinator.transactions import Transactions
 from tests.kit.examples import examples
 from tests.unit.coordinator.coordinator_world import SENDER, World
@@ -106,16 +106,16 @@ class Machine(RuleBasedStateMachine):
         """Who may touch what, or records there: token, slot and incarnation."""
         slots = self.world.registry.slots
         return [
-            (entry.session.token, index, slots[index].incarnation)
+            (entry.token, index, slots[index].incarnation)
             for entry in self.world.sessions
-            for index in sorted(entry.session.attached)
-            if not recorders or slots[index].is_recorded_by(entry.session)
+            for index in sorted(entry.attached)
+            if not recorders or slots[index].is_recorded_by(entry)
         ]
 
-    def _lose(self, at: int, how: str, is_wanted: Callable[[SessionEntry], bool]) -> None:
+    def _lose(self, at: int, how: str, is_wanted: Callable[[Session], bool]) -> None:
         entry = self.world.sessions.find(self._pick(at))
         if entry is not None and is_wanted(entry):
-            self.answered.pop(entry.session.token, None)
+            self.answered.pop(entry.token, None)
             self.world.handlers.lose(entry, how)
 
     # --- rules --------------------------------------------------------------------------------------------------------
@@ -201,14 +201,14 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(at=st.integers(0, 7))
     def be_marked_as_dead(self, at: int) -> None:
-        self._lose(at, "pidfd", lambda entry: entry.session.is_ready)
+        self._lose(at, "pidfd", lambda entry: entry.is_ready)
 
     @precondition(lambda self: self.tokens)
     @rule(at=st.integers(0, 7))
     def be_gone(self, at: int) -> None:
         entry = self.world.sessions.find(self._pick(at))
         if entry is not None:
-            self.answered.pop(entry.session.token, None)
+            self.answered.pop(entry.token, None)
             self.world.handlers.bury(entry)
 
     @rule()
@@ -220,7 +220,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(at=st.integers(0, 7))
     def fall_silent(self, at: int) -> None:
-        self._lose(at, "ttl", lambda entry: entry.session.is_ready and entry.session.state == "live")
+        self._lose(at, "ttl", lambda entry: entry.is_ready and entry.state == "live")
 
     @precondition(lambda self: self.tokens)
     @rule(at=st.integers(0, 7), name=st.sampled_from(_NAMES), failures=st.integers(1, 2), ends=st.booleans())

@@ -13,9 +13,10 @@ from ipcsync._board import Board, liveness
 from ipcsync._linux.last_lock import holders
 from ipcsync._linux.process import pid_namespace
 from ipcsync_coordinator import kept
+from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.kept import Kept
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import UNKNOWN, Limits, Session
+from ipcsync_coordinator.state import UNKNOWN, Session
 from tests.kit.boards import end
 
 _LATER_NS = 10**10
@@ -25,7 +26,7 @@ class Scene:
     """A registry and a board, with recorders that are gone, and whose locks this process holds."""
 
     def __init__(self, board: Board) -> None:
-        self.registry = Registry(Limits(slots=8, sessions=8))
+        self.registry = Registry(Settings(pool=8, max_sessions=8))
         self.board = board
         self.kept = Kept(self.registry, board, self.registry.take_changes)
 

@@ -393,7 +393,7 @@ def test_beyond_their_bound_tombstones_are_of_whole_epochs() -> None:
     assert tombstones.find(other) == Tombstone("o", 4, "silent")
     again = Tombstones(most=2)
     for origin, tombstone in tombstones.everything():
-        again.restore(origin, tombstone)
+        again.add(origin, tombstone)
     assert again.everything() == tombstones.everything()
 
 

@@ -14,16 +14,17 @@ from ipcsync.errors import (
     RecorderLost,
     RecorderTaken,
 )
+from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import UNKNOWN, Limits, Session, Slot
+from ipcsync_coordinator.state import UNKNOWN, Session, Slot
 from ipcsync_coordinator.tombstones import Origin
 
 
 class Scene:
     """A registry, and the shortest words for what is done to it."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.registry = Registry(limits or Limits(slots=4, sessions=4, attachments=3, streams=2))
+    def __init__(self, limits: Settings | None = None) -> None:
+        self.registry = Registry(limits or Settings(pool=4, max_sessions=4, max_attachments=3, max_streams=2))
 
     def session(self, name: str = "") -> Session:
         return self.registry.open_session(f"id-{name}", name)
@@ -156,7 +157,7 @@ def test_a_slot_index_is_used_again_with_the_next_incarnation(scene: Scene) -> N
 
 
 def test_an_eighth_of_the_slots_rest_and_the_longest_free_is_used_first() -> None:
-    scene = Scene(Limits(slots=32))
+    scene = Scene(Settings(pool=32))
     session = scene.session()
     opened = []
     for _ in range(9):
@@ -296,7 +297,7 @@ def test_a_slot_that_is_freed_says_whether_it_was_broken(scene: Scene, released:
         scene.close(recorder, slot)
     scene.registry.release_dead(recorder)
     (freed,) = [change for change in scene.registry.take_changes() if change.kind == "freed"]
-    assert (freed.slot, freed.was_broken) == (slot, was_broken)
+    assert (freed.of, freed.was_broken) == (slot, was_broken)
 
 
 def test_how_a_session_ended_is_told_and_the_first_end_counts(scene: Scene) -> None:
@@ -375,7 +376,7 @@ def test_slots_are_used_again_in_the_order_in_which_they_were_freed_after_a_rest
 )
 def test_new_events_of_an_engine_are_refused_once_too_much_of_it_is_kept(engine: str, aside: int, why: str) -> None:
     kept_slots = 3 if aside else 2
-    scene = Scene(Limits(slots=6, sessions=4, kept_slots=kept_slots, kept_cuda_events=5))
+    scene = Scene(Settings(pool=2 * kept_slots, max_sessions=4, max_cuda_events=10))
     recorder = scene.session("r")
     for name, rings in (("a", [1, 2]), ("b", [3])):
         slot = scene.open(recorder, name, recorder=True)

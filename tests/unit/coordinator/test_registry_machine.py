@@ -26,18 +26,19 @@ from ipcsync import errors
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, LIVE, OPEN, Board
 from ipcsync._session.feed import Replay
 from ipcsync._wire import codec, messages
+from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import Limits, Session, Slot
+from ipcsync_coordinator.state import Session, Slot
 from tests.kit.examples import examples
 from tests.unit.coordinator.registry_model import Key, Model, Use
 
 _Row = TypeVar("_Row", Session, Slot)
 
-_LIMITS = Limits(slots=3, sessions=3, attachments=2, streams=2, kept_slots=2)
-_LINES = _LIMITS.slots + 2 * _LIMITS.kept_slots
+_LIMITS = Settings(pool=3, max_sessions=3, max_attachments=2, max_streams=2)
+_LINES = _LIMITS.pool + 2 * _LIMITS.kept_slots
 _LOCK = 17
 _NOBODY = 1 << 40  # the serial of no session
 _NAMES = ("", "a", "b")
@@ -62,7 +63,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
-        self.board = Board.create(self._path, os.urandom(16), _LIMITS.sessions, _LINES)
+        self.board = Board.create(self._path, os.urandom(16), _LIMITS.max_sessions, _LINES)
         self.registry = self.registry_type(_LIMITS)
         self.wire = _Wire()
         self.forgotten: set[int] = set()
@@ -100,11 +101,12 @@ class Machine(RuleBasedStateMachine):
         changes = self.registry.take_changes()
         for change in changes:
             if change.kind == "freed":
-                assert change.slot is not None
-                key = (change.slot.index, change.slot.incarnation)
+                assert isinstance(change.of, Slot)
+                key = (change.of.index, change.of.incarnation)
                 assert key not in self.model.uses, f"{key} was freed while {self.model.uses[key].holders} may touch it"
                 assert key not in self.model.kept, f"{key} was freed while GPU work may touch it"
-        self.effects.carry_out(self.effects.plan(changes))
+        self.effects.plan(changes)
+        self.effects.carry_out(changes)
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
@@ -117,10 +119,10 @@ class Machine(RuleBasedStateMachine):
         else:
             self._take_in(session)
             return
-        assert refusal.limit == _LIMITS.sessions == len(self.model.there)
+        assert refusal.limit == _LIMITS.max_sessions == len(self.model.there)
 
     def _take_in(self, session: Session) -> None:
-        assert len(self.model.there) < _LIMITS.sessions
+        assert len(self.model.there) < _LIMITS.max_sessions
         assert session.serial not in self.sessions
         assert session.line not in {self.sessions[serial].line for serial in self.model.there}
         self.sessions[session.serial] = session
@@ -136,7 +138,7 @@ class Machine(RuleBasedStateMachine):
         me, key = session.serial, self.model.named(name)
         known = self.registry.find(name)
         assert (known is None) == (key is None)
-        full = key not in self.model.held(me) and len(self.model.held(me)) >= _LIMITS.attachments
+        full = key not in self.model.held(me) and len(self.model.held(me)) >= _LIMITS.max_attachments
         try:
             slot = self._open(session, known, name, recorder)
         except errors.RecorderTaken:
@@ -145,7 +147,7 @@ class Machine(RuleBasedStateMachine):
             assert self.model.uses[key].recorder not in (None, me)
             return
         except errors.QuotaExceeded:
-            assert full or (key is None and self._in_pool() >= _LIMITS.slots)
+            assert full or (key is None and self._in_pool() >= _LIMITS.pool)
             return
         assert not full
         found = (slot.index, slot.incarnation)
@@ -189,7 +191,7 @@ class Machine(RuleBasedStateMachine):
             return
         except errors.QuotaExceeded:
             assert key not in held
-            assert len(held) >= _LIMITS.attachments
+            assert len(held) >= _LIMITS.max_attachments
             return
         assert (slot.index, slot.incarnation) == key
         self.model.take(session.serial, key)
@@ -295,7 +297,7 @@ class Machine(RuleBasedStateMachine):
     def name_a_stream(self, at: int, name: str) -> None:
         with suppress(errors.QuotaExceeded):
             self.registry.stream(self._pick(self.model.live, at), name, "", "gpu", 0)
-        assert len(self.registry.streams) <= _LIMITS.streams
+        assert len(self.registry.streams) <= _LIMITS.max_streams
 
     @precondition(lambda self: self.late is None)
     @rule()
@@ -354,7 +356,7 @@ class Machine(RuleBasedStateMachine):
         assert found == self.model.uses
         kept = {(slot.index, slot.incarnation) for slot in self.registry.slots.values() if slot.state == "kept"}
         assert kept == self.model.kept.keys()
-        assert self.registry.in_use == self._in_pool() <= _LIMITS.slots
+        assert self.registry.in_use == self._in_pool() <= _LIMITS.pool
         assert set(self.registry.sessions) == self.model.there == set(self.sessions) - self.forgotten
         assert self.registry.names == {
             use.name: self.registry.slots[key[0]]
@@ -401,7 +403,7 @@ class Machine(RuleBasedStateMachine):
             if slot.state != "free":
                 assert line.recorder == (slot.recorder.serial if slot.recorder is not None else 0)
         lines = {session.line: session for session in self.registry.sessions.values()}
-        for index in range(_LIMITS.sessions):
+        for index in range(_LIMITS.max_sessions):
             state = self.board.session(index).state
             session = lines.get(index)
             assert state == (FREE if session is None else LIVE if session.state == "live" else EXPIRED)
@@ -436,7 +438,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def nothing_grows_that_should_not(self) -> None:
         assert len(self.registry.slots) <= _LINES
-        assert len(self.registry.sessions) <= _LIMITS.sessions
+        assert len(self.registry.sessions) <= _LIMITS.max_sessions
         for session in self.registry.sessions.values():
             assert len(session.left) <= _LINES
 
