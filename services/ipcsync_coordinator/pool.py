@@ -1,4 +1,4 @@
-"""The CUDA events behind the slots: made ahead, given out as rings, destroyed only once no process can touch them.
+"""The CUDA events behind the slots: made some at a time, given out as rings, destroyed once no process can touch them.
 
 And only once no record of them is pending: until then they are set aside, count as before, and are asked for again each
 second. What a dead process left pending may stay so for ever.
@@ -6,16 +6,14 @@ second. What a dead process left pending may stay so for ever.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
-from ipcsync._logs import fields
 from ipcsync.errors import DeviceMismatch, IpcSyncError, QuotaExceeded
 from ipcsync_keeper.events import SharedCudaEvent
-from ipcsync_keeper.link import DriverClient, Made
-
-log = logging.getLogger("ipcsync.coordinator")
+from ipcsync_keeper.link import DriverClient
 
 _AT_A_TIME = 256
 """How many events that were set aside are asked for again at a time."""
@@ -23,8 +21,6 @@ _AT_A_TIME = 256
 
 @dataclass(eq=False)
 class _Device:
-    is_open: bool = False
-    is_refilling: bool = False
     spare: list[int] = field(default_factory=list)
     probe: bytes | None = None
 
@@ -32,8 +28,8 @@ class _Device:
 class Pool:
     """The interprocess events of all devices, by serial, which `driver` makes and destroys.
 
-    `limit` bounds their number, since drivers fail beyond some twenty thousand. `held` are events of an earlier
-    coordinator: slots have some of them, and `sweep` destroys the others.
+    `limit` bounds their number, since drivers fail beyond some twenty thousand; `step` or more are made at a time.
+    `held` are events of an earlier coordinator: slots have some of them, and `sweep` destroys the others.
     """
 
     def __init__(
@@ -43,13 +39,13 @@ class Pool:
         self._driver = driver
         self._limit = limit
         self._step = step
-        self._refills = True
         self._events = {shared.serial: shared for shared in held}
-        self.made = len(self._events)
-        self._asked_for = 0  # ahead, and not answered yet
-        self._aside: list[int] = []
-        for shared in self._events.values():
-            self._devices[shared.device].is_open = True
+        self._aside: dict[int, None] = {}  # in the order in which they are asked for again
+
+    @property
+    def made(self) -> int:
+        """How many CUDA events there are, with the probes and those that are set aside."""
+        return len(self._events) + len(self._aside) + sum(each.probe is not None for each in self._devices.values())
 
     @property
     def aside(self) -> int:
@@ -74,13 +70,15 @@ class Pool:
         missing = depth - len(device.spare)
         if missing > 0:
             self._make_room(device, missing)
-            if self.made + self._asked_for + missing > self._limit:
+            room = self._limit - self.made
+            if missing > room:
                 aside = f", {len(self._aside)} of them set aside with a pending record" if self._aside else ""
                 raise QuotaExceeded(
                     f"there are {self.made} CUDA events already{aside} (--max-cuda-events)", limit=self._limit
                 )
-            self._add(device, self._driver.make(uuid, missing))
-            device.is_open = True
+            made = self._driver.make(uuid, min(max(missing, self._step), room))
+            self._events.update((shared.serial, shared) for shared in made)
+            device.spare += [shared.serial for shared in made]
         ring = device.spare[-depth:]
         del device.spare[-depth:]
         return ring
@@ -88,15 +86,10 @@ class Pool:
     def _make_room(self, device: _Device, missing: int) -> None:
         """Destroy as many spare events of other devices as the limit asks for: no process has them."""
         for other in self._devices.values():
-            too_many = self.made + self._asked_for + missing - self._limit
+            too_many = self.made + missing - self._limit
             if too_many > 0 and other is not device:
                 ring, other.spare = other.spare[:too_many], other.spare[too_many:]
                 self.destroy(ring)
-
-    def _add(self, device: _Device, made: Made) -> None:
-        self.made += len(made)
-        self._events.update((shared.serial, shared) for shared in made)
-        device.spare += [shared.serial for shared in made]
 
     def handles(self, ring: list[int]) -> list[bytes]:
         """The handles of a ring's events; KeyError for one that does not exist."""
@@ -110,59 +103,30 @@ class Pool:
     def destroy(self, ring: list[int]) -> None:
         """Destroy a ring of a dead recorder, whose state is unknown; what is pending is set aside."""
         if ring:
-            self.made -= len(ring)
             for serial in ring:
                 del self._events[serial]
-            self._driver.destroy(ring, self._set_aside)
+            self._driver.destroy(ring, partial(self._set_aside, ring))
 
     def destroy_aside(self) -> None:
         """Ask again for some of those set aside."""
-        asked, self._aside = self._aside[:_AT_A_TIME], self._aside[_AT_A_TIME:]
-
-        def settle(pending: list[int]) -> None:
-            self.made -= len(asked)
-            self._set_aside(pending)
-
+        asked = list(islice(self._aside, _AT_A_TIME))
         if asked:
-            self._driver.destroy(asked, settle)
+            self._driver.destroy(asked, partial(self._set_aside, asked))
 
-    def _set_aside(self, pending: list[int]) -> None:
-        self.made += len(pending)
-        self._aside += pending
+    def _set_aside(self, asked: list[int], pending: list[int]) -> None:
+        for serial in asked:
+            self._aside.pop(serial, None)
+        self._aside.update(dict.fromkeys(pending))  # behind the others: those are asked for next
 
     def sweep(self, used: Iterable[int]) -> None:
         """Destroy the events of an earlier coordinator that are not `used`: their state is unknown."""
         self.destroy(list(self._events.keys() - set(used)))
-
-    def refill(self) -> None:
-        """Make a step of spare events ahead for each device that has few."""
-        for uuid, device in self._devices.items():
-            count = min(self._step, self._limit - self.made - self._asked_for)
-            is_due = device.is_open and not device.is_refilling and len(device.spare) < self._step
-            if self._refills and is_due and count > 0:
-                self._refill(uuid, device, count)
-
-    def _refill(self, uuid: str, device: _Device, count: int) -> None:
-        def take_in(made: Made | IpcSyncError) -> None:
-            device.is_refilling = False
-            self._asked_for -= count
-            if isinstance(made, IpcSyncError):
-                self._refills = False  # events are then made on demand, which reports the error
-                log.error("CUDA events cannot be made ahead any more", extra=fields(why=made))
-            else:
-                self._add(device, made)
-
-        device.is_refilling = True
-        self._asked_for += count
-        self._driver.make_ahead(uuid, count, take_in)
 
     def probe_handle(self, uuid: str) -> bytes:
         """The handle of an event that is kept for clients that test whether handles open."""
         device = self._device(uuid)
         if device.probe is None:
             device.probe = self._driver.probe(uuid)
-            device.is_open = True
-            self.made += 1
         return device.probe
 
     def why_not_event(self, uuid: str) -> str | None:

@@ -265,7 +265,6 @@ class Server:
             self.effects.pool.destroy_aside()
             self._check_place()
         self._kept.look(now_ns)
-        self.effects.pool.refill()
         self.fleet.tick(now_ns)
         self._drain_link()
         self._transactions.commit()  # changes that could not be appended earlier

@@ -127,14 +127,6 @@ class DriverClient:
         if not isinstance(answer, IpcSyncError):
             self.destroy([made.serial for made in msgspec.convert(answer, Made)], lambda _: None)  # never recorded
 
-    def make_ahead(self, device: str, count: int, then: Callable[[Made | IpcSyncError], None]) -> None:
-        """As `make`, without waiting: `then` is called with the result from a later `drain`."""
-
-        def convert(answer: Any) -> None:
-            then(answer if isinstance(answer, IpcSyncError) else msgspec.convert(answer, Made))
-
-        self._post("make", [device, count], convert)
-
     def destroy(self, serials: list[int], then: Callable[[list[int]], None]) -> None:
         """Destroy these events without waiting; `then` gets those that are kept, since a record of them is pending."""
 

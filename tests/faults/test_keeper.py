@@ -697,12 +697,12 @@ def test_row_59_the_keepers_death_is_the_coordinators(kept: Coordinator, client:
 def test_row_59_with_its_keeper_stopped_all_but_new_events_goes_on(kept: Coordinator, client: ipcsync.Client) -> None:
     event = client.event("held", recorder=True, engine="event")
     with client.event("the first", recorder=True, engine="event"):
-        until(lambda: client.stats()["cuda_events"] >= 64, "events have been made ahead")
+        until(lambda: client.stats()["cuda_events"] >= 64, "events have been made to spare")
     os.kill(kept.pid, signal.SIGSTOP)  # it alone, and not its coordinator
     until(lambda: state_of(kept.pid) == "T", "the keeper has stopped")
     try:
         event.record().synchronize(timeout=DEADLINE_S)
-        with client.event("from what was made ahead", recorder=True, engine="event") as more:
+        with client.event("from what was spare", recorder=True, engine="event") as more:
             more.record()
         assert client.stats()["sessions"] == 1
     finally:

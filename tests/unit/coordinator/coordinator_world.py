@@ -11,7 +11,6 @@ from ipcsync import _drivers
 from ipcsync._board import Board, Peer
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator import records
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.deaths import DeathWatch
@@ -71,9 +70,6 @@ class DirectDriver(DriverClient):
 
     def make(self, device: str, count: int) -> list[SharedCudaEvent]:
         return self._events.make(device, count)
-
-    def make_ahead(self, device: str, count: int, then: Callable[[list[SharedCudaEvent] | IpcSyncError], None]) -> None:
-        then(self._events.make(device, count))
 
     def destroy(self, serials: list[int], then: Callable[[list[int]], None]) -> None:
         then(self._events.destroy(serials))
