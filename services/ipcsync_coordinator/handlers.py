@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -69,7 +68,6 @@ class Handlers:
         self._sessions = transactions.sessions
         self._metrics = metrics
         self._config = config
-        self._journal = transactions.journal
         self.transactions = transactions
         self.fleet = fleet
         self._feed_endpoint = feed_endpoint
@@ -213,7 +211,6 @@ class Handlers:
         return _DONE
 
     def _bye(self, session: Session, body: messages.Bye) -> messages.Message:
-        self._journal.make_room(self._size_of_end(session))
         self._end(session, released=body.released)
         return _DONE
 
@@ -225,15 +222,9 @@ class Handlers:
         """End a session whose goodbye stands on the board: its process is gone, and no coordinator took the message."""
         if not self._board.session(session.line).has_said_goodbye:
             return False
-        self._make_room_for_end(session)
         self._end(session, released=True)
         self.transactions.commit()
         return True
-
-    def _size_of_end(self, session: Session) -> int:
-        """How many bytes the record of a session's end may need, beyond an ordinary record."""
-        slots = (self._registry.slots[index] for index in session.attached)
-        return sum(512 + 10 * (len(slot.active) + len(slot.draining) + len(slot.left) + slot.depth) for slot in slots)
 
     def forget(self, session: Session) -> None:
         """Forget a session whose line is free."""
@@ -274,13 +265,7 @@ class Handlers:
         session.is_dead = session.is_dead or how == "pidfd"
         if session.state == "live":
             self._metrics.deaths[how] += 1
-            log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=session.watch.pid, how=how))
-        self._make_room_for_end(session)
-
-    def _make_room_for_end(self, session: Session) -> None:
-        # A death cannot be refused: it is appended now if there is room, else at a later tick.
-        with suppress(QuotaExceeded):
-            self._journal.make_room(self._size_of_end(session))
+            log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=session.pid, how=how))
 
     def drains(self, session: Session) -> bool:
         """Whether the session said goodbye before its last records were known complete, and they may still count."""
@@ -288,8 +273,7 @@ class Handlers:
 
     def break_drained(self, session: Session) -> None:
         """Break the events of such a session, whose process was silent for longer than its TTL."""
-        log.warning("events lost", extra=fields(id=session.id, name=session.name, pid=session.watch.pid, how="ttl"))
-        self._make_room_for_end(session)
+        log.warning("events lost", extra=fields(id=session.id, name=session.name, pid=session.pid, how="ttl"))
         self._registry.break_drained(session)
         self.transactions.commit()
 
