@@ -73,7 +73,7 @@ def inherit(kept: str, settings: Mapping[str, object] | None = None) -> Startup:
     _end_with_keeper(keeper)
     end = Link(socket.socket(fileno=pair))
     try:
-        end.send(0, "serve", [versions(), settings or {}])
+        end.send("serve", [versions(), settings or {}])
         config = _config(end)
     except EOFError:
         sys.exit(0)  # the keeper does not need this process any more
@@ -90,14 +90,14 @@ def inherit(kept: str, settings: Mapping[str, object] | None = None) -> Startup:
 def _config(end: Link) -> StartupConfig:
     answer = end.receive(None)
     assert answer is not None
-    return msgspec.convert(answer[2], StartupConfig)
+    return msgspec.convert(answer[1], StartupConfig)
 
 
 def refuse(kept: str, why: str) -> None:
     """Report to the keeper why no coordinator can start with these settings: it logs that, and answers a reload."""
     pair = int(kept.split(",")[1])
     with suppress(EOFError):
-        Link(socket.socket(fileno=pair)).send(0, "refuse", [why])
+        Link(socket.socket(fileno=pair)).send("refuse", [why])
 
 
 def _end_with_keeper(keeper: int) -> None:

@@ -22,14 +22,13 @@ class Peer:
     def __init__(self, link: Link, pid: int) -> None:
         self.link = link
         self.pid = pid
-        self.greeting = 0  # the number of its first request, which a configuration answers
         self.has_config = False
         self.is_asking = False  # it waits for the driver
         self.is_serving = False  # it has said that it serves
 
     def start(self, config: StartupConfig) -> None:
         """Have it serve. EOFError if it is gone."""
-        self.link.send(self.greeting, False, config)
+        self.link.send(False, config)
         self.has_config = True
 
     def kill(self) -> None:
@@ -66,9 +65,9 @@ class DriverThread:
     def _answer_one(self, peer: Peer) -> None:
         message = peer.link.receive(None)
         assert message is not None
-        number, op, arguments = message
+        op, arguments = message
         peer.is_asking = True
-        peer.link.send(number, *self._answer(peer, op, arguments))
+        peer.link.send(*self._answer(peer, op, arguments))
         peer.is_asking = False
 
     def _answer(self, peer: Peer, op: str, arguments: list[object]) -> tuple[bool, object]:

@@ -1,18 +1,18 @@
 """The socketpair between keeper and coordinator: MessagePack frames, each behind its length.
 
-A request is [number, operation, arguments], its answer [number, is an error, value]. The keeper only answers; without
-a keeper a thread of the coordinator's process does (`driver_thread`).
+A request is [operation, arguments], its answer [is an error, value]; answers come in the order of the requests. The
+keeper only answers; without a keeper a thread of the coordinator's process does (`driver_thread`).
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -106,7 +106,7 @@ Made = list[SharedCudaEvent]
 
 
 class DriverClient:
-    """The driver, asked over a link by numbered requests, which are answered in order.
+    """The driver, asked over a link.
 
     The driver's errors are raised here, and WaitTimeout if there is no answer within 10 s. Once the other end is gone,
     this process ends.
@@ -114,10 +114,9 @@ class DriverClient:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self._numbers = itertools.count(1)
-        self._then: dict[int, Callable[[Any], None]] = {}
+        self._then: deque[Callable[[Any], None]] = deque()  # who gets the next answers
         self._timelines: dict[str, str | None] = {}
-        self._late = -1  # the last question that was not answered in time
+        self._is_late = False  # the last question was not answered in time, and still is not
 
     def make(self, device: str, count: int) -> Made:
         """New interprocess events, numbered and exported. Events that come too late are destroyed."""
@@ -155,28 +154,35 @@ class DriverClient:
         while self._take_one(0.0):
             continue
 
-    def _post(self, op: str, arguments: list[Any], then: Callable[[Any], None]) -> int:
-        number = next(self._numbers)
-        self._then[number] = then
+    def _post(self, op: str, arguments: list[Any], then: Callable[[Any], None]) -> None:
+        self._then.append(then)
         try:
-            self.link.send(number, op, arguments)
+            self.link.send(op, arguments)
         except EOFError:
             _end_at_once()
-        return number
 
     def _ask(self, op: str, *arguments: Any, if_late: Callable[[Any], None] = lambda _: None) -> Any:
         answers: list[Any] = []
+        is_late = False
+
+        def take(answer: Any) -> None:
+            if is_late:
+                self._is_late = False
+                if_late(answer)
+            else:
+                answers.append(answer)
+
         try:
-            if self._late in self._then:
+            if self._is_late:
                 self.drain()
-            if self._late in self._then:  # the answers come in order, and the loop must not wait for each once more
+            if self._is_late:  # the answers come in order, and the loop must not wait for each once more
                 raise WaitTimeout("the driver has not answered an earlier request yet", timeout=_PATIENCE_S)
-            number = self._post(op, list(arguments), answers.append)
+            self._post(op, list(arguments), take)
             deadline = time.monotonic() + _PATIENCE_S
             while not answers:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._take_one(left):
-                    self._then[number], self._late = if_late, number
+                    is_late = self._is_late = True
                     raise WaitTimeout(f"the driver did not answer within {_PATIENCE_S:g} s", timeout=_PATIENCE_S)
         except EOFError:
             _end_at_once()
@@ -188,8 +194,8 @@ class DriverClient:
         message = self.link.receive(timeout)
         if message is None:
             return False
-        number, is_error, value = message
-        self._then.pop(number)(codec.error_of(msgspec.convert(value, Failure)) if is_error else value)
+        is_error, value = message
+        self._then.popleft()(codec.error_of(msgspec.convert(value, Failure)) if is_error else value)
         return True
 
 

@@ -57,7 +57,7 @@ class CoordinatorProcess(Peer):
         try:
             message = self.link.receive()
             if message is not None:
-                self.greeting, what, arguments = message
+                what, arguments = message
                 self.is_silent = False
                 if what == "refuse":
                     self.refusal = str(arguments[0])

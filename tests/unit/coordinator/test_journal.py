@@ -269,7 +269,7 @@ def test_a_keeper_of_another_version_is_told_the_versions() -> None:
     with ours, theirs, subprocess.Popen([sys.executable, "-c", script], pass_fds=[theirs.fileno()]) as process:
         message = Link(ours).receive(30)
         assert message is not None
-        assert message[2] == [startup.versions(), {}]
+        assert message[1] == [startup.versions(), {}]
         ours.shutdown(socket.SHUT_RDWR)
         assert process.wait(30) == 0
 
