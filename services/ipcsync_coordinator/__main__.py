@@ -16,7 +16,6 @@ import click
 import msgspec
 
 import ipcsync
-from ipcsync import _room as room
 from ipcsync._linux.inherited import forget_parent
 from ipcsync._logs import configure, fields
 from ipcsync_coordinator import config
@@ -106,7 +105,7 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
     from ipcsync._linux.child import PYTHON
     from ipcsync_keeper.keeper import Plan
 
-    command = [*PYTHON, *PROGRAM, *_without_own(sys.argv[1:])]
+    command = [*PYTHON, *PROGRAM, *sys.argv[1:]]  # a kept one heeds neither --ready-fd nor --exit-with
     level, as_json = settings.log_level, settings.log_json
     plan = Plan(_keeper_config(settings), command, settings.spare, level, as_json, ready_fd, exit_with)
     if ready_fd is not None:
@@ -115,18 +114,6 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
     sys.stderr.flush()
     keeper = [*PYTHON, "-m", "ipcsync_keeper", msgspec.json.encode(plan).decode()]
     os.execv(sys.executable, keeper)  # noqa: S606 - no shell
-
-
-def _without_own(arguments: list[str]) -> list[str]:
-    """The flags for a coordinator: those for the keeper are left out."""
-    kept: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument in ("--ready-fd", "--exit-with"):
-            next(rest, None)
-        elif not argument.startswith(("--ready-fd=", "--exit-with=")):
-            kept.append(argument)
-    return kept
 
 
 def _serve_kept(settings: config.Settings, kept: str) -> int:
@@ -145,6 +132,7 @@ async def _serve_for_keeper(settings: config.Settings, what: Startup) -> int:
     from ipcsync_coordinator.journal import JournalError
     from ipcsync_coordinator.server import Server
     from ipcsync_keeper.journal_files import UNREADABLE
+    from ipcsync_keeper.resources import report_failure
 
     began = time.monotonic()
     try:
@@ -152,10 +140,8 @@ async def _serve_for_keeper(settings: config.Settings, what: Startup) -> int:
     except JournalError as error:
         log.critical("the journal cannot be read", extra=fields(why=error))
         return UNREADABLE
-    except Exception as error:
-        if (short := room.shortage(error, "a coordinator")) is None:
-            raise
-        log.error("cannot start", extra=fields(why=short))
+    except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
+        report_failure(caught, "a coordinator")
         return 1
     _freeze()
     log.info(
