@@ -12,9 +12,10 @@ from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
 from ipcsync_coordinator import decode
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.decode import Request
-from ipcsync_coordinator.handlers import MOST_ROWS, Handlers
+from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
+from ipcsync_coordinator.questions import MOST_ROWS
 from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.state import Kept, Session, Use
 
@@ -40,7 +41,7 @@ class Dispatcher:
         self._max_frame = settings.max_frame
         self._handlers = handlers
         self._table = handlers.table
-        self._questions = handlers.questions
+        self._questions = handlers.questions.table
         self._sessions = handlers.transactions.sessions
         self._metrics = metrics
         self._strikes = strikes
@@ -92,11 +93,9 @@ class Dispatcher:
 
     def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
         op = request.op
-        if op == "hello":
-            assert isinstance(request.body, messages.Hello)
+        if isinstance(request.body, messages.Hello):
             self._handlers.refuse_other_clock(request.body)  # before its deadline, which that clock gives
-            return None if self._is_late(request, now_ns) else self._welcome(request, sender, now_ns)
-        if not request.token and messages.is_question(request.body):
+        if op == "hello" or (not request.token and messages.is_question(request.body)):
             return None if self._is_late(request, now_ns) else self._decide(None, request, sender)
         session = self._sessions.find(request.token)
         if session is None:
@@ -143,7 +142,7 @@ class Dispatcher:
         return True
 
     def _decide(self, session: Session | None, request: Request, sender: Sender) -> bytes | None:
-        """The reply to a request of a session, or to a question without one; None if it follows later."""
+        """The reply to a request of a session, or to a question or hello without one; None if it follows later."""
         op, body = request.op, None
         is_question = messages.is_question(request.body)
         effect = "none" if is_question else request.body.effect
@@ -157,6 +156,8 @@ class Dispatcher:
                     return None  # the reply follows once the bridge has answered
             elif is_question:
                 body = self._questions[op](request.body, None if session is not None else MOST_ROWS)
+            elif isinstance(request.body, messages.Hello):
+                body = self._handlers.hello(request.body, sender)
             else:
                 assert session is not None
                 body = self._table[op](session, request.body)
@@ -175,11 +176,3 @@ class Dispatcher:
             kept = Reply.of(session.token, request.id, body, reply)
         has_effect = effect == "none" or self._transactions.commit(kept, is_refusal=body is None)
         return reply if has_effect or body is None else None  # its client asks again
-
-    def _welcome(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
-        assert isinstance(request.body, messages.Hello)
-        self._metrics.requests["hello"] += 1
-        self._journal.make_room()
-        reply = codec.encode_reply(request.id, self._handlers.hello(request.body, sender, now_ns))
-        self._metrics.count_result("hello", "ok")
-        return reply if self._transactions.commit() else None

@@ -46,11 +46,10 @@ class Effects:
         self.releaser = Releaser(later)
         self.board = board
         self._lines: dict[int, SlotLine] = {}
-        self._quarantined_ns: dict[int, int] = {}  # since when, by slot
         self._plans: dict[ChangeKind, Callable[[Any], Effect | None]] = {
             "opened": lambda slot: Effect("open", slot.index, (slot.incarnation,)),
             "recorder": lambda slot: Effect("recorder", slot.index, (slot.recorder.serial,)),
-            "closed": lambda slot: Effect("close", slot.index),
+            "closed": self._plan_close,
             "broken": self._plan_break,
             "drained": self._plan_drain,
             "kept": self._plan_keep,
@@ -75,8 +74,6 @@ class Effects:
             "opened": self._opened,
             "closed": self._closed,
             "broken": self._broken,
-            "kept": self._leave_quarantine,
-            "freed": self._leave_quarantine,
             "unwanted": self._unwanted,
             "session_opened": self._session_opened,
             "session_closed": self._session_closed,
@@ -100,7 +97,12 @@ class Effects:
             else:
                 change.effect = self._plans[change.kind](change.of)
 
+    def _plan_close(self, slot: Slot) -> Effect:
+        slot.ended_ns = time.monotonic_ns()
+        return Effect("close", slot.index)
+
     def _plan_break(self, slot: Slot) -> Effect:
+        slot.ended_ns = slot.ended_ns or time.monotonic_ns()
         is_timeline, reason = slot.engine == "timeline", slot.reason if slot.reason in REASONS else ""
         if slot.is_tombstone:
             return Effect(
@@ -149,7 +151,9 @@ class Effects:
 
     def _plan_assign(self, session: Session) -> Effect:
         namespace = self.board.coordinator[2]
-        values = (session.serial, session.pid, session.started, namespace, time.monotonic_ns(), session.label)
+        # Without a start time the pid is useless to others, which then check the lifeline.
+        pid = session.pid if session.started else 0
+        values = (session.serial, pid, session.started, namespace, time.monotonic_ns(), session.label)
         return Effect("assign", session.line, values)
 
     # --- the stores ---------------------------------------------------------------------------------------------------
@@ -208,11 +212,9 @@ class Effects:
         line.finish(FREE)
 
     def resume(self, slot: Slot) -> None:
-        """Continue what an earlier coordinator began with a slot: its quarantine, and its word's release."""
+        """Continue what an earlier coordinator began: the release of a slot's word."""
         if slot.engine == "timeline" and (slot.state in ("broken", "kept") or slot.is_drained):
             self.releaser.hold(slot.index, self.line(slot.index))
-        if slot.is_quarantined:
-            self._quarantine(slot)
 
     def free_again(self, slot: Slot) -> None:
         """Store that a slot is free, where the board differs: a word still released lets a later use's waits pass."""
@@ -234,14 +236,12 @@ class Effects:
         )
 
     def _closed(self, slot: Slot) -> None:
-        self._quarantine(slot)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("event closed", extra=fields(name=slot.name, slot=slot.index))
         self._announce("closed", slot)
 
     def _broken(self, slot: Slot) -> None:
         self._announce("broken", slot)
-        self._quarantine(slot)
         recorder, line = slot.recorder, self.line(slot.index)
         log.warning(
             "event broken",
@@ -260,22 +260,6 @@ class Effects:
     def _unwanted(self, slot: Slot) -> None:
         if slot.is_unwanted:  # still; a session that wants it later finds it gone, and asks again
             self._announce("unwanted", slot)
-
-    def _quarantine(self, slot: Slot) -> None:
-        self._quarantined_ns.setdefault(slot.index, time.monotonic_ns())
-
-    def _leave_quarantine(self, slot: Slot) -> None:
-        self._quarantined_ns.pop(slot.index, None)
-
-    def quarantined_s(self, slot: Slot) -> float | None:
-        """For how many seconds a slot has been in quarantine, None if it is not."""
-        since = self._quarantined_ns.get(slot.index)
-        return (time.monotonic_ns() - since) / 1e9 if since is not None and slot.is_quarantined else None
-
-    def quarantine_oldest_s(self) -> float:
-        """The longest time that a slot has been in quarantine, in seconds; 0 if there is none."""
-        oldest = min(self._quarantined_ns.values(), default=0)
-        return (time.monotonic_ns() - oldest) / 1e9 if oldest else 0.0
 
     def _announce(self, kind: str, slot: Slot) -> None:
         recorder = slot.recorder if slot.origin is None else None  # a mirror's is the bridge, which has not ended

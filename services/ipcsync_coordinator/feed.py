@@ -21,10 +21,6 @@ _BUDGET = 256
 _SUBSCRIBES = b"\x01"
 
 
-def _at_once(flush: Callable[[], None]) -> None:
-    flush()
-
-
 class Feed:
     """The XPUB socket. A subscriber that stops reading loses announcements, sees the gap, and asks for a snapshot.
 
@@ -35,9 +31,9 @@ class Feed:
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        number: int = 0,
-        soon: Callable[[Callable[[], None]], object] = _at_once,
-        on_topic: Callable[[zmq.Frame], object] = lambda _: None,
+        number: int,
+        soon: Callable[[Callable[[], None]], object],
+        on_topic: Callable[[zmq.Frame], object],
     ) -> None:
         self.socket = socket
         self.number = number

@@ -26,7 +26,7 @@ from ipcsync.errors import (
     StalePoint,
 )
 from ipcsync_coordinator.decode import Request
-from ipcsync_coordinator.listing import attachment_of
+from ipcsync_coordinator.questions import attachment_of
 from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.state import Change, Session, Slot
 from ipcsync_coordinator.tombstones import Origin

@@ -11,9 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ipcsync import __version__
 from ipcsync._board import Peer
-from ipcsync._linux.process import pid_namespace, resident_bytes, shm_identity, time_namespace
+from ipcsync._linux.process import pid_namespace, shm_identity, time_namespace
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
 from ipcsync.errors import (
@@ -28,24 +27,20 @@ from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.limits import Sender
-from ipcsync_coordinator.listing import attachment_of, attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
+from ipcsync_coordinator.questions import Questions, attachment_of
 from ipcsync_coordinator.state import UNKNOWN, Session, Use
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.resources import StartupConfig
 
 log = logging.getLogger("ipcsync.coordinator")
 
-MOST_ROWS = 4096
-"""The most rows of a list that is asked for without a session."""
-
-_UNLIMITED = 1 << 30
 _MOST_IN_FLIGHT = 256  # of a client's queue of 1,000 requests
 
 
 class Handlers:
-    """The operations, and the beginning and end of sessions. `now_ns` is CLOCK_MONOTONIC."""
+    """The operations, and the beginning and end of sessions."""
 
     def __init__(
         self,
@@ -56,7 +51,7 @@ class Handlers:
         fleet: Fleet,
         feed_endpoint: str,
         deaths: DeathWatch,
-        room: Callable[[], int] = lambda: _UNLIMITED,
+        room: Callable[[], int],
     ) -> None:
         self._settings = settings
         # As many as replies are kept for repeats. Also, ZeroMQ learns only every half queue what the other side has
@@ -76,7 +71,7 @@ class Handlers:
         self._namespace = pid_namespace()
         self._time_namespace = time_namespace()
         self._shm = shm_identity()
-        self._serves_ns = time.monotonic_ns()
+        self.questions = Questions(settings, transactions, metrics, config)
         self.table: dict[str, Callable[[Session, Any], messages.Message]] = {
             "ready": self._ready,
             "open": self._open,
@@ -84,22 +79,11 @@ class Handlers:
             "close": self._close,
             "break": self._break,
             "stream": self._stream,
-            "snapshot": self._snapshot,
+            "snapshot": self.questions.snapshot,
             "probe": self._probe,
             "bye": self._bye,
             **fleet.table,
         }
-        # By operation: the body, and the most rows of the reply.
-        self.questions: dict[str, Callable[[Any, int | None], messages.Message]] = {
-            "events": self._list_events,
-            "sessions": self._list_sessions,
-            "attachments": self._list_attachments,
-            "stats": self._stats,
-        }
-
-    def serve(self) -> None:
-        """Note that requests are answered from now on."""
-        self._serves_ns = time.monotonic_ns()
 
     def watch(self, session: Session) -> None:
         """Have a session that is ready be watched for its process's death."""
@@ -119,7 +103,7 @@ class Handlers:
                 "start them in the same one"
             )
 
-    def hello(self, hello: messages.Hello, sender: Sender, now_ns: int) -> messages.Welcome:
+    def hello(self, hello: messages.Hello, sender: Sender) -> messages.Welcome:
         """Open a session for the process that `sender` names."""
         known = self._sessions.of_nonce(hello.nonce)
         if known is not None:
@@ -137,14 +121,14 @@ class Handlers:
         if len(self._sessions) >= room:
             raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
         session = self._registry.open_session(os.urandom(4).hex(), hello.name, hello.role, self._is_held)
-        session.watch = watch = ProcessWatch(sender.pid, sender.routing, self._board, session.line)
-        # Without a start time the pid is useless to others, which then check the lifeline.
-        session.pid, session.started = watch.pid if watch.started else 0, watch.started
-        session.token, session.nonce, session.opened_ns = os.urandom(16), hello.nonce, now_ns
-        session.beat_ns = now_ns
+        session.watch = watch = ProcessWatch(self._board, session.line)
+        watch.begin(sender)
+        session.pid, session.started = watch.pid, watch.started
+        session.token, session.nonce = os.urandom(16), hello.nonce
+        session.opened_ns = session.beat_ns = time.monotonic_ns()
         session.ttl_ns, session.why_not_event = int(ttl * 1e9), self._why_not_event(hello)
         self._sessions.add(session)
-        log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
+        log.info("session opened", extra=fields(id=session.id, name=session.name, pid=session.pid, ttl_s=ttl))
         return self._welcome(session)
 
     def _refuse_other_user(self, sender: Sender) -> None:
@@ -216,7 +200,7 @@ class Handlers:
 
     def _end(self, session: Session, *, released: bool) -> None:
         self._registry.end_session(session, released=released)
-        log.info("session closed", extra=fields(id=session.id, name=session.name, pid=session.watch.pid))
+        log.info("session closed", extra=fields(id=session.id, name=session.name, pid=session.pid))
 
     def _takes_goodbye(self, session: Session) -> bool:
         """End a session whose goodbye stands on the board: its process is gone, and no coordinator took the message."""
@@ -343,63 +327,6 @@ class Handlers:
         reason = session.why_not_event or self._effects.pool.why_not_event(device)
         handle = b"" if reason else self._effects.pool.probe_handle(device)
         return messages.ProbeReply(handle, reason, self._effects.pool.why_not_timeline(device))
-
-    # --- lists --------------------------------------------------------------------------------------------------------
-
-    def _list_events(self, body: messages.ListEvents, most: int | None) -> messages.Message:
-        return messages.EventList(event_rows(self._registry, self._board, self._effects, body.prefix, most))
-
-    def _list_sessions(self, _: messages.ListSessions, most: int | None) -> messages.Message:
-        return messages.SessionList(session_rows(self._sessions, self._board, most))
-
-    def _list_attachments(self, body: messages.ListAttachments, most: int | None) -> messages.Message:
-        limit = body.limit if most is None else min(body.limit, most)
-        return messages.AttachmentList(attachment_rows(self._registry, body.prefix, limit))
-
-    def _snapshot(self, _: Session, body: messages.Snapshot) -> messages.Message:
-        self._metrics.resyncs += body.is_resync
-        events = event_rows(self._registry, self._board, self._effects, body.prefix)
-        return messages.SnapshotReply(self._effects.feed.number, events, session_rows(self._sessions, self._board))
-
-    def _stats(self, _: messages.Stats, _most: int | None) -> messages.Message:
-        return messages.Counters(self.stats())
-
-    def stats(self) -> dict[str, object]:
-        """The counts of `Client.stats()`."""
-        registry, pool = self._registry, self._effects.pool
-        slots = [slot for slot in registry.slots.values() if not slot.is_over]
-        opened_ns = [session.opened_ns for session in self._sessions if session.state == "live"]
-        now_ns = time.monotonic_ns()
-        return {
-            "version": __version__,
-            "epoch": self._board.epoch.hex(),
-            "driver": self._config.driver,
-            "lease_ttl_s": self._settings.lease_ttl,
-            "sessions": len(opened_ns),
-            "max_sessions": self._registry.limits.max_sessions,
-            "oldest_lease_s": (now_ns - min(opened_ns, default=now_ns)) / 1e9,
-            "attachments": sum(len(slot.active) + len(slot.draining) for slot in slots),
-            "events": sum(slot.state == "open" for slot in slots),
-            "pool_size": self._registry.limits.pool,
-            "pool_in_use": self._registry.in_use,
-            "pool_high_water": self._registry.high_water,
-            "cuda_events": pool.made,
-            "kept": registry.kept.counts(pool.aside),
-            "kept_limit": registry.kept.limits,
-            "quarantined": sum(slot.is_quarantined for slot in slots),
-            "quarantine_oldest_s": self._effects.quarantine_oldest_s(),
-            "feed_number": self._effects.feed.number,
-            **self._metrics.stats(),
-            "uptime_s": (now_ns - self._config.started_ns) / 1e9,
-            "starts": self._config.starts,
-            "start_s": (now_ns - self._serves_ns) / 1e9,
-            "pause_s": (self._serves_ns - self._config.unserved_ns) / 1e9 if self._config.unserved_ns else 0.0,
-            "restarts": self._config.restarts,
-            "pid": os.getpid(),
-            "keeper_pid": self._config.keeper_pid,
-            "memory_bytes": resident_bytes(os.getpid()),
-            "keeper_memory_bytes": resident_bytes(self._config.keeper_pid),
-        }
 
 
 _DONE = messages.Done()

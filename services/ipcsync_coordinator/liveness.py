@@ -19,40 +19,39 @@ log = logging.getLogger("ipcsync.coordinator")
 
 
 class ProcessWatch:
-    """One session's process.
+    """The process of the session on a line of the board. Of an earlier coordinator's it is known who it was.
 
     The pidfd is opened at the first message, and counts only once the peer has sent another one on the same connection:
     the pid may have been reused between the connection and the first message, but a dead process sends nothing.
+
+    A session of an earlier coordinator that was ready had a lifeline: if that is gone by now, its process is dead.
+    Until the session is confirmed again, or by `watch_at_once`, the process of its next connection is taken for its.
     """
 
-    def __init__(self, pid: int, routing: bytes, board: Board, line: int) -> None:
+    def __init__(self, board: Board, line: int, pid: int = 0, started: int = 0, *, has_lifeline: bool = False) -> None:
         self.pid = pid
-        self.started = 0
-        self._routing = routing
+        self.started = started
         self._board = board
-        self._index = line
         self._line = board.session(line)
+        self._routing = b""
         self._pidfd: PidFd | None = None
         self._watched_by: asyncio.AbstractEventLoop | None = None
-        self.has_lifeline = False
-        self.is_confirmed = False
-        if pid:
+        self.has_lifeline = has_lifeline
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the pidfd counts."""
+        return self._watched_by is not None
+
+    def begin(self, sender: Sender) -> None:
+        """Take the sender of this message for the session's process."""
+        self.pid, self.started, self._routing = sender.pid, 0, sender.routing
+        if self.pid:
             try:
-                self.started = start_time(pid) or 0
-                self._pidfd = PidFd(pid) if self.started else None
+                self.started = start_time(self.pid) or 0
+                self._pidfd = PidFd(self.pid) if self.started else None
             except OSError:
                 self._pidfd = None  # it is gone, or descriptors are short: the TTL and the lifeline decide
-
-    @classmethod
-    def resumed(cls, pid: int, started: int, board: Board, line: int, *, is_ready: bool) -> ProcessWatch:
-        """The watch of a session that another coordinator opened.
-
-        A session that was ready had a lifeline: if that is gone by now, its process is dead. Until the session is
-        confirmed again, or by `watch_at_once`, the process of its next connection is taken for its own.
-        """
-        watch = cls(0, b"", board, line)
-        watch.pid, watch.started, watch.has_lifeline = pid, started, is_ready
-        return watch
 
     def watch_at_once(self, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> bool:
         """Watch a process that was confirmed earlier; False if it is proven dead."""
@@ -70,10 +69,10 @@ class ProcessWatch:
 
     def confirm(self, sender: Sender, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> bool:
         """Note another message of the session; returns whether this made the pidfd count."""
-        if self._watched_by is not None:
+        if self.is_confirmed:
             return False
         if not self._routing and sender.pid:  # its earlier messages went to another coordinator
-            self._adopt(sender)
+            self.begin(sender)
             return False
         if self._pidfd is None or sender.routing != self._routing:
             return False
@@ -82,12 +81,7 @@ class ProcessWatch:
 
     def _confirm(self, pidfd: PidFd, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> None:
         self._watched_by = loop
-        self.is_confirmed = True
         loop.add_reader(pidfd, on_death)
-
-    def _adopt(self, sender: Sender) -> None:
-        first = ProcessWatch(sender.pid, sender.routing, self._board, self._index)
-        self.pid, self.started, self._pidfd, self._routing = first.pid, first.started, first._pidfd, sender.routing
 
     def has_let_go(self) -> bool:
         """Whether the process has released its lifeline: its last step when it closes, or calls exec.
@@ -96,7 +90,7 @@ class ProcessWatch:
         """
         if not self.has_lifeline or self.holds_lifeline():
             return False
-        return self._watched_by is None or is_running(self.pid, self.started)
+        return not self.is_confirmed or is_running(self.pid, self.started)
 
     def holds_lifeline(self) -> bool:
         """Whether a process holds the session's lifeline now."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections import Counter
 
+from ipcsync._logs import fields, is_round
 from ipcsync.errors import IpcSyncError, ProtocolError
+
+log = logging.getLogger("ipcsync.coordinator")
 
 BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3, 500e-3, 1.0)
 """Upper bounds, in seconds, of the buckets for a request's time."""
@@ -29,6 +33,12 @@ class Metrics:
         self.refusals[code or type(error).__name__] += 1
         if op:
             self.count_result(op, type(error).__name__)
+
+    def refuse(self, reason: str, **more: object) -> None:
+        """Count a refusal that is of no request, and log some of them."""
+        self.refusals[reason] += 1
+        if is_round(self.refusals[reason]):
+            log.warning("refused", extra=fields(reason=reason, count=self.refusals[reason], **more))
 
     def count_result(self, op: str, result: str) -> None:
         """Count the result of a request: "ok", the name of its error, "late" or "internal"."""

@@ -31,9 +31,7 @@ def recover(transactions: Transactions, now_ns: int) -> list[Slot]:
     except KeyError as error:
         raise JournalError(f"it names {error}, which does not exist") from None
     for session in left.sessions:
-        session.watch = ProcessWatch.resumed(
-            session.pid, session.started, board, session.line, is_ready=session.is_ready
-        )
+        session.watch = ProcessWatch(board, session.line, session.pid, session.started, has_lifeline=session.is_ready)
         session.beat_ns = now_ns
         table.add(session)
     for reply in left.replies:

@@ -90,9 +90,9 @@ class Registry:
         self._free = deque(slot.index for slot in free)
         self._frees = max((slot.freed for slot in slots), default=0)
         self._free_lines = deque(free_lines)
+        # A slot's origin may be of a use that is over.
         self.has_had_bridge = any(session.role == "bridge" for session in sessions) or any(
-            slot.origin is not None
-            for slot in slots  # also of a use that is over
+            slot.origin is not None for slot in slots
         )
         for slot in slots:
             slot.left &= self.sessions.keys()  # sessions that are gone do not count any more
@@ -126,10 +126,8 @@ class Registry:
         if name:
             self._check_name(name, "a session's name")
         if not self._free_lines:
-            raise QuotaExceeded(
-                f"there are {self.limits.max_sessions} sessions already (--max-sessions)",
-                limit=self.limits.max_sessions,
-            )
+            most = self.limits.max_sessions
+            raise QuotaExceeded(f"there are {most} sessions already (--max-sessions)", limit=most)
         self.count += 1
         for _ in range(len(self._free_lines)):
             if not is_held(self._free_lines[0]):
@@ -276,6 +274,7 @@ class Registry:
         slot.depth, slot.ring = depth, list(ring)
         slot.recorder, slot.is_drained, slot.left, slot.remains = None, False, set(), None
         slot.origin, slot.node, slot.reason, slot.good, slot.is_tombstone = origin, node, "", 0, False
+        slot.ended_ns = 0
         self._taken += 1
         self.high_water = max(self.high_water, self.in_use)
         if origin is not None:
@@ -374,11 +373,8 @@ class Registry:
         self._check_name(name, "a stream's name")
         known = self.streams.get(name)
         if known is None:
-            if len(self.streams) >= self.limits.max_streams:
-                raise QuotaExceeded(
-                    f"there are {self.limits.max_streams} named streams already (--max-streams)",
-                    limit=self.limits.max_streams,
-                )
+            if len(self.streams) >= (most := self.limits.max_streams):
+                raise QuotaExceeded(f"there are {most} named streams already (--max-streams)", limit=most)
             known = self.streams[name] = (device or default_device, priority)
         elif device and device != known[0]:
             raise DeviceMismatch(f"the stream {name!r} is on device {known[0]}, not {device}")
@@ -409,11 +405,8 @@ class Registry:
             raise ProtocolError(f"{what} {reason}", code="name")
 
     def _check_attachments(self, session: Session) -> None:
-        if len(session.attached) >= self.limits.max_attachments:
-            raise QuotaExceeded(
-                f"this session is attached to {self.limits.max_attachments} events already (--max-attachments)",
-                limit=self.limits.max_attachments,
-            )
+        if len(session.attached) >= (most := self.limits.max_attachments):
+            raise QuotaExceeded(f"this session is attached to {most} events already (--max-attachments)", limit=most)
 
     def _attach(self, session: Session, slot: Slot) -> None:
         if slot.index not in session.attached:

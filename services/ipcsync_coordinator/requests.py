@@ -20,6 +20,7 @@ import zmq
 
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
+from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.limits import Sender, StrikeCounter, Unread, cut
 
 _BUDGET = 512
@@ -34,8 +35,7 @@ _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # ints, since an
 class Requests:
     """A bound ROUTER and its peers. `refuse` counts refusals by reason, and logs some of them with fields.
 
-    `on_sent` is called when held replies have been sent: what others are told of these requests goes out after them.
-    `has_news` says whether there is anything to tell.
+    What others are told of these requests, on the `feed`, goes out once held replies have been sent.
     """
 
     def __init__(
@@ -45,8 +45,7 @@ class Requests:
         dispatcher: Dispatcher,
         strikes: StrikeCounter,
         refuse: Callable[..., None],
-        on_sent: Callable[[], None] = lambda: None,
-        has_news: Callable[[], bool] = lambda: False,
+        feed: Feed,
     ) -> None:
         self.socket = socket
         self._max_frames = settings.max_frames
@@ -54,8 +53,7 @@ class Requests:
         self._strikes = strikes
         self._unread = Unread(settings.max_sessions)
         self._refuse = refuse
-        self._on_sent = on_sent
-        self._has_news = has_news
+        self._feed = feed
         self._is_serving = False
         self._held: dict[bytes, list[bytes]] = {}  # later replies of a drain, by routing id
         self._wait_for_many: set[bytes] = set()  # those of them whose last request was one of many
@@ -101,7 +99,7 @@ class Requests:
         else:
             now_ns = time.monotonic_ns()
             if now_ns > self._send_at:
-                self._send_replies(0 if self._has_news() else _SEVERAL)
+                self._send_replies(0 if self._feed.has_any() else _SEVERAL)
                 self._send_at = now_ns + _HOLD_NS
             reply = self._dispatcher.handle(frame.bytes, sender, now_ns)
             if reply is not None and not self._unread.admits(sender, len(reply)):
@@ -141,7 +139,7 @@ class Requests:
                 for reply in self._held.pop(routing):
                     self.send(routing, reply)
         if not self._held:
-            self._on_sent()
+            self._feed.flush()
 
     def deliver(self, routing: bytes, reply: bytes) -> None:
         """Send the reply to an earlier request; during a drain it is one of that drain's."""

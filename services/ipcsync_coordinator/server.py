@@ -63,8 +63,8 @@ class Server:
         self._descriptors = Descriptors(settings.max_sessions)
         warn_without_pidfds()
         self._context = new_context(65_535)
-        self._zap = limits.ZapHandler(self._context, self._refuse)
         self.metrics = Metrics()
+        self._zap = limits.ZapHandler(self._context, self.metrics.refuse)
         self.feed = Feed(
             self._take_feed(), (config.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon, self._cut_subscriber
         )
@@ -93,9 +93,7 @@ class Server:
         )
         strikes = StrikeCounter(settings.max_invalid, settings.max_sessions)
         dispatcher = Dispatcher(settings, self.handlers, self.metrics, strikes, self._confirm)
-        self._requests = Requests(
-            self._take_router(), settings, dispatcher, strikes, self._refuse, self.feed.flush, self.feed.has_any
-        )
+        self._requests = Requests(self._take_router(), settings, dispatcher, strikes, self.metrics.refuse, self.feed)
         self.fleet.deliver = self._requests.deliver
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
@@ -109,7 +107,7 @@ class Server:
             [self._requests.socket, self.feed.socket],
             startup.place,
             self._descriptors.usable,
-            Inbox(self._refuse).put,
+            Inbox(self.metrics.refuse).put,
         )
         self._parent: Process | None = None
 
@@ -144,16 +142,10 @@ class Server:
         self._take(feed, self._startup.sockets[1], self._feed_endpoint)
         return feed
 
-    def _refuse(self, reason: str, **more: object) -> None:
-        self.metrics.refusals[reason] += 1
-        count = self.metrics.refusals[reason]
-        if is_round(count):
-            log.warning("refused", extra=fields(reason=reason, count=count, **more))
-
     def _cut_subscriber(self, frame: zmq.Frame) -> None:
         sender = Sender(b"", frame)
         if cut(sender):
-            self._refuse("topic", pid=sender.pid)
+            self.metrics.refuse("topic", pid=sender.pid)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -170,7 +162,7 @@ class Server:
             self._loop.add_reader(_fd(socket), drain)
             self._loop.call_soon(drain)  # requests before the reader was added give no edge
         self._loop.call_soon(self._tick)
-        self.handlers.serve()
+        self.handlers.questions.serve()
         self.board.starts = self._startup.config.starts
         self._idle_since = time.monotonic()
         self._startup.driver.report_serving()

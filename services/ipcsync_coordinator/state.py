@@ -77,7 +77,7 @@ Kept: TypeAlias = bytes | Use
 class Session(Recorder, eq=False, array_like=True, dict=True):
     """One client of a process. What this coordinator alone has of it is in no row.
 
-    `started` is its process's start time, without which the pid is useless to others. `was_confirmed`: its process has
+    `started` is its process's start time, 0 if it is unknown. `was_confirmed`: its process has
     once been watched by a pidfd. Up to `forgotten` the replies to its requests are not kept.
     """
 
@@ -124,6 +124,7 @@ class Slot(Struct, eq=False, array_like=True):
 
     Once any slot is broken, `good` is the last generation that counts, and `reason` is "expired" if its recorder
     did, "behind" if that lives and what it recorded stood behind a lost wait.
+    `ended_ns` is when it was closed or broken, on CLOCK_MONOTONIC.
     `remains` is what became of its last use, once that is over, and `freed` grows with each slot that becomes free.
 
     `held` is not 0 once its recorder is gone while a GPU may still touch word or ring for it: the inode of the lock
@@ -152,6 +153,7 @@ class Slot(Struct, eq=False, array_like=True):
     remains: Remains | None = None
     freed: int = 0
     held: int = 0
+    ended_ns: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -172,6 +174,10 @@ class Slot(Struct, eq=False, array_like=True):
     def is_quarantined(self) -> bool:
         """Whether it is finished, and waits until every session has released it or is proven dead."""
         return self.state in ("broken", "closed")
+
+    def quarantined_s(self, now_ns: int) -> float | None:
+        """For how many seconds it has been, None if it is not."""
+        return (now_ns - self.ended_ns) / 1e9 if self.is_quarantined else None
 
 
 @dataclass

@@ -24,6 +24,7 @@ from tests.kit import remote
 from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
+from tests.unit.coordinator.coordinator_world import Frame
 
 pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper, pytest.mark.own_coordinator]
 
@@ -287,7 +288,8 @@ def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_con
     client: ipcsync.Client,
 ) -> None:
     loop = _Loop()
-    watch = ProcessWatch(os.getpid(), b"first", client._session.lease.board, 0)
+    watch = ProcessWatch(client._session.lease.board, 0)
+    watch.begin(Sender(b"first", Frame(os.getpid())))
     found = [
         watch.confirm(Sender(routing, None), loop, lambda: None)  # type: ignore[arg-type] # as much of a loop as it needs
         for routing in (b"another connection", b"first", b"first")
@@ -305,7 +307,7 @@ def test_row_07_a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_keep
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     board = client._session.lease.board
-    watch = ProcessWatch.resumed(os.getpid(), 1, board, 0, is_ready=True)
+    watch = ProcessWatch(board, 0, os.getpid(), 1, has_lifeline=True)
     monkeypatch.setattr(liveness, "start_time", has_none)
     before, loop = descriptors(), _Loop()
     assert watch.watch_at_once(loop, lambda: None)  # type: ignore[arg-type] # as much of a loop as it needs

@@ -97,7 +97,7 @@ class World:
         self.registry = Registry(SETTINGS)
         devices = list(served_devices(None))
         self.pool = Pool(devices, self.driver, limit=200, step=8, held=held)
-        feed = Feed(_NoSocket())  # type: ignore[arg-type]
+        feed = Feed(_NoSocket(), 0, lambda flush: flush(), lambda _: None)  # type: ignore[arg-type]
         effects = self.effects = Effects(self.board, self.pool, feed, self._forget, self.registry.tombstones)
         self.metrics = Metrics()
         journal = Journal(self.files, lambda: records.whole(self.registry, self.sessions))
@@ -118,6 +118,7 @@ class World:
             Fleet(self.transactions, 0),
             "ipc://feed",
             _NoWatch(lambda _: None),
+            lambda: SETTINGS.max_sessions + 1,
         )
         self.dispatcher = Dispatcher(
             SETTINGS,

@@ -49,9 +49,8 @@ class Scene:
         self.board = board
         self.outside = cast(Any, Outside())
         self.registry = Registry(Settings(pool=4, max_sessions=4, max_attachments=3, max_streams=2))
-        self.effects = Effects(
-            board, self.outside, Feed(self.outside), self.outside.forgotten.append, self.registry.tombstones
-        )
+        self.feed = Feed(self.outside, 0, lambda flush: flush(), lambda _: None)
+        self.effects = Effects(board, self.outside, self.feed, self.outside.forgotten.append, self.registry.tombstones)
 
     def settle(self) -> list[Effect | None]:
         """Carry out what followed; the stores that the journal would have."""

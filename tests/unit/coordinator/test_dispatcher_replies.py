@@ -260,7 +260,7 @@ def test_who_is_not_confirmed_yet_is_looked_at_with_each_request(world: World, m
     frame = codec.encode_request(1, messages.Stats(), token, 0)
     world.dispatcher.handle(frame, sender, time.monotonic_ns())
     assert seen == [(entry, sender)]
-    entry.watch.is_confirmed = True
+    monkeypatch.setattr(entry.watch, "_watched_by", "a loop")
     seen.clear()
     world.dispatcher.handle(frame, sender, time.monotonic_ns())
     assert seen == []
@@ -277,7 +277,7 @@ def test_a_late_hello_opens_no_session(world: World) -> None:
 
 def test_a_failure_inside_is_counted_under_its_operation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     token = world.hello().token
-    monkeypatch.setitem(world.handlers.questions, "stats", lambda *_: 1 // 0)
+    monkeypatch.setitem(world.handlers.questions.table, "stats", lambda *_: 1 // 0)
     assert _refused(world, 1, messages.Stats(), token).kind == "IpcSyncError"
     assert world.metrics.results["stats"] == {"internal": 1}
     _refused(world, 2, messages.Stats(), b"t" * 16)

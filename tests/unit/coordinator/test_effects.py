@@ -87,35 +87,19 @@ def test_a_close_is_told_and_the_slot_waits_for_the_last_who_may_touch_it(scene:
     ring, line = slot.ring, scene.board.slot(0)
     line.publish(2)
     line.store_completed(2)
-    assert scene.effects.quarantine_oldest_s() == 0.0
+    assert slot.quarantined_s(time.monotonic_ns()) is None
     scene.registry.close(recorder, 0, 1, released=True)
     assert scene.settle() == [Effect("close", 0), None]  # of an event that drains, the board says nothing
     assert (line.state, line.completed) == (CLOSED, 2)
     ended = {"session": "r", "pid": 17, "cause": "closed"}
     assert scene.outside.heard() == [Announcement(number=4, kind="closed", name="e", slot=0, incarnation=1, **ended)]  # type: ignore[arg-type] # each is of its kind
-    assert 0 < scene.effects.quarantine_oldest_s() < 60
+    assert 0 < (slot.quarantined_s(time.monotonic_ns()) or 0) < 60
     scene.registry.close(waiter, 0, 1, released=True)
     assert scene.settle() == [Effect("free", 0, (2,))]
     assert (line.state, line.completed) == (FREE, 2)
     assert (scene.outside.returned, scene.outside.destroyed, slot.ring) == ([ring], [], [])
     assert scene.outside.heard() == []
-    assert scene.effects.quarantine_oldest_s() == 0.0
-
-
-def test_the_age_of_the_oldest_slot_in_quarantine_is_told(scene: Scene) -> None:
-    session = scene.session("s")
-    for number in range(3):
-        slot = scene.registry.create(
-            session, f"e{number}", recorder=True, device="gpu", engine="event", depth=1, ring=[]
-        )
-        scene.registry.close(session, slot.index, slot.incarnation, released=False)
-        scene.settle()
-    now = time.monotonic_ns()
-    scene.effects._quarantined_ns.update({0: now - 3_000_000_000, 1: now - 7_000_000_000})
-    assert scene.effects.quarantine_oldest_s() == pytest.approx(7, abs=1)
-    before = dict(scene.effects._quarantined_ns)
-    scene.effects.resume(scene.registry.slots[1])
-    assert scene.effects._quarantined_ns == before  # it has been there since then
+    assert slot.quarantined_s(time.monotonic_ns()) is None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -142,7 +126,7 @@ def test_a_break_says_what_stays_good_and_why(
     assert bool(scene.effects.releaser._held) == (engine == "timeline")
     told_of = [(each.kind, each.name, each.slot, each.session, each.pid, each.cause) for each in scene.outside.heard()]
     assert told_of == [("broken", "e", 0, "r", 17, end)]
-    assert scene.effects.quarantine_oldest_s() > 0
+    assert slot.quarantined_s(time.monotonic_ns())
     (said,) = caplog.records
     told = {
         "name": "e",
@@ -217,7 +201,6 @@ def test_a_later_coordinator_releases_what_the_one_before_it_did(
     is_held = engine == "timeline" and (state == "broken" or is_drained)
     assert bool(scene.effects.releaser._held) == is_held
     assert scene.board.slot(0).completed == (INT64_MAX if is_held else 0)
-    assert scene.effects.quarantine_oldest_s() > 0
 
 
 def test_a_later_coordinator_stores_again_what_the_one_before_it_may_have(scene: Scene) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ipcsync._board import BROKEN, FREE, INT64_MAX, Board
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.state import Effect, Session, Slot
 from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
 from tests.unit.coordinator.effects_scene import Scene
@@ -20,7 +21,7 @@ class MirrorScene(Scene):
     def __init__(self, board: Board) -> None:
         super().__init__(board)
         self.tombstones = Tombstones()
-        self.effects = Effects(board, self.outside, Feed(self.outside), self.outside.forgotten.append, self.tombstones)
+        self.effects = Effects(board, self.outside, self.feed, self.outside.forgotten.append, self.tombstones)
         self.bridge = self.registry.open_session("id-bridge", "bridge", "bridge")
         self.settle()
 
@@ -89,7 +90,7 @@ def test_a_lost_mirror_that_nobody_uses_any_more_leaves_a_tombstone(scene: Mirro
     scene.settle()
     assert line.state == FREE
     assert scene.tombstones.find(_ORIGIN) == Tombstone("two", 3, "silent")
-    assert scene.effects.quarantine_oldest_s() == 0
+    assert slot.quarantined_s(time.monotonic_ns()) is None
 
 
 def test_a_mirror_that_ended_well_leaves_none(scene: MirrorScene) -> None:

@@ -211,6 +211,20 @@ def test_a_death_for_which_the_journal_has_no_memory_keeps_no_question_from_its_
     assert isinstance(again, messages.Done)
 
 
+def test_how_long_a_slot_has_been_in_quarantine_is_known_to_the_next_coordinator(world: World) -> None:
+    recorder, waiter = world.hello().token, world.hello().token
+    opened = world.ask(messages.Open("e", recorder=True, engine="timeline"), recorder)
+    assert isinstance(opened, messages.Attachment)
+    assert isinstance(world.ask(messages.Open("e"), waiter), messages.Attachment)
+    assert world.handlers.questions.stats()["quarantine_oldest_s"] == 0.0
+    world.ask(messages.Close(opened.slot, opened.incarnation), recorder)
+    ended_ns = world.registry.slots[opened.slot].ended_ns
+    assert 0 < ended_ns <= time.monotonic_ns()
+    world.begin(world.events.held())
+    assert world.registry.slots[opened.slot].ended_ns == ended_ns
+    assert world.handlers.questions.stats()["quarantine_oldest_s"] > 0.0  # type: ignore[operator] # a float
+
+
 def test_what_was_lost_of_other_nodes_is_in_one_record(world: World) -> None:
     token = world.hello().token
     world.registry.tombstones.add(Origin(b"e" * 16, 1, 1), Tombstone("n", 1, "silent"))

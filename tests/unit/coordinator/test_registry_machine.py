@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
         self.registry = self.registry_type(_LIMITS)
         self.wire = _Wire()
         self.forgotten: set[int] = set()
-        feed: Any = Feed(self.wire)  # type: ignore[arg-type] # all that it does is send
+        feed: Any = Feed(self.wire, 0, lambda flush: flush(), lambda _: None)  # type: ignore[arg-type] # all that it does is send
         pool = Pool(["gpu"], None, 10)  # type: ignore[arg-type] # a timeline needs no events
         self.effects = Effects(
             self.board, pool, feed, lambda session: self.forgotten.add(session.serial), self.registry.tombstones

@@ -1,0 +1,183 @@
+"""What clients are told of sessions and slots: attachments, the rows of lists, counts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, cast
+
+from ipcsync import __version__
+from ipcsync._linux.process import resident_bytes
+from ipcsync._wire import messages
+from ipcsync.typing import EngineName
+from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.effects import cause_of_end
+from ipcsync_coordinator.metrics import Metrics
+from ipcsync_coordinator.pool import Pool
+from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.transactions import Transactions
+from ipcsync_keeper.resources import StartupConfig
+
+MOST_ROWS = 4096
+"""The most rows of a list that is asked for without a session."""
+
+
+def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachment:
+    """What `session` needs to use the event of a slot."""
+    origin = None if slot.origin is None else messages.Origin(*slot.origin, slot.node)
+    return messages.Attachment(
+        name=slot.name,
+        slot=slot.index,
+        incarnation=slot.incarnation,
+        base=slot.base,
+        device=slot.device,
+        engine=slot.engine,
+        depth=slot.depth,
+        recorder=slot.is_recorded_by(session),
+        handles=pool.handles(slot.ring),
+        serials=slot.ring,
+        origin=origin,
+    )
+
+
+class Questions:
+    """The operations that change nothing. Of a list, the first `most` rows are told, None: all."""
+
+    def __init__(self, settings: Settings, transactions: Transactions, metrics: Metrics, config: StartupConfig) -> None:
+        self._settings = settings
+        self._registry = transactions.registry
+        self._sessions = transactions.sessions
+        self._effects = transactions.effects
+        self._board = transactions.effects.board
+        self._metrics = metrics
+        self._config = config
+        self._serves_ns = time.monotonic_ns()
+        # By operation: the body, and the most rows of the reply.
+        self.table: dict[str, Callable[[Any, int | None], messages.Message]] = {
+            "events": lambda body, most: messages.EventList(self._events(body.prefix, most)),
+            "sessions": lambda _, most: messages.SessionList(self._live(most)),
+            "attachments": self._attachments,
+            "stats": lambda *_: messages.Counters(self.stats()),
+        }
+
+    def serve(self) -> None:
+        """Note that requests are answered from now on."""
+        self._serves_ns = time.monotonic_ns()
+
+    def snapshot(self, _: Session, body: messages.Snapshot) -> messages.Message:
+        """All events and sessions, and the number of the last announcement that they follow from."""
+        self._metrics.resyncs += body.is_resync
+        return messages.SnapshotReply(self._effects.feed.number, self._events(body.prefix), self._live())
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _in_use(self, prefix: str) -> Iterator[Slot]:
+        """The slots in use whose names begin with `prefix`, those in quarantine included."""
+        return (slot for slot in self._registry.slots.values() if not slot.is_over and slot.name.startswith(prefix))
+
+    def _events(self, prefix: str, most: int | None = None) -> list[messages.EventInfo]:
+        return [self._event(slot) for slot in islice(self._in_use(prefix), most)]
+
+    def _event(self, slot: Slot) -> messages.EventInfo:
+        assert slot.state != "free"
+        assert slot.state != "kept"
+        line = self._effects.line(slot.index)
+        generation = max(line.recorded - slot.base, 0)
+        completed = line.completed if slot.state == "open" else min(line.completed, line.watermark or line.completed)
+        if line.lost > slot.base:
+            completed = min(completed, line.lost - 1)
+        return messages.EventInfo(
+            name=slot.name,
+            device=slot.device,
+            engine=cast("EngineName", slot.engine),
+            state=slot.state,
+            generation=generation,
+            completed=min(max(completed - slot.base, 0), generation),
+            attached=len(slot.active) + len(slot.draining),
+            recorder=slot.recorder.label if slot.recorder else "",
+            slot=slot.index,
+            incarnation=slot.incarnation,
+            node=slot.node,
+            cause=cause_of_end(slot, slot.state),
+            ended_s=slot.quarantined_s(time.monotonic_ns()),
+        )
+
+    def _attachments(self, body: messages.ListAttachments, most: int | None) -> messages.Message:
+        limit = body.limit if most is None else min(body.limit, most)
+        uses = (
+            self._use(slot, serial)
+            for slot in self._in_use(body.prefix)
+            for serial in sorted(slot.active | slot.draining)
+        )
+        return messages.AttachmentList(list(islice(uses, limit)))
+
+    def _use(self, slot: Slot, serial: int) -> messages.AttachmentInfo:
+        session = self._registry.sessions[serial]
+        return messages.AttachmentInfo(
+            event=slot.name,
+            session=session.label,
+            session_id=session.id,
+            role="records" if slot.is_recorded_by(session) else "waits",
+            state="active" if serial in slot.active else "draining",
+            slot=slot.index,
+            incarnation=slot.incarnation,
+        )
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def _live(self, most: int | None = None) -> list[messages.SessionInfo]:
+        now_ns = time.monotonic_ns()
+        live = (session for session in self._sessions if session.state == "live")
+        return [self._session(session, now_ns) for session in islice(live, most)]
+
+    def _session(self, session: Session, now_ns: int) -> messages.SessionInfo:
+        seen = max(self._board.session(session.line).heartbeat, session.opened_ns)
+        return messages.SessionInfo(
+            id=session.id,
+            name=session.name,
+            pid=session.pid,
+            events=len(session.attached),
+            connected_s=(now_ns - session.opened_ns) / 1e9,
+            last_seen_s=max(now_ns - seen, 0) / 1e9,
+        )
+
+    # --- counts -------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, object]:
+        """The counts of `Client.stats()`."""
+        registry, pool = self._registry, self._effects.pool
+        slots = [slot for slot in registry.slots.values() if not slot.is_over]
+        opened_ns = [session.opened_ns for session in self._sessions if session.state == "live"]
+        now_ns = time.monotonic_ns()
+        return {
+            "version": __version__,
+            "epoch": self._board.epoch.hex(),
+            "driver": self._config.driver,
+            "lease_ttl_s": self._settings.lease_ttl,
+            "sessions": len(opened_ns),
+            "max_sessions": self._registry.limits.max_sessions,
+            "oldest_lease_s": (now_ns - min(opened_ns, default=now_ns)) / 1e9,
+            "attachments": sum(len(slot.active) + len(slot.draining) for slot in slots),
+            "events": sum(slot.state == "open" for slot in slots),
+            "pool_size": self._registry.limits.pool,
+            "pool_in_use": self._registry.in_use,
+            "pool_high_water": self._registry.high_water,
+            "cuda_events": pool.made,
+            "kept": registry.kept.counts(pool.aside),
+            "kept_limit": registry.kept.limits,
+            "quarantined": sum(slot.is_quarantined for slot in slots),
+            "quarantine_oldest_s": max((slot.quarantined_s(now_ns) or 0.0 for slot in slots), default=0.0),
+            "feed_number": self._effects.feed.number,
+            **self._metrics.stats(),
+            "uptime_s": (now_ns - self._config.started_ns) / 1e9,
+            "starts": self._config.starts,
+            "start_s": (now_ns - self._serves_ns) / 1e9,
+            "pause_s": (self._serves_ns - self._config.unserved_ns) / 1e9 if self._config.unserved_ns else 0.0,
+            "restarts": self._config.restarts,
+            "pid": os.getpid(),
+            "keeper_pid": self._config.keeper_pid,
+            "memory_bytes": resident_bytes(os.getpid()),
+            "keeper_memory_bytes": resident_bytes(self._config.keeper_pid),
+        }
