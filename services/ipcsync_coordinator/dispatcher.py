@@ -170,9 +170,7 @@ class Dispatcher:
             reply = codec.encode_reply(request.id, codec.failure_of(error))
         else:
             reply = codec.encode_reply(request.id, body)
-        kept = None
-        if effect == "once" and session is not None:
-            # A refusal is kept in memory only: a reply that its client has not read is lost with the connection.
-            kept = Reply.of(session.token, request.id, body, reply)
-        has_effect = effect == "none" or self._transactions.commit(kept, is_refusal=body is None)
-        return reply if has_effect or body is None else None  # its client asks again
+        if effect == "none":
+            return reply
+        kept = Reply.of(session.token, request.id, body, reply) if effect == "once" and session is not None else None
+        return reply if self._transactions.commit(kept, is_refusal=body is None) else None

@@ -205,8 +205,8 @@ class Fleet:
         if owed.session is not None and owed.want.what in ("attach", "open", "claim"):
             is_refusal = isinstance(body, messages.Failure)
             reply = Reply.of(owed.session.token, owed.request_id, body, frame)
-            if not self._transactions.commit(reply, is_refusal=is_refusal) and not is_refusal:
-                return  # it asks again
+            if not self._transactions.commit(reply, is_refusal=is_refusal):
+                return
         self.deliver(owed.routing, frame)
 
     # --- what the bridge says -----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 
 from ipcsync.errors import DeviceMismatch, IpcSyncError, QuotaExceeded
@@ -41,6 +40,7 @@ class Pool:
         self._step = step
         self._events = {shared.serial: shared for shared in held}
         self._aside: dict[int, None] = {}  # in the order in which they are asked for again
+        self._asked: list[int] = []  # of those
 
     @property
     def made(self) -> int:
@@ -105,18 +105,22 @@ class Pool:
         if ring:
             for serial in ring:
                 del self._events[serial]
-            self._driver.destroy(ring, partial(self._set_aside, ring))
+            self._driver.destroy(ring, self._set_aside)
+
+    def _set_aside(self, pending: list[int]) -> None:
+        self._aside.update(dict.fromkeys(pending))
 
     def destroy_aside(self) -> None:
-        """Ask again for some of those set aside."""
-        asked = list(islice(self._aside, _AT_A_TIME))
-        if asked:
-            self._driver.destroy(asked, partial(self._set_aside, asked))
+        """Ask again for some of those set aside, unless an answer to that is due."""
+        if self._aside and not self._asked:
+            self._asked = list(islice(self._aside, _AT_A_TIME))
+            self._driver.destroy(self._asked, self._settle)
 
-    def _set_aside(self, asked: list[int], pending: list[int]) -> None:
-        for serial in asked:
-            self._aside.pop(serial, None)
-        self._aside.update(dict.fromkeys(pending))  # behind the others: those are asked for next
+    def _settle(self, pending: list[int]) -> None:
+        for serial in self._asked:
+            del self._aside[serial]
+        self._asked = []
+        self._set_aside(pending)  # behind the others: those are asked for next
 
     def sweep(self, used: Iterable[int]) -> None:
         """Destroy the events of an earlier coordinator that are not `used`: their state is unknown."""

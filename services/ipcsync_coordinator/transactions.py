@@ -30,9 +30,10 @@ class Transactions:
         self._failures = 0  # to append
 
     def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> bool:
-        """Have everything since the last call take effect, and keep the reply; returns whether it did.
+        """Have everything since the last call take effect, and keep the reply; returns whether that may be sent.
 
-        What could not be appended is, with what follows, at the next call.
+        What could not be appended is, with what follows, at the next call: who asked for it asks again. A refusal is
+        kept in memory only: a reply that its client has not read is lost with the connection.
         """
         registry = self.registry
         changes = registry.take_changes()
@@ -45,7 +46,7 @@ class Transactions:
                 self._failures += 1
                 if is_round(self._failures):
                     log.error("no memory for the journal", extra=fields(why=error, count=self._failures))
-                return False
+                return is_refusal
             changes, self._changes = self._changes, []
             registry.touched.clear()
             registry.tombstones.new.clear()

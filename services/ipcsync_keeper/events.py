@@ -19,7 +19,7 @@ from ipcsync._drivers.constants import (
     STREAM_WRITE_VALUE_DEFAULT,
 )
 from ipcsync._native import context, pinned
-from ipcsync.errors import DeviceMismatch, DriverError, InvalidDevice
+from ipcsync.errors import DriverError, InvalidDevice
 
 _PROBE_S = 4.0  # what is found stays, so a busy machine must not be the reason; a request lasts longer
 _PAUSE_S = 0.0005
@@ -48,7 +48,7 @@ class EventStore:
         self._why_not_timeline: dict[str, str | None] = {}
 
     def make(self, device: str, count: int) -> list[SharedCudaEvent]:
-        """`count` new events; DriverError, and none, if one cannot be made. DeviceMismatch if it is not served here."""
+        """`count` new events on a device that is served here; DriverError, and none, if one cannot be made."""
         self._enter(device)
         made: list[SharedCudaEvent] = []
         try:
@@ -138,11 +138,7 @@ class EventStore:
         return None
 
     def _enter(self, device: str) -> None:
-        ordinal = self._devices.get(device)
-        if ordinal is None:
-            served = ", ".join(self._devices)
-            raise DeviceMismatch(f"the coordinator does not serve device {device!r:.80}; it serves {served}")
-        context.ensure_context(ordinal)
+        context.ensure_context(self._devices[device])
 
 
 def served_devices(wanted: list[int] | None) -> dict[str, int]:
