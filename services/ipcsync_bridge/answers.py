@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -30,8 +29,7 @@ from ipcsync_bridge.exports import Export, Exports
 from ipcsync_bridge.links import Follower
 from ipcsync_bridge.publisher import Publisher, Sender
 from ipcsync_bridge.session import BridgeSession
-
-Answer: TypeAlias = Callable[[bytes], Awaitable[None]]
+from ipcsync_bridge.transport import Answer
 
 _ONLY_TIMELINE = (
     "the event {name!r} of node {node!r} uses the engine 'event', and only what is on 'timeline' can be waited for on "
@@ -46,9 +44,7 @@ class Host(Sender, Protocol):
     """The bridge, as far as answers need it."""
 
     owner: bytes
-
-    def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        """Start a task."""
+    life: bytes
 
 
 @dataclass(eq=False)
@@ -76,11 +72,7 @@ class Answers:
         if follower is not None:
             follower.last_asked = now
         if isinstance(body, wire.Ping):
-            self._ping(sender, body, answer)
-        elif isinstance(body, wire.Ack):
-            if follower is not None and body.channel == self.host.channel:
-                follower.acked(body.number)
-                self.publisher.flush()
+            self._ping(follower, answer)
         elif isinstance(body, wire.Keep):
             if follower is not None and body.epoch == self.session.epoch:
                 self._keep(follower, set(wire.unpack_keys(body.keys)), now)
@@ -93,19 +85,11 @@ class Answers:
         else:
             raise ProtocolError(f"{type(body).__name__} is not a request", code="invalid")
 
-    def _ping(self, sender: str, body: wire.Ping, answer: Answer | None) -> None:
-        follower = self._followers.get(sender)
-        number = links = 0
-        if follower is not None:
-            number, links = follower.number, len(follower.keys) - len(follower.doubtful)
-            if body.channel == self.host.channel:
-                follower.acked(body.received)
-            else:
-                follower.reset()
-            self.publisher.flush()
+    def _ping(self, follower: Follower | None, answer: Answer | None) -> None:
+        links = 0 if follower is None else len(follower.keys) - len(follower.doubtful)
         if answer is not None:
-            pong = wire.Pong(self.host.term, self.session.epoch, self.host.owner, self.host.channel, number, links)
-            self.host.begin(answer(wire.encode(pong)))  # type: ignore[arg-type] # a coroutine
+            pong = wire.Pong(self.host.term, self.session.epoch, self.host.owner, self.host.life, links)
+            self.host.begin(answer(wire.encode(pong)))
 
     async def _answer(
         self, sender: str, body: wire.Open | wire.Attach | wire.Events, answer: Answer, now: float
@@ -147,8 +131,7 @@ class Answers:
                 rows.append(export.read())
             else:
                 rows.append(export)
-        number = follower.number
-        return wire.State(self.host.term, self.session.epoch, self.host.channel, number, wire.pack_rows(rows))
+        return wire.State(self.host.term, self.session.epoch, self.host.life, wire.pack_rows(rows))
 
     def _follower(self, sender: str, now: float) -> Follower:
         follower = self._followers.get(sender)
@@ -326,13 +309,12 @@ class Answers:
             self.exports.put(attachment)
         for follower in left.followers:
             self._followers[follower.node] = follower
-            follower.last_asked, follower.conflated = now, 0
-            follower.reset()
+            follower.last_asked, follower.conflated, follower.is_sent_to = now, 0, False
             for key in follower.keys:
                 export = self.exports.get(key)
                 if export is not None:
                     export.followers.add(follower.node)
-                    follower.put(export.row)
+                    self.publisher.put(follower, export.row)
 
 
 async def _refuse(answer: Answer, error: IpcSyncError) -> None:

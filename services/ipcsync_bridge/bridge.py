@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ipcsync._logs import fields, is_round
@@ -29,7 +29,7 @@ from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Nodes
 from ipcsync_bridge.subscriber import Subscriber
-from ipcsync_bridge.transport import Transport, Unavailable, Unreachable
+from ipcsync_bridge.transport import Answer, Transport, Unavailable, Unreachable
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -63,7 +63,8 @@ class Bridge:
         self._transport = transport
         self.counters = Counters()
         self._left = left
-        self.channel = os.urandom(16) if left is None else left.channel
+        self.life = os.urandom(16) if left is None else left.life
+        """What distinguishes this bridge, which knows who follows what, from one before it that was killed."""
         self.counters.handovers = 0 if left is None else left.handovers
         self.epoch = session.epoch
         self.owner = owner
@@ -164,7 +165,7 @@ class Bridge:
         return handover.State(
             session=self._session.hand_over(),
             began=began,
-            channel=self.channel,
+            life=self.life,
             term=self.term,
             sources=list(self.subscriber.sources.values()),
             lost=self.subscriber.lost,
@@ -290,38 +291,33 @@ class Bridge:
         """The connection is back: ask for what was missed, and look at the keys."""
         self._next_keys = 0.0
         self.subscriber.reconnected(time.monotonic())
-        self.publisher.flush()
 
     def closed(self, why: str) -> None:
         """The connection will not come back: end, to be started again."""
         log.error("nats: the connection has ended for good", extra=fields(why=why))
         self.stop("expired")
 
-    def received(self, sender: str, data: bytes) -> None:
-        """Take in news of another node."""
+    def received(self, sender: str, data: bytes, answer: Answer | None) -> None:
+        """Take in a message of another node."""
         if not self._has_name:
             return  # it may be another machine's, whose bridge receives it too
         try:
             body = wire.decode(data)
-            if not isinstance(body, wire.News | wire.Over):
-                raise ProtocolError("no news, and not an answer", code="invalid")
-            self.counters.news_received += 1
             if isinstance(body, wire.News):
-                self.subscriber.receive(sender, body)
-            else:
+                self._take_news(sender, body, answer)
+            elif isinstance(body, wire.Over):
                 self.subscriber.over(sender, body)
+            else:
+                self.answers.asked(sender, body, answer, time.monotonic())
         except ProtocolError as error:
             self._count_invalid(sender, error)
 
-    def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
-        """Answer a question of another node."""
-        if not self._has_name:
-            return
-        try:
-            body = wire.decode(data)
-            self.answers.asked(sender, body, answer, time.monotonic())
-        except ProtocolError as error:
-            self._count_invalid(sender, error)
+    def _take_news(self, sender: str, body: wire.News, answer: Answer | None) -> None:
+        self.counters.news_received += 1
+        self.subscriber.receive(sender, body)
+        if answer is not None:
+            self.counters.acks += 1
+            self.begin(answer(wire.encode(wire.Ack())))
 
     def _count_invalid(self, sender: str, error: IpcSyncError) -> None:
         """Count a message that no bridge sends."""

@@ -231,7 +231,7 @@ async def _permissions(context: Context) -> Outcome:
     client, settings = context.client, context.settings
     node = settings.node
     refused: list[str] = []
-    for kind, rest in (("ask", ""), ("tell", ""), ("answer", f".{_NOBODY}")):
+    for kind, rest in (("ask", ""), ("answer", f".{_NOBODY}")):
         subject = context.subject(_NOBODY, kind, node) + rest
         if await context.is_refused(subject, client.publish(subject, b"")):
             refused.append(f"to speak on {subject}")
@@ -245,7 +245,7 @@ async def _permissions(context: Context) -> Outcome:
         return "fail", f"forbidden: {', '.join(refused)}", "deploy/nats has what each node needs."
     advice = "Fine on one machine. Elsewhere any member could speak for another: deploy/nats has permissions."
     level: Result = "warn" if settings.tls_ca else "ok"
-    subject = context.subject(_NOBODY, "tell", _NOBODY)
+    subject = context.subject(_NOBODY, "ask", _NOBODY)
     if not await context.is_refused(subject, client.publish(subject, b"")):
         return level, "all that it needs, and to speak as any other node", advice
     if not await _is_response_refused(context):
@@ -256,9 +256,9 @@ async def _permissions(context: Context) -> Outcome:
 async def _is_response_refused(context: Context) -> bool:
     """Whether this node may not respond on another's subject, to a question of its own that names it as its reply's."""
     node = context.settings.node
-    question = context.subject(node, "tell", node)
+    question = context.subject(node, "ask", node)
     heard = await context.client.subscribe(question)
-    subject = context.subject(_NOBODY, "tell", _NOBODY)
+    subject = context.subject(_NOBODY, "ask", _NOBODY)
     await context.client.publish(question, b"", reply=subject)
     await heard.next_msg(timeout=_ANSWER_S)
     return await context.is_refused(subject, context.client.publish(subject, b""))
@@ -312,7 +312,7 @@ async def _who_answers(context: Context) -> bytes | None:
     node = context.settings.node
     reply = f"{context.subject(node, 'answer', node)}.{secrets.token_hex(16)}"
     heard = await context.client.subscribe(reply)
-    await context.client.publish(context.subject(node, "ask", node), wire.encode(wire.Ping(b"", 0)), reply=reply)
+    await context.client.publish(context.subject(node, "ask", node), wire.encode(wire.Ping()), reply=reply)
     try:
         answer = await heard.next_msg(timeout=_ANSWER_S)
     except (nats.errors.TimeoutError, asyncio.TimeoutError):

@@ -49,7 +49,7 @@ class State(Struct, frozen=True):
 
     session: Session
     began: float
-    channel: bytes
+    life: bytes
     term: int
     sources: list[Source]
     lost: dict[str, tuple[bytes, str]]

@@ -1,7 +1,7 @@
 """Links between nodes as state machines: no socket, board or clock in here. `now` is CLOCK_MONOTONIC in seconds.
 
-What travels are facts that only grow: "of this use, all up to g is complete". So news may be lost, repeated, late or in
-another order, and merging them is a maximum within one identity. What is lost is found by numbers, and asked for.
+What travels are facts that only grow: "of this use, all up to g is complete". So news may be repeated, late or in
+another order, and merging them is a maximum within one identity. What is lost is sent again.
 
 They are structs, which a bridge leaves to the code that goes on in its place as they are.
 """
@@ -12,12 +12,9 @@ from msgspec import Struct
 
 from ipcsync_bridge.wire import Key, Row
 
-WINDOW = 8  # messages with news that are not acknowledged yet
-ACK_EVERY = 4
 RETRY_S = 0.1
 _PING_S = 1.0
 _PINGS = 4  # at least, in a TTL
-_GRACE_S = 0.05  # an answer may arrive this much before news that were sent earlier
 _ANSWER_S = 3.0  # from an answer until it is used, or was asked for again: three pings, and three tries of a question
 
 
@@ -33,15 +30,12 @@ class Source(Struct):
     alive_until: float
     links: dict[Key, Row] = {}  # what is known of its uses
     term: int = 0
-    channel: bytes = b""
-    number: int = 0  # of the last news received
+    life: bytes = b""  # of the bridge that was asked for all links
     next_ping: float = 0.0
     next_keep: float = 0.0  # when it may be sent again what is still wanted
     last_received: float = 0.0
     wants_sync: bool = False
     was_unequal: bool = False  # the last answer said another number of links than there are
-    _missing: tuple[int, float] | None = None  # the number that an answer said, and since when it is missed
-    _acked: int = 0
 
     @property
     def ping_s(self) -> float:
@@ -59,52 +53,11 @@ class Source(Struct):
         self.term = term
         return True
 
-    def received_news(self, channel: bytes, number: int, now: float) -> int:
-        """Count a message with news; returns the number to acknowledge, 0 for none yet."""
+    def answered(self, life: bytes, sent: float, now: float) -> None:
+        """Note an answer to a question `sent` then. Another bridge than that before does not know of the links."""
+        self.touch(sent)
         self.last_received = now
-        if channel != self.channel:
-            self.wants_sync = True
-            return 0
-        if number > self.number + 1:
-            self.wants_sync = True
-        self.number = max(self.number, number)
-        if self.number - self._acked < ACK_EVERY:
-            return 0
-        self._acked = self.number
-        return self.number
-
-    def received_answer(self, channel: bytes, number: int, now: float) -> None:
-        """Compare with the number of the last news, which an answer says; they may still be under way."""
-        self.last_received = now
-        if channel != self.channel:
-            self.wants_sync = True
-        elif number > self.number and self._missing is None:
-            self._missing = number, now
-
-    def syncing(self) -> None:
-        """Note that the state of all links is asked for from now on: what is missed later is not in the answer."""
-        self.wants_sync = False
-
-    def synced(self, channel: bytes, number: int) -> None:
-        """Note that the state of all links is merged; news up to `number` are in it."""
-        if channel != self.channel:
-            self.channel, self.number, self._acked, self._missing = channel, 0, 0, None
-        self.number = max(self.number, number)
-
-    def check(self, now: float) -> None:
-        """Find out whether news were lost."""
-        if self._missing is not None:
-            number, since = self._missing
-            if number <= self.number:
-                self._missing = None
-            elif now - since >= _GRACE_S:
-                self.wants_sync = True
-                self._missing = None  # the next answer says whether they still are
-
-    @property
-    def next_check(self) -> float | None:
-        """When `check` has to be called next, None if it need not be."""
-        return None if self._missing is None else self._missing[1] + _GRACE_S
+        self.wants_sync |= life != self.life
 
     def pinged(self, now: float) -> None:
         """Note that a ping was sent at `now`."""
@@ -116,8 +69,9 @@ class Source(Struct):
 
     def paused(self, now: float) -> None:
         """Note that this process stood still until `now`: silence before does not count."""
-        self.alive_until = max(self.alive_until, now + self.ttl_s)
+        self.touch(now)
         self.next_ping = min(self.next_ping, now)
+        self.wants_sync = True
 
     def is_silent(self, now: float) -> bool:
         """Whether the node has been silent for the whole TTL."""
@@ -132,11 +86,10 @@ class Follower(Struct):
     keys: set[Key] = set()
     doubtful: set[Key] = set()
     """Of the keys, those that it did not want, as it said when it may not have known of them."""
-    number: int = 0
     conflated: int = 0
-    next_send: float = 0.0  # not before this time of the loop's clock
-    _acked: int = 0
-    _rows: dict[Key, Row] = {}
+    is_sent_to: bool = False
+    _rows: dict[Key, Row] = {}  # to be sent
+    _sent: dict[Key, Row] = {}  # sent, and not acknowledged
     _answered: dict[Key, float] = {}  # until when it may not know of a key
 
     def put(self, row: Row) -> None:
@@ -146,29 +99,17 @@ class Follower(Struct):
             self._rows[row.key] = row
 
     def take(self, most: int) -> list[Row]:
-        """Take the rows to send now, as message `number`; none while too many messages are unacknowledged."""
-        if not self._rows or self.number - self._acked >= WINDOW:
-            return []
-        if len(self._rows) <= most:
-            rows, self._rows = list(self._rows.values()), {}
-        else:
-            rows = [self._rows.pop(key) for key in list(self._rows)[:most]]
-        self.number += 1
-        return rows
+        """Take the rows to send now, until `acked` or `unanswered`."""
+        self._sent = {key: self._rows.pop(key) for key in list(self._rows)[:most]}
+        return list(self._sent.values())
 
-    def give_back(self, rows: list[Row]) -> None:
-        """Send these rows later, unless newer ones come: they could not be sent. Their number is used up."""
-        for row in rows:
-            if row.key in self.keys:
-                self._rows.setdefault(row.key, row)
+    def acked(self) -> None:
+        """Note that it has what was sent."""
+        self._sent = {}
 
-    def acked(self, number: int) -> None:
-        """Note that news up to `number` were received."""
-        self._acked = max(self._acked, min(number, self.number))
-
-    def reset(self) -> None:
-        """Note that it knows nothing of this channel, as its ping says: it will ask for what it waits for."""
-        self._acked = self.number
+    def unanswered(self) -> None:
+        """Send again what was sent, unless newer rows have come: it may have been lost."""
+        self._rows, self._sent = {**self._sent, **self._rows}, {}
 
     def answered(self, key: Key, now: float) -> None:
         """Send it the news of a use from now on: it has asked, and the answer is under way."""
@@ -192,9 +133,10 @@ class Follower(Struct):
         self.doubtful -= keys
         for key in keys:
             self._rows.pop(key, None)
+            self._sent.pop(key, None)
             self._answered.pop(key, None)
 
     @property
     def pending(self) -> int:
-        """How many rows are to be sent."""
-        return len(self._rows)
+        """How many rows it does not have yet, as far as it has said."""
+        return len(self._rows.keys() | self._sent.keys())

@@ -1,6 +1,6 @@
 """The transport over NATS: core messages for news and questions, a JetStream KV bucket for names.
 
-`ipcsync.FLEET.NODE.ask.SENDER` and `….tell.SENDER` are what a node receives, `….answer.SENDER.ID` what it asked for.
+`ipcsync.FLEET.NODE.ask.SENDER` is what a node receives, `….answer.SENDER.ID` what it asked for.
 The servers let each member publish only as the SENDER that it is. A member may however have a server reply to any
 subject, with headers or as JetStream's JSON; so nothing with headers is taken, JSON is no message of a bridge's, and
 an ID cannot be guessed.
@@ -29,7 +29,7 @@ from nats.js.kv import KeyValue
 
 from ipcsync._logs import fields, is_round
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.transport import Conflict, CutOff, Listener, Unavailable, Unreachable
+from ipcsync_bridge.transport import Answer, Conflict, CutOff, Listener, Unavailable, Unreachable
 
 log = logging.getLogger("ipcsync.bridge")
 T = TypeVar("T")
@@ -89,8 +89,7 @@ class NatsTransport:
         except (*_NOT_SENT, ssl.SSLError) as error:
             why = self.last_error or str(error) or type(error).__name__
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
-        received = (("ask.*", self._on_ask), ("tell.*", self._on_news), ("answer.*.*", self._on_answer))
-        for kind, callback in received:
+        for kind, callback in (("ask.*", self._on_ask), ("answer.*.*", self._on_answer)):
             await self._nats.subscribe(
                 self._subject(settings.node, kind),
                 cb=callback,
@@ -136,6 +135,9 @@ class NatsTransport:
             log.warning("nats", extra=fields(error=self.last_error, count=self._errors))
 
     async def _disconnected(self) -> None:
+        for asked in self._asked.values():  # their answers may be lost with the connection
+            if not asked.done():
+                asked.set_exception(CutOff("this node's connection to NATS was lost"))
         if self._closing is None:
             log.warning("nats: disconnected")
 
@@ -186,20 +188,15 @@ class NatsTransport:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    async def _on_news(self, message: Msg) -> None:
-        assert self._listener is not None
-        if not message.headers and not message.reply:
-            self._listener.received(message.subject.rpartition(".")[2], message.data)
-
     async def _on_ask(self, message: Msg) -> None:
         assert self._listener is not None
         sender = message.subject.rpartition(".")[2]
         if message.headers:
             return
         if not message.reply:
-            self._listener.asked(sender, message.data, None)
+            self._listener.received(sender, message.data, None)
         elif message.reply.startswith(self._subject(sender, f"answer.{self._settings.node}.")):
-            self._listener.asked(sender, message.data, self._answering(message.reply))
+            self._listener.received(sender, message.data, self._answering(message.reply))
 
     async def _on_answer(self, message: Msg) -> None:
         asked = self._asked.get(message.subject)
@@ -210,7 +207,7 @@ class NatsTransport:
         elif message.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
             asked.set_exception(nats.errors.NoRespondersError())
 
-    def _answering(self, subject: str) -> Callable[[bytes], Awaitable[None]]:
+    def _answering(self, subject: str) -> Answer:
         async def answer(data: bytes) -> None:
             if self._nats.is_connected:
                 try:
@@ -221,25 +218,22 @@ class NatsTransport:
         return answer
 
     async def send(self, to: str, data: bytes) -> bool:
-        """Publish, but not while there is no connection: nats-py would keep it, and late news are useless."""
+        """Publish, but not while there is no connection: nats-py would keep it, and what comes late is useless."""
         if not self._nats.is_connected:
             return False
         try:
-            await self._nats.publish(self._subject(to, f"tell.{self._settings.node}"), data)
+            await self._nats.publish(self._subject(to, f"ask.{self._settings.node}"), data)
         except _NOT_SENT:
             return False
         return True
 
-    async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
-        """Publish, and await the answer unless `timeout` is None."""
+    async def ask(self, to: str, data: bytes, timeout: float) -> bytes:
+        """Publish, and await the answer."""
         if not self._nats.is_connected:
             raise CutOff(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
         subject = self._subject(to, f"ask.{self._settings.node}")
-        reply = "" if timeout is None else self._subject(self._settings.node, f"answer.{to}.{secrets.token_hex(16)}")
+        reply = self._subject(self._settings.node, f"answer.{to}.{secrets.token_hex(16)}")
         try:
-            if timeout is None:
-                await self._nats.publish(subject, data)
-                return b""
             answer = self._asked[reply] = asyncio.get_running_loop().create_future()
             await self._nats.publish(subject, data, reply=reply)
             return await asyncio.wait_for(answer, timeout)

@@ -46,13 +46,6 @@ class Questions:
             return reply
         raise NodeLost(f"node {node!r} does not answer: {why}", node=node, reason="silent")
 
-    async def say(self, node: str, body: wire.Message) -> None:
-        """Send a node a message that it does not answer."""
-        try:
-            await self._transport.ask(node, wire.encode(body), None)
-        except (Unreachable, TimeoutError):
-            return  # the answer to a later ping shows that it was not received
-
     async def owner_of(self, node: str, timeout: float) -> bytes | None:
         """The owner id of the bridge that answers as `node`, None if none does within `timeout` seconds.
 
@@ -76,7 +69,7 @@ class Questions:
 
     async def _ask_owner(self, node: str, timeout: float) -> bytes | None:
         try:
-            body = wire.decode(await self._transport.ask(node, wire.encode(wire.Ping(b"", 0)), timeout))
+            body = wire.decode(await self._transport.ask(node, wire.encode(wire.Ping()), timeout))
         except CutOff as error:
             raise Unavailable(str(error)) from None
         except (Unreachable, TimeoutError, ProtocolError):

@@ -21,6 +21,7 @@ from ipcsync_bridge.transport import Transport, Unreachable
 
 _KEEP_S = 0.1  # between two messages to a node that say what is still wanted
 _MOST_LOST = 1024  # nodes whose reason is remembered
+_MOST_EARLY = 1000
 
 
 @dataclass(eq=False)
@@ -41,6 +42,7 @@ class Subscriber:
         self._syncing: set[str] = set()
         self._kept_less: set[str] = set()  # sources to be sent what is still wanted
         self._linking = 0
+        self._early: dict[Origin, wire.Row] = {}  # news that came before the answer that makes their use known
         self.mirrors.on_gone = self._release
 
     def last_received(self, node: str) -> float:
@@ -58,6 +60,8 @@ class Subscriber:
             yield
         finally:
             self._linking -= 1
+            if not self._linking:
+                self._early.clear()
 
     def source_of(self, node: str, state: wire.State, sent: float) -> Source:
         """The source that a node's answer is of, to a question that was `sent` then. QuotaExceeded, NodeLost."""
@@ -71,22 +75,21 @@ class Subscriber:
                     f"{self.settings.max_nodes} nodes are linked already", limit=self.settings.max_nodes
                 )
             ttl = self.settings.link_ttl
-            source = self.sources[node] = Source(node, state.epoch, ttl, sent + ttl, term=state.term)
-            source.synced(state.channel, state.number)
+            source = self.sources[node] = Source(node, state.epoch, ttl, sent + ttl, term=state.term, life=state.life)
             source.pinged(sent)
             self.lost.pop(node, None)
             self.wake()  # it is looked at in time
         if not source.is_of(state.term, state.epoch):
             raise NodeLost(f"another machine has the name of node {node!r}", node=node, reason="replaced")
-        source.touch(sent)
-        source.received_answer(state.channel, state.number, time.monotonic())
-        if source.wants_sync or source.next_check is not None:
+        source.answered(state.life, sent, time.monotonic())
+        if source.wants_sync:
             self.wake()
         return source
 
     def link(self, source: Source, row: wire.Row) -> None:
         """Link a use of a source, of which `row` is known: its news count from now on."""
-        source.links[row.key] = source.links.get(row.key, wire.Row(*row.key)).merged(row)
+        early = self._early.get(Origin(source.epoch, *row.key), wire.Row(*row.key))
+        source.links[row.key] = source.links.get(row.key, early).merged(row)
 
     def keep(self, source: Source, row: wire.Row) -> None:
         """Keep the link of a mirror that was just made, also if an earlier mirror of the use has ended meanwhile."""
@@ -108,31 +111,34 @@ class Subscriber:
         """Tell a node which of its uses are still wanted; not while they are more than one message holds."""
         if len(source.links) <= wire.MAX_KEYS:
             keys = wire.pack_keys(source.links)
-            self.begin(self.questions.say(source.node, wire.Keep(source.epoch, keys)))
+            self.begin(self.transport.send(source.node, wire.encode(wire.Keep(source.epoch, keys))))
 
     # --- news ---------------------------------------------------------------------------------------------------------
 
     def receive(self, sender: str, body: wire.News) -> None:
         """Take in a node's news."""
         source = self.sources.get(sender)
-        if source is None or not source.is_of(body.term, body.epoch):
-            if source is not None and body.epoch != source.epoch and body.term > source.term:
-                self._lose(source, "restarted")
-            return
-        for row in wire.unpack_rows(body.rows):
-            self._merge(source, row)
-        number = source.received_news(body.channel, body.number, time.monotonic())
-        if number:
-            self.counters.acks += 1
-            self.begin(self.questions.say(sender, wire.Ack(body.channel, number)))
-        if source.wants_sync:
-            self.wake()
+        rows = wire.unpack_rows(body.rows)
+        if source is not None and body.epoch != source.epoch and body.term > source.term:
+            self._lose(source, "restarted")
+        if source is not None and source.is_of(body.term, body.epoch):
+            source.last_received = time.monotonic()
+            rows = [row for row in rows if not self._merge(source, row)]
+        for row in rows if self._linking else ():
+            self._remember(Origin(body.epoch, *row.key), row)
 
-    def _merge(self, source: Source, row: wire.Row) -> None:
+    def _merge(self, source: Source, row: wire.Row) -> bool:
+        """Merge the row of a use that is linked; False if it is not."""
         known = source.links.get(row.key)
         if known is not None and (merged := known.merged(row)) != known:
             source.links[row.key] = merged
             self.mirrors.store(Origin(source.epoch, *row.key), merged)
+        return known is not None
+
+    def _remember(self, origin: Origin, row: wire.Row) -> None:
+        """Keep news for `link`, since their use may be being linked just now."""
+        if origin in self._early or len(self._early) < _MOST_EARLY:
+            self._early[origin] = self._early.get(origin, row).merged(row)
 
     def over(self, sender: str, body: wire.Over) -> None:
         """Take in a node's goodbye."""
@@ -151,7 +157,7 @@ class Subscriber:
         self.lost[source.node] = (source.epoch, reason)
         for key in source.links:
             self.mirrors.end(Origin(source.epoch, *key), "broken", reason)
-        self.begin(self.questions.say(source.node, wire.Keep(source.epoch, b"")))
+        self.begin(self.transport.send(source.node, wire.encode(wire.Keep(source.epoch, b""))))
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 
@@ -169,23 +175,21 @@ class Subscriber:
             if not source.links and not self._linking:
                 del self.sources[source.node]
                 continue
-            source.check(now)
             if source.wants_sync and source.node not in self._syncing:
                 self._syncing.add(source.node)
-                source.syncing()
+                source.wants_sync = False
                 self.begin(self._sync(source))
             if now >= source.next_ping:
                 source.pinged(now)
                 self.begin(self._ping(source, now))
             next_keep = source.next_keep if source.node in self._kept_less else due
-            due = min(due, source.alive_until, source.next_ping, source.next_check or due, next_keep)
+            due = min(due, source.alive_until, source.next_ping, next_keep)
         return due
 
     def paused(self, now: float) -> None:
         """Note that this process stood still: silence meanwhile does not count."""
         for source in self.sources.values():
             source.paused(now)
-            source.wants_sync = True
 
     def reconnected(self, now: float) -> None:
         """Ask at once for the news that were missed while the connection was away."""
@@ -197,10 +201,7 @@ class Subscriber:
     async def _ping(self, source: Source, sent: float) -> None:
         self.counters.pings += 1
         try:
-            data = await self.transport.ask(
-                source.node, wire.encode(wire.Ping(source.channel, source.number)), self.settings.link_ttl
-            )
-            body = wire.decode(data)
+            body = wire.decode(await self.transport.ask(source.node, wire.encode(wire.Ping()), self.settings.link_ttl))
         except Unreachable:
             self.counters.pings_lost += 1
             source.unreachable(time.monotonic())
@@ -217,8 +218,7 @@ class Subscriber:
             return
         if not source.is_of(body.term, body.epoch):
             return
-        source.touch(sent)
-        source.received_answer(body.channel, body.number, time.monotonic())
+        source.answered(body.life, sent, time.monotonic())
         is_unequal = body.links != len(source.links)
         if is_unequal and (source.was_unequal or not self._linking):  # else by what is being opened just now
             source.wants_sync = True
@@ -231,7 +231,7 @@ class Subscriber:
         self.counters.resyncs += 1
         is_done = False
         try:
-            first: tuple[bytes, int] | None = None
+            life = b""
             keys = list(source.links)
             for begin in range(0, len(keys), wire.MAX_ROWS):
                 chunk = wire.pack_keys(keys[begin : begin + wire.MAX_ROWS])
@@ -241,11 +241,10 @@ class Subscriber:
                     await asyncio.sleep(RETRY_S)
                     return
                 source.touch(sent)
-                first = first or (state.channel, state.number)
+                life = life or state.life  # a later one, of another bridge, says nothing of the links before it
                 for row in wire.unpack_rows(state.rows):
                     self._take_state(source, row)
-            if first is not None:
-                source.synced(*first)
+            source.life = life
             is_done = True
         except NodeLost as error:
             if error.reason == "restarted":

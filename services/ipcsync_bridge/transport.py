@@ -1,15 +1,17 @@
 """The transport between bridges, and the store of the fleet's names: six calls, implemented over NATS.
 
-`send`: news, which are not answered. `ask`: what is answered. `listen`, once: what is called with what comes. `cas`,
-`read` and `keys`: the store of names. Nothing here gives a guarantee of delivery or of order, and none is needed.
+`ask`: what is answered, and `send`: what is not. `listen`, once: what is called with what comes. `cas`, `read` and
+`keys`: the store of names. Nothing here gives a guarantee of delivery or of order, and none is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeAlias
 
 from ipcsync.errors import IpcSyncError
+
+Answer: TypeAlias = Callable[[bytes], Coroutine[Any, Any, None]]
 
 
 class Unreachable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
@@ -31,11 +33,8 @@ class Unavailable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
 class Listener(Protocol):
     """Receives messages. `sender` is a node's name, which the server vouches for."""
 
-    def received(self, sender: str, data: bytes) -> None:
-        """News."""
-
-    def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
-        """A question; `answer` sends the reply, None if none is awaited."""
+    def received(self, sender: str, data: bytes, answer: Answer | None) -> None:
+        """A message; `answer` sends the reply, None if none is awaited."""
 
     def connected(self) -> None:
         """The connection is back."""
@@ -54,13 +53,10 @@ class Transport(Protocol):
         """
 
     async def send(self, to: str, data: bytes) -> bool:
-        """Send news to a node; False if nothing was sent."""
+        """Send a node what it does not answer; False if nothing was sent."""
 
-    async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
-        """Ask a node: its answer, or nothing awaited for a `timeout` of None.
-
-        Unreachable at once if no node listens there, or as CutOff; TimeoutError after `timeout` seconds.
-        """
+    async def ask(self, to: str, data: bytes, timeout: float) -> bytes:
+        """Ask a node: its answer. Unreachable at once if none listens, or as CutOff; TimeoutError after `timeout` s."""
 
     async def cas(self, key: str, value: bytes | None, last: int, timeout: float) -> int:
         """Write a key that is at revision `last` (0: there is none), or delete it (value None): the new revision.

@@ -90,23 +90,13 @@ class Attach(Struct, frozen=True, array_like=True):
 
 
 class Ping(Struct, frozen=True, array_like=True):
-    """Ask whether the node is there; `received` is the number of its last news on `channel`. Answered by Pong."""
-
-    channel: Blob
-    received: Count
+    """Ask whether the node is there. Answered by Pong."""
 
 
 class Events(Struct, frozen=True, array_like=True):
     """Ask for the events whose names begin with `prefix`. Answered by Listed."""
 
     prefix: Annotated[str, Meta(max_length=255)]
-
-
-class Ack(Struct, frozen=True, array_like=True):
-    """News up to `number` of `channel` were received. Not answered."""
-
-    channel: Id
-    number: Count
 
 
 class Keep(Struct, frozen=True, array_like=True):
@@ -124,27 +114,25 @@ class Refused(Struct, frozen=True, array_like=True):
 
 
 class State(Struct, frozen=True, array_like=True):
-    """How the uses that were asked for are; their news from `number` of `channel` on come by themselves.
+    """How the uses that were asked for are; their news come by themselves, as long as the bridge has this `life`.
 
     `refused` says why a name has no row, by its place among those asked for.
     """
 
     term: Count
     epoch: Id
-    channel: Id
-    number: Count
+    life: Id
     rows: Blob
     refused: Annotated[dict[Count, Refused], Meta(max_length=MAX_NAMES)] = {}
 
 
 class Pong(Struct, frozen=True, array_like=True):
-    """The node is alive. `number` is that of its last news to the asker, who gets the news of `links` uses."""
+    """The node is alive, and sends the asker the news of `links` uses."""
 
     term: Count
     epoch: Id
     owner: Id
-    channel: Id
-    number: Count
+    life: Id
     links: Count
 
 
@@ -155,27 +143,29 @@ class Listed(Struct, frozen=True, array_like=True):
 
 
 class News(Struct, frozen=True, array_like=True):
-    """The rows that have changed of uses that the other node mirrors."""
+    """The rows that have changed of uses that the other node mirrors. Answered by Ack, else sent again."""
 
     term: Count
     epoch: Id
-    channel: Id
-    number: Count
     rows: Blob
 
 
+class Ack(Struct, frozen=True, array_like=True):
+    """The news are taken in."""
+
+
 class Over(Struct, frozen=True, array_like=True):
-    """The epoch is over for other nodes; `reason` is a NodeLost's."""
+    """The epoch is over for other nodes; `reason` is a NodeLost's. Not answered."""
 
     term: Count
     epoch: Id
     reason: Text
 
 
-Message: TypeAlias = Open | Attach | Ping | Events | Ack | Keep | State | Pong | Listed | Refused | News | Over
+Message: TypeAlias = Open | Attach | Ping | Events | Keep | State | Pong | Listed | Refused | News | Ack | Over
 _KINDS: dict[str, type[Message]] = {
-    "open": Open, "attach": Attach, "ping": Ping, "events": Events, "ack": Ack, "keep": Keep,
-    "state": State, "pong": Pong, "listed": Listed, "refused": Refused, "news": News, "over": Over,
+    "open": Open, "attach": Attach, "ping": Ping, "events": Events, "keep": Keep, "state": State, "pong": Pong,
+    "listed": Listed, "refused": Refused, "news": News, "ack": Ack, "over": Over,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])

@@ -125,8 +125,7 @@ async def _try_what_is_forbidden(server: Server, authority: Authority) -> None:
         url, tls=authority.context("decode-0"), error_cb=failed, inbox_prefix=b"_INBOX_decode-0", allow_reconnect=False
     )
     for subject in (
-        "ipcsync.main.decode-0.tell.prefill-0",  # as another node
-        "ipcsync.main.decode-0.ask.prefill-0",
+        "ipcsync.main.decode-0.ask.prefill-0",  # as another node
         "$KV.ipcsync_main.nodes.prefill-0",  # another node's key
         "$JS.API.STREAM.DELETE.KV_ipcsync_main",
         "$JS.API.STREAM.PURGE.KV_ipcsync_main",
@@ -138,10 +137,10 @@ async def _try_what_is_forbidden(server: Server, authority: Authority) -> None:
     for subject in ("ipcsync.main.prefill-0.>", "_INBOX_prefill-0.>", "ipcsync.>"):
         await client.subscribe(subject, cb=ignore)
         assert subject.lower() in await asyncio.wait_for(errors.get(), DEADLINE_S)
-    heard = await client.subscribe("ipcsync.main.decode-0.tell.decode-0")
-    for subject in ("ipcsync.main.prefill-0.tell.decode-1", "ipcsync.main.prefill-0.answer.decode-1.0"):
+    heard = await client.subscribe("ipcsync.main.decode-0.ask.decode-0")
+    for subject in ("ipcsync.main.prefill-0.ask.decode-1", "ipcsync.main.prefill-0.answer.decode-1.0"):
         # What it sends to itself may name any subject for the response.
-        await client.publish("ipcsync.main.decode-0.tell.decode-0", b"x", reply=subject)
+        await client.publish("ipcsync.main.decode-0.ask.decode-0", b"x", reply=subject)
         await (await heard.next_msg(timeout=DEADLINE_S)).respond(b"as another node")
         assert subject.lower() in await asyncio.wait_for(errors.get(), DEADLINE_S)
     await client.close()
@@ -184,7 +183,7 @@ def test_the_doctor_tries_certificates_and_permissions(server: Server, authority
     status, found = examine("--node", "prefill-0", *where, *authority.flags("decode-0"))
     assert status == 1
     assert "the certificate is 'decode-0'" in found["certificates"]["detail"]
-    assert "to speak on ipcsync.main._.tell.prefill-0" in found["permissions"]["detail"]
+    assert "to speak on ipcsync.main._.ask.prefill-0" in found["permissions"]["detail"]
     status, found = examine("--node", "prefill-0", *where, *authority.flags("stranger"))
     assert (status, found["server"]["result"]) == (1, "fail")
     assert "authorization" in found["server"]["detail"]

@@ -92,8 +92,9 @@ class PeerInfo(Message, frozen=True):
     """One other node that a bridge speaks with.
 
     `mirrored` counts its events that are waited for here, `followed` those of this node that it waits for, `pending`
-    of these what was not sent yet. `state` is "linked", or "lost", and `reason` then says why. `last_heard_s` is None
-    if nothing was heard of it. At most 400 are told of: those that are linked, then the newest of the lost ones.
+    of these those whose newest state it does not have yet. `state` is "linked", or "lost", and `reason` then says why.
+    `last_heard_s` is None if nothing was heard of it. At most 400 are told of: those that are linked, then the newest
+    of the lost ones.
     """
 
     name: str

@@ -30,7 +30,7 @@ WAIT_S = 20.0
 class _Host:
     """What answers need of a bridge; it is also what tells news, and has the followers."""
 
-    channel, epoch, owner, term = b"c" * 16, b"e" * 16, b"o" * 16, 1
+    life, epoch, owner, term = b"c" * 16, b"e" * 16, b"o" * 16, 1
 
     def __init__(self) -> None:
         self.followers: dict[str, Follower] = {}
@@ -40,9 +40,6 @@ class _Host:
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-
-    def flush(self) -> None:
-        """Nothing is told here."""
 
 
 @pytest.fixture

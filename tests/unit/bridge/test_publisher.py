@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Budget, Watcher
 from ipcsync_bridge.links import Follower
 from ipcsync_bridge.publisher import Publisher
+from ipcsync_bridge.transport import CutOff, Unreachable
 
 
 def test_looks_that_take_more_than_their_share_rest_in_proportion() -> None:
@@ -38,38 +40,46 @@ def test_looks_now_and_then_never_rest_and_what_one_thread_leaves_others_may_use
 
 
 class _Wire:
-    """What is told, and when by the loop's clock."""
+    """What is told, and when by the loop's clock. The first messages are lost, as `lost` says."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost: list[Exception]) -> None:
         self.told: list[tuple[float, wire.News]] = []
+        self._lost = lost
 
-    async def send(self, _to: str, data: bytes) -> bool:
+    async def ask(self, _to: str, data: bytes, _timeout: float) -> bytes:
         body = wire.decode(data)
         assert isinstance(body, wire.News)
         self.told.append((asyncio.get_running_loop().time(), body))
-        return True
+        if self._lost:
+            raise self._lost.pop()
+        return wire.encode(wire.Ack())
 
 
 class _Sender:
-    channel, epoch, term = b"c" * 16, b"e" * 16, 1
+    epoch, term = b"e" * 16, 1
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        self.tasks.add(asyncio.ensure_future(work))
 
 
-def _publish(rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Follower, list[tuple[float, wire.News]]]:
+def _publish(rows: int, monkeypatch: pytest.MonkeyPatch, *lost: Exception) -> tuple[Follower, list[Any]]:
     """Two changes of each of so many uses, the second when the first are told."""
     monkeypatch.setattr(publisher, "_ROW_S", 0.001)
-    transport: Any = _Wire()
+    transport: Any = _Wire([*lost])
 
     async def run() -> Follower:
-        one = Publisher(transport, _Sender(), Counters())
+        sender = _Sender()
+        one = Publisher(transport, sender, Counters())
         follower = one.followers["b"] = Follower("b", 0.0, {(slot, 1) for slot in range(rows)})
-        task = asyncio.ensure_future(one.run())
         for generation in (1, 2):
             for slot in range(rows):
-                follower.put(wire.Row(slot, 1, generation, generation))
-            one.flush()
+                one.put(follower, wire.Row(slot, 1, generation, generation))
             while len(transport.told) < generation:
                 await asyncio.sleep(0)
-        task.cancel()
+        await asyncio.wait(sender.tasks)
         return follower
 
     return asyncio.run(asyncio.wait_for(run(), 30)), transport.told
@@ -84,13 +94,22 @@ def test_after_many_rows_a_node_is_told_nothing_for_a_while(monkeypatch: pytest.
 
 def test_a_few_rows_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     follower, told = _publish(3, monkeypatch)
-    assert follower.next_send == 0
     assert len(told) == 2
+    assert follower.pending == 0
+
+
+@pytest.mark.parametrize("lost", [TimeoutError(), Unreachable("gone"), CutOff("no connection")], ids=repr)
+def test_news_that_nobody_acknowledges_are_sent_again_with_what_is_newer(
+    monkeypatch: pytest.MonkeyPatch, lost: Exception
+) -> None:
+    follower, told = _publish(3, monkeypatch, lost)
+    assert [row.recorded for row in wire.unpack_rows(told[-1][1].rows)] == [2, 2, 2]
+    assert follower.pending == 0
 
 
 def test_what_ends_a_thread_that_looks_is_raised_to_who_tells() -> None:
     async def run() -> None:
-        one = Publisher(_Wire(), _Sender(), Counters())  # type: ignore[arg-type] # as much of a transport as is used
+        one = Publisher(_Wire([]), _Sender(), Counters())  # type: ignore[arg-type] # as much of a transport as is used
         watcher = Watcher(one.changed_on_thread, one.failed_on_thread, Budget())
         watcher.add(None)  # type: ignore[arg-type] # no export
         with pytest.raises(AttributeError):

@@ -24,11 +24,10 @@ _ROWS = [
 ]
 _BODIES = [
     wire.Open(["kv/ready", ""]),
-    wire.Attach(_ID, wire.pack_keys([(1, 2), (3, 4)])), wire.Ping(b"", 0), wire.Ping(_ID, 7),
-    wire.Events("kv"), wire.Ack(_ID, 3), wire.Keep(_ID, b""),
-    wire.State(1, _ID, _ID, 2, wire.pack_rows(_ROWS), {1: wire.Refused("EventClosed", "why")}),
-    wire.Pong(1, _ID, _ID, _ID, 2, 3), wire.Listed(b"x"), wire.Refused("EventClosed", "why"),
-    wire.News(1, _ID, _ID, 2, wire.pack_rows(_ROWS)), wire.Over(4, _ID, "stopped"),
+    wire.Attach(_ID, wire.pack_keys([(1, 2), (3, 4)])), wire.Ping(), wire.Events("kv"), wire.Keep(_ID, b""),
+    wire.State(1, _ID, _ID, wire.pack_rows(_ROWS), {1: wire.Refused("EventClosed", "why")}),
+    wire.Pong(1, _ID, _ID, _ID, 3), wire.Listed(b"x"), wire.Refused("EventClosed", "why"),
+    wire.News(1, _ID, wire.pack_rows(_ROWS)), wire.Ack(), wire.Over(4, _ID, "stopped"),
 ]  # fmt: skip
 
 
