@@ -169,7 +169,7 @@ class Bridge:
             term=self.term,
             sources=list(self.subscriber.sources.values()),
             lost=self.subscriber.lost,
-            mirrors=self.mirrors.leave(),
+            mirrors=[mirror.attachment for mirror in self.mirrors],
             followers=list(self.publisher.followers.values()),
             exports=[export.attachment for export in self.exports],
             visits=self.answers.leave(),
@@ -182,7 +182,7 @@ class Bridge:
         now = time.monotonic()
         self.nodes.term = left.term
         self.names.claims, self.names.over = left.claims, left.over
-        self.subscriber.resume(left, now - left.began)
+        self.subscriber.resume(left, now)
         self.answers.resume(left, now)
         self.begin(self._connect(left.began))
 

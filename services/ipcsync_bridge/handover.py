@@ -18,7 +18,7 @@ from ipcsync._wire.messages import Attachment, Welcome
 from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import wire
 from ipcsync_bridge.links import Follower, Source
-from ipcsync_bridge.wire import Key, Row
+from ipcsync_bridge.wire import Key
 
 VERSION = 3
 
@@ -34,16 +34,6 @@ class Session(Struct, frozen=True):
     last_request: int
 
 
-class Mirror(Struct, frozen=True):
-    """A mirror of the node with that epoch. `ending` is the state and reason that it is being ended with."""
-
-    epoch: bytes
-    row: Row
-    attachment: Attachment
-    has_sent_closed: bool
-    ending: tuple[str, str] | None
-
-
 class State(Struct, frozen=True):
     """All that only a bridge knows; `claims`, `over`: of `Names`. Times are CLOCK_MONOTONIC's, in seconds."""
 
@@ -53,7 +43,7 @@ class State(Struct, frozen=True):
     term: int
     sources: list[Source]
     lost: dict[str, tuple[bytes, str]]
-    mirrors: list[Mirror]
+    mirrors: list[Attachment]
     followers: list[Follower]
     exports: list[Attachment]
     visits: list[Key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
 
 from ipcsync._board import CLOSED, OPEN, Board
@@ -10,7 +10,6 @@ from ipcsync._linux.futex import Futex
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, ProtocolError
-from ipcsync_bridge import handover
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.wire import Key, Row
 
@@ -41,19 +40,17 @@ class Mirror:
         """The state and reason that the coordinator is being asked to finish it with."""
         self.next_ending: tuple[str, str] | None = None
         """Those to ask for next, if the coordinator refuses because a session wants the mirror."""
-        self.has_sent_closed = False
-        self.is_known_closed = False
-        """Whether the coordinator has answered that it is closed."""
         self._incarnation = attachment.incarnation
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
+        self.has_sent_closed = self._line.state == CLOSED  # by the code before this one, if it is
         self._word = Futex(self._line.completed_address)
         self._recorded = self._completed = self._lost = 0
 
     def store(self) -> None:
         """Store what the row says and the board does not have. Nothing once the coordinator has finished the use."""
         row, line = self.row, self._line
-        if self.ending is not None or line.incarnation != self._incarnation or (not self._is_open()):
+        if self.ending is not None or not self.is_open:
             return
         if row.recorded > self._recorded:
             line.publish(self._base + row.recorded)
@@ -67,10 +64,12 @@ class Mirror:
             line.lose(self._base + row.lost, 0)
             self._lost = row.lost
 
-    def _is_open(self) -> bool:
+    @property
+    def is_open(self) -> bool:
         """Whether the coordinator has finished the use only as it was asked to, or not at all."""
         state = self._line.state
-        return state == OPEN or (state == CLOSED and self.has_sent_closed)
+        is_finished = state != OPEN and not (state == CLOSED and self.has_sent_closed)
+        return self._line.incarnation == self._incarnation and not is_finished
 
 
 class Mirrors:
@@ -90,18 +89,18 @@ class Mirrors:
     def __contains__(self, origin: Origin) -> bool:
         return origin in self._mirrors
 
+    def __iter__(self) -> Iterator[Mirror]:
+        return iter(list(self._mirrors.values()))
+
     def put(self, origin: Origin, attached: Attachment, row: Row) -> None:
         """Add the mirror that the coordinator has made, or has attached the bridge to again."""
         mirror = self._mirrors.get(origin)
         if mirror is None or mirror.use != (attached.slot, attached.incarnation):
-            self._add(origin, Mirror(self._session.board, attached, row))
-            if (use := (attached.slot, attached.incarnation)) in self._early:
-                del self._early[use]
+            mirror = self._mirrors[origin] = Mirror(self._session.board, attached, row)
+            self._origins[mirror.use] = origin
+            if mirror.use in self._early:
+                del self._early[mirror.use]
                 self.end(origin, "unwanted", "")
-
-    def _add(self, origin: Origin, mirror: Mirror) -> None:
-        self._mirrors[origin] = mirror
-        self._origins[mirror.use] = origin
 
     def store(self, origin: Origin, news: Row | None = None) -> None:
         """Store what is known of a mirrored use; end the mirror if nothing more can come."""
@@ -110,17 +109,13 @@ class Mirrors:
             return
         row = mirror.row = mirror.row if news is None else mirror.row.merged(news)
         mirror.store()
-        if row.state == "broken":
+        if row.state == "broken" or not mirror.is_open:
             self.end(origin, "broken", row.cause or "died")
         elif row.has_ended:
             self.end(origin, "closed", "")
         elif row.state == "closed" and not mirror.has_sent_closed:
             mirror.has_sent_closed = True
-            self._begin(self._send_closed(mirror))
-
-    async def _send_closed(self, mirror: Mirror) -> None:
-        await self._session.insist_till_done(messages.Finish(*mirror.use, "closed"))
-        mirror.is_known_closed = True
+            self._begin(self._session.insist_till_done(messages.Finish(*mirror.use, "closed")))
 
     def end(self, origin: Origin, state: str, reason: str) -> None:
         """End a mirror, if it exists: "broken" with a reason, "closed", or "unwanted" unless a session uses it."""
@@ -169,33 +164,3 @@ class Mirrors:
         """End every mirror that no session uses: the coordinator's words about them may have been missed."""
         for origin in list(self._mirrors):
             self.end(origin, "unwanted", "")
-
-    # --- from one code to the next ------------------------------------------------------------------------------------
-
-    def leave(self) -> list[handover.Mirror]:
-        """What the code that goes on is to know."""
-        return [
-            handover.Mirror(
-                origin.epoch,
-                mirror.row,
-                mirror.attachment,
-                mirror.is_known_closed,
-                mirror.next_ending or mirror.ending,
-            )
-            for origin, mirror in self._mirrors.items()
-        ]
-
-    def resume(self, left: list[handover.Mirror]) -> dict[Origin, Row]:
-        """Go on with the mirrors that other code left; returns what is known of them."""
-        links = {}
-        for known in left:
-            mirror = Mirror(self._session.board, known.attachment, known.row)
-            mirror.has_sent_closed = mirror.is_known_closed = known.has_sent_closed
-            origin = Origin(known.epoch, *known.row.key)
-            self._add(origin, mirror)
-            links[origin] = known.row
-            if known.ending is not None:
-                self.end(origin, *known.ending)
-            else:
-                self.store(origin)  # also sends what the code before could not send any more
-        return links

@@ -149,13 +149,7 @@ class RemoteRequests:
                 return  # lost for good on this node, as the coordinator has answered the session
             raise
         assert isinstance(attached, messages.Attachment)
-        row = source.links.get(row.key, row)
-        self.mirrors.put(origin, attached, row)
-        self.subscriber.keep(source, row)
-        if self.subscriber.sources.get(node) is source:
-            self.mirrors.store(origin, row)
-        else:  # it was lost meanwhile
-            self.mirrors.end(origin, "broken", self.subscriber.lost.get(node, (b"", "silent"))[1])
+        self.subscriber.mirror(attached, row)
 
 
 def _import(want: messages.Want, origin: Origin, node: str) -> messages.Import:

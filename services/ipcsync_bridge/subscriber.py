@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipcsync._board.layout import REASONS
+from ipcsync._wire.messages import Attachment
 from ipcsync.errors import IpcSyncError, NodeLost, QuotaExceeded, SessionLost
 from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
@@ -91,12 +92,21 @@ class Subscriber:
         early = self._early.get(Origin(source.epoch, *row.key), wire.Row(*row.key))
         source.links[row.key] = source.links.get(row.key, early).merged(row)
 
-    def keep(self, source: Source, row: wire.Row) -> None:
-        """Keep the link of a mirror that was just made, also if an earlier mirror of the use has ended meanwhile."""
-        if self.sources.get(source.node) is source and row.key not in source.links:
+    def mirror(self, attached: Attachment, row: wire.Row) -> None:
+        """Store on a mirror that the coordinator has made what is known: at least `row`. End it if its node is lost."""
+        assert attached.origin is not None
+        origin = Origin(attached.origin.epoch, attached.origin.slot, attached.origin.incarnation)
+        source = next((each for each in self.sources.values() if each.epoch == origin.epoch), None)
+        if source is not None and row.key not in source.links:  # an earlier mirror of the use has ended meanwhile
             source.links[row.key] = row
             source.wants_sync = True  # the node may know that it is not wanted
             self.wake()
+        row = row if source is None else source.links[row.key]
+        self.mirrors.put(origin, attached, row)
+        if source is not None:
+            self.mirrors.store(origin, row)
+        else:
+            self.mirrors.end(origin, "broken", self.lost.get(attached.origin.node, (b"", "silent"))[1])
 
     def _release(self, origin: Origin) -> None:
         """A mirror has ended: its news are not wanted any more."""
@@ -268,13 +278,13 @@ class Subscriber:
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
-    def resume(self, left: handover.State, pause_s: float) -> None:
-        """Go on with what other code left `pause_s` ago, in which no node could be heard."""
-        links = self.mirrors.resume(left.mirrors)
+    def resume(self, left: handover.State, now: float) -> None:
+        """Go on with what other code left; meanwhile no node could be heard."""
+        self.lost.update(left.lost)
         for source in left.sources:
             self.sources[source.node] = source
             source.ttl_s = self.settings.link_ttl
-            source.alive_until += pause_s
-            source.last_received += pause_s
-            source.links = {origin.key: link for origin, link in links.items() if origin.epoch == source.epoch}
-        self.lost.update(left.lost)
+        self.paused(now)
+        for attached in left.mirrors:
+            assert attached.origin is not None
+            self.mirror(attached, wire.Row(attached.origin.slot, attached.origin.incarnation))

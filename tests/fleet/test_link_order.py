@@ -85,7 +85,7 @@ def test_link_order_new_code_stores_what_was_left_and_nothing_on_a_use_that_is_o
         line = _Line(**words)
         mirror = Mirror(_Board(line), _ATTACHMENT, Row(1, 2, recorded=5, completed=3))  # type: ignore[arg-type] # as above
         mirror._word = line  # type: ignore[assignment]
-        assert line.order == []  # nothing of the last use is left to clear
+        assert line.order == ["state"]  # nothing of the last use is left to clear
         mirror.store()
         assert [step for step in line.order if step not in ("state", "incarnation")] == stored
 

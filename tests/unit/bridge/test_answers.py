@@ -20,6 +20,7 @@ from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.links import Follower
+from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.session import BridgeSession
 
 pytestmark = pytest.mark.process
@@ -203,6 +204,23 @@ def test_a_question_for_a_mirror_does_not_end_it(client: ipcsync.Client) -> None
             await asyncio.sleep(0.001)
         assert session.is_open(key)
         exports.close()
+
+    on_a_session(client, scenario)
+
+
+def test_new_code_releases_a_mirror_that_the_coordinator_has_finished(client: ipcsync.Client) -> None:
+    async def scenario(session: BridgeSession) -> None:
+        host, origin = _Host(), Origin(b"z" * 16, 7, 1)
+        mirror = await session.ask(messages.Import(0, *origin, "b", "kv"))
+        assert isinstance(mirror, messages.Attachment)
+        await session.ask(messages.Finish(mirror.slot, mirror.incarnation, "broken", "silent"))
+        mirrors = Mirrors(session, host.begin)
+        mirrors.put(origin, mirror, wire.Row(*origin.key))
+        mirrors.store(origin)
+        while host.tasks:
+            await asyncio.sleep(0.001)
+        assert origin not in mirrors
+        assert not await asyncio.to_thread(client.list_attachments)
 
     on_a_session(client, scenario)
 
