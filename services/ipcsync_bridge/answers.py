@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -27,8 +28,9 @@ from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports
 from ipcsync_bridge.links import Follower
-from ipcsync_bridge.publisher import Publisher, Sender
+from ipcsync_bridge.publisher import Publisher
 from ipcsync_bridge.session import BridgeSession
+from ipcsync_bridge.store import Identity
 from ipcsync_bridge.transport import Answer
 
 _ONLY_TIMELINE = (
@@ -40,22 +42,16 @@ _ONLY_TIMELINE = (
 _MOST_OPENING = 1_024  # questions at once that need the coordinator
 
 
-class Host(Sender, Protocol):
-    """The bridge, as far as answers need it."""
-
-    owner: bytes
-    life: bytes
-
-
 @dataclass(eq=False)
 class Answers:
-    """The questions of other nodes, and the exports that follow from them."""
+    """The questions of other nodes, and the exports that follow from them. `begin` starts a task."""
 
     settings: Settings
     session: BridgeSession
     exports: Exports
     publisher: Publisher
-    host: Host
+    identity: Identity
+    begin: Callable[[Coroutine[Any, Any, object]], None]
 
     def __post_init__(self) -> None:
         self._followers = self.publisher.followers
@@ -78,18 +74,19 @@ class Answers:
                 self._keep(follower, set(wire.unpack_keys(body.keys)), now)
         elif isinstance(body, wire.Open | wire.Attach | wire.Events) and answer is not None:
             if self._opening >= _MOST_OPENING:
-                self.host.begin(_refuse(answer, QuotaExceeded("too many questions are under way", limit=_MOST_OPENING)))
+                self.begin(_refuse(answer, QuotaExceeded("too many questions are under way", limit=_MOST_OPENING)))
                 return
             self._opening += 1
-            self.host.begin(self._answer(sender, body, answer, now))
+            self.begin(self._answer(sender, body, answer, now))
         else:
             raise ProtocolError(f"{type(body).__name__} is not a request", code="invalid")
 
     def _ping(self, follower: Follower | None, answer: Answer | None) -> None:
         links = 0 if follower is None else len(follower.keys) - len(follower.doubtful)
         if answer is not None:
-            pong = wire.Pong(self.host.term, self.session.epoch, self.host.owner, self.host.life, links)
-            self.host.begin(answer(wire.encode(pong)))
+            me = self.identity
+            pong = wire.Pong(me.term, me.epoch, me.owner, me.life, links)
+            self.begin(answer(wire.encode(pong)))
 
     async def _answer(
         self, sender: str, body: wire.Open | wire.Attach | wire.Events, answer: Answer, now: float
@@ -131,7 +128,7 @@ class Answers:
                 rows.append(export.read())
             else:
                 rows.append(export)
-        return wire.State(self.host.term, self.session.epoch, self.host.life, wire.pack_rows(rows))
+        return wire.State(self.identity.term, self.identity.epoch, self.identity.life, wire.pack_rows(rows))
 
     def _follower(self, sender: str, now: float) -> Follower:
         follower = self._followers.get(sender)
@@ -309,7 +306,7 @@ class Answers:
             self.exports.put(attachment)
         for follower in left.followers:
             self._followers[follower.node] = follower
-            follower.last_asked, follower.conflated, follower.is_sent_to = now, 0, False
+            follower.last_asked, follower.is_sent_to = now, False
             for key in follower.keys:
                 export = self.exports.get(key)
                 if export is not None:

@@ -27,7 +27,7 @@ from ipcsync_bridge.publisher import Publisher
 from ipcsync_bridge.questions import Openings, Questions
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
-from ipcsync_bridge.store import Nodes
+from ipcsync_bridge.store import Identity, Nodes
 from ipcsync_bridge.subscriber import Subscriber
 from ipcsync_bridge.transport import Answer, Transport, Unavailable, Unreachable
 
@@ -63,12 +63,9 @@ class Bridge:
         self._transport = transport
         self.counters = Counters()
         self._left = left
-        self.life = os.urandom(16) if left is None else left.life
-        """What distinguishes this bridge, which knows who follows what, from one before it that was killed."""
+        life, term = (os.urandom(16), 0) if left is None else (left.life, left.term)
+        self.me = Identity(settings.node, owner, session.epoch, life, term)
         self.counters.handovers = 0 if left is None else left.handovers
-        self.epoch = session.epoch
-        self.owner = owner
-        """What distinguishes this machine's bridge from another one under the same name."""
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done = asyncio.Event()
@@ -77,11 +74,10 @@ class Bridge:
         self._wake = asyncio.Event()
         self.why = "stopped"
         questions = Questions(transport, settings.link_ttl)
-        ids = (settings.node, owner.hex(), session.epoch.hex())
-        self.nodes = Nodes(transport, *ids, settings.link_ttl, questions.owner_of)
-        self.publisher = Publisher(transport, self, self.counters)
+        self.nodes = Nodes(transport, self.me, settings.link_ttl, questions.owner_of)
+        self.publisher = Publisher(transport, self.me, self.counters, self.begin)
         self.exports = Exports(session.board, self.publisher.changed_on_thread, self.publisher.failed_on_thread)
-        self.answers = Answers(settings, session, self.exports, self.publisher, self)
+        self.answers = Answers(settings, session, self.exports, self.publisher, self.me, self.begin)
         session.on_late = self.answers.came_late
         self.mirrors = Mirrors(session, self.begin)
         wake = self._wake.set
@@ -118,7 +114,7 @@ class Bridge:
                 self._session, self.remote_requests, self.names, self.mirrors, self.exports, self.counters, self.begin
             )
             self.begin(self._publish())
-            log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.term))
+            log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.me.term))
             report_serving()
             await self._tick_until_done()
         finally:
@@ -135,7 +131,7 @@ class Bridge:
     async def _end(self) -> None:
         is_final = self.why not in ("expired", "reloaded")
         for node in {*self.publisher.followers, *self.subscriber.sources} if is_final else ():
-            body = wire.Over(self.term, self.epoch, self.why)
+            body = wire.Over(self.me.term, self.me.epoch, self.why)
             await self._transport.send(node, wire.encode(body))
         if self._announcements is not None:
             self._announcements.close()
@@ -165,8 +161,8 @@ class Bridge:
         return handover.State(
             session=self._session.hand_over(),
             began=began,
-            life=self.life,
-            term=self.term,
+            life=self.me.life,
+            term=self.me.term,
             sources=list(self.subscriber.sources.values()),
             lost=self.subscriber.lost,
             mirrors=[mirror.attachment for mirror in self.mirrors],
@@ -180,7 +176,6 @@ class Bridge:
 
     def _resume(self, left: handover.State) -> None:
         now = time.monotonic()
-        self.nodes.term = left.term
         self.names.claims, self.names.over = left.claims, left.over
         self.subscriber.resume(left, now)
         self.answers.resume(left, now)
@@ -205,11 +200,6 @@ class Bridge:
         except Exception:
             log.exception("failed: other nodes are sent no news any more")
             self.stop("expired")
-
-    @property
-    def term(self) -> int:
-        """Of this node's name."""
-        return self.nodes.term
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Start a task; its failure is logged."""
@@ -270,7 +260,6 @@ class Bridge:
         left = [each for each in self.publisher.followers.values() if each.last_asked < before]
         for follower in left:
             log.info("left out", extra=fields(node=follower.node))
-            self.counters.conflated += follower.conflated
             self.answers.forget(follower)
         self.begin(self.answers.close_unused())
 
@@ -356,7 +345,7 @@ class Bridge:
             mirrors=len(self.mirrors),
             exports=len(self.exports),
             peers=peers,
-            counts=self.counters.counts(conflated=sum(each.conflated for each in followers.values())),
+            counts=self.counters.counts(),
             nodes_lost=dict(self.counters.lost),
             refusals=dict(self.counters.refusals),
         )

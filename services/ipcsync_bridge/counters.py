@@ -14,7 +14,7 @@ class Counters:
     remote_requests: int = 0
     news_sent: int = 0
     rows_sent: int = 0
-    conflated: int = 0  # for nodes that were dropped
+    conflated: int = 0
     news_received: int = 0
     acks: int = 0
     resyncs: int = 0
@@ -26,8 +26,7 @@ class Counters:
     lost: Counter[str] = field(default_factory=Counter)  # nodes, by reason
     refusals: Counter[str] = field(default_factory=Counter)  # of remote requests, by error
 
-    def counts(self, conflated: int) -> dict[str, int]:
-        """Each plain count by its name; `conflated` is what is to be added of nodes that are sent news now."""
+    def counts(self) -> dict[str, int]:
+        """Each plain count by its name."""
         counts = {each.name: getattr(self, each.name) for each in fields(self)}
-        counts = {name: count for name, count in counts.items() if isinstance(count, int)}
-        return {**counts, "conflated": self.conflated + conflated}
+        return {name: count for name, count in counts.items() if isinstance(count, int)}

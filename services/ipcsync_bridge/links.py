@@ -86,17 +86,17 @@ class Follower(Struct):
     keys: set[Key] = set()
     doubtful: set[Key] = set()
     """Of the keys, those that it did not want, as it said when it may not have known of them."""
-    conflated: int = 0
     is_sent_to: bool = False
     _rows: dict[Key, Row] = {}  # to be sent
     _sent: dict[Key, Row] = {}  # sent, and not acknowledged
     _answered: dict[Key, float] = {}  # until when it may not know of a key
 
-    def put(self, row: Row) -> None:
-        """Send it this state of a use; it replaces an older one that was not sent yet."""
+    def put(self, row: Row) -> bool:
+        """Send it this state of a use, if it wants it. Whether that replaces an older one that was not sent yet."""
+        is_conflated = row.key in self._rows
         if row.key in self.keys:
-            self.conflated += row.key in self._rows
             self._rows[row.key] = row
+        return is_conflated
 
     def take(self, most: int) -> list[Row]:
         """Take the rows to send now, until `acked` or `unanswered`."""

@@ -89,7 +89,8 @@ class Names:
         raise Unavailable(f"the key {key} changes all the time")
 
     def _claim_of(self, use: tuple[int, int]) -> bytes:
-        return msgspec.json.encode(Claim(self.nodes.node, self.nodes.owner, self.nodes.epoch, *use))
+        me = self.nodes.me
+        return msgspec.json.encode(Claim(me.node, me.owner.hex(), me.epoch.hex(), *use))
 
     async def _write_claim(self, use: tuple[int, int], key: str, value: bytes, last: int, timeout: float) -> int:
         """The new revision. Raises Conflict; after another error the claim may be applied later, and must be undone."""
@@ -107,9 +108,9 @@ class Names:
         if claim is None or not await self.nodes.is_present(claim, one_try(deadline)):
             return
         use = (claim.slot, claim.incarnation)
-        if claim.node == self.nodes.node and (use not in self.claims or use in self.over):
+        if claim.node == self.nodes.me.node and (use not in self.claims or use in self.over):
             return  # of an earlier use here, whose key was not removed
-        if claim.node != self.nodes.node and await self._is_lost(claim, deadline):
+        if claim.node != self.nodes.me.node and await self._is_lost(claim, deadline):
             return
         raise RecorderTaken(
             f"node {claim.node!r} has the fleet's event {name!r}, and an event has one recorder for its whole life",
@@ -226,9 +227,10 @@ class Names:
 
     async def resume(self) -> list[tuple[int, int]]:
         """Take over the claims of the bridge before this one, of the same epoch; returns their uses."""
+        me = self.nodes.me
         for key, (value, revision) in (await read_all(self.transport, "names.", lambda: STORE_S)).items():
             claim = decode(value, Claim)
-            if claim is not None and claim.node == self.nodes.node and claim.epoch == self.nodes.epoch:
+            if claim is not None and claim.node == me.node and claim.epoch == me.epoch.hex():
                 self.claims[claim.slot, claim.incarnation] = key, revision
         return list(self.claims)
 

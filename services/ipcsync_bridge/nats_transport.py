@@ -137,7 +137,7 @@ class NatsTransport:
     async def _disconnected(self) -> None:
         for asked in self._asked.values():  # their answers may be lost with the connection
             if not asked.done():
-                asked.set_exception(CutOff("this node's connection to NATS was lost"))
+                asked.set_exception(CutOff("this node is cut off from NATS: the connection was lost"))
         if self._closing is None:
             log.warning("nats: disconnected")
 

@@ -8,14 +8,15 @@ gets none for a while, so events that change all the time keep neither node busy
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from ipcsync._inbox import Inbox
 from ipcsync_bridge import wire
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Export
 from ipcsync_bridge.links import RETRY_S, Follower
+from ipcsync_bridge.store import Identity
 from ipcsync_bridge.transport import Transport, Unreachable
 
 _ANSWER_S = 1.0
@@ -23,26 +24,20 @@ _MANY = 64  # rows of one message
 _ROW_S = 20e-6  # of rest for each row of many: some three times what it costs the receiver
 
 
-class Sender(Protocol):
-    """The bridge, as far as its news need it."""
-
-    epoch: bytes
-
-    @property
-    def term(self) -> int:
-        """Of its name."""
-
-    def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        """Start a task."""
-
-
 class Publisher:
-    """The followers by node, and a task for each that is to be sent news."""
+    """The followers by node, and a task for each that is to be sent news. `begin` starts a task."""
 
-    def __init__(self, transport: Transport, sender: Sender, counters: Counters) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        identity: Identity,
+        counters: Counters,
+        begin: Callable[[Coroutine[Any, Any, object]], None],
+    ) -> None:
         self._transport = transport
-        self._sender = sender
+        self._identity = identity
         self._counters = counters
+        self._begin = begin
         self._changes = Inbox(self._changed)
         self._failures = Inbox(self._fail)
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -73,10 +68,10 @@ class Publisher:
 
     def put(self, follower: Follower, row: wire.Row) -> None:
         """Send a follower this state of a use."""
-        follower.put(row)
+        self._counters.conflated += follower.put(row)
         if not follower.is_sent_to:
             follower.is_sent_to = True
-            self._sender.begin(self._send_all(follower))
+            self._begin(self._send_all(follower))
 
     async def _send_all(self, follower: Follower) -> None:
         try:
@@ -88,7 +83,7 @@ class Publisher:
             follower.is_sent_to = False
 
     async def _send(self, follower: Follower, rows: list[wire.Row]) -> None:
-        body = wire.News(self._sender.term, self._sender.epoch, wire.pack_rows(rows))
+        body = wire.News(self._identity.term, self._identity.epoch, wire.pack_rows(rows))
         try:
             await self._transport.ask(follower.node, wire.encode(body), _ANSWER_S)
         except TimeoutError:

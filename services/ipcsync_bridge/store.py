@@ -36,6 +36,21 @@ NodeName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 Count = Annotated[int, Meta(ge=0, le=(1 << 62))]
 
 
+@dataclass
+class Identity:
+    """What this bridge says of itself.
+
+    `owner` tells this machine's bridge from another one under the same name, `epoch` one coordinator from another, and
+    `life` this bridge, which knows who follows what, from one before it that was killed. `term` is that of the name.
+    """
+
+    node: str
+    owner: bytes
+    epoch: bytes
+    life: bytes
+    term: int = 0
+
+
 class Owner(msgspec.Struct, frozen=True):
     """The value of `nodes.<node>`."""
 
@@ -144,64 +159,64 @@ def owner_id(directory: str, fleet: str, node: str) -> bytes:
 
 @dataclass(eq=False)
 class Nodes:
-    """The nodes' keys, as one node reads and writes them.
-
-    `owner` and `epoch` are its own, in hex; `is_there` asks a node whether it answers.
-    """
+    """The nodes' keys, as the node `me` reads and writes them. `is_there` asks a node whether it answers."""
 
     transport: Transport
-    node: str
-    owner: str
-    epoch: str
+    me: Identity
     ttl_s: float
     is_there: Callable[[str, float], Awaitable[bytes | None]]
-    term: int = 0
+
+    @property
+    def _mine(self) -> Owner:
+        return Owner(self.me.owner.hex(), self.me.epoch.hex(), self.me.term)
 
     async def take(self) -> None:
         """Take the node's name. Raises NodeNameTaken if another machine has it and answers, and Unavailable."""
-        key = f"nodes.{self.node}"
+        key = f"nodes.{self.me.node}"
         for _ in range(TRIES):
             found = await self.transport.read(key, STORE_S)
             known = None if found is None else decode(found[0], Owner)
-            if found is not None and (known is None or known.owner != self.owner):  # or its owner is unknown
+            if found is not None and (known is None or known.owner != self._mine.owner):  # or its owner is unknown
                 await self._raise_if_alive()
-            self.term = max(self.term, 0 if known is None else known.term) + 1
-            value = msgspec.json.encode(Owner(self.owner, self.epoch, self.term))
+            self.me.term = max(self.me.term, 0 if known is None else known.term) + 1
             try:
-                await self.transport.cas(key, value, 0 if found is None else found[1], STORE_S)
+                await self._write(found)
             except Conflict:
                 continue
             await self._forget_earlier_names()
             return
         raise Unavailable(f"the key {key} changes all the time")
 
+    async def _write(self, found: tuple[bytes, int] | None) -> None:
+        value = msgspec.json.encode(self._mine)
+        await self.transport.cas(f"nodes.{self.me.node}", value, 0 if found is None else found[1], STORE_S)
+
     async def _forget_earlier_names(self) -> None:
         """Remove the keys of this coordinator under other names: it has one bridge, so none answers to them."""
         for key, (value, revision) in (await read_all(self.transport, "nodes.", lambda: STORE_S)).items():
             known = decode(value, Owner)
-            if known is not None and known.epoch == self.epoch and key != f"nodes.{self.node}":
+            if known is not None and known.epoch == self._mine.epoch and key != f"nodes.{self.me.node}":
                 with contextlib.suppress(Conflict):
                     await self.transport.cas(key, None, revision, STORE_S)
 
     async def _raise_if_alive(self) -> None:
         """Ask who has the name for a whole TTL; one answer means that it is taken."""
-        if await self.is_there(self.node, self.ttl_s) is not None:
+        if await self.is_there(self.me.node, self.ttl_s) is not None:
             raise NodeNameTaken(
-                f"another bridge, which answers, has the name {self.node!r} in this fleet: give each node a name "
+                f"another bridge, which answers, has the name {self.me.node!r} in this fleet: give each node a name "
                 "of its own",
-                node=self.node,
+                node=self.me.node,
             )
 
     async def keeps(self) -> bool:
         """Whether the name is still this node's; it is written again if the store has lost it. Raises Unavailable."""
-        found = await self.transport.read(f"nodes.{self.node}", STORE_S)
+        found = await self.transport.read(f"nodes.{self.me.node}", STORE_S)
         known = None if found is None else decode(found[0], Owner)
-        if known is not None and known.owner != self.owner:
+        if known is not None and known.owner != self._mine.owner:
             return False
-        if known is None or known.epoch != self.epoch:
+        if known is None or known.epoch != self._mine.epoch:
             try:
-                value = msgspec.json.encode(Owner(self.owner, self.epoch, self.term))
-                await self.transport.cas(f"nodes.{self.node}", value, 0 if found is None else found[1], STORE_S)
+                await self._write(found)
             except Conflict:
                 return await self.keeps()
         return True
@@ -221,8 +236,8 @@ class Nodes:
 
     async def is_present(self, claim: Claim, timeout: float) -> bool:
         """Whether a claim is of the present epoch of its node. Raises Unavailable."""
-        if claim.node == self.node:
-            return claim.epoch == self.epoch
+        if claim.node == self.me.node:
+            return claim.epoch == self._mine.epoch
         found = await self.transport.read(f"nodes.{claim.node}", timeout)
         owner = None if found is None else decode(found[0], Owner)
         return owner is not None and owner.epoch == claim.epoch

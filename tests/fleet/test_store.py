@@ -28,7 +28,7 @@ from ipcsync_bridge.names import Names
 from ipcsync_bridge.nats_transport import NatsTransport, flushed
 from ipcsync_bridge.questions import ASK_S, Questions
 from ipcsync_bridge.session import BridgeSession
-from ipcsync_bridge.store import Nodes, insist
+from ipcsync_bridge.store import Identity, Nodes, insist
 from ipcsync_bridge.transport import Answer, Conflict, Unavailable, Unreachable
 from tests.fleet.cluster import Cluster
 from tests.fleet.nodes import Node, Server, with_client
@@ -103,7 +103,8 @@ def _names(transport: Any) -> Names:
     async def nobody(_node: str, _timeout: float) -> bytes | None:
         return None
 
-    return Names(transport, Nodes(transport, "a", (b"o" * 16).hex(), (b"e" * 16).hex(), 1.0, nobody), Counters())
+    me = Identity("a", b"o" * 16, b"e" * 16, b"l" * 16)
+    return Names(transport, Nodes(transport, me, 1.0, nobody), Counters())
 
 
 def test_keys_that_no_bridge_writes_keep_none_from_its_names(server: Server, new_node: Callable[..., Node]) -> None:

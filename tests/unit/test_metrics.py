@@ -232,4 +232,4 @@ def test_the_page_shows_counts_that_a_bridge_has() -> None:
     script = (Path(metrics.__file__).parent / "static" / "app.js").read_text()
     shown = set(re.findall(r"\bcounts\.(\w+)", script))
     assert "news_sent" in shown
-    assert shown <= Counters().counts(conflated=0).keys()
+    assert shown <= Counters().counts().keys()

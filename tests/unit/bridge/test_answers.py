@@ -22,6 +22,7 @@ from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.links import Follower
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.session import BridgeSession
+from ipcsync_bridge.store import Identity
 
 pytestmark = pytest.mark.process
 
@@ -29,9 +30,7 @@ WAIT_S = 20.0
 
 
 class _Host:
-    """What answers need of a bridge; it is also what tells news, and has the followers."""
-
-    life, epoch, owner, term = b"c" * 16, b"e" * 16, b"o" * 16, 1
+    """What answers need of a bridge; it also has the followers."""
 
     def __init__(self) -> None:
         self.followers: dict[str, Follower] = {}
@@ -162,7 +161,8 @@ def test_what_was_missed_is_asked_for_until_the_coordinator_answers(
 
 def _answers(session: BridgeSession, host: Any, **settings: Any) -> tuple[Answers, Exports]:
     exports = Exports(session.board, lambda _: None, lambda _: None)
-    return Answers(Settings("a", ("nats://127.0.0.1:4222",), **settings), session, exports, host, host), exports
+    made, me = Settings("a", ("nats://127.0.0.1:4222",), **settings), Identity("a", b"o" * 16, session.epoch, b"l" * 16)
+    return Answers(made, session, exports, host, me, host.begin), exports
 
 
 def test_a_node_at_its_limit_still_hears_of_what_it_follows(client: ipcsync.Client) -> None:

@@ -16,7 +16,7 @@ from ipcsync.errors import FleetUnavailable, NodeNameTaken, RecorderTaken
 from ipcsync_bridge import names, store
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.names import Names
-from ipcsync_bridge.store import Nodes
+from ipcsync_bridge.store import Identity, Nodes
 from ipcsync_bridge.transport import Conflict, Unavailable
 
 _WANT = Want(1, "claim", 0, name="x", slot=3, incarnation=1)
@@ -51,9 +51,13 @@ async def _nobody(_node: str, _timeout: float) -> bytes | None:
     return None
 
 
+def _nodes(store: Any, node: str, owner: bytes, epoch: bytes, ttl_s: float = 1.0, is_there: Any = _nobody) -> Nodes:
+    return Nodes(store, Identity(node, owner, epoch, b"l" * 16), ttl_s, is_there)
+
+
 def _names(store: Any, node: str, ttl_s: float, is_there: Any = _nobody, counters: Counters | None = None) -> Names:
     owner, epoch = {"a": (b"o", b"e"), "b": (b"p", b"f")}[node]
-    nodes = Nodes(store, node, (owner * 16).hex(), (epoch * 16).hex(), ttl_s, is_there)
+    nodes = _nodes(store, node, owner * 16, epoch * 16, ttl_s, is_there)
     return Names(store, nodes, counters or Counters())
 
 
@@ -179,12 +183,10 @@ def test_a_node_that_has_another_name_by_now_is_found_by_that() -> None:
     async def scenario() -> None:
         store: Any = _Late()
         for node in ("old", "new"):
-            await Nodes(store, node, (node.encode() * 16)[:16].hex(), (b"e" * 16).hex(), 1.0, _nobody).take()
+            await _nodes(store, node, (node.encode() * 16)[:16], b"e" * 16).take()
         await _names(store, "b", 1.0).nodes.take()
         assert set(store.held) == {"nodes.new", "nodes.b"}
-        assert (
-            await Nodes(store, "c", (b"c" * 16).hex(), (b"c" * 16).hex(), 1.0, _nobody).node_of(b"e" * 16, 1.0) == "new"
-        )
+        assert await _nodes(store, "c", b"c" * 16, b"c" * 16).node_of(b"e" * 16, 1.0) == "new"
 
     asyncio.run(scenario())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Budget, Watcher
 from ipcsync_bridge.links import Follower
 from ipcsync_bridge.publisher import Publisher
+from ipcsync_bridge.store import Identity
 from ipcsync_bridge.transport import CutOff, Unreachable
 
 
@@ -55,14 +55,7 @@ class _Wire:
         return wire.encode(wire.Ack())
 
 
-class _Sender:
-    epoch, term = b"e" * 16, 1
-
-    def __init__(self) -> None:
-        self.tasks: set[asyncio.Task[Any]] = set()
-
-    def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        self.tasks.add(asyncio.ensure_future(work))
+_ME = Identity("a", b"o" * 16, b"e" * 16, b"l" * 16)
 
 
 def _publish(rows: int, monkeypatch: pytest.MonkeyPatch, *lost: Exception) -> tuple[Follower, list[Any]]:
@@ -71,15 +64,15 @@ def _publish(rows: int, monkeypatch: pytest.MonkeyPatch, *lost: Exception) -> tu
     transport: Any = _Wire([*lost])
 
     async def run() -> Follower:
-        sender = _Sender()
-        one = Publisher(transport, sender, Counters())
+        tasks: list[asyncio.Task[object]] = []
+        one = Publisher(transport, _ME, Counters(), lambda work: tasks.append(asyncio.ensure_future(work)))
         follower = one.followers["b"] = Follower("b", 0.0, {(slot, 1) for slot in range(rows)})
         for generation in (1, 2):
             for slot in range(rows):
                 one.put(follower, wire.Row(slot, 1, generation, generation))
             while len(transport.told) < generation:
                 await asyncio.sleep(0)
-        await asyncio.wait(sender.tasks)
+        await asyncio.wait(tasks)
         return follower
 
     return asyncio.run(asyncio.wait_for(run(), 30)), transport.told
@@ -109,7 +102,8 @@ def test_news_that_nobody_acknowledges_are_sent_again_with_what_is_newer(
 
 def test_what_ends_a_thread_that_looks_is_raised_to_who_tells() -> None:
     async def run() -> None:
-        one = Publisher(_Wire([]), _Sender(), Counters())  # type: ignore[arg-type] # as much of a transport as is used
+        nothing: Any = None
+        one = Publisher(nothing, _ME, Counters(), nothing)
         watcher = Watcher(one.changed_on_thread, one.failed_on_thread, Budget())
         watcher.add(None)  # type: ignore[arg-type] # no export
         with pytest.raises(AttributeError):
