@@ -147,12 +147,7 @@ class Bridge:
 
     async def pause(self) -> bool:
         """Stop asking the coordinator, to end as "reloaded". Returns False, and goes on, if it does not answer."""
-        if self._done.is_set():
-            return False
-        if not await self._session.pause(_PAUSE_S):
-            self._session.go_on()
-            return False
-        return True
+        return not self._done.is_set() and await self._session.pause(_PAUSE_S)
 
     def leave(self, began: float) -> handover.State:
         """What other code needs to go on, once `run` has ended and nothing changes it any more."""

@@ -6,17 +6,14 @@ import asyncio
 import os
 import secrets
 import ssl
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ipcsync.cli.doctor import report
-from ipcsync.cli.doctor.report import Finding, Result
-from ipcsync.cli.output import print_json
+from ipcsync.cli.doctor.report import Findings, Outcome, Result
 from ipcsync_bridge import certificates, config, wire
 from ipcsync_bridge.store import Owner, decode, known_owner_id
 
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from ipcsync_bridge.config import Settings
-
-Outcome: TypeAlias = tuple[Result, str, str]
 
 _ANSWER_S = 2.0
 _SOON_DAYS = 14
@@ -49,13 +44,7 @@ def main(runtime_dir: str | None, as_json: bool, **given: Any) -> None:
     from ipcsync._wire import endpoints
 
     directory = runtime_dir or endpoints.runtime_dir()
-    found = asyncio.run(run(config.load(directory, given), directory))
-    if as_json:
-        print_json(report.as_json(found))
-    else:
-        report.show(found)
-    if any(finding.result == "fail" for finding in found):
-        sys.exit(1)
+    asyncio.run(run(config.load(directory, given), directory)).print(as_json=as_json)
 
 
 @dataclass
@@ -87,19 +76,13 @@ class Context:
         return any(subject.lower() in error and "permissions violation" in error for error in self.errors[before:])
 
 
-async def run(settings: Settings, directory: str) -> list[Finding]:
+async def run(settings: Settings, directory: str) -> Findings:
     """All checks. None hangs."""
     context = Context(settings, directory)
-    found: list[Finding] = []
-    stopped = ""
+    found = Findings()
     try:
         for name, check, is_vital in CHECKS:
-            if stopped:
-                found.append(Finding(name, "skipped", f"not tried: {stopped}"))
-                continue
-            found.append(Finding(name, *await _tried(check, context)))
-            if is_vital and found[-1].result == "fail":
-                stopped = f"{name} failed"
+            found.add(name, found.skips or await _tried(check, context), is_vital=is_vital)
     finally:
         if context.nats is not None:
             await context.nats.close()

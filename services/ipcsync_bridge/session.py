@@ -211,11 +211,13 @@ class BridgeSession:
         return await self.insist(body, QuotaExceeded)
 
     async def pause(self, timeout: float) -> bool:
-        """Ask nothing more until `go_on`; whether everything asked before is answered within `timeout` seconds."""
+        """Ask nothing more until `go_on`. False, and goes on, if not all is answered within `timeout` seconds."""
         self._goes_on.clear()
         deadline = time.monotonic() + timeout
         while self._unanswered and time.monotonic() < deadline:
             await asyncio.sleep(0.001)
+        if self._unanswered:
+            self.go_on()
         return not self._unanswered
 
     def go_on(self) -> None:

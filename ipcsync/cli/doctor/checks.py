@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ipcsync.cli.doctor import actions, platforms, two_process_checks
-from ipcsync.cli.doctor.report import Finding, Result
+from ipcsync.cli.doctor.report import Findings, Outcome
 from ipcsync.cli.doctor.workers import CheckFailed, Workers
 from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineName
@@ -39,28 +39,24 @@ class Context:
         return bool(self.found["driver"] == "host")
 
 
-def run(endpoint: str) -> list[Finding]:
+def run(endpoint: str) -> Findings:
     """Run all checks. None hangs, and their processes are gone afterwards."""
     with ExitStack() as rest, Workers() as workers:
-        return list(_run(Context(workers, endpoint, rest)))
+        return _run(Context(workers, endpoint, rest))
 
 
-def _run(context: Context) -> Iterator[Finding]:
-    stopped = ""
+def _run(context: Context) -> Findings:
+    found = Findings()
     for name, check, is_vital in CHECKS:
-        if stopped:
-            yield Finding(name, "skipped", f"not tried: {stopped}")
-            continue
-        try:
-            result, detail, advice = check(context)
-        except (CheckFailed, IpcSyncError) as error:
-            result, detail, advice = "fail", str(error), _ON_FAILURE.get(name, "")
-        yield Finding(name, result, detail, advice)
-        if result == "fail" and is_vital:
-            stopped = f"{name} failed"
+        found.add(name, found.skips or _tried(name, check, context), is_vital=is_vital)
+    return found
 
 
-Outcome = tuple[Result, str, str]
+def _tried(name: str, check: Callable[[Context], Outcome], context: Context) -> Outcome:
+    try:
+        return check(context)
+    except (CheckFailed, IpcSyncError) as error:
+        return "fail", str(error), _ON_FAILURE.get(name, "")
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

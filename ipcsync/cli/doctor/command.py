@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from ipcsync.cli.asking import endpoint_of
-from ipcsync.cli.output import print_json
 from ipcsync.cli.programs import become
 
 
@@ -43,14 +40,8 @@ def command(as_json: bool, endpoint: str | None, fleet: str | None, settings: tu
     if settings:
         raise click.UsageError(f"{settings[0]} is for --fleet only, or is no option")
     from ipcsync._wire import endpoints
-    from ipcsync.cli.doctor import checks, report
+    from ipcsync.cli.doctor import checks
 
     where = endpoint_of(endpoint)
     endpoints.socket_path(where)  # raises for an invalid endpoint
-    found = checks.run(where)
-    if as_json:
-        print_json(report.as_json(found))
-    else:
-        report.show(found)
-    if any(finding.result == "fail" for finding in found):
-        sys.exit(1)
+    checks.run(where).print(as_json=as_json)

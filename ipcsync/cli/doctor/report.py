@@ -6,13 +6,16 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 import click
 
-from ipcsync.cli.output import is_terminal
+from ipcsync.cli.output import is_terminal, print_json
 
 Result = Literal["ok", "warn", "fail", "skipped"]
+Outcome: TypeAlias = tuple[Result, str, str]
+"""Of a check, as in its `Finding`."""
+
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
 
@@ -26,9 +29,25 @@ class Finding:
     advice: str = ""
 
 
-def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """{"checks": [{"name", "result", "detail", "advice"}, …]}."""
-    return {"checks": [asdict(finding) for finding in findings]}
+class Findings(list[Finding]):
+    """Those of checks done one after another; `skips` is the outcome of all that a failure makes meaningless."""
+
+    skips: Outcome | None = None
+
+    def add(self, name: str, outcome: Outcome, *, is_vital: bool) -> None:
+        """Add what came of a check; `is_vital`: whether the later ones mean nothing if it failed."""
+        self.append(Finding(name, *outcome))
+        if outcome[0] == "fail" and is_vital:
+            self.skips = "skipped", f"not tried: {name} failed", ""
+
+    def print(self, *, as_json: bool) -> None:
+        """Print them; exit with status 1 if a check failed."""
+        if as_json:
+            print_json({"checks": [asdict(finding) for finding in self]})
+        else:
+            show(self)
+        if any(finding.result == "fail" for finding in self):
+            sys.exit(1)
 
 
 def show(findings: Sequence[Finding]) -> None:
