@@ -17,7 +17,7 @@ from ipcsync import _room as room
 from ipcsync._deadline import bounded
 from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
 from ipcsync._linux.process import is_running, pid_namespace, start_time
-from ipcsync._worker import errand
+from ipcsync._worker import check_threads, errand
 from ipcsync.errors import ConnectError
 from ipcsync.typing import CoordinatorSettings
 
@@ -123,8 +123,9 @@ def launch(
 
     Raises ConnectError if it does not start, with the reason on stderr; QuotaExceeded if this process has no room for
     it (descriptors, processes, memory, a disk's bytes); TypeError for an unknown setting, or for a
-    value that is neither text, a number nor a bool; ValueError for text with a NUL.
+    value that is neither text, a number nor a bool; ValueError for text with a NUL; IpcSyncError as `connect`.
     """
+    check_threads()
     unknown = sorted(settings.keys() - SETTINGS)
     if unknown:
         close = difflib.get_close_matches(unknown[0], SETTINGS, n=1)

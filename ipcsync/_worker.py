@@ -23,9 +23,9 @@ log = logging.getLogger("ipcsync")
 
 _PAUSE_S = 0.001
 _SLICE_S = 0.05
-_REPLACERS = (
-    ("gevent", "gevent.monkey", "is_module_patched", "_thread"),
-    ("eventlet", "eventlet.patcher", "is_monkey_patched", "thread"),
+_REPLACERS = (  # and what must be the standard library's own
+    ("gevent", "gevent.monkey", "is_module_patched", ("_thread", "select", "queue", "subprocess")),
+    ("eventlet", "eventlet.patcher", "is_monkey_patched", ("thread", "select", "subprocess")),
 )
 
 
@@ -103,14 +103,18 @@ class Job(Latch, Generic[T]):
 
 
 def check_threads() -> None:
-    """Raise IpcSyncError if gevent or eventlet has replaced threads: one that waits in the kernel then stops all."""
-    for library, module, question, name in _REPLACERS:
+    """Raise IpcSyncError if gevent or eventlet has replaced threads, or a module that ipcsync uses on its own threads.
+
+    One of their threads that waits in the kernel stops all of them, and on a real thread their modules do not work.
+    """
+    for library, module, question, names in _REPLACERS:
         replacer = sys.modules.get(module)
-        if replacer is not None and getattr(replacer, question)(name):
+        if replacer is not None and any(map(getattr(replacer, question), names)):
+            without = ", ".join(f"{name.strip('_')}=False" for name in names)
             raise IpcSyncError(
-                f"{library} has replaced this process's threads by its own, and ipcsync needs real ones: its heartbeat "
-                f"goes on whatever the others do. Have {library} leave them as they are (thread=False), or use ipcsync "
-                "in a process of its own"
+                f"{library} has replaced this process's threads, or what belongs to them, by its own, and ipcsync "
+                f"needs real ones: its heartbeat goes on whatever the others do. Have {library} leave them as they are "
+                f"({without}), or use ipcsync in a process of its own"
             )
 
 

@@ -47,9 +47,10 @@ def connect(
 
     Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; QuotaExceeded
     if it has as many sessions as it may, or this process has too few descriptors, threads or memory left; IpcSyncError
-    where gevent or eventlet has replaced the threads; ProtocolError for an invalid name, prefix or TTL; ValueError for
-    a timeout that is negative or NaN, and for another `chains`, `engine` or `depth`; OSError if the trace's directory
-    is not writable; NoDriver, and ForkedProcessError in a process forked after CUDA or ipcsync was used.
+    where gevent or eventlet has replaced threads or what belongs to them; ProtocolError for an invalid name, prefix or
+    TTL; ValueError for a timeout that is negative or NaN, and for another `chains`, `engine` or `depth`; OSError if the
+    trace's directory is not writable; NoDriver, and ForkedProcessError in a process forked after CUDA or ipcsync was
+    used.
     """
     fork.arm()
     client = Client.__new__(Client)
