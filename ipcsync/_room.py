@@ -84,6 +84,9 @@ def shortage(error: BaseException, what: str) -> QuotaExceeded | None:
     if number in (errno.ENOSPC, errno.EDQUOT):
         where = getattr(error, "filename", None)
         return QuotaExceeded(f"there is no room on the disk for {what}" + (f": {where}" if where else ""))
+    if number == errno.EFBIG:
+        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        return QuotaExceeded(f"a file of {what} would be larger than this process may write (`ulimit -f`)", limit=most)
     return None
 
 

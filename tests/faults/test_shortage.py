@@ -103,10 +103,15 @@ def test_row_71_little_memory_is_an_error_and_no_abort(coordinator: ipcsync.Coor
 
 
 @pytest.mark.parametrize("flag", ["--keeper", "--no-keeper"])
-def test_row_71_a_coordinator_with_few_descriptors_says_so_and_ends(tmp_path: Path, flag: str) -> None:
-    for most in (16, 24, 28) if flag == "--no-keeper" else (12, 16):
+@pytest.mark.parametrize("limit", ["NOFILE", "FSIZE"])
+def test_row_71_a_coordinator_with_few_descriptors_or_small_files_says_so_and_ends(
+    tmp_path: Path, flag: str, limit: str
+) -> None:
+    ipcsync.Stream()  # the software driver's file, which is there from now on, may be larger
+    few = (16, 24, 28) if flag == "--no-keeper" else (12, 16)
+    for most in few if limit == "NOFILE" else (1 << 16,):
         command = ["-m", "ipcsync_coordinator", flag, "--runtime-dir", str(tmp_path / str(most))]
-        limited = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most})); "
+        limited = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_{limit}, ({most}, {most})); "
         run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
         done = subprocess.run(
             [sys.executable, "-c", limited + run, *command],
@@ -119,6 +124,7 @@ def test_row_71_a_coordinator_with_few_descriptors_says_so_and_ends(tmp_path: Pa
         assert done.returncode == 1, (most, done)
         assert "cannot start" in done.stderr, (most, done.stderr)
         assert "Traceback" not in done.stderr or "CUDA" in done.stderr, (most, done.stderr)
+        assert limit == "NOFILE" or "`ulimit -f`" in done.stderr, done.stderr
 
 
 def test_a_look_for_room_leaves_nothing_and_says_what_holds_the_descriptors() -> None:
@@ -151,6 +157,7 @@ def test_a_look_for_room_leaves_nothing_and_says_what_holds_the_descriptors() ->
         (RuntimeError("can't start new thread"), "no further thread can be started for a test"),
         (MemoryError(), "too little memory left for a test"),
         (OSError(errno.ENOSPC, "x", "/f"), "no room on the disk for a test: /f"),
+        (OSError(errno.EFBIG, "x"), "a file of a test would be larger than this process may write"),
     ],
 )
 def test_what_was_short_is_named(error: BaseException, text: str) -> None:
