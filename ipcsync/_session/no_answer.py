@@ -22,6 +22,8 @@ def why(endpoint: str) -> str:
     """The reason, and what to do; asked once no answer has come."""
     path = endpoints.socket_path(endpoint)
     directory = os.path.dirname(path) or "."
+    if os.path.basename(path) == endpoints.FEED:
+        return f"a coordinator sends notices there; it takes requests at ipc://{directory}/{endpoints.SOCKET}"
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         failure = probe.connect_ex(path)
@@ -59,7 +61,9 @@ def _without_socket(path: str, directory: str) -> str:
 def _usual_directories() -> list[str]:
     """Where coordinators of this user serve: by default, in a login session, without one, and by the systemd unit."""
     uid = os.getuid()
-    found = [endpoints.runtime_dir(), f"/run/user/{uid}/ipcsync", f"/tmp/ipcsync-{uid}"]  # noqa: S108 - only looked at
+    usual = f"/run/user/{uid}"
+    login = os.environ.get("XDG_RUNTIME_DIR", usual)
+    found = [endpoints.runtime_dir(), f"{login}/ipcsync", f"{usual}/ipcsync", f"/tmp/ipcsync-{uid}"]  # noqa: S108 - only looked at
     with contextlib.suppress(KeyError, OSError):  # this uid has no name
         found.append(f"/run/ipcsync-{getpass.getuser()}")
     return found

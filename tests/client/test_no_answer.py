@@ -91,11 +91,21 @@ def test_a_coordinator_in_another_directory(
         ipcsync.connect(endpoint, timeout=0.1)
 
 
-def test_the_usual_directories_are_those_of_login_of_none_and_of_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_socket_of_notices(coordinator: ipcsync.Coordinator) -> None:
+    feed = coordinator.endpoint.replace("coordinator.sock", "feed.sock")
+    with pytest.raises(ipcsync.ConnectError, match=f"it takes requests at {coordinator.endpoint}"):
+        ipcsync.connect(feed, timeout=0.1)
+
+
+def test_the_usual_directories_are_those_chosen_of_login_of_none_and_of_the_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("IPCSYNC_RUNTIME_DIR", "/chosen")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/xdg")
     monkeypatch.setenv("LOGNAME", "alice")
     uid = os.getuid()
     assert no_answer._usual_directories() == [
+        "/chosen",
         "/xdg/ipcsync",
         f"/run/user/{uid}/ipcsync",
         f"/tmp/ipcsync-{uid}",
