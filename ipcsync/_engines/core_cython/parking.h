@@ -1,15 +1,10 @@
 /* How the host waits for GPU work: it looks, and sleeps in between, until a thread of the recorder's wakes it.
  *
  * CUDA's own wait cannot be bounded or interrupted, and one for work of a process that died may never end. So nobody
- * waits in the driver for another's work. Who waits sleeps on the slot's `completed` word, for a 32nd of the time that
+ * waits in the driver for another's work. Who waits sleeps on the slot's `completed` word, for a 64th of the time that
  * it has waited so far, a millisecond at most, and rings the recorder's doorbell. That one has a thread of its own, a waiter thread,
  * in the driver's wait for what it recorded itself. When that returns, the waiter thread wakes all sleepers, who look again. It
  * touches neither Python nor the board; if it is late, or there is none, the sleepers only look later.
- *
- * A look costs less than a sleep. So who waits first looks without a pause for as long as a sleep takes, as long as that
- * pays. And if the waits for an event last about as long each time, it sleeps until shortly before one is due, and then
- * looks, for a tenth of the time that it has waited. Where such looks were interrupted, the processor is wanted by others:
- * then there are none for a while.
  * Nothing here may be called in a forked child; the engines' check comes first.
  */
 #include <errno.h>
@@ -25,11 +20,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "patience.h"
+
 enum { WAITER_THREADS = 4, MOST_EVENTS = 64, NOT_READY_YET = 600, RELAXED = 2 };
-enum { KNOWN_AFTER = 4, MEAN_OF = 8, MOST_ODD = 3, MOST_RESTS = 31 }; /* waits */
 static const int64_t LOOK_STALLED_NS = 50000, /* who took that long for a look had to yield the processor */
-    PAUSE_LEAST_NS = 50000, PAUSE_MOST_NS = 1000000,
-    LATE_NS = 10000,          /* how late a sleep ends, about */
     RING_AFTER_NS = 1000000, /* before that, the pauses are short */
     RING_MOST_NS = 64000000,
     SPINS_AFTER_NS = 10000000;
@@ -203,51 +197,6 @@ static void bind_parking(void *query, void *synchronize, void *get_context, void
 
 /* --- the waiter's side -------------------------------------------------------------------------------------------- */
 
-/* What those who wait for an event learn for the next time, in ns. Threads share it; what one overwrites is only forgotten. */
-struct patience {
-    int vain;                /* how often the first look was in vain: each time the next one is half as long */
-    int rests, rest;         /* so many waits do not look; as many as that, after a look that was interrupted */
-    int odd;                 /* so many in turn were far from the mean, or slept beyond their work's end */
-    int count;               /* of waits that tell how long they last, up to MEAN_OF: */
-    int64_t mean, deviation; /* the mean, and the mean distance from it */
-    int64_t rung;            /* when the recorder was rung last */
-    int64_t gap;             /* how long from then to the next time at least: it grows while that is in vain */
-};
-
-/* A wait that began `took` ago is over. `is_late`: its work may have been over before this one looked. */
-static void learn(struct patience *patience, int64_t took, int is_late) {
-    int64_t far = patience->count ? took - patience->mean : 0, least = 2 * patience->deviation + LATE_NS;
-    if (patience->rests > 0) patience->rests--;
-    else patience->rest /= 2; /* it looked in peace */
-    if (took <= sleep_ns) patience->vain = 0;
-    else if (took > sleep_ns + 2 * PAUSE_LEAST_NS && patience->vain < 30) patience->vain++;
-    else if (patience->vain > 0) patience->vain--; /* a longer look might have paid */
-    if (is_late && far > -least) far = -least;
-    patience->odd = is_late || far > patience->mean / 4 ? patience->odd + 1 : 0;
-    if (patience->odd == MOST_ODD) { /* work takes another time now: it is learned anew */
-        patience->odd = patience->count = 0;
-        return;
-    }
-    if (patience->count == 0) patience->mean = took, patience->deviation = 0;
-    if (far > patience->mean / 4) far = patience->mean / 4; /* an exception counts for little */
-    if (patience->count < MEAN_OF) patience->count++;
-    patience->mean += far / patience->count;
-    patience->deviation += ((far < 0 ? -far : far) - patience->deviation) / patience->count;
-}
-
-/* Others want the processor: the next waits do not look, the more of them the more often that comes. */
-static void interrupt(struct patience *patience) {
-    patience->rest = patience->rest < MOST_RESTS ? 2 * patience->rest + 1 : MOST_RESTS;
-    patience->rests = patience->rest + 1; /* this one too */
-}
-
-/* How long after its begin a wait is to be over soon; 0: nobody knows. */
-static int64_t soon_after(const struct patience *patience) {
-    int64_t most = patience->mean / 20, margin = 2 * patience->deviation + LATE_NS;
-    if (patience->count < KNOWN_AFTER || patience->deviation > most || patience->mean <= sleep_ns) return 0;
-    return patience->mean - (margin < most ? margin : most);
-}
-
 /* Wait until the driver says that `event` is complete, or `*word` has reached `wanted`, which is looked at all the same:
  * the event may be another generation's by now. Without an event only for the word. The wait began at `began`, maybe with
  * an earlier call. `doorbell` is the recorder's, or null.
@@ -258,11 +207,10 @@ static int await_work(
     void *event, const uint64_t *word, uint64_t wanted, const uint64_t *state, uint64_t broken, int64_t began,
     int64_t until, const void *doorbell, struct patience *patience
 ) {
-    int64_t now = monotonic_ns(), soon = soon_after(patience);
-    int64_t first = soon ? 0 : sleep_ns >> patience->vain; /* how long the first look lasts */
-    int result = 0, mode = RELAXED, slack = 0, may_look = patience->rests <= 0, has_waited = 0, is_interrupted = 0;
+    struct plan plan = plan_of(patience, sleep_ns);
+    int64_t now = monotonic_ns(), pause = 1;
+    int result = 0, mode = RELAXED, slack = 0, has_waited = 0, is_interrupted = 0;
     int is_relaxed = event != NULL && parking.exchange_mode(&mode) == 0;
-    enum { LOOKED, PAUSED, SLEPT } turn = PAUSED;
     for (;;) {
         uint64_t seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
         result = (int64_t)(seen - wanted) >= 0;
@@ -274,20 +222,14 @@ static int await_work(
         now = monotonic_ns();
         if (now >= until) break;
         has_waited = 1;
-        if (turn == LOOKED && now - last > LOOK_STALLED_NS) {
+        if (pause == 0 && now - last > LOOK_STALLED_NS) {
             interrupt(patience);
-            may_look = 0;
+            plan.may_look = 0;
         }
         int64_t took = now - began;
-        int is_due = soon && took >= soon && took - soon < took / 10;
-        turn = may_look && (took < first || is_due) ? LOOKED : took < soon ? SLEPT : PAUSED;
-        if (turn == LOOKED) continue;
-        int64_t pause = is_due ? 0 : took / 32;
-        if (pause < PAUSE_LEAST_NS) pause = PAUSE_LEAST_NS;
-        if (pause > PAUSE_MOST_NS) pause = PAUSE_MOST_NS;
-        if (turn == SLEPT) {
-            pause = soon - took;
-        } else if (doorbell != NULL && took >= RING_AFTER_NS && now - patience->rung >= patience->gap) {
+        pause = pause_of(&plan, took);
+        if (pause == 0) continue;
+        if (doorbell != NULL && took >= plan.soon && took >= RING_AFTER_NS && now - patience->rung >= patience->gap) {
             patience->rung = now;
             patience->gap = patience->gap < RING_MOST_NS ? 2 * patience->gap + RING_AFTER_NS : RING_MOST_NS;
             wake_all(doorbell, 0);
@@ -302,7 +244,11 @@ static int await_work(
     }
     if (slack > 0) prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
     if (is_relaxed) parking.exchange_mode(&mode);
-    if (result) patience->gap = 0;
-    if (result && has_waited) learn(patience, monotonic_ns() - began, turn == SLEPT);
-    return result;
+    if (!result) return 0;
+    patience->gap = 0;
+    if (has_waited) {
+        int64_t ended = monotonic_ns();
+        learn(patience, &plan, ended - began, ended - now);
+    }
+    return 1;
 }
