@@ -25,9 +25,10 @@ def at_most(ratio: float) -> Target:
     return Target(f"<= {ratio:g} x", lambda _ours, _theirs, measured: measured <= ratio)
 
 
-def at_most_more(extra: float, unit: str) -> Target:
-    """At most `extra` more than the peer's."""
-    return Target(f"<= theirs + {extra:g} {unit}", lambda ours, theirs, _ratio: ours <= theirs + extra)
+def at_most_more(extra: float, unit: str, ratio: float = 1.0) -> Target:
+    """At most `extra` more than `ratio` times the peer's."""
+    theirs = "theirs" if ratio == 1 else f"{ratio:g} x"
+    return Target(f"<= {theirs} + {extra:g} {unit}", lambda ours, theirs, _ratio: ours <= ratio * theirs + extra)
 
 
 def below(limit: float, unit: str) -> Target:

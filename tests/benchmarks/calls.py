@@ -12,6 +12,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
+from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_bench import calls
@@ -46,8 +47,12 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
         timed = {name: partial(_apart, each, stream.synchronize, count // 20) for name, each in contest.items()}
         row = f"record ({event.engine}), one each 100 µs"
         yield from compare(row, interleave(timed, rounds), "µs", {peer: at_most_more(0.5, "µs")})
+        foreign = _Foreign(stream)
+        held: dict[str, Call] = {**contest, "ipcsync": partial(event.record, foreign)}
+        row = f"record on a foreign stream ({event.engine})"
+        yield from compare_calls(row, held, stream.synchronize, count, rounds, {peer: at_most_more(0.3, "µs")})
         if event.engine == "event":
-            yield from _other_streams(event, stream, native, count, rounds)
+            yield from _two_streams(event, stream, native, count, rounds)
 
 
 class _Foreign:
@@ -60,25 +65,18 @@ class _Foreign:
         return self._answer
 
 
-def _other_streams(
+def _two_streams(
     event: ipcsync.SharedEvent, stream: ipcsync.Stream, native: ipcsync.Event, count: int, rounds: int
 ) -> Iterator[Row]:
-    """record on a stream of another library's, and on two streams in turn."""
+    """record on two streams in turn."""
     driver = _drivers.load()
-    raw, handle = native.cuda_event, stream.cuda_stream
-    foreign, second = _Foreign(stream), ipcsync.Stream()
+    raw, second = native.cuda_event, ipcsync.Stream()
     event.record(second)
 
     def drain() -> None:
         stream.synchronize()
         second.synchronize()
 
-    contest: dict[str, Call] = {
-        "ipcsync": lambda: event.record(foreign),
-        "bare cuEventRecord": lambda: driver.cuEventRecord(raw, handle),
-    }
-    target = {"bare cuEventRecord": at_most_more(0.6, "µs")}
-    yield from compare_calls("record on a foreign stream (event)", contest, drain, count, rounds, target)
     turns = itertools.cycle((stream, second))
 
     def bare() -> None:
@@ -86,7 +84,7 @@ def _other_streams(
         driver.cuStreamWaitEvent(other, raw, 0)
         driver.cuEventRecord(raw, other)
 
-    contest = {"ipcsync": lambda: event.record(next(turns)), "bare wait and record": bare}
+    contest: dict[str, Call] = {"ipcsync": lambda: event.record(next(turns)), "bare wait and record": bare}
     target = {"bare wait and record": at_most_more(0.6, "µs")}
     yield from compare_calls("record on two streams in turn (event)", contest, drain, count, rounds, target)
 
@@ -121,6 +119,7 @@ def chained(rounds: int, scale: float) -> Iterator[Row]:
         first, second, held = (ipcsync.Stream() for _ in range(3))
         before, behind = ipcsync.Event(interprocess=True), ipcsync.Event(interprocess=True)
         behind.record(first)
+        words = int(unwrap(driver.cuMemAlloc(16), "cuMemAlloc"))
         engines: tuple[EngineName, ...] = ("event", "timeline")
         for engine, streams in itertools.product(engines, ((first,), (first, second))):
             where = f"behind it ({engine})" if len(streams) == 1 else f"behind it, on two streams in turn ({engine})"
@@ -148,20 +147,31 @@ def chained(rounds: int, scale: float) -> Iterator[Row]:
                 last.synchronize(10)
                 return figure
 
-            def bare(streams: tuple[ipcsync.Stream, ...] = streams) -> float:
-                turns = itertools.cycle(streams)
+            def bare(engine: EngineName = engine, streams: tuple[ipcsync.Stream, ...] = streams) -> float:
+                turns, number = itertools.cycle(streams), itertools.count(1)
+                theirs, mine = before.cuda_event, behind.cuda_event
+
+                def by_events() -> None:
+                    handle = next(turns).cuda_stream
+                    driver.cuStreamWaitEvent(handle, theirs, 0)
+                    if len(streams) > 1:  # in the order of its records
+                        driver.cuStreamWaitEvent(handle, mine, 0)
+                    driver.cuEventRecord(mine, handle)
+
+                def by_words() -> None:
+                    handle, last = next(turns).cuda_stream, next(number)
+                    driver.cuStreamWaitValue64(handle, words, 1, 0)
+                    if len(streams) > 1:
+                        driver.cuStreamWaitValue64(handle, words + 8, last - 1, 0)
+                    driver.cuStreamWriteValue64(handle, words + 8, last, 0)
+
+                for offset in (0, 8):
+                    unwrap(driver.cuStreamWriteValue64(held.cuda_stream, words + offset, 0, 0), "cuStreamWriteValue64")
+                held.synchronize()
                 with StreamGate(held) as gate:
                     before.record(held)
-                    theirs, mine = before.cuda_event, behind.cuda_event
-
-                    def work() -> None:
-                        handle = next(turns).cuda_stream
-                        driver.cuStreamWaitEvent(handle, theirs, 0)
-                        if len(streams) > 1:  # in the order of its records
-                            driver.cuStreamWaitEvent(handle, mine, 0)
-                        driver.cuEventRecord(mine, handle)
-
-                    figure = calls.time_call(work, _IN_FLIGHT - 2)
+                    unwrap(driver.cuStreamWriteValue64(held.cuda_stream, words, 1, 0), "cuStreamWriteValue64")
+                    figure = calls.time_call(by_events if engine == "event" else by_words, _IN_FLIGHT - 2)
                     gate.open()
                 for stream in streams:
                     stream.synchronize()
@@ -170,4 +180,6 @@ def chained(rounds: int, scale: float) -> Iterator[Row]:
             for _ in range(64 // _IN_FLIGHT):
                 ours()  # opens both rings
             contest: dict[str, Callable[[], float]] = {"ipcsync": ours, "bare wait and record": bare}
-            yield from compare(f"wait and record {where}", interleave(contest, 4 * rounds), "µs", {})
+            target = {"bare wait and record": at_most_more(1, "µs")}
+            yield from compare(f"wait and record {where}", interleave(contest, 4 * rounds), "µs", target)
+        unwrap(driver.cuMemFree(words), "cuMemFree")
