@@ -117,7 +117,6 @@ def completed(rounds: int, scale: float) -> Iterator[Row]:
             recorder = client.event(f"bench/{engine}", recorder=True, engine=engine)
             point = other.point(bytes(recorder.record(stream)))
             point.synchronize(10)
-            recorder.close()
             mine = client.event(f"bench/mine/{engine}", recorder=True, engine=engine, depth=BURST)
             target = {"bare cuEventQuery": below(0.2, "µs")}
             calls: dict[str, Call] = {

@@ -239,14 +239,14 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
         "timeline": [*_KNOWN, *_KNOWN, *_MAPPED, *_MARKER, *_KNOWN, _FLAGS, _WRITE, _RECORD],
     },
     _wait_on_a_stream: {
-        "event": [*_KNOWN, _CAPTURING, *_LOOK, _ID, _FLAGS, *_MARKER, _WAIT, _RECORD],
+        "event": [_CAPTURING, *_LOOK, _ID, _CAPTURING, *_LOOK, _ID, _FLAGS, *_MARKER, _WAIT, _RECORD],
         "timeline": [*_KNOWN, *_KNOWN, _FLAGS, *_MAPPED, *_MARKER, _WAIT_VALUE, _RECORD],
     },
     _wait_once_more: {
-        "event": [*_KNOWN, *_LOOK, _WAIT, _RECORD],
+        "event": [_CAPTURING, *_LOOK, _ID, _WAIT, _RECORD],
         "timeline": [*_KNOWN, _WAIT_VALUE, _RECORD],
     },
-    _wait_for_what_is_complete: {"event": [*_KNOWN, _CAPTURING, *_LOOK], "timeline": [*_KNOWN, _CAPTURING]},
+    _wait_for_what_is_complete: {"event": [_CAPTURING, *_LOOK], "timeline": [_CAPTURING]},
     _query: {"event": _LOOK, "timeline": []},
 }
 

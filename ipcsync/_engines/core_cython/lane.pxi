@@ -84,7 +84,7 @@ cdef class Lane(LaneRecords):
             gate = &bracket.items[index]
             core = <Core>bracket.uses[gate.use].core
             if core.engine.has_ring and gate.generation > core.known():
-                core.queue_wait(self.feeding, self.feeder_id, self.ordinal, gate.generation, deadline, timeout, False)
+                core.queue_wait(self.feeding, self.ordinal, gate.generation, deadline, timeout, False)
         self.take_turns(bracket.uses, bracket.fed, self.feeder_id, deadline, timeout)
         try:
             for index in range(bracket.fed):

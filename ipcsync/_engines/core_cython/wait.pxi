@@ -44,21 +44,29 @@ cdef class Waits(Queries):
         return 2
 
     cdef uint64_t queue_wait(
-        self, Handle handle, uint64_t stream, int ordinal, int64_t generation, int64_t deadline, timeout, bint ahead
+        self, Handle handle, int ordinal, int64_t generation, int64_t deadline, timeout, bint ahead
     ) except? 0:
-        """The id of the stream on which the wait was queued (`stream`, if known); 0 if there was nothing to wait for."""
+        """The id of the stream on which the wait was queued; 0 if there was nothing to wait for."""
+        cdef uint64_t stream
         cdef int64_t key
         cdef int found
-        cdef Wait listed
-        cdef Refusal refusal = Refusal(0, 0, 0)
         with nogil:
             found = self.look_before(handle, generation, deadline, ahead)
         if found == 0:
             self.raise_timeout(generation, timeout, "recorded")
         if found == 1:
             return 0
-        stream = stream or self.id_of(handle)
+        stream = self.id_of(handle)
         key = self.key_of(handle, stream, ordinal)
+        return self.queue_pending(handle, stream, key, ordinal, generation, deadline, timeout)
+
+    cdef uint64_t queue_pending(
+        self, Handle handle, uint64_t stream, int64_t key, int ordinal, int64_t generation, int64_t deadline, timeout
+    ) except? 0:
+        """`queue_wait` behind its look."""
+        cdef int found
+        cdef Wait listed
+        cdef Refusal refusal = Refusal(0, 0, 0)
         listed = add(key, self, generation, stream)
         while True:
             if not self.has_import(generation):
@@ -158,17 +166,20 @@ cdef class Waits(Queries):
         cdef unsigned long long stream = 0
         cdef int result
         cdef int ordinal = 0
+        cdef Handle handle = <Handle>address
         self.check_use()
-        if not self.is_usable(<Handle>address):
+        if not self.is_usable(handle):
             return False
         if generation <= self.known():
             return True
         with nogil:
+            if self.look_before(handle, generation, FOREVER, False) == 1:
+                return True
             step(GET_ID)
-            result = cuStreamGetId(<Handle>address, &stream)
+            result = cuStreamGetId(handle, &stream)
         if result != 0 or not self.find_list(stream, &key, &ordinal):
             return False
-        self.queue_wait(<Handle>address, stream, ordinal, generation, FOREVER, None, False)
+        self.queue_pending(handle, stream, key, ordinal, generation, FOREVER, None)
         return True
 
     def queue(self, handle, int ordinal, int64_t generation, timeout, bint ahead, int64_t began, str what="wait"):
@@ -180,4 +191,4 @@ cdef class Waits(Queries):
         self.check_usable(stream, what)
         if generation <= self.known() and not ahead:
             return 0
-        return self.queue_wait(stream, 0, ordinal, generation, deadline_of(timeout, began), timeout, ahead)
+        return self.queue_wait(stream, ordinal, generation, deadline_of(timeout, began), timeout, ahead)
