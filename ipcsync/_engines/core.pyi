@@ -177,9 +177,7 @@ class Bracket:
     _is_used: bool
     _is_over: bool
     _is_ahead: bool
-    @property
-    def _records(self) -> dict[Any, Any]: ...
-    def _generation_of(self, record: Place) -> int: ...
+    def _record_of(self, record: Place) -> tuple[Any, int]: ...
 
 class Lane:
     ordinal: int
@@ -221,7 +219,6 @@ class ReplayingBase:
         records: Mapping[Any, Any],
         stream: StreamLike | None,
         timeout: float | None,
-        *,
         ahead: bool,
     ) -> None: ...
     def __enter__(self) -> Any: ...  # noqa: ANN401 - its Replay

@@ -271,7 +271,7 @@ class Client(ClientView, Closing):
         replay on the stream or with one of these waits and records is open, and if torch's current stream is another.
         Leaving raises what a record raised, once all is queued.
         """
-        return Replaying(self._session, waits, records, stream, timeout, ahead=ahead)
+        return Replaying(self._session, waits, records, stream, timeout, ahead)
 
     def next(
         self,
@@ -288,7 +288,7 @@ class Client(ClientView, Closing):
 
         Entering raises IpcSyncError unless `ipcsync.integrations.torch.install` was called.
         """
-        return Upcoming(Replaying(self._session, waits, records, None, timeout, ahead=ahead))
+        return Upcoming(Replaying(self._session, waits, records, None, timeout, ahead))
 
     def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Block until `stream` is past the waits that were lost, at most `timeout` seconds, and forget them.

@@ -1,27 +1,38 @@
 # What a bracket has: gates with the points that they wait for, taps with the events that are recorded behind them.
 
-from libc.stdlib cimport qsort
+from libc.stdlib cimport malloc, qsort
 
 cdef extern from "Python.h":
     bint PyDict_Next(object mapping, Py_ssize_t *at, PyObject **key, PyObject **value)
-
-
-cdef struct Item:  # a gate or a tap of a bracket
-    PyObject *place
-    PyObject *value  # its point, or its event
-    int64_t order  # of the captures
-    int64_t generation  # of the point; of the record, 0 while it is not made
-    int use  # of its event
-    uint64_t address
-    uint64_t due, value_due, flags  # the word that the gate waits for; 0: none
+    void *Py_TYPE(PyObject *)
+    void Py_INCREF(PyObject *)
+    void Py_DECREF(PyObject *)
 
 
 cdef struct Use:  # an event whose points are fed, or that is recorded on
     PyObject *core
     int64_t highest  # of its points, or of its records
+    int64_t known  # the last one that was found complete
+    int64_t fed  # the last one that is waited for
+    int64_t follows  # a record on another stream, which its records wait for; 0: none
     int count  # of its records
     bint is_in  # it is waited for, or recorded on
-    uint64_t due, value_due, flags  # a record on another stream, which its records wait for; 0: none
+    uint64_t address, base  # of its word
+    unsigned int flags  # of the waits for that
+
+
+cdef struct Item:  # a gate or a tap of a bracket
+    PyObject *place
+    PyObject *value  # its point, or its event
+    Use *use  # of its event; null: that is over, and the point complete
+    int64_t order  # of the captures
+    int64_t generation  # of the point; of the record, 0 while it is not made
+    uint64_t address
+
+
+cdef inline bint is_due(const Item *gate) noexcept nogil:
+    """Whether a stream is to wait for its point."""
+    return gate.use != NULL and gate.use.is_in and gate.generation > gate.use.known
 
 
 cdef struct Other:  # a bracket of another lane with the same words
@@ -40,7 +51,8 @@ cdef class Place:
     cdef readonly uint64_t _address
     cdef readonly int _index  # of its device
     cdef public int64_t _order  # of its newest capture among all; 0: never captured
-    cdef Lane lane, holder  # that of the last bracket that it was in, and of the open one
+    cdef PyObject *lane  # that of the last bracket that it was in
+    cdef PyObject *holder  # and of the open one; lanes live for ever
     cdef int64_t number  # of the last one
     cdef bint is_gate
 
@@ -48,11 +60,18 @@ cdef class Place:
         self._index, self._address, self.is_gate = index, address, is_gate
 
 
+cdef bint check_types(key, value, bint is_gate, replaying) except -1:
+    """Raise TypeError unless these are a gate and its point, or a tap and its event."""
+    if not isinstance(key, Place) or (<Place>key).is_gate != is_gate or not (
+        isinstance(value, PointBase) if is_gate else isinstance(value, EventBase)
+    ):
+        replaying._raise_type(key, value)
+    return True
+
+
 cdef class Bracket:
     """The gates with their points, and the taps with their events; then the generations of the records."""
 
-    cdef dict waits
-    cdef readonly dict _records
     cdef Item *items  # gates, then taps
     cdef Use *uses  # fed, then recorded
     cdef int gates, taps, fed, recorded
@@ -63,32 +82,40 @@ cdef class Bracket:
     cdef public bint _is_used, _is_over, _is_ahead
 
     def __dealloc__(self):
+        cdef int index
+        for index in range(self.gates + self.taps):
+            Py_DECREF(self.items[index].place)
+            Py_DECREF(self.items[index].value)
         free(self.items)
         free(self.others)
 
     cdef bint fill(self, dict waits, dict records, replaying) except -1:
         """Take in what a replay is to have; of the right types, else TypeError."""
-        cdef int count = len(waits) + len(records), size = sizeof(Item) + sizeof(Use)
-        self.waits, self._records = waits, records
-        self.gates, self.taps = len(waits), len(records)
-        self.items = <Item *>calloc(max(count, 1), size)
+        cdef int gates = len(waits), taps = len(records)
+        self.items = <Item *>malloc(max(gates + taps, 1) * (sizeof(Item) + sizeof(Use)))
         if self.items == NULL:
             raise MemoryError
-        self.uses = <Use *>(self.items + count)
-        self.fill_from(waits, self.items, True, replaying)
-        return self.fill_from(records, self.items + self.gates, False, replaying)
+        self.uses = <Use *>(self.items + gates + taps)
+        self.fill_from(waits, gates, &self.gates, replaying)
+        return self.fill_from(records, taps, &self.taps, replaying)
 
-    cdef bint fill_from(self, dict mapping, Item *item, bint is_gate, replaying) except -1:
+    cdef bint fill_from(self, dict mapping, int most, int *count, replaying) except -1:
+        """Take in gates or taps, and count them."""
         cdef PyObject *key = NULL
         cdef PyObject *value = NULL
+        cdef void *key_type = NULL  # of the last ones
+        cdef void *value_type = NULL
+        cdef Item *items = self.items + self.gates
         cdef Py_ssize_t at = 0
-        while PyDict_Next(mapping, &at, &key, &value):
-            if not isinstance(<object>key, Place) or (<Place>key).is_gate != is_gate or not (
-                isinstance(<object>value, PointBase) if is_gate else isinstance(<object>value, EventBase)
-            ):
-                replaying._raise_type(<object>key, <object>value)
-            item.place, item.value = key, value
-            item += 1
+        with cython.critical_section(mapping):
+            while count[0] < most and PyDict_Next(mapping, &at, &key, &value):
+                if Py_TYPE(key) != key_type or Py_TYPE(value) != value_type:
+                    check_types(<object>key, <object>value, count == &self.gates, replaying)
+                    key_type, value_type = Py_TYPE(key), Py_TYPE(value)
+                Py_INCREF(key)
+                Py_INCREF(value)
+                items[count[0]].place, items[count[0]].value, items[count[0]].generation = key, value, 0
+                count[0] += 1
         return True
 
     cdef void sort(self) noexcept nogil:
@@ -102,42 +129,43 @@ cdef class Bracket:
             qsort(self.items, self.gates, sizeof(Item), by_order)
             qsort(self.items + self.gates, self.taps, sizeof(Item), by_order)
 
-    cdef int use_of(self, Core core, int first, int *count):
-        """The number of an event among the uses from `first` on, of which there are `count`."""
+    cdef Use *use_of(self, Core core, int first, int *count) noexcept nogil:
+        """That of an event, among the uses from `first` on, of which there are `count`."""
+        cdef Use *use = self.uses + first
         cdef int index
-        for index in range(first + count[0] - 1, first - 1, -1):
-            if self.uses[index].core == <PyObject *>core:
-                return index
-        index = first + count[0]
+        for index in range(count[0] - 1, -1, -1):
+            if use[index].core == <PyObject *>core:
+                return &use[index]
+        use += count[0]
         count[0] += 1
-        memset(&self.uses[index], 0, sizeof(Use))
-        self.uses[index].core = <PyObject *>core
-        return index
+        memset(use, 0, sizeof(Use))
+        use.core = <PyObject *>core
+        return use
 
     cdef int most(self) noexcept nogil:
         """How many operations one of its streams gets at most."""
         return 2 * max(self.gates, self.taps) + self.recorded + 6 + 2 * self.other_count
 
-    cdef bint add_other(self, Lane lane, int64_t number) except -1:
+    cdef bint add_other(self, PyObject *lane, int64_t number) except -1:
         """Have it depend on a bracket of another lane, which had some of its words last."""
         cdef int index
         cdef Other *grown
         for index in range(self.other_count):
-            if self.others[index].lane == <PyObject *>lane:
+            if self.others[index].lane == lane:
                 self.others[index].number = max(self.others[index].number, number)
                 return True
         grown = <Other *>realloc(self.others, (self.other_count + 1) * sizeof(Other))
         if grown == NULL:
             raise MemoryError
         self.others = grown
-        grown[self.other_count] = Other(<PyObject *>lane, lane.over.address, lane.drained.address, number)
+        grown[self.other_count] = Other(lane, (<Lane>lane).over.address, (<Lane>lane).drained.address, number)
         self.other_count += 1
         return True
 
-    def _generation_of(self, record):
-        """The generation of that record, 0 if it was not made."""
+    def _record_of(self, record):
+        """The event of that record, and its generation, 0 if it was not made."""
         cdef int index
         for index in range(self.gates, self.gates + self.taps):
             if self.items[index].place == <PyObject *>record:
-                return self.items[index].generation
+                return <object>self.items[index].value, self.items[index].generation
         raise KeyError(record)

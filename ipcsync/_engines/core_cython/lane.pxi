@@ -1,13 +1,11 @@
 # A lane: the brackets of one launch stream, as they are opened and ended.
 
-cdef extern from "Python.h":
-    void Py_INCREF(object)
-
 cdef enum:
     STREAM_ROOM = 900  # of a stream's queue, which takes in some 1,024 operations
     MOST_IN_FLIGHT = 32
 
-lanes_of_process = {}  # by the ids of their launch streams
+cdef dict lanes = {}  # of the process, by the ids of their launch streams
+lanes_of_process = lanes
 
 
 cdef class Lane(LaneRecords):
@@ -21,7 +19,7 @@ cdef class Lane(LaneRecords):
     cdef object stream  # what the launch stream was taken from: it lives as long as a bracket is open
 
     def __cinit__(self):
-        Py_INCREF(self)
+        Py_INCREF(<PyObject *>self)
 
     def __init__(self, int ordinal, home, feeder, drainer, ids, words):
         self.ordinal, self.home, self.feeder, self.drainer = ordinal, home, feeder, drainer
@@ -74,17 +72,15 @@ cdef class Lane(LaneRecords):
     cdef bint open(self, Bracket bracket, int64_t deadline, timeout) except -1:
         """Prepare and feed a bracket that has been claimed."""
         cdef Core core
-        cdef Item *gate
         cdef int index, marked, result
         self.make_room(bracket)
         if bracket._is_ahead and bracket.taps:
             bracket.before = latest(self.key)
         self.list_points(bracket)
-        for index in range(bracket.gates):
-            gate = &bracket.items[index]
-            core = <Core>bracket.uses[gate.use].core
-            if core.engine.has_ring and gate.generation > core.known():
-                core.queue_wait(self.feeding, self.ordinal, gate.generation, deadline, timeout, False)
+        for index in range(bracket.fed):
+            core = <Core>bracket.uses[index].core
+            if core.engine.has_ring and bracket.uses[index].highest > core.known():
+                core.queue_wait(self.feeding, self.ordinal, bracket.uses[index].highest, deadline, timeout, False)
         self.take_turns(bracket.uses, bracket.fed, self.feeder_id, deadline, timeout)
         try:
             for index in range(bracket.fed):
@@ -160,13 +156,13 @@ cdef class Lane(LaneRecords):
     cdef void forget(self):
         """The open bracket is over for the host."""
         cdef Bracket bracket = self.bracket
-        cdef Place place
+        cdef PyObject *place
         cdef int index
         for index in range(bracket.gates + bracket.taps):
-            place = <Place>bracket.items[index].place
-            place.holder = None
+            place = bracket.items[index].place
+            (<Place>place).holder = NULL
             if self.stage != IDLE:
-                place.lane, place.number = self, self.number
+                (<Place>place).lane, (<Place>place).number = <PyObject *>self, self.number
         self.stage = IDLE
         self.owner = NULL
         self.session = self.stream = self.bracket = None

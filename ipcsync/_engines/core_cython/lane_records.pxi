@@ -60,11 +60,9 @@ cdef class LaneRecords(Steps):
                     error = error or refusal
             for index in range(bracket.gates, bracket.gates + bracket.taps):
                 tap = &bracket.items[index]
-                core = <Core>bracket.uses[tap.use].core
-                if bracket.uses[tap.use].is_in:
-                    bracket.uses[tap.use].highest += 1
-                    tap.generation = bracket.uses[tap.use].highest
-                    tap.due, tap.value_due = core._address, core.base + <uint64_t>tap.generation
+                if tap.use.is_in:
+                    tap.use.highest += 1
+                    tap.generation = tap.use.highest
             for index in range(bracket.recorded):
                 if uses[index].is_in:
                     core = <Core>uses[index].core
@@ -93,7 +91,7 @@ cdef class LaneRecords(Steps):
                 if core.is_awaited():
                     core.wake()
                 if not core.is_open():
-                    error = error or self.end_records(bracket, core, bracket.fed + index)
+                    error = error or self.end_records(bracket, &uses[index])
         return error
 
     cdef bint begin_records(self, Core core, Use *use) except -1:
@@ -102,7 +100,7 @@ cdef class LaneRecords(Steps):
         cdef bint follows = core.follows(self.drainer_id, core._recorded + 1)
         if core.closed() or not core.is_open():
             core.raise_no_record()
-        use.highest = core._recorded
+        use.highest, use.address, use.base, use.flags = core._recorded, core._address, core.base, core._flags
         if core.chain.is_needed or core.depends_on_all or list_count != 0:
             entry = core.depend_on(self.key, self.drainer_id, core._recorded + 1, None)  # on all that L waits for
             if entry is not None:
@@ -111,17 +109,17 @@ cdef class LaneRecords(Steps):
                 add(self.key, core, use.highest, self.drainer_id)
             core.chain.commit(core._recorded + 1, self.drainer_id, entry)
         if follows:  # only now: what was refused waits for nothing of that event
-            use.due, use.value_due, use.flags = core._address, core.base + <uint64_t>use.highest, core._flags
+            use.follows = use.highest
         return True
 
-    cdef object end_records(self, Bracket bracket, Core core, int use):
+    cdef object end_records(self, Bracket bracket, Use *use):
         """The error of an event that is not open any more: its records were made, and do not count."""
         cdef int index
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             if bracket.items[index].use == use:
                 bracket.items[index].generation = 0
         try:
-            core.raise_no_record()
+            (<Core>use.core).raise_no_record()
         except IpcSyncError as error:
             return error
 
@@ -130,29 +128,26 @@ cdef class LaneRecords(Steps):
         cdef object error = None
         cdef Item *tap
         cdef Item *gate
-        cdef Use *use
-        cdef Core core
         cdef int index, other, result
         cdef list waits = latest(self.key)
         if bracket._is_ahead:  # a record depends on those points alone that are not surely captured after it
             waits = bracket.before + [wait for wait in waits if wait.stream != self.feeder_id]
         self.put(WAIT_64, self.armed.address, self.prepared)
         for index in range(bracket.gates, bracket.gates + bracket.taps):
-            tap, use = &bracket.items[index], &bracket.uses[bracket.items[index].use]
+            tap = &bracket.items[index]
             self.put(WAIT_32, tap.address, 1)
             with nogil:
                 result = self.give(self.draining)
             if result:
                 raise_refused(result)
-            for other in range(bracket.gates if bracket._is_ahead and use.is_in else 0):
+            for other in range(bracket.gates if bracket._is_ahead and tap.use.is_in else 0):
                 gate = &bracket.items[other]
-                if gate.due and not (<object>tap.place).is_surely_before(<object>gate.place):
-                    core = <Core>bracket.uses[gate.use].core
-                    add(self.drainer_id, core, gate.generation, self.feeder_id)
+                if is_due(gate) and not (<object>tap.place).is_surely_before(<object>gate.place):
+                    add(self.drainer_id, <Core>gate.use.core, gate.generation, self.feeder_id)
             try:
-                tap.generation = replaying._record(<object>tap.value, waits) if use.is_in else 0
+                tap.generation = replaying._record(<object>tap.value, waits) if tap.use.is_in else 0
             except IpcSyncError as refusal:
-                use.is_in = False
+                tap.use.is_in = False
                 error = error or refusal
         self.put(WRITE_64, self.drained.address, self.number)
         with nogil:

@@ -33,7 +33,7 @@ cdef struct Operation:  # CUstreamBatchMemOpParams
     uint64_t address
     uint64_t value
     uint64_t flags
-    uint64_t alias, unused
+    uint64_t alias, unused  # the driver's, whatever they are
 
 
 cdef struct Word:
@@ -68,11 +68,17 @@ cdef class Steps:
             self.operations, self.room = grown, most
         return True
 
-    cdef inline void put(self, uint64_t kind, uint64_t address, uint64_t value, uint64_t flags=0) noexcept nogil:
-        self.operations[self.count] = Operation(kind, address, value, flags, 0, 0)
+    cdef inline void put(self, uint64_t kind, uint64_t address, uint64_t value) noexcept nogil:
+        cdef Operation *operation = self.operations + self.count
+        operation.kind, operation.address, operation.value, operation.flags = kind, address, value, 0
         self.count += 1
 
-    cdef void put_all(self, const Item *items, int count, uint64_t value) noexcept nogil:
+    cdef inline void put_wait(self, const Use *use, int64_t generation) noexcept nogil:
+        """Wait for a point of a timeline."""
+        self.put(WAIT_64, use.address, use.base + <uint64_t>generation)
+        self.operations[self.count - 1].flags = use.flags
+
+    cdef inline void put_all(self, const Item *items, int count, uint64_t value) noexcept nogil:
         """Write all of these words."""
         cdef int index = 0
         while index < count:
@@ -122,16 +128,18 @@ cdef class Steps:
         return self.give_launch()
 
     cdef int feed(self, Bracket bracket) noexcept nogil:
-        cdef int index
+        cdef int index, first = 0
         cdef Item *gate
         self.stage = FEEDING
         self.await_others(bracket)
         self.put(WAIT_64, self.over.address, self.prepared - 1)
         for index in range(bracket.gates):
             gate = &bracket.items[index]
-            if gate.due:
-                self.put(WAIT_64, gate.due, gate.value_due, gate.flags)
-            self.put(WRITE_32, gate.address, 1)
+            if is_due(gate) and gate.generation > gate.use.fed:
+                self.put_all(bracket.items + first, index - first, 1)  # those that wait for no more than is waited for
+                self.put_wait(gate.use, gate.generation)
+                gate.use.fed, first = gate.generation, index
+        self.put_all(bracket.items + first, bracket.gates - first, 1)
         self.put(WRITE_64, self.fed.address, self.prepared)
         return self.give(self.feeding)
 
@@ -152,13 +160,13 @@ cdef class Steps:
         self.put(WAIT_64, self.armed.address, self.prepared)
         for index in range(bracket.fed, bracket.fed + bracket.recorded):
             use = &bracket.uses[index]
-            if records and use.due:
-                self.put(WAIT_64, use.due, use.value_due, use.flags)
+            if records and use.follows:
+                self.put_wait(use, use.follows)
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             tap = &bracket.items[index]
             self.put(WAIT_32, tap.address, 1)
-            if records and tap.due:
-                self.put(WRITE_64, tap.due, tap.value_due)
+            if records and tap.generation:
+                self.put(WRITE_64, tap.use.address, tap.use.base + <uint64_t>tap.generation)
         self.put(WRITE_64, self.drained.address, self.number)
         return self.give(self.draining)
 

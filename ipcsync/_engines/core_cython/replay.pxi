@@ -8,6 +8,7 @@ cdef enum:
     LONGEST_ROOM_NS = 1000000  # between two looks for room
 
 cdef Lock claims = Lock()  # of gates and taps by lanes
+cdef dict imported = modules
 
 
 @cython.embedsignature(False)
@@ -22,7 +23,7 @@ cdef class ReplayingBase:
     cdef uint64_t stream_id
     cdef int64_t ns, began, deadline  # its timeout, and from when until when that lasts
 
-    def __init__(self, session, waits, records, stream, timeout, *, ahead):
+    def __init__(self, session, waits, records, stream, timeout, ahead):
         self._session, self._stream, self._timeout = session, stream, timeout
         self.guard = session.lease.session_check
         if (type(timeout) is float or type(timeout) is int) and 0 <= timeout <= 1e9:
@@ -31,7 +32,9 @@ cdef class ReplayingBase:
             self.ns = FOREVER if timeout is None else deadline_of(timeout, 1) - 1
         self._replay = (<NewFunction>PyType_GetSlot(self._replay_type, Py_tp_new))(self._replay_type, NOTHING, NULL)
         self._replay._is_ahead = ahead
-        self._replay.fill(dict(waits), dict(records), self)
+        self._replay.fill(
+            waits if type(waits) is dict else dict(waits), records if type(records) is dict else dict(records), self
+        )
 
     def __dealloc__(self):
         if self.lane != NULL and (<Lane>self.lane).owner == <PyObject *>self:
@@ -61,7 +64,7 @@ cdef class ReplayingBase:
             self._address, self._ordinal = <uintptr_t>self._stream._pointer, self._stream._index
         else:
             self._address, self._ordinal = self._find_stream()
-        elsewhere = self._elsewhere() if "torch" in modules else None
+        elsewhere = self._elsewhere() if "torch" in imported else None
         if elsewhere is not None:
             raise elsewhere
         return True
@@ -87,7 +90,7 @@ cdef class ReplayingBase:
         cdef Lane lane = None
         if self._address > DEFAULT_STREAMS and cuStreamIsCapturing(handle, &status) == 0 and status == 0:
             if cuStreamGetId(handle, &stream) == 0:
-                lane = lanes_of_process.get(stream)
+                lane = lanes.get(stream)
                 self.stream_id = stream
         if lane is None:
             lane, self.stream_id = self._find_lane()
@@ -119,13 +122,13 @@ cdef class ReplayingBase:
         return lane
 
     cdef bint check_places(self, Bracket bracket) except -1:
-        cdef Place place
+        cdef Item *item
         cdef int index
         for index in range(bracket.gates + bracket.taps):
-            place = <Place>bracket.items[index].place
-            if place._index != self._ordinal or place._order == 0:
-                self._raise_place(place)
-            bracket.items[index].address, bracket.items[index].order = place._address, place._order
+            item = &bracket.items[index]
+            item.address, item.order = (<Place>item.place)._address, (<Place>item.place)._order
+            if (<Place>item.place)._index != self._ordinal or item.order == 0:
+                self._raise_place(<Place>item.place)
         bracket.sort()
         if bracket._is_ahead:
             self._check_passing()
@@ -133,37 +136,44 @@ cdef class ReplayingBase:
 
     cdef bint check_points(self, Bracket bracket) except -1:
         """Wait until the points are recorded; what their gates wait for."""
-        cdef PointBase point
-        cdef Core core
-        cdef Item *gate
-        cdef Use *use
+        cdef Item *item
+        cdef Use *use = NULL
+        cdef PyObject *core
+        cdef PyObject *event = NULL
         cdef int index
         bracket.fed = bracket.recorded = 0
         for index in range(bracket.gates):
-            gate = &bracket.items[index]
-            point = <PointBase>gate.value
-            if point.attached is None:
-                point._bound_within(self._timeout)
-            core = point.core if point.core is not None else <Core?>point.attached.engine
-            gate.generation = point._generation
-            gate.use = bracket.use_of(core, 0, &bracket.fed)
-            use = &bracket.uses[gate.use]
-            use.highest = max(use.highest, point._generation)
+            item = &bracket.items[index]
+            core = <PyObject *>(<PointBase>item.value).core
+            if core == <PyObject *>None:
+                core = self.core_of_point(<PointBase>item.value)
+            if core == NULL:
+                item.use = NULL
+                continue
+            if use == NULL or use.core != core:
+                use = bracket.use_of(<Core>core, 0, &bracket.fed)
+            item.use, item.generation = use, (<PointBase>item.value)._generation
+            use.highest = max(use.highest, item.generation)
         for index in range(bracket.gates, bracket.gates + bracket.taps):
-            bracket.items[index].due = bracket.items[index].generation = 0
-            core = <Core?>(<EventBase>bracket.items[index].value).engine
-            bracket.items[index].use = bracket.use_of(core, bracket.fed, &bracket.recorded)
-            bracket.uses[bracket.items[index].use].count += 1
+            item = &bracket.items[index]
+            if item.value != event:
+                event = item.value
+                use = bracket.use_of(<Core?>(<EventBase>event).engine, bracket.fed, &bracket.recorded)
+            item.use, item.generation = use, 0
+            use.count += 1
         for index in range(bracket.fed):
             self.check_use(bracket, &bracket.uses[index])
-        for index in range(bracket.gates):  # of an event the earlier ones may be complete
-            gate = &bracket.items[index]
-            use = &bracket.uses[gate.use]
-            core = <Core>use.core
-            gate.due = 0
-            if use.is_in and gate.generation > core.known():
-                gate.due, gate.value_due, gate.flags = core._address, core.base + <uint64_t>gate.generation, core._flags
         return True
+
+    cdef PyObject *core_of_point(self, PointBase point) except? NULL:
+        """That of a point that had none so far, or is traced; NULL if its use is over, and the point complete."""
+        if point.attached is None:
+            point._bound_within(self._timeout)
+        engine = point.attached.engine
+        if isinstance(engine, Core):
+            return <PyObject *>engine  # which the point's attachment has
+        engine.query(point._generation)  # that is all there is to ask
+        return NULL
 
     cdef bint check_use(self, Bracket bracket, Use *use) except -1:
         """Wait until the points of an event are recorded; raises if they may not be waited for."""
@@ -185,14 +195,15 @@ cdef class ReplayingBase:
                 core.raise_timeout(use.highest, self._timeout, "recorded")
         if not core.engine.has_ring:
             core.open_import(use.highest, -1)
-            use.is_in = True
+            use.is_in, use.known = True, core.known()
+            use.address, use.base, use.flags = core._address, core.base, core._flags
         elif bracket._is_ahead or not core.is_recorder or core.dependencies.depends(use.highest):
             self._raise_not_released(core, use.highest)
         return True
 
     cdef bint check_events(self, Bracket bracket, Lane lane) except -1:
         """Raise unless the records are possible."""
-        cdef EventBase event
+        cdef PyObject *event = NULL
         cdef Core core
         cdef Use *use
         cdef Wait wait
@@ -200,9 +211,10 @@ cdef class ReplayingBase:
         cdef int index
         bracket.is_slow = bracket._is_ahead
         for index in range(bracket.gates, bracket.gates + bracket.taps):
-            event = <EventBase>bracket.items[index].value
-            if not (event._is_open and event._is_recorder):
-                event._raise_not_recorder()
+            if bracket.items[index].value != event:
+                event = bracket.items[index].value
+                if not ((<EventBase>event)._is_open and (<EventBase>event)._is_recorder):
+                    (<EventBase>event)._raise_not_recorder()
         for index in range(bracket.fed, bracket.fed + bracket.recorded):
             use = &bracket.uses[index]
             core = <Core>use.core
@@ -257,7 +269,7 @@ cdef class ReplayingBase:
             lane.finish()
         held = self.try_claim(bracket, lane)
         if held is not None:
-            other = held.holder
+            other = None if held.holder == NULL else <Lane>held.holder
             if other is not None and other.owner == NULL and not other.lock.mine() and other.lock.take_within(OTHERS_NS):
                 try:
                     if other.owner == NULL:
@@ -271,18 +283,18 @@ cdef class ReplayingBase:
 
     cdef Place try_claim(self, Bracket bracket, Lane lane):
         """The first gate or tap that another open bracket has; None if all are this one's now."""
-        cdef Place place
+        cdef PyObject *place
         cdef int index
         cdef bint collects = begin(claims)
         try:
             for index in range(bracket.gates + bracket.taps):
-                place = <Place>bracket.items[index].place
-                if place.holder is not None:
-                    return place
-                if place.lane is not None and place.lane is not lane:
-                    bracket.add_other(place.lane, place.number)
+                place = bracket.items[index].place
+                if (<Place>place).holder != NULL:
+                    return <Place>place
+                if (<Place>place).lane != <PyObject *>lane and (<Place>place).lane != NULL:
+                    bracket.add_other((<Place>place).lane, (<Place>place).number)
             for index in range(bracket.gates + bracket.taps):
-                (<Place>bracket.items[index].place).holder = lane
+                (<Place>bracket.items[index].place).holder = <PyObject *>lane
             bracket._is_used = True
             self.lane = <PyObject *>lane
             lane.owner = <PyObject *>self
@@ -294,7 +306,7 @@ cdef class ReplayingBase:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def __exit__(self, kind, error, traceback):
-        self.leave(error, self._elsewhere() if "torch" in modules else None)
+        self.leave(error, self._elsewhere() if "torch" in imported else None)
 
     def _leave(self, error, elsewhere=None):
         """Queue what comes behind the launch; without records if the block raised, or ended `elsewhere`."""

@@ -64,7 +64,7 @@ class _Block:
         waits = dict(zip(self._waits, points, strict=True))
         if self._replaying is not None:
             raise CaptureError("a replay is used once: ask the client for another one")
-        self._replaying = Replaying(self._runner.session, waits, events, self._stream, self._timeout, ahead=self._ahead)
+        self._replaying = Replaying(self._runner.session, waits, events, self._stream, self._timeout, self._ahead)
         return self._replaying
 
 

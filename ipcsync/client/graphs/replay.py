@@ -31,7 +31,7 @@ class Replay(Bracket):
         return self._is_used
 
     def __getitem__(self, record: GraphRecord) -> Point:
-        generation = self._generation_of(record)
+        event, generation = self._record_of(record)
         if not self._is_over:
             raise CaptureError("the points of a replay are there after its block: it is recorded once all is launched")
         if not generation:
@@ -39,7 +39,7 @@ class Replay(Bracket):
                 "this replay made no such record: its block raised, or an earlier record of the event did, or nothing "
                 "was replayed"
             )
-        return Point(self._records[record]._attached, generation)
+        return Point(event._attached, generation)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a replay does not travel: send the bytes of its points")
