@@ -9,8 +9,12 @@ from collections.abc import Callable
 import pytest
 
 import ipcsync
+from ipcsync._wire.point import pack, unpack
+from ipcsync.testing import Memory
 from ipcsync.typing import EngineName
+from tests.faults import actions
 from tests.graphs import actions as do
+from tests.graphs.layers import call, captured, finish
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
@@ -175,3 +179,23 @@ def test_a_coordinator_that_its_keeper_replaces_amid_a_replay_is_not_seen(
     pair.sending.call(do.let_go)
     assert [pair.third.call(do.outcome, point)[0] for point in points] == ["complete"] * LAYERS
     pair.expect(3)
+
+
+def test_a_point_of_a_use_that_was_over_before_is_complete_or_lost_for_a_replay_too(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer, engine: EngineName
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "ckpt", engine)
+    data = peer.call(actions.record_complete, "ckpt")
+    peer.kill()
+    until(lambda: client.stats()["pool_in_use"] == 0, "no session has the slot any more")
+    stream, wait, source, target = ipcsync.Stream(), ipcsync.GraphWait(), Memory(8), Memory(8)
+    graph = captured(stream, lambda: wait.capture(stream), lambda: target.copy_from(source, stream))
+    source.write(bytes([5]) * 8)
+    point = client.point(data)
+    with client.replay({wait: point}, stream=stream, timeout=20):
+        call("cuGraphLaunch", graph, stream._handle)
+    finish(stream)
+    assert target.holds(5)
+    lost = client.point(pack(unpack(data)._replace(generation=2)))
+    with pytest.raises(ipcsync.RecorderLost), client.replay({wait: lost}, stream=stream, timeout=20):
+        pass

@@ -102,14 +102,16 @@ class Stage:
         lane, _ = lane_of(self.layers.stream._handle, 0)
         self.log = Log(lane, self.layers, self.sender.event._engine.base, self.done)
 
-    def run(self, r: int, *, launches: bool = True) -> None:
-        points = dict(zip(self.layers.waits, self.sender.send(r), strict=True))
+    def run(self, r: int) -> None:
+        self.replay(r, self.sender.send(r))
+
+    def replay(self, r: int, points: list[ipcsync.Point]) -> None:
+        waits = dict(zip(self.layers.waits, points, strict=True))
         records = dict.fromkeys(self.layers.records, self.done)
-        replaying = self.client.replay(points, records, stream=self.layers.stream, timeout=20)
+        replaying = self.client.replay(waits, records, stream=self.layers.stream, timeout=20)
         with replaced({"cuStreamBatchMemOp": self.log.call}), replaying:
-            if launches:
-                self.layers.launch()
-                self.log.launches(r)
+            self.layers.launch()
+            self.log.launches(r)
 
 
 @pytest.fixture
@@ -124,6 +126,16 @@ def test_the_order_is_the_models(stage: Stage) -> None:
     assert stage.log.calls == _joined(expected)
     stage.gate.open()
     stage.done.at(6).synchronize(DEADLINE_S)
+
+
+def test_gates_of_one_point_are_opened_behind_one_wait(stage: Stage) -> None:
+    point = stage.sender.send(1)[1]
+    stage.replay(1, [point, point])
+    opened = [("set", ("gate", gate), 1) for gate in model.BOTH]
+    over, waited = ("ge", *model.OVER, 0), ("ge", ("word", 1), 1)
+    assert stage.log.calls[1] == ("F", [over, waited, *opened, ("set", *model.FED, 1)])
+    stage.gate.open()
+    stage.done.at(2).synchronize(DEADLINE_S)
 
 
 _FEED = model.feed(1, model.BOTH)[1]
