@@ -158,6 +158,7 @@ def _is_late(point: ipcsync.Point) -> None:
         point.synchronize(0.01)
 
 
+@pytest.mark.usefixtures("nothing_queued")
 def test_which_calls_leave_a_context_current_on_a_thread_that_has_none(
     coordinator: ipcsync.Coordinator, engine: EngineName
 ) -> None:
