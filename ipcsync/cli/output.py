@@ -140,11 +140,8 @@ def print_table(
         all(cell is None or isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)
     ]
     if is_terminal(sys.stdout):
-        width = shutil.get_terminal_size().columns
-        kept, texts = fitted(columns, texts, width, shortened, left_out)
-        columns, is_right = [columns[i] for i in kept], [is_right[i] for i in kept]
-    if is_terminal(sys.stdout):
-        _print_rich(columns, texts, is_right)
+        kept, texts = fitted(columns, texts, shutil.get_terminal_size().columns, shortened, left_out)
+        _print_rich([columns[i] for i in kept], texts, [is_right[i] for i in kept])
         return
     widths = [max(len(cell) for cell in column) for column in zip(columns, *texts, strict=True)]
     for row in [list(columns), *texts]:
