@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from ipcsync._engines import Engine
     from ipcsync._session.attachments import AttachmentRef
 
-BETWEEN_LOOKS_S = 0.001, 0.02  # whether a process has ended: the kernel waits for a file lock without a timeout
+BETWEEN_LOOKS_S: tuple[float, float] = (0.001, 0.02)
+"""Between looks whether a process has ended, at first and at most: the kernel's wait for a file lock has no timeout."""
+
 _LEAST_S = 0.05  # for a point's first question to the coordinator, also of a call that only looks
 
 
