@@ -20,6 +20,10 @@ cdef class Entry:
     cdef Entry but(self, int64_t first, int64_t last):
         return new_entry(first, last, self.stream, self.waits, self.bits)
 
+    cdef bint is_alike(self, Entry other):
+        """Whether it depends on the same as another one."""
+        return self.stream == other.stream and self.bits == other.bits and self.waits == other.waits
+
 
 cdef Entry new_entry(int64_t first, int64_t last, uint64_t stream, tuple waits, bits):
     cdef Entry entry = Entry.__new__(Entry)
@@ -150,10 +154,7 @@ cdef class Chain:
 
     cdef void add_entry(self, Entry entry):
         cdef Entry last = self.entries[-1] if self.entries else None
-        if (
-            last is not None
-            and (last.stream, last.bits, last.waits) == (entry.stream, entry.bits, entry.waits)
-        ):  # on the same waits as the record before
+        if last is not None and last.is_alike(entry):  # on the same waits as the record before
             self.keep(self.entries[:-1] + [last.but(last.first, entry.last)])
         else:
             self.entries.append(entry)

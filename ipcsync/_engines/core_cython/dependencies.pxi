@@ -11,6 +11,9 @@
 
 from libc.string cimport memcpy
 
+cdef extern from "Python.h":
+    unsigned long long PyLong_AsUnsignedLongLongMask(object number)
+
 cdef enum:
     MOST_BITS = 1024  # words: as many sessions as a board has at most
     FIRST_PAUSE_NS = 50000
@@ -114,13 +117,12 @@ cdef class Dependencies:
     # --- for the recorder ---------------------------------------------------------------------------------------------
 
     cdef void store_bits(self, number, bint adds=False):
-        cdef bytes raw = number.to_bytes(self.bit_words * sizeof(uint64_t), "little")
-        cdef const uint64_t *bits = <const uint64_t *><const char *>raw
         cdef uint64_t before, after
         cdef int word
         for word in range(self.bit_words):
             before = ipcsync_load(self.bits + word)
-            after = before | bits[word] if adds else bits[word]
+            after = PyLong_AsUnsignedLongLongMask(number) | (before if adds else 0)
+            number = number >> 64 if number else 0
             if after != before:
                 step(STORE_BITS)
                 ipcsync_store(self.bits + word, after)
