@@ -79,7 +79,7 @@ class Engine(Outcome):
         self._driver = context.driver()
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self._serials = attachment.serials
-        self.has_told_depth = False
+        self.has_warned_of_depth = False
         if self.node:
             self._flags |= self._flush()
 

@@ -32,7 +32,7 @@ class Outcome(Core):
 
     kind: EngineName
     _peer: Peer | None = None
-    _has_told_full = False
+    _has_logged_full = False
 
     @property
     def label(self) -> str:
@@ -207,8 +207,8 @@ class Outcome(Core):
 
     def note_full(self, oldest: int) -> None:
         """Log, once, that a record has waited for the `oldest` one for a while, and the way out."""
-        if not self._has_told_full:
-            self._has_told_full = True
+        if not self._has_logged_full:
+            self._has_logged_full = True
             log.warning(
                 "a record waits for room: all depth=%d are in flight, and generation %d of %s, the oldest, is not "
                 "complete; until it is, the thread that records stands still. Give the event or the stream's first "

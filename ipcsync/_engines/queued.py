@@ -148,7 +148,7 @@ def behind(handle: DriverObject | None, ordinal: int) -> Standing | None:
     return Standing(waits) if waits else None
 
 
-def tell_at_exit() -> None:
+def log_at_exit() -> None:
     """Log which streams stand still for ever. The exit may do so too, in the driver."""
     stuck: dict[str, set[int]] = {}
     if fork.is_in_bad_fork():

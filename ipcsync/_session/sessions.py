@@ -94,7 +94,7 @@ def _hush_daemons() -> None:
 def _close_at_exit() -> None:
     """Close the sessions that the program left open: an exit without a goodbye counts as a death."""
     _hush_daemons()
-    queued.tell_at_exit()  # while the boards, by which it is known, are mapped
+    queued.log_at_exit()  # while the boards, by which it is known, are mapped
     for session in _sessions.copy():
         _close(session)
 

@@ -227,9 +227,9 @@ def _are_elsewhere(session: Session, names: Sequence[str], device: str, timeout:
 def note_depth(event: SharedEvent, wanted: int | None) -> None:
     """Log, once for an event, that another depth than its own was asked for."""
     engine = event._engine
-    if wanted in (None, engine.depth) or engine.kind == "timeline" or engine.has_told_depth:
+    if wanted in (None, engine.depth) or engine.kind == "timeline" or engine.has_warned_of_depth:
         return
-    engine.has_told_depth = True
+    engine.has_warned_of_depth = True
     log.warning(
         "depth=%d is ignored: %s is open, with the depth %d of who opened it first", wanted, engine.label, engine.depth
     )

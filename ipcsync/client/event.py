@@ -45,7 +45,6 @@ class SharedEvent(EventBase, EventView[Point], Closing):
         assert opening.attached is not None
         self._opening = opening
         self._attached = opening.attached
-        self._engine = opening.attached.engine
         self._point_type = Point
         self._is_recorder = is_recorder
         self._is_open = True

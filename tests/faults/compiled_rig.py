@@ -365,7 +365,7 @@ class Rig:
     def event(self) -> Any:
         """A shared event over the engine, of which only `record` is there."""
         event = self.core.EventBase()
-        event._attached, event._engine, event._point_type = None, self.engine, self.core.PointBase
+        event._attached, event._point_type = SimpleNamespace(engine=self.engine), self.core.PointBase
         event._is_open = event._is_recorder = True
         return event
 

@@ -158,7 +158,7 @@ cdef class ReplayingBase:
             item = &bracket.items[index]
             if item.value != event:
                 event = item.value
-                use = bracket.use_of(<Core?>(<EventBase>event).engine, bracket.fed, &bracket.recorded)
+                use = bracket.use_of(<Core?>(<EventBase>event).attached.engine, bracket.fed, &bracket.recorded)
             item.use, item.generation = use, 0
             use.count += 1
         for index in range(bracket.fed):

@@ -117,11 +117,6 @@ cdef class Released:
 # --- changes ----------------------------------------------------------------------------------------------------------
 
 
-cdef inline list listed_for(int64_t key, view, uint64_t stream):
-    held = lists.get(key)
-    return None if held is None else (<dict>held).get((view, stream))
-
-
 cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
     """Have the stream's next record depend on `generation`; called before the wait is queued."""
     cdef Wait first
@@ -171,7 +166,7 @@ cdef Wait put(list listed, Wait made):
 cdef bint take_out(Wait wait):
     """Whether the wait was listed; it is not any more."""
     global list_count
-    cdef list listed = listed_for(wait.key, wait.view, wait.stream)
+    cdef list listed = (<dict>lists.get(wait.key, NO_LISTS)).get((wait.view, wait.stream))
     if listed is None or wait not in listed:
         return False
     listed.remove(wait)

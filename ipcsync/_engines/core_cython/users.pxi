@@ -28,17 +28,15 @@ cdef inline void count(Core core, bint is_short):
             core.session.slow_calls += 1
 
 
-@cython.embedsignature(False)
-cdef class PointBase:
-    """PointBase(attached, generation)\n--\n\nWhat a point holds."""  # CPython reads the signature there
+cdef class AttachedBase:
+    """What belongs to an attachment, whose engine it has for life."""
 
     cdef object attached
     cdef Core core
-    cdef public int64_t _generation
 
-    def __init__(self, attached, int64_t generation):
-        self._attached = attached
-        self._generation = generation
+    @property
+    def _engine(self):
+        return self.attached.engine
 
     @property
     def _attached(self):
@@ -46,8 +44,19 @@ cdef class PointBase:
 
     @_attached.setter
     def _attached(self, attached):
-        self.core = core_of(None if attached is None else attached.engine)  # which one has for life
+        self.core = core_of(None if attached is None else attached.engine)
         self.attached = attached
+
+
+@cython.embedsignature(False)
+cdef class PointBase(AttachedBase):
+    """PointBase(attached, generation)\n--\n\nWhat a point holds."""  # CPython reads the signature there
+
+    cdef public int64_t _generation
+
+    def __init__(self, attached, int64_t generation):
+        self._attached = attached
+        self._generation = generation
 
     def wait(self, stream=None, *, timeout=None, ahead=False):
         cdef Core core = self.core
@@ -74,20 +83,9 @@ cdef class PointBase:
             core.await_complete(self._generation, timeout)
 
 
-cdef class EventBase:
-    cdef public object _attached, _point_type
-    cdef object engine
-    cdef Core core
+cdef class EventBase(AttachedBase):
+    cdef public object _point_type
     cdef public bint _is_recorder, _is_open
-
-    @property
-    def _engine(self):
-        return self.engine
-
-    @_engine.setter
-    def _engine(self, engine):
-        self.core = core_of(engine)
-        self.engine = engine
 
     def record(self, stream=None, *, timeout=None, after=NOTHING):
         cdef PointBase point
@@ -99,7 +97,7 @@ cdef class EventBase:
             count(self.core, generation > 0)
             if generation > 0:
                 point = (<NewFunction>PyType_GetSlot(self._point_type, Py_tp_new))(self._point_type, NOTHING, NULL)
-                point.attached = self._attached
+                point.attached = self.attached
                 point.core = self.core
                 point._generation = generation
                 return point
