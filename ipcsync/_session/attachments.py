@@ -171,14 +171,14 @@ class AttachmentTable:
 
     def find(self, key: PointKey) -> AttachmentRef | None:
         """The attachment to a point's event, of this node or of another one, if there is one."""
-        origin = key.epoch, key.slot, key.incarnation
-        is_mirror = key.epoch != self._board.epoch
-        here = self._mirrors.get(origin) if is_mirror else origin[1:]
-        if here is None:
-            return None
-        use = self.uses.get(here)
-        found = self._finished.get(here) if use is None else use.attached
-        return None if found is not None and is_mirror and found.engine.origin != origin else found
+        if (use := self._use_of(key)) is not None:
+            return use.attached
+        return self._finished.get((key.slot, key.incarnation)) if key.epoch == self._board.epoch else None
+
+    def _use_of(self, key: PointKey) -> Use | None:
+        is_here = key.epoch == self._board.epoch
+        slot = (key.slot, key.incarnation) if is_here else self._mirrors.get((key.epoch, key.slot, key.incarnation))
+        return None if slot is None else self.uses.get(slot)
 
     def add(
         self, reply: Message, here: int, opening: Opening | None = None, session: _Session | None = None
@@ -262,10 +262,9 @@ class AttachmentTable:
             del self._mirrors[use.engine.origin]
         use.engine.close()
 
-    def give_up(self, attached: AttachmentRef) -> None:
+    def give_up(self, key: PointKey) -> None:
         """No caller has what was attached to for a point."""
-        use = self.uses.get((attached.engine.slot, attached.engine.incarnation))
-        if use is not None:
+        if (use := self._use_of(key)) is not None:
             use.is_given_up = True
 
     def give_back(self, late: Message) -> None:

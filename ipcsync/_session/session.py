@@ -225,7 +225,7 @@ class Session:
         self.driving.wake()
 
     def _beat_and_check(self) -> None:
-        """In each slice of a request: beat, and look whether it goes on."""
+        """In each slice of the first request: beat, and look whether it goes on."""
         self.lease.beat()
         self.lease.check_liveness()
 
@@ -287,16 +287,14 @@ class Session:
     def _exchange(self, requests: Sequence[Request], deadline: int) -> None:
         """On the owner's thread, as all that it is called by."""
         self._check_asked()
-        self.connection.exchange(requests, self.token, deadline, self._beat_and_check_asked)
+        self.connection.exchange(requests, self.token, deadline, self._check_asked)
 
     def _check_asked(self) -> None:
-        self.check()
+        """In each slice of a call's request: beat, and look whether it goes on."""
+        self.lease.beat()
+        self.check_liveness()
         if self.owner.is_unwanted:
             raise CallerGone
-
-    def _beat_and_check_asked(self) -> None:
-        self._beat_and_check()
-        self._check_asked()
 
     def open(
         self,
@@ -360,7 +358,7 @@ class Session:
                 self.trials.test(attached.engine)
         except BaseException as error:
             if key is not None:  # also of a job that had ended
-                self.owner.post(partial(self._give_up, key))
+                self.owner.post(partial(self.attachments.give_up, key))
             if isinstance(error, Exception) and (short := room.shortage(error, "an event")) is not None:
                 raise short from error
             raise
@@ -399,10 +397,6 @@ class Session:
                     table.give_back(request.reply)
             raise
         return found
-
-    def _give_up(self, key: PointKey) -> None:
-        if (found := self.find(key)) is not None:
-            self.attachments.give_up(found)
 
     def abandon(self, openings: Sequence[Opening]) -> None:
         """Close openings that no caller has."""

@@ -102,6 +102,26 @@ def test_an_interrupted_look_at_a_point_leaves_nothing_attached(
     until(lambda: [row.session for row in client.list_attachments("e")] == ["other"], "it is given back")
 
 
+def test_an_interrupted_look_at_a_point_of_an_event_that_is_over_ends_no_session(
+    client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_client("other") as other, other.event("e", recorder=True) as event:
+        data = bytes(event.record(ipcsync.Stream()))
+    until(_is_gone(client, "e"), "nobody uses it")
+    finished = client._session.attachments._finished
+
+    def interrupt() -> None:
+        until(lambda: bool(finished), "the coordinator has said how it ended")
+        raise Interruption
+
+    _amid_a_wait(interrupt, monkeypatch)
+    with pytest.raises(Interruption) as kept:  # with the frames that have what was found
+        client.point(data)
+    client.stats()
+    assert client.point(data).query()
+    del kept
+
+
 def test_a_point_that_is_attached_as_its_caller_goes_is_given_back(
     client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

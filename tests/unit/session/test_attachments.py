@@ -17,6 +17,7 @@ from ipcsync._session.attachments import Life, Opening
 from ipcsync._session.waits import Pending
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Break, Close
+from ipcsync._wire.point import PointKey
 from ipcsync.errors import (
     DeviceMismatch,
     EventClosed,
@@ -184,15 +185,23 @@ def test_what_came_too_late_of_a_use_that_drains_is_told_when_that_is_over(scene
         assert scene.coordinator.heard() == []
 
 
+def test_of_a_use_that_was_over_nothing_is_given_up(scene: Scene) -> None:
+    found = scene.table.add(messages.Remains("e0", 0, 1, scene.device, 3, 3, "closed"), 0)
+    scene.table.give_up(PointKey(scene.board.epoch, 0, 1, 1))
+    assert scene.find((0, 1)) is found
+    assert scene.look() == []
+
+
 def test_what_nobody_uses_stays_while_its_event_is_open_unless_its_call_is_gone(scene: Scene) -> None:
     scene.attach()
     scene.table.beat()
     found = scene.find((0, 1))
     assert found is not None
-    scene.table.give_up(found)
+    key = PointKey(scene.board.epoch, 0, 1, 1)
+    scene.table.give_up(key)
     scene.table.beat()
     assert scene.find((0, 1)) is found, "somebody uses it all the same"
-    scene.table.give_up(found)
+    scene.table.give_up(key)
     del found
     scene.table.beat()
     assert scene.find((0, 1)) is None
