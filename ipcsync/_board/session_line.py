@@ -15,7 +15,18 @@ class SessionLine:
     `serial` is (count << 16) | line number, and is never reused. `doorbell` is a futex that wakes the session's client.
     """
 
-    __slots__ = ("_address", "_label", "doorbell", "first", "offset", "words")
+    __slots__ = (
+        *(
+            "_label",
+            "doorbell",
+            "first",
+            "offset",
+            "owner_address",
+            "probe_address",
+            "state_and_serial_address",
+            "words",
+        ),
+    )
 
     state: Word = Word(layout.S_STATE)  # FREE, LIVE or EXPIRED; the coordinator's
     serial: Word = Word(layout.S_SERIAL)  # which session has the line; the coordinator's
@@ -34,27 +45,15 @@ class SessionLine:
         self.doorbell: Futex = Futex(address + offset + layout.S_DOORBELL * 8)
         self.first: int = offset // 8
         self.words: memoryview[int] = words
-        self._address = address + offset
-
-    @property
-    def state_and_serial_address(self) -> int:
-        """Address of the words of state and serial in this process."""
-        return self._address + layout.S_STATE * 8
+        first_word = address + offset
+        self.state_and_serial_address: int = first_word + layout.S_STATE * 8  # of both words
+        self.owner_address: int = first_word + layout.S_OWNER * 8
+        self.probe_address: int = first_word + layout.S_PROBE * 8
 
     @property
     def process(self) -> tuple[int, int, int]:
         """(pid, start time, pid namespace) as the coordinator sees them; pid 0 if it cannot see the process."""
         return self._pid, self._started, self._namespace
-
-    @property
-    def owner_address(self) -> int:
-        """Address of `owner` in this process."""
-        return self._address + layout.S_OWNER * 8
-
-    @property
-    def probe_address(self) -> int:
-        """Address of `probe` in this process."""
-        return self._address + layout.S_PROBE * 8
 
     @property
     def end_is_shown(self) -> bool:

@@ -19,7 +19,10 @@ class SlotLine:
     The compiled core does what recorders and waiters do, over the same words.
     """
 
-    __slots__ = ("_bits", "_board", "_hazards", "address", "first", "futex", "words")
+    __slots__ = (
+        *("_bits", "_hazards", "bits_length", "first", "futex", "words"),
+        *("address", "bits_address", "completed_address", "hazards_address"),
+    )
 
     # Of the coordinator.
     incarnation: Word = Word(layout.L_INCARNATION)  # how many uses the slot has had
@@ -50,37 +53,18 @@ class SlotLine:
         self.words: memoryview[int] = words
         self._bits = bits
         self._hazards = hazards
-        self._board = address
         self.address: int = address + offset
         self.futex: Futex = Futex(self.address + layout.L_RECORDED * 8)
-
-    @property
-    def completed_address(self) -> int:
-        """Address of the `completed` word in this process, for a GPU to write."""
-        return self.address + layout.L_COMPLETED * 8
+        self.completed_address: int = self.address + layout.L_COMPLETED * 8  # for a GPU to write
+        # A bit for each session that the slot depends on, at any remove; its recorder's own: ask that one.
+        self.bits_address: int = address + bits.start * 8
+        self.bits_length: int = len(bits)  # in words
+        self.hazards_address: int = ctypes.addressof(ctypes.c_char.from_buffer(hazards))
 
     @property
     def all_words(self) -> memoryview:
         """All words of the line, unbuffered: one comparison shows whether any has changed."""
         return self.words[self.first : self.first + layout.WORDS]
-
-    @property
-    def bits_address(self) -> int:
-        """Address of the first word of the slot's bits in this process; there are `bits_length` of them.
-
-        A bit for each session that the slot depends on, at any remove; its recorder's own: ask that one.
-        """
-        return self._board + self._bits.start * 8
-
-    @property
-    def bits_length(self) -> int:
-        """How many words the slot's bits have."""
-        return len(self._bits)
-
-    @property
-    def hazards_address(self) -> int:
-        """Address of the first of the slot's hazards in this process."""
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._hazards))
 
     @property
     def has_expired(self) -> bool:

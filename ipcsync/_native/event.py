@@ -23,7 +23,7 @@ from ipcsync._drivers.constants import (
     EVENT_INTERPROCESS,
 )
 from ipcsync._locks import CallLock, under
-from ipcsync._native import context, fork, host_wait, release
+from ipcsync._native import context, fork, host_wait, living
 from ipcsync._native.capture import is_capturing, relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.device import Device, kind_of, parse
@@ -114,7 +114,7 @@ class Event:
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
         if handle is not None:
-            release.destroy("cuEventDestroy", handle)
+            living.destroy_object("cuEventDestroy", handle)
 
     def record(self, stream: StreamLike | None = None) -> None:
         """Have the event stand for the work submitted to a stream so far; None is the current stream.

@@ -1,25 +1,46 @@
-"""The streams that ipcsync has made and not destroyed yet, for calls that concern all of them.
+"""Destroying driver objects in finalizers; and the streams that ipcsync has made, for calls that concern all of them.
 
-A finalizer destroys a stream, and it may run on any thread, between any two steps. So each use of the list holds its
-lock, and a stream that is dropped meanwhile is destroyed when the lock is free again.
+A finalizer runs on any thread, at any instruction, and must neither raise nor hang. A driver's call that destroys takes
+no lock of Python's and waits for no work, so a finalizer makes it at once, also one that the garbage collector runs.
+But each use of the list of streams holds its lock, and a stream that is dropped meanwhile is destroyed when the lock is
+free again.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from ipcsync._drivers import DriverObject
+from ipcsync import _drivers
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._locks import CallLock, attempt, under
-from ipcsync._native import release
+from ipcsync._native import fork
 
 T = TypeVar("T")
 
+log = logging.getLogger("ipcsync")
 
 _lock = CallLock()
 _streams: dict[int, tuple[DriverObject, int]] = {}  # handles and ordinals, by address
 _dropped: deque[DriverObject] = deque()
+
+
+def destroy_object(call: str, handle: DriverObject) -> None:
+    """Destroy `handle` by the driver function named `call`; never raises.
+
+    Does nothing in a forked child, whose parent still has the handle, nor while the interpreter exits: the driver
+    releases everything with the process, and must not be waited for by then.
+    """
+    if sys.is_finalizing() or fork.is_in_bad_fork():
+        return
+    try:
+        unwrap(getattr(_drivers.load(), call)(handle), call)
+    except Exception:
+        # The context may be gone already, and a finalizer cannot raise.
+        log.debug("%s of %#x failed", call, int(handle), exc_info=True)
 
 
 def add(handle: DriverObject, ordinal: int) -> None:
@@ -36,7 +57,7 @@ def destroy(handle: DriverObject) -> None:
 
 def _destroy_dropped() -> None:
     while _dropped:
-        release.destroy("cuStreamDestroy", _dropped.popleft())
+        destroy_object("cuStreamDestroy", _dropped.popleft())
 
 
 def use(function: Callable[[list[tuple[DriverObject, int]]], T]) -> T:

@@ -85,7 +85,7 @@ class Trials:
         if ordinal not in self._why_not:
             deadline_of(seconds)
             with self._trial():
-                why_not = why_not_timeline(self._line, ordinal, seconds) or ""
+                why_not = _why_not_timeline(self._line, ordinal, seconds) or ""
             self._why_not[ordinal] = why_not
             if why_not:
                 log.warning(
@@ -100,7 +100,7 @@ class Trials:
         """The result of `Client.check`."""
         with self._trial():
             event = reply.why_not_event or _why_not_event(reply.handle, ordinal)
-            timeline = reply.why_not_timeline or why_not_timeline(self._line, ordinal)
+            timeline = reply.why_not_timeline or _why_not_timeline(self._line, ordinal)
         return {
             "event": {"ok": event is None, "why": event or ""},
             "timeline": {"ok": timeline is None, "why": timeline or ""},
@@ -127,7 +127,7 @@ def _open(handle: bytes) -> str | None:
     return None
 
 
-def why_not_timeline(line: SessionLine, ordinal: int, seconds: float = _PASS_S) -> str | None:
+def _why_not_timeline(line: SessionLine, ordinal: int, seconds: float = _PASS_S) -> str | None:
     """Why streams of a device cannot write words of the board and wait for them here, in this session's own line.
 
     None if they can. WaitTimeout if fewer `seconds` than a try may take did not tell.
