@@ -138,9 +138,10 @@ class Owner:
             self._queue.get()()
 
     def _do(self, job: Job[Any]) -> None:
-        self._job = job
-        job.run()
-        self._job = None
+        if job.is_wanted:
+            self._job = job
+            job.run()
+            self._job = None
 
     @property
     def is_unwanted(self) -> bool:

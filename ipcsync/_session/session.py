@@ -286,7 +286,7 @@ class Session:
 
     def _exchange(self, requests: Sequence[Request], deadline: int) -> None:
         """On the owner's thread, as all that it is called by."""
-        self._check_asked()
+        self.check()
         self.connection.exchange(requests, self.token, deadline, self._check_asked)
 
     def _check_asked(self) -> None:
@@ -380,7 +380,7 @@ class Session:
             # A thread that attaches in a loop holds slots for which others wait, and beats are rare with a long TTL.
             table.end_unused()
             self.driving.wake()
-        self._check_asked()
+        self.check()
         table.tell_all(timeout, deadline)
         requests = [Request(body, table.give_back) for body in bodies]
         found: list[AttachmentRef] = []

@@ -273,5 +273,5 @@ def test_points_whose_callers_go_do_not_pile_up(new_client: NewClient, monkeypat
         with pytest.raises(InterruptedError):
             reader.point(bytes(event.record())).query()
         most = max(most, len(session.attachments.uses))
-    assert most <= MANY_POINTS
+    assert most <= MANY_POINTS + 1  # one may be under way as a beat comes, from which the others count
     until(lambda: not session.attachments.uses, "a beat ended the last ones, though their events are open")
