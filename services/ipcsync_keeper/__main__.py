@@ -38,11 +38,7 @@ def main(plan: Plan) -> int:
         report_failure(caught, "a keeper")
         return 1
     resources.directory.sign(KEEPER)
-
-    def ready() -> None:
-        resources.report_ready(manager, plan.ready_fd, keeper=os.getpid())
-
-    status = Keeper(plan, resources, manager, parent, wake, ready).run()
+    status = Keeper(plan, resources, manager, parent, wake).run()
     log.info("stopped")
     return status
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import select
 import signal
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -45,22 +45,15 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Keeper:
-    """Keeps a coordinator serving over `resources` while `parent` lives. `ready` is called once the first serves."""
+    """Keeps a coordinator serving over `resources` while `parent` lives, and reports once the first serves."""
 
     def __init__(
-        self,
-        plan: Plan,
-        resources: Resources,
-        manager: ServiceManager,
-        parent: Process | None,
-        wake: Wake,
-        ready: Callable[[], None],
+        self, plan: Plan, resources: Resources, manager: ServiceManager, parent: Process | None, wake: Wake
     ) -> None:
         self._plan = plan
         self._resources = resources
         self._manager = manager
         self._parent = parent
-        self._on_ready = ready
         self._status: int | None = None  # the exit status, once it ends
         self._versions: dict[str, str] | None = None  # the versions of all coordinators over these resources
         self._is_ready = False
@@ -176,7 +169,7 @@ class Keeper:
         self._first_settings, self._last_settings = self._first_settings or child.settings, child.settings
         if not self._is_ready:
             self._is_ready = True
-            self._on_ready()
+            self._resources.report_ready(self._manager, self._plan.ready_fd, keeper=os.getpid())
 
     def _see_end(self, child: CoordinatorProcess, status: int) -> None:
         """The coordinator has ended: a death, unless it was told to end or announced it."""
