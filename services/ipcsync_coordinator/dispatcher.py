@@ -55,41 +55,34 @@ class Dispatcher:
         self.is_one_of_many = False
         is_poison = self._journal.begin_request(frame)
         try:
-            return self._refuse_poison(frame) if is_poison else self._handle(frame, sender, now_ns)
+            return self._handle(frame, sender, now_ns, is_poison=is_poison)
         finally:
             self._journal.end_request()
             self._metrics.observe((time.monotonic_ns() - now_ns) / 1e9)
 
-    def _handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
+    def _handle(self, frame: bytes, sender: Sender, now_ns: int, *, is_poison: bool) -> bytes | None:
+        op, request_id = "", 0  # until they are known
         try:
+            if is_poison:
+                raise ProtocolError("coordinators died of this request: it is not tried again", code="poison")
             request = decode.decode_request(frame, self._max_frame)
-        except ProtocolError as error:
-            self._metrics.count_refusal(error)
-            self._strikes.strike(sender.routing)
-            return codec.encode_reply(decode.peek_id(frame), codec.failure_of(error))
-        return self._reply(request, sender, now_ns)
-
-    def _refuse_poison(self, frame: bytes) -> bytes:
-        error = ProtocolError("coordinators died of this request: it is not tried again", code="poison")
-        self._metrics.count_refusal(error)
-        log.error("refused", extra=fields(reason="poison"))
-        return codec.encode_reply(decode.peek_id(frame), codec.failure_of(error))
-
-    def _reply(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
-        try:
+            op, request_id = request.op, request.id
             return self._answer(request, sender, now_ns)
         except IpcSyncError as error:
-            self._metrics.count_refusal(error, request.op)
-            return codec.encode_reply(request.id, codec.failure_of(error))
+            self._metrics.count_refusal(error, op)
+            failure = codec.failure_of(error)
+            if is_poison:
+                log.error("refused", extra=fields(reason="poison"))
+            elif not op:
+                self._strikes.strike(sender.routing)
         except Exception:
             self._metrics.refusals["internal"] += 1
-            self._metrics.count_result(request.op, "internal")
-            log.exception("request failed", extra=fields(op=request.op))
-            return codec.encode_reply(
-                request.id, messages.Failure("IpcSyncError", "the coordinator has an internal error; see its log")
-            )
+            self._metrics.count_result(op, "internal")
+            log.exception("request failed", extra=fields(op=op))
+            failure = messages.Failure("IpcSyncError", "the coordinator has an internal error; see its log")
         finally:
             self._transactions.commit()  # also the changes of a request that failed
+        return codec.encode_reply(request_id or decode.peek_id(frame), failure)
 
     def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
         op = request.op
