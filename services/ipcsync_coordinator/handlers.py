@@ -121,12 +121,12 @@ class Handlers:
         if len(self._sessions) >= room:
             raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
         session = self._registry.open_session(os.urandom(4).hex(), hello.name, hello.role, self._is_held)
-        session.watch = watch = ProcessWatch(self._board, session.line)
-        watch.begin(sender)
-        session.pid, session.started = watch.pid, watch.started
         session.token, session.nonce = os.urandom(16), hello.nonce
         session.opened_ns = session.beat_ns = time.monotonic_ns()
         session.ttl_ns, session.why_not_event = int(ttl * 1e9), self._why_not_event(hello)
+        session.watch = watch = ProcessWatch(self._board, session.line)
+        watch.begin(sender)
+        session.pid, session.started = watch.pid, watch.started
         self._sessions.add(session)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=session.pid, ttl_s=ttl))
         return self._welcome(session)
