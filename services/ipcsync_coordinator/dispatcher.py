@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
@@ -26,18 +25,11 @@ class Dispatcher:
     """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC.
 
     `is_one_of_many` says of the last frame whether its call has sent others, all of whose replies the call waits for.
-    `on_confirm` is called for each request of a session whose process no pidfd watches yet. `strikes` counts the
-    invalid messages of each connection. The effects of a request are carried out before its reply is sent.
+    `strikes` counts the invalid messages of each connection. The effects of a request are carried out before its reply
+    is sent.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        handlers: Handlers,
-        metrics: Metrics,
-        strikes: StrikeCounter,
-        on_confirm: Callable[[Session, Sender], None],
-    ) -> None:
+    def __init__(self, settings: Settings, handlers: Handlers, metrics: Metrics, strikes: StrikeCounter) -> None:
         self._max_frame = settings.max_frame
         self._handlers = handlers
         self._table = handlers.table
@@ -47,7 +39,6 @@ class Dispatcher:
         self._strikes = strikes
         self._transactions = handlers.transactions
         self._journal = handlers.transactions.journal
-        self._on_confirm = on_confirm
         self.is_one_of_many = False
 
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
@@ -117,7 +108,7 @@ class Dispatcher:
                 session=session.label,
             )
         if not session.watch.is_confirmed:
-            self._on_confirm(session, sender)
+            self._handlers.confirm(session, sender)
         return self._decide(session, request, sender)
 
     def _again(self, session: Session | None, request_id: int, kept: Kept) -> bytes:

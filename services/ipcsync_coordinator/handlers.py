@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -89,6 +90,13 @@ class Handlers:
         """Have a session that is ready be watched for its process's death."""
         session.peer = Peer(self._board, session.serial)
         self._deaths.watch(session.peer)
+
+    def confirm(self, session: Session, sender: Sender) -> None:
+        """Note a request of a session whose process no pidfd watches yet."""
+        watch = session.watch
+        if watch.confirm(sender, partial(self.bury, session)):
+            session.pid, session.started, session.was_confirmed = watch.pid, watch.started, True
+            self._registry.touched.sessions.add(session)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -251,12 +259,8 @@ class Handlers:
             self._metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=session.pid, how=how))
 
-    def drains(self, session: Session) -> bool:
-        """Whether the session said goodbye before its last records were known complete, and they may still count."""
-        return self._registry.drains(session)
-
     def break_drained(self, session: Session) -> None:
-        """Break the events of such a session, whose process was silent for longer than its TTL."""
+        """Break the events of a session that drains, and whose process was silent for longer than its TTL."""
         log.warning("events lost", extra=fields(id=session.id, name=session.name, pid=session.pid, how="ttl"))
         self._registry.break_drained(session)
         self.transactions.commit()

@@ -53,7 +53,7 @@ class ProcessWatch:
             except OSError:
                 self._pidfd = None  # it is gone, or descriptors are short: the TTL and the lifeline decide
 
-    def watch_at_once(self, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> bool:
+    def watch_at_once(self, on_death: Callable[[], None]) -> bool:
         """Watch a process that was confirmed earlier; False if it is proven dead."""
         try:
             self._pidfd = PidFd(self.pid)
@@ -64,10 +64,10 @@ class ProcessWatch:
         except OSError:  # descriptors are short, which proves nothing: the TTL and the lifeline decide
             self.close()
             return True
-        self._confirm(self._pidfd, loop, on_death)
+        self._confirm(self._pidfd, on_death)
         return True
 
-    def confirm(self, sender: Sender, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> bool:
+    def confirm(self, sender: Sender, on_death: Callable[[], None]) -> bool:
         """Note another message of the session; returns whether this made the pidfd count."""
         if self.is_confirmed:
             return False
@@ -76,12 +76,12 @@ class ProcessWatch:
             return False
         if self._pidfd is None or sender.routing != self._routing:
             return False
-        self._confirm(self._pidfd, loop, on_death)
+        self._confirm(self._pidfd, on_death)
         return True
 
-    def _confirm(self, pidfd: PidFd, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> None:
-        self._watched_by = loop
-        loop.add_reader(pidfd, on_death)
+    def _confirm(self, pidfd: PidFd, on_death: Callable[[], None]) -> None:
+        self._watched_by = asyncio.get_running_loop()
+        self._watched_by.add_reader(pidfd, on_death)
 
     def has_let_go(self) -> bool:
         """Whether the process has released its lifeline: its last step when it closes, or calls exec.

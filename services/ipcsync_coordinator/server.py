@@ -92,7 +92,7 @@ class Server:
             self._descriptors.sessions,
         )
         strikes = StrikeCounter(settings.max_invalid, settings.max_sessions)
-        dispatcher = Dispatcher(settings, self.handlers, self.metrics, strikes, self._confirm)
+        dispatcher = Dispatcher(settings, self.handlers, self.metrics, strikes)
         self._requests = Requests(self._take_router(), settings, dispatcher, strikes, self.metrics.refuse, self.feed)
         self.fleet.deliver = self._requests.deliver
         self._tick_s = min(0.25, settings.lease_ttl / 8)
@@ -218,18 +218,13 @@ class Server:
             if session.is_ready:
                 self.handlers.watch(session)
             on_end = partial(self.handlers.bury, session)
-            if session.was_confirmed and not session.watch.watch_at_once(self._loop, on_end):
+            if session.was_confirmed and not session.watch.watch_at_once(on_end):
                 on_end()
 
     def _died(self, serial: int) -> None:
         session = self.registry.sessions.get(serial)
         if session is not None:
             self.handlers.lose(session, "pidfd")
-
-    def _confirm(self, session: Session, sender: Sender) -> None:
-        if session.watch.confirm(sender, self._loop, partial(self.handlers.bury, session)):
-            session.pid, session.started, session.was_confirmed = session.watch.pid, session.watch.started, True
-            self.registry.touched.sessions.add(session)
 
     def _forget(self, session: Session) -> None:
         self.handlers.forget(session)
@@ -330,7 +325,7 @@ class Server:
         elif session.watch.has_let_go() or not (session.is_ready or session.watch.holds_lifeline()):
             # Its goodbye was lost, it called exec, or it was never ready, and expired with its lifeline held.
             self.handlers.bury(session)
-        elif self.handlers.drains(session) and self._is_silent(session, now_ns):
+        elif self.registry.drains(session) and self._is_silent(session, now_ns):
             self.handlers.break_drained(session)
 
     def _is_silent(self, session: Session, now_ns: int) -> bool:

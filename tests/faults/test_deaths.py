@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -285,14 +286,14 @@ class _Loop:
 
 
 def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_connection(
-    client: ipcsync.Client,
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = _Loop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
     watch = ProcessWatch(client._session.lease.board, 0)
     watch.begin(Sender(b"first", Frame(os.getpid())))
     found = [
-        watch.confirm(Sender(routing, None), loop, lambda: None)  # type: ignore[arg-type] # as much of a loop as it needs
-        for routing in (b"another connection", b"first", b"first")
+        watch.confirm(Sender(routing, None), lambda: None) for routing in (b"another connection", b"first", b"first")
     ]
     assert found == [False, True, False]
     assert len(loop.readers) == 1
@@ -309,9 +310,9 @@ def test_row_07_a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_keep
     board = client._session.lease.board
     watch = ProcessWatch(board, 0, os.getpid(), 1, has_lifeline=True)
     monkeypatch.setattr(liveness, "start_time", has_none)
-    before, loop = descriptors(), _Loop()
-    assert watch.watch_at_once(loop, lambda: None)  # type: ignore[arg-type] # as much of a loop as it needs
-    assert not loop.readers
+    before = descriptors()
+    assert watch.watch_at_once(lambda: None)
+    assert not watch.is_confirmed
     assert descriptors() == before
 
 

@@ -125,15 +125,11 @@ class World:
             self.handlers,
             self.metrics,
             StrikeCounter(SETTINGS.max_invalid, SETTINGS.max_sessions),
-            self._confirm,
         )
         self.ids = iter(range(1 << 40, 1 << 41))
 
     def _forget(self, session: Session) -> None:
         self.handlers.forget(session)
-
-    def _confirm(self, _session: Session, _sender: Sender) -> None:
-        """There is no loop that could watch a pidfd."""
 
     def handle(self, frame: bytes) -> Message | None:
         """The reply's body."""

@@ -253,7 +253,7 @@ def test_each_frame_is_measured_whatever_becomes_of_it(world: World) -> None:
 
 def test_who_is_not_confirmed_yet_is_looked_at_with_each_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Session, Sender]] = []
-    monkeypatch.setattr(world.dispatcher, "_on_confirm", lambda *told: seen.append(told))
+    monkeypatch.setattr(world.handlers, "confirm", lambda *told: seen.append(told))
     token = world.hello().token
     entry = _entry(world, token)
     sender = Sender(b"routing", Frame(os.getpid()))
