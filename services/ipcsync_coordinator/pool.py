@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from ipcsync.errors import DeviceMismatch, IpcSyncError, QuotaExceeded
@@ -76,12 +77,14 @@ class Pool:
                 raise QuotaExceeded(
                     f"there are {self.made} CUDA events already{aside} (--max-cuda-events)", limit=self._limit
                 )
-            made = self._driver.make(uuid, min(max(missing, self._step), room))
-            self._events.update((shared.serial, shared) for shared in made)
-            device.spare += [shared.serial for shared in made]
+            self._driver.make(uuid, min(max(missing, self._step), room), partial(self._add, device))
         ring = device.spare[-depth:]
         del device.spare[-depth:]
         return ring
+
+    def _add(self, device: _Device, made: list[SharedCudaEvent]) -> None:
+        self._events.update((shared.serial, shared) for shared in made)
+        device.spare += [shared.serial for shared in made]
 
     def _make_room(self, device: _Device, missing: int) -> None:
         """Destroy as many spare events of other devices as the limit asks for: no process has them."""

@@ -102,9 +102,6 @@ class Link:
             return  # the other end was closed first
 
 
-Made = list[SharedCudaEvent]
-
-
 class DriverClient:
     """The driver, asked over a link.
 
@@ -118,13 +115,9 @@ class DriverClient:
         self._timelines: dict[str, str | None] = {}
         self._is_late = False  # the last question was not answered in time, and still is not
 
-    def make(self, device: str, count: int) -> Made:
-        """New interprocess events, numbered and exported. Events that come too late are destroyed."""
-        return msgspec.convert(self._ask("make", device, count, if_late=self._destroy_late), Made)
-
-    def _destroy_late(self, answer: Any) -> None:
-        if not isinstance(answer, IpcSyncError):
-            self.destroy([made.serial for made in msgspec.convert(answer, Made)], lambda _: None)  # never recorded
+    def make(self, device: str, count: int, then: Callable[[list[SharedCudaEvent]], None]) -> None:
+        """Make interprocess events, numbered and exported. `then` gets them, also those that come too late."""
+        self._ask("make", device, count, then=lambda made: then(msgspec.convert(made, list[SharedCudaEvent])))
 
     def destroy(self, serials: list[int], then: Callable[[list[int]], None]) -> None:
         """Destroy these events without waiting; `then` gets those that are kept, since a record of them is pending."""
@@ -161,16 +154,14 @@ class DriverClient:
         except EOFError:
             _end_at_once()
 
-    def _ask(self, op: str, *arguments: Any, if_late: Callable[[Any], None] = lambda _: None) -> Any:
+    def _ask(self, op: str, *arguments: Any, then: Callable[[Any], None] = lambda _: None) -> Any:
         answers: list[Any] = []
-        is_late = False
 
         def take(answer: Any) -> None:
-            if is_late:
-                self._is_late = False
-                if_late(answer)
-            else:
-                answers.append(answer)
+            self._is_late = False
+            answers.append(answer)
+            if not isinstance(answer, IpcSyncError):
+                then(answer)
 
         try:
             if self._is_late:
@@ -182,7 +173,7 @@ class DriverClient:
             while not answers:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._take_one(left):
-                    is_late = self._is_late = True
+                    self._is_late = True
                     raise WaitTimeout(f"the driver did not answer within {_PATIENCE_S:g} s", timeout=_PATIENCE_S)
         except EOFError:
             _end_at_once()

@@ -50,13 +50,13 @@ def follow(path: str) -> None:
     SessionTable.keep = steps.after(steps.before(SessionTable.keep))  # type: ignore[method-assign]
     make = DriverClient.make
 
-    def make_once_dismissed(self: DriverClient, device: str, count: int) -> Any:
+    def make_once_dismissed(self: DriverClient, device: str, count: int, then: Any) -> None:
         if _words(script)[0] == "dismissed":
             script.write_text("")
             poll = select.poll()
             poll.register(self.link.socket, select.POLLRDHUP)
             poll.poll()
-        return make(self, device, count)
+        make(self, device, count, then)
 
     DriverClient.make = make_once_dismissed  # type: ignore[method-assign]
     decide = Handlers._open

@@ -68,8 +68,8 @@ class DirectDriver(DriverClient):
     def __init__(self, events: EventStore) -> None:
         self._events = events
 
-    def make(self, device: str, count: int) -> list[SharedCudaEvent]:
-        return self._events.make(device, count)
+    def make(self, device: str, count: int, then: Callable[[list[SharedCudaEvent]], None]) -> None:
+        then(self._events.make(device, count))
 
     def destroy(self, serials: list[int], then: Callable[[list[int]], None]) -> None:
         then(self._events.destroy(serials))

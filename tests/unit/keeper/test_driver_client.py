@@ -26,7 +26,7 @@ def test_behind_a_question_that_is_not_answered_the_next_ones_are_refused_at_onc
         monkeypatch.setattr(link, "_PATIENCE_S", 1000.0)  # who waits once more does so for ever
         for _ in range(3):
             with pytest.raises(WaitTimeout, match="has not answered an earlier request yet"):
-                driver.make("gpu", 1)
+                driver.make("gpu", 1, lambda _: None)
         assert keeper.receive(5.0) is not None
         assert keeper.receive(0.0) is None, "those that were refused were not sent"
         keeper.send(False, b"late")
