@@ -159,7 +159,7 @@ class Server:
             (self.feed.socket, self._drain_feed),
         ]
         for socket, drain in readers:
-            self._loop.add_reader(_fd(socket), drain)
+            self._loop.add_reader(int(socket.fd), drain)
             self._loop.call_soon(drain)  # requests before the reader was added give no edge
         self._loop.call_soon(self._tick)
         self.handlers.questions.serve()
@@ -168,7 +168,7 @@ class Server:
         self._startup.driver.report_serving()
         await self._done.wait()
         for socket, _ in readers:
-            self._loop.remove_reader(_fd(socket))
+            self._loop.remove_reader(int(socket.fd))
 
     def stop(self) -> None:
         """Start the shutdown."""
@@ -352,9 +352,3 @@ class Server:
             session.watch.close()
         if resources is not None:
             resources.close()
-
-
-def _fd(socket: zmq.Socket[bytes]) -> int:
-    fd = socket.fd
-    assert isinstance(fd, int)
-    return fd
