@@ -50,10 +50,11 @@ def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: 
     the node's name.
     """
     from ipcsync._logs import configure
-    from ipcsync_bridge import reload
 
     directory = runtime_dir or endpoints.runtime_dir()
-    settings = config.load(directory, given)
+    settings = config.load(directory, given)  # before what needs nats-py, whose absence it reports
+    from ipcsync_bridge import reload
+
     if try_handover is not None:
         reload.answer(try_handover, settings)
         return
@@ -82,11 +83,10 @@ async def _serve(settings: Settings, directory: str) -> int | tuple[State, dict[
     from ipcsync._logs import fields
     from ipcsync_bridge import handover
     from ipcsync_bridge.bridge import Bridge
-    from ipcsync_bridge.nats_transport import NatsTransport
     from ipcsync_bridge.reload import SIGNALS, Reloads
     from ipcsync_bridge.session import BridgeSession
     from ipcsync_bridge.store import owner_id
-    from ipcsync_bridge.transport import Unavailable
+    from ipcsync_bridge.transport import Transport, Unavailable
 
     try:
         left = handover.take()
@@ -99,7 +99,7 @@ async def _serve(settings: Settings, directory: str) -> int | tuple[State, dict[
     why = "restarted"
     try:
         owner = owner_id(directory, settings.fleet, settings.node)
-        bridge = Bridge(settings, session, NatsTransport(settings), owner, left)
+        bridge = Bridge(settings, session, Transport(settings), owner, left)
         manager = ServiceManager()
         reloads = Reloads(bridge, manager)
         loop = asyncio.get_running_loop()

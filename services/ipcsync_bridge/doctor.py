@@ -15,7 +15,6 @@ import click
 
 from ipcsync.cli.doctor.report import Findings, Outcome, Result
 from ipcsync_bridge import certificates, config, wire
-from ipcsync_bridge.store import Owner, decode, known_owner_id
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -68,7 +67,7 @@ class Context:
 
     async def is_refused(self, subject: str, work: Awaitable[object]) -> bool:
         """Whether the server forbids what is done on a subject, as it says behind it."""
-        from ipcsync_bridge.nats_transport import flushed
+        from ipcsync_bridge.transport import flushed
 
         before = len(self.errors)
         await work
@@ -146,7 +145,7 @@ async def _certificates(context: Context) -> Outcome:
 async def _server(context: Context) -> Outcome:
     import nats
 
-    from ipcsync_bridge.nats_transport import tls_of
+    from ipcsync_bridge.transport import tls_of
 
     settings = context.settings
 
@@ -252,7 +251,7 @@ async def _try_to_write(context: Context, subject: str) -> None:
     import nats.errors
     import nats.js.errors
 
-    from ipcsync_bridge.nats_transport import WRONG_REVISION
+    from ipcsync_bridge.transport import WRONG_REVISION
 
     headers = {"Nats-Expected-Last-Subject-Sequence": str(_NEVER)}
     try:
@@ -268,6 +267,8 @@ async def _try_to_write(context: Context, subject: str) -> None:
 
 async def _name(context: Context) -> Outcome:
     import nats.js.errors
+
+    from ipcsync_bridge.store import Owner, decode, known_owner_id
 
     node = context.settings.node
     mine = known_owner_id(context.directory, context.settings.fleet, node)

@@ -92,7 +92,7 @@ async def _try() -> str | None:
 
 def answer(theirs: str, settings: Settings) -> None:
     """Return if this code can go on with a state of the formats `theirs`; raise Failed with the reason if not."""
-    from ipcsync_bridge.nats_transport import tls_of
+    from ipcsync_bridge.transport import tls_of
 
     if theirs != handover.versions():
         raise Failed(

@@ -160,6 +160,8 @@ class Subscriber:
         """Lose a node in this epoch, and with it all of its mirrors, for good."""
         if self.sources.get(source.node) is source:
             del self.sources[source.node]
+        if not source.links:
+            return
         self.counters.lost[reason] += 1
         self.lost.pop(source.node, None)  # the newest is the last one
         if len(self.lost) >= _MOST_LOST:
@@ -182,9 +184,6 @@ class Subscriber:
                 self._kept_less.discard(source.node)
                 source.next_keep = now + _KEEP_S
                 self._keep(source)
-            if not source.links and not self._linking:
-                del self.sources[source.node]
-                continue
             if source.wants_sync and source.node not in self._syncing:
                 self._syncing.add(source.node)
                 source.wants_sync = False
@@ -234,6 +233,8 @@ class Subscriber:
             source.wants_sync = True
             self._keep(source)
         source.was_unequal = is_unequal
+        if not (source.links or body.links or self._linking or source.node in self._syncing):
+            del self.sources[source.node]  # not before: what says that nothing is wanted may not have come
         self.wake()
 
     async def _sync(self, source: Source) -> None:
@@ -254,7 +255,7 @@ class Subscriber:
                 life = life or state.life  # a later one, of another bridge, says nothing of the links before it
                 for row in wire.unpack_rows(state.rows):
                     self._take_state(source, row)
-            source.life = life
+            source.life = life or source.life
             is_done = True
         except NodeLost as error:
             if error.reason == "restarted":

@@ -1,17 +1,51 @@
-"""The transport between bridges, and the store of the fleet's names: six calls, implemented over NATS.
+"""The transport between bridges, over NATS: core messages, and a JetStream KV bucket for the fleet's names.
 
-`ask`: what is answered, and `send`: what is not. `listen`, once: what is called with what comes. `cas`, `read` and
-`keys`: the store of names. Nothing here gives a guarantee of delivery or of order, and none is needed.
+Nothing here gives a guarantee of delivery or of order, and none is needed.
+
+`ipcsync.FLEET.NODE.ask.SENDER` is what a node receives, `….answer.SENDER.ID` what it asked for.
+The servers let each member publish only as the SENDER that it is. A member may however have a server reply to any
+subject, with headers or as JetStream's JSON; so nothing with headers is taken, JSON is no message of a bridge's, and
+an ID cannot be guessed.
+
+No decision rests on a watch of the bucket, on a TTL of the server's, or on a clock that two machines share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeAlias
+import asyncio
+import logging
+import re
+import secrets
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeAlias, TypeVar
 
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import NO_RESPONDERS_STATUS, Client
+from nats.aio.msg import Msg
+from nats.js.api import Header, KeyValueConfig, StorageType
+from nats.js.kv import KeyValue
+
+from ipcsync._logs import fields, is_round
 from ipcsync.errors import IpcSyncError
+from ipcsync_bridge.config import Settings
 
+log = logging.getLogger("ipcsync.bridge")
+T = TypeVar("T")
 Answer: TypeAlias = Callable[[bytes], Coroutine[Any, Any, None]]
+
+_MOST_PENDING = 8_192  # messages that came and were not read yet
+_PENDING_BYTES = 16 * 1024 * 1024
+WRONG_REVISION = 10071  # JetStream's code for a write at another revision
+_CONNECT_S = 2.0
+_CANCEL_S = 0.1
+_CLOSE_S = 3.0
+_TRY_S = 10.0  # for a connection of a bridge that has links already, which tries again
+_LAST = re.compile(r"[A-Za-z0-9_-]+")  # of a key, behind the dot
+_NOT_SENT = (nats.errors.Error, OSError, asyncio.TimeoutError)
 
 
 class Unreachable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
@@ -43,20 +77,253 @@ class Listener(Protocol):
         """The connection has ended, and will not come back."""
 
 
-class Transport(Protocol):
-    """One node's connection to the others."""
+class Transport:
+    """One connection to the servers of `settings`, as the node of `settings`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._nats = Client()
+        self._bucket: KeyValue | None = None
+        self._is_replicated = True
+        self._listener: Listener | None = None
+        self._asked: dict[str, asyncio.Future[bytes]] = {}  # by the subject of the answer
+        self._errors = 0
+        self._closing: asyncio.Task[Any] | None = None  # which closes it
+        self.last_error = ""  # the server says why it refuses only here, not in the reply
+
+    # --- the connection -----------------------------------------------------------------------------------------------
 
     async def listen(self, listener: Listener, timeout: float | None) -> None:
         """Connect, and have `listener` called from now on. Unavailable if that cannot be within `timeout` seconds.
 
         None is for one try of a bridge that has links already: it takes seconds, and does not ask the server to answer.
         """
+        self._listener = listener
+        self._nats = Client()
+        settings = self._settings
+        try:
+            connecting = self._nats.connect(
+                list(settings.servers),
+                name=f"ipcsync bridge {settings.node}",
+                error_cb=self._failed,
+                reconnected_cb=self._reconnected,
+                disconnected_cb=self._disconnected,
+                closed_cb=self._closed,
+                connect_timeout=int(_CONNECT_S),
+                reconnect_time_wait=0.05,  # type: ignore[arg-type] # it takes fractions
+                max_reconnect_attempts=-1,
+                ping_interval=1,
+                max_outstanding_pings=2,
+                pending_size=1024 * 1024,
+                inbox_prefix=f"_INBOX_{settings.node}".encode(),
+                tls=tls_of(settings),
+                user_credentials=settings.credentials or None,
+            )
+            # nats-py itself tries for ever, and may wait for ever for the end of a connection.
+            await _within(connecting, _TRY_S if timeout is None else timeout)
+        except (*_NOT_SENT, ssl.SSLError) as error:
+            why = self.last_error or str(error) or type(error).__name__
+            raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
+        for kind, callback in (("ask.*", self._on_ask), ("answer.*.*", self._on_answer)):
+            await self._nats.subscribe(
+                self._subject(settings.node, kind),
+                cb=callback,
+                pending_msgs_limit=_MOST_PENDING,
+                pending_bytes_limit=_PENDING_BYTES,
+            )
+        self._limit_silence()
+        if timeout is not None:
+            await self._flush()
+
+    def _limit_silence(self) -> None:
+        """Have the kernel drop the connection once what was sent is not taken in for a link's TTL.
+
+        nats-py waits for the end of the old connection before it makes a new one: TCP alone tries for a quarter of an
+        hour.
+        """
+        writer = self._writer()
+        socket_ = None if writer is None else writer.get_extra_info("socket")
+        if socket_ is not None:
+            milliseconds = max(1, round(1000 * self._settings.link_ttl))
+            socket_.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+    def _writer(self) -> asyncio.StreamWriter | None:
+        """The connection's stream, if there is one. nats-py offers neither its socket nor a way to drop it."""
+        writer = getattr(self._nats._transport, "_io_writer", None)  # noqa: SLF001 - see above
+        return writer if isinstance(writer, asyncio.StreamWriter) else None
+
+    async def _flush(self) -> None:
+        try:
+            await flushed(self._nats, _CONNECT_S)
+        except _NOT_SENT as error:
+            raise Unavailable(f"the NATS server does not answer: {self.last_error or error}") from error
+
+    def _subject(self, node: str, kind: str) -> str:
+        return f"ipcsync.{self._settings.fleet}.{node}.{kind}"
+
+    async def _failed(self, error: Exception) -> None:
+        if self._closing not in (None, asyncio.current_task()):
+            raise asyncio.CancelledError  # nats-py swallows some cancellations, and would try to connect for ever
+        self.last_error = str(error) or type(error).__name__
+        self._errors += 1
+        if is_round(self._errors):
+            log.warning("nats", extra=fields(error=self.last_error, count=self._errors))
+
+    async def _disconnected(self) -> None:
+        for asked in self._asked.values():  # their answers may be lost with the connection
+            if not asked.done():
+                asked.set_exception(CutOff("this node is cut off from NATS: the connection was lost"))
+        if self._closing is None:
+            log.warning("nats: disconnected")
+
+    async def _reconnected(self) -> None:
+        if self._closing is not None:
+            await self._nats.close()
+            return
+        self._limit_silence()
+        log.warning("nats: connected again", extra=fields(server=self.server))
+        if self._listener is not None:
+            self._listener.connected()
+
+    async def _closed(self) -> None:
+        """The client has given up: a server has told it that it may not connect any more, for instance."""
+        if self._listener is not None and self._closing is None:
+            self._listener.closed(str(self._nats.last_error or self.last_error))
+
+    async def close(self) -> None:
+        """Flush what was sent, if that is quick, and end. What cannot be sent is dropped."""
+        try:
+            await _within(self._close(), _CLOSE_S)
+        except asyncio.TimeoutError:
+            # asyncio never tells the end of a connection that was cut off amid its TLS handshake.
+            log.debug("nats: the connection did not end")
+
+    async def _close(self) -> None:
+        self._closing = asyncio.current_task()
+        is_flushed = False
+        if self._nats.is_connected:
+            try:
+                await asyncio.wait_for(flushed(self._nats, _CONNECT_S), 1.0)
+                is_flushed = True
+            except (*_NOT_SENT, ValueError):
+                log.debug("nats: not flushed")
+        writer = self._writer()
+        if writer is not None and not is_flushed:
+            writer.transport.abort()
+        try:
+            await self._nats.close()
+        except _NOT_SENT:
+            log.debug("nats: not closed")
+
+    @property
+    def server(self) -> str:
+        """The server's URL, empty if there is no connection."""
+        url = self._nats.connected_url
+        return "" if url is None else url.geturl()
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    async def _on_ask(self, message: Msg) -> None:
+        assert self._listener is not None
+        sender = message.subject.rpartition(".")[2]
+        if message.headers:
+            return
+        if not message.reply:
+            self._listener.received(sender, message.data, None)
+        elif message.reply.startswith(self._subject(sender, f"answer.{self._settings.node}.")):
+            self._listener.received(sender, message.data, self._answering(message.reply))
+
+    async def _on_answer(self, message: Msg) -> None:
+        asked = self._asked.get(message.subject)
+        if asked is None or asked.done():
+            return
+        if not message.headers:
+            asked.set_result(message.data)
+        elif message.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
+            asked.set_exception(nats.errors.NoRespondersError())
+
+    def _answering(self, subject: str) -> Answer:
+        async def answer(data: bytes) -> None:
+            if self._nats.is_connected:
+                try:
+                    await self._nats.publish(subject, data)
+                except _NOT_SENT:
+                    log.debug("nats: an answer was not sent")
+
+        return answer
 
     async def send(self, to: str, data: bytes) -> bool:
-        """Send a node what it does not answer; False if nothing was sent."""
+        """Send a node what it does not answer; False if nothing was sent.
+
+        That is so while there is no connection: nats-py would keep it, and what comes late is useless.
+        """
+        if not self._nats.is_connected:
+            return False
+        try:
+            await self._nats.publish(self._subject(to, f"ask.{self._settings.node}"), data)
+        except _NOT_SENT:
+            return False
+        return True
 
     async def ask(self, to: str, data: bytes, timeout: float) -> bytes:
         """Ask a node: its answer. Unreachable at once if none listens, or as CutOff; TimeoutError after `timeout` s."""
+        if not self._nats.is_connected:
+            raise CutOff(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
+        subject = self._subject(to, f"ask.{self._settings.node}")
+        reply = self._subject(self._settings.node, f"answer.{to}.{secrets.token_hex(16)}")
+        try:
+            answer = self._asked[reply] = asyncio.get_running_loop().create_future()
+            await self._nats.publish(subject, data, reply=reply)
+            return await asyncio.wait_for(answer, timeout)
+        except nats.errors.NoRespondersError:
+            raise Unreachable(f"no bridge of node {to!r} listens") from None
+        except (nats.errors.TimeoutError, asyncio.TimeoutError):
+            raise TimeoutError(f"node {to!r} did not answer within {timeout:g} s") from None
+        except _NOT_SENT as error:
+            raise Unreachable(str(error)) from error
+        finally:
+            self._asked.pop(reply, None)
+
+    # --- the store ----------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> KeyValue:
+        if self._bucket is not None:
+            return self._bucket
+        name = f"ipcsync_{self._settings.fleet}"
+        stream = self._nats.jetstream(timeout=5.0)
+        try:
+            bucket = await stream.key_value(name)
+        except nats.js.errors.BucketNotFoundError:
+            config = KeyValueConfig(
+                name, history=1, storage=StorageType.FILE, replicas=self._settings.replicas, direct=False
+            )
+            bucket = await stream.create_key_value(config)
+        replicas = (await bucket.status()).stream_info.config.num_replicas
+        self._is_replicated = replicas is None or replicas > 1
+        self._bucket = bucket  # last: another question that fails meanwhile forgets it
+        return bucket
+
+    async def _ask_store(self, what: Callable[[KeyValue], Awaitable[T]], timeout: float) -> T:
+        self.last_error = ""
+        try:
+            if not self._nats.is_connected:
+                raise Unavailable("this node is cut off from NATS")
+
+            async def ask() -> T:
+                return await what(await self._open())
+
+            return await asyncio.wait_for(ask(), timeout)
+        except nats.js.errors.KeyWrongLastSequenceError as error:
+            raise Conflict(str(error)) from None
+        except nats.js.errors.APIError as error:
+            if error.err_code == WRONG_REVISION:
+                raise Conflict(str(error)) from None
+            self._bucket = None
+            raise Unavailable(f"the store refused: {error.description or error}") from error
+        except (*_NOT_SENT, nats.js.errors.Error) as error:
+            self._bucket = None
+            why = self.last_error or str(error) or type(error).__name__
+            raise Unavailable(f"the store of the fleet's names did not answer within {timeout:g} s: {why}") from error
 
     async def cas(self, key: str, value: bytes | None, last: int, timeout: float) -> int:
         """Write a key that is at revision `last` (0: there is none), or delete it (value None): the new revision.
@@ -64,15 +331,95 @@ class Transport(Protocol):
         Conflict, or Unavailable: then it may be applied later still.
         """
 
+        async def write(bucket: KeyValue) -> int:
+            if value is None:
+                await bucket.delete(key, last=last)
+                return 0
+            revision = int(await (bucket.update(key, value, last=last) if last else bucket.create(key, value)))
+            if self._is_replicated:
+                await self._confirm(bucket, key, revision)
+            return revision
+
+        return await self._ask_store(write, timeout)
+
+    async def _confirm(self, bucket: KeyValue, key: str, revision: int) -> None:
+        """Conflict if another write that expected the same was accepted too, and replaced this one.
+
+        Of several servers the leader checks what a write expects, and then they agree on it (seen with
+        nats-server 2.9): so of writes that come at the same time it accepts more than one, and the last one stays. They
+        stand before any later write. So once one of ours is done, the key says whose it is.
+        """
+        await bucket.put(f"names.={self._settings.node}", b"")  # "=" is in no name's key
+        try:
+            found = (await bucket.get(key)).revision
+        except nats.js.errors.KeyNotFoundError:
+            found = None
+        if found != revision:
+            raise Conflict(f"another write of {key} was accepted at the same time")
+
     async def read(self, key: str, timeout: float) -> tuple[bytes, int] | None:
         """What a key holds, with its revision; None if there is no such key. Raises Unavailable."""
 
+        async def get(bucket: KeyValue) -> tuple[bytes, int] | None:
+            try:
+                entry = await bucket.get(key)
+            except nats.js.errors.KeyNotFoundError:
+                return None
+            return None if entry.value is None or entry.revision is None else (entry.value, entry.revision)
+
+        return await self._ask_store(get, timeout)
+
     async def keys(self, prefix: str, timeout: float) -> list[str]:
-        """The keys that begin with `prefix`, which ends in a dot; some may have been deleted. Raises Unavailable."""
+        """The keys that begin with `prefix`, which ends in a dot; some may have been deleted. Raises Unavailable.
 
-    @property
-    def server(self) -> str:
-        """The server's URL, empty if there is no connection."""
+        Not by a consumer, as nats-py lists keys: who may make one may have the server send to any subject. A key
+        that no bridge writes, and that nats-py refuses to read, is left out: any member may write it.
+        """
+        subject = f"$KV.ipcsync_{self._settings.fleet}."
 
-    async def close(self) -> None:
-        """Flush what was sent, if that is quick, and end."""
+        async def list_(_: KeyValue) -> list[str]:
+            stream = self._nats.jetstream(timeout=timeout)
+            info = await stream.stream_info(f"KV_ipcsync_{self._settings.fleet}", subjects_filter=f"{subject}{prefix}>")
+            found = [each.removeprefix(subject) for each in info.state.subjects or ()]
+            return [key for key in found if _LAST.fullmatch(key.removeprefix(prefix))]
+
+        return await self._ask_store(list_, timeout)
+
+
+async def flushed(client: Client, timeout: float) -> None:
+    """Await that the server has taken in what was sent, by two pings: the first overtakes what nats-py still keeps.
+
+    Raises nats.errors.TimeoutError if one is not answered within `timeout` whole seconds, ConnectionClosedError if the
+    connection is lost before: without one nats-py's own flush returns at once.
+    """
+    connection = client.stats["reconnects"]
+    for _ in range(2):
+        if client.is_connected:
+            await client.flush(timeout=int(timeout))
+        if not client.is_connected or client.stats["reconnects"] != connection:
+            raise nats.errors.ConnectionClosedError
+
+
+async def _within(work: Coroutine[Any, Any, None], timeout: float | None) -> None:
+    """Await it, and cancel it after `timeout` seconds: more than once, since nats-py swallows some cancellations."""
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout)
+        if done:
+            await task
+            return
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CANCEL_S)
+    raise asyncio.TimeoutError
+
+
+def tls_of(settings: Settings) -> ssl.SSLContext | None:
+    """The TLS context with this node's certificate and the authorities; None without TLS. Raises OSError."""
+    if not settings.tls_ca:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=settings.tls_ca)
+    if settings.tls_cert:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    return context

@@ -100,7 +100,7 @@ def listening(server: Server, subject: str, heard: Callable[[Any], Awaitable[Non
     """Call `heard` with each message that comes on a subject meanwhile, those sent before the end included."""
     import nats
 
-    from ipcsync_bridge.nats_transport import flushed
+    from ipcsync_bridge.transport import flushed
 
     is_there, is_over = threading.Event(), threading.Event()
 

@@ -20,16 +20,16 @@ import nats
 from nats.aio.client import Client
 
 from ipcsync.errors import NodeNameTaken
-from ipcsync_bridge import nats_transport, wire
+from ipcsync_bridge import transport as transport_module
+from ipcsync_bridge import wire
 from ipcsync_bridge.bridge import Bridge
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.names import Names
-from ipcsync_bridge.nats_transport import NatsTransport, flushed
 from ipcsync_bridge.questions import ASK_S, Questions
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity, Nodes, insist
-from ipcsync_bridge.transport import Answer, Conflict, Unavailable, Unreachable
+from ipcsync_bridge.transport import Answer, Conflict, Transport, Unavailable, Unreachable, flushed
 from tests.fleet.cluster import Cluster
 from tests.fleet.nodes import Node, Server, with_client
 from tests.kit.until import DEADLINE_S
@@ -66,8 +66,8 @@ class _Keen(_Deaf):
 
 
 @contextlib.asynccontextmanager
-async def _transport(url: str, listener: _Deaf | None = None, replicas: int = 1) -> AsyncIterator[NatsTransport]:
-    transport = NatsTransport(Settings("a", (url,), replicas=replicas))
+async def _transport(url: str, listener: _Deaf | None = None, replicas: int = 1) -> AsyncIterator[Transport]:
+    transport = Transport(Settings("a", (url,), replicas=replicas))
     await transport.listen(listener or _Deaf(), 10.0)
     yield transport
     await transport.close()
@@ -206,14 +206,14 @@ def test_a_bridge_that_gets_no_name_leaves_the_servers(server: Server, new_node:
         session = BridgeSession.opened(other.coordinator.endpoint, "bridge a", DEADLINE_S)
         settings = Settings("a", (server.url,))
         with pytest.raises(NodeNameTaken):
-            await Bridge(settings, session, NatsTransport(settings), b"o" * 16).run(lambda: None)
+            await Bridge(settings, session, Transport(settings), b"o" * 16).run(lambda: None)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         session.close(says_goodbye=True)
 
     asyncio.run(scenario())
 
 
-async def _fill(transport: NatsTransport, server: Server) -> None:
+async def _fill(transport: Transport, server: Server) -> None:
     """Stop the server, and send what neither it nor the sockets on the way take in."""
     server.process.send_signal(signal.SIGSTOP)
     with contextlib.suppress(asyncio.TimeoutError):
@@ -226,7 +226,7 @@ def test_a_connection_ends_soon_though_the_server_takes_nothing(server: Server) 
     """What was sent and not taken in would keep the socket open until TCP gives up: a quarter of an hour."""
 
     async def scenario() -> None:
-        transport = NatsTransport(Settings("a", (server.url,)))
+        transport = Transport(Settings("a", (server.url,)))
         await transport.listen(_Deaf(), 10.0)
         await _fill(transport, server)
         began = time.monotonic()
@@ -243,7 +243,7 @@ def test_a_transport_closes_though_the_end_of_its_connection_is_never_told(serve
     """As that of one that was cut off amid its TLS handshake: the bridge that a server does not take must end."""
 
     async def scenario() -> None:
-        transport = NatsTransport(Settings("a", (server.url,)))
+        transport = Transport(Settings("a", (server.url,)))
         await transport.listen(_Deaf(), 10.0)
         writer = transport._writer()
         assert writer is not None
@@ -262,10 +262,10 @@ def test_a_transport_closes_though_the_end_of_its_connection_is_never_told(serve
 
 def test_a_try_to_connect_ends_though_the_server_never_says_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bridge that was upgraded tries again, and says so in its log."""
-    monkeypatch.setattr(nats_transport, "_TRY_S", 0.2)
+    monkeypatch.setattr(transport_module, "_TRY_S", 0.2)
 
     async def scenario(url: str) -> None:
-        transport = NatsTransport(Settings("a", (url,)))
+        transport = Transport(Settings("a", (url,)))
         with pytest.raises(Unavailable, match="takes this node"):
             await transport.listen(_Deaf(), None)
         await transport.close()
@@ -280,7 +280,7 @@ def test_a_server_that_takes_nothing_is_left_for_another_one(server: Server, tmp
     servers = {one.url: one for one in (server, other)}
 
     async def scenario() -> None:
-        transport = NatsTransport(Settings("a", tuple(servers), link_ttl=2.0))
+        transport = Transport(Settings("a", tuple(servers), link_ttl=2.0))
         await transport.listen(_Deaf(), 10.0)
         first = transport.server
         await _fill(transport, servers[first])
@@ -351,7 +351,7 @@ def test_many_names_are_read_side_by_side_each_in_its_own_time(server: Server) -
 def test_of_two_writes_at_once_to_three_servers_one_holds(cluster: Cluster) -> None:
     """A server checks what a write expects before the three agree on it: it takes two that come at the same time."""
 
-    async def claim(transport: NatsTransport, key: str, value: bytes, last: int) -> bool:
+    async def claim(transport: Transport, key: str, value: bytes, last: int) -> bool:
         try:
             await transport.cas(key, value, last, 10.0)
         except Conflict:

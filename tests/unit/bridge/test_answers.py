@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
+
 import ipcsync
 from ipcsync._wire import messages
 from ipcsync_bridge import wire

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
+
 from ipcsync_bridge import exports, publisher, wire
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Budget, Watcher

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
+
 from ipcsync._wire import codec
 from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync.errors import ProtocolError
