@@ -13,7 +13,7 @@ import zmq
 
 from ipcsync._session.connection import zmq_context
 from ipcsync._wire import codec, messages
-from ipcsync.errors import IpcSyncError, QuotaExceeded, SessionLost
+from ipcsync.errors import IpcSyncError, SessionLost
 from ipcsync_bridge import wire
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
@@ -123,27 +123,15 @@ class Announcements:
         try:
             reply = await self._answer_to(want)
             if reply is not None:
-                await self.session.insist_till_done(messages.Answer(want.number, self._encoded(reply)))
+                await self.session.insist_till_done(messages.Answer(want.number, reply))
         finally:
             self._handled.discard(want.number)
 
-    def _encoded(self, reply: messages.Message) -> bytes:
-        data = codec.encode_reply(0, reply)
-        if len(data) <= wire.MAX_ANSWER:
-            return data
-        # Sent, it would be refused, or end the connection to the coordinator.
-        self.counters.refusals[QuotaExceeded.__name__] += 1
-        error = QuotaExceeded(
-            f"the answer has {len(data)} bytes, more than one message holds ({wire.MAX_ANSWER}): of events, ask for "
-            "those with a longer prefix",
-            limit=wire.MAX_ANSWER,
-        )
-        return codec.encode_reply(0, codec.failure_of(error))
-
-    async def _answer_to(self, want: messages.Want) -> messages.Message | None:
+    async def _answer_to(self, want: messages.Want) -> bytes | None:
         left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0
         try:
-            return await self.remote_requests.serve(want, max(0.8 * left, 0.05))
+            reply = await self.remote_requests.serve(want, max(0.8 * left, 0.05))
+            return None if reply is None else wire.encode_reply(reply)
         except SessionLost:
             raise
         except IpcSyncError as error:
@@ -152,4 +140,4 @@ class Announcements:
             log.exception("failed")
             failure = IpcSyncError(f"the bridge failed: {type(error).__name__} ({error})")
         self.counters.refusals[type(failure).__name__] += 1
-        return codec.failure_of(failure)
+        return wire.encode_reply(codec.failure_of(failure))

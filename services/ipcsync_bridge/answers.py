@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ipcsync._wire import codec, messages
+from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import (
     ConnectError,
@@ -225,14 +225,7 @@ class Answers:
             for row in reply.events
             if row.engine == "timeline" and not row.node and row.name and self.settings.exports_name(row.name)
         ]
-        data = codec.encode_reply(0, messages.EventList(rows))
-        if len(data) > wire.MAX_ANSWER:
-            raise QuotaExceeded(
-                f"{len(rows)} events of node {self.settings.node!r} are more than one message holds: ask for those "
-                "with a longer prefix",
-                limit=wire.MAX_ANSWER,
-            )
-        return wire.Listed(data)
+        return wire.Listed(wire.encode_reply(messages.EventList(rows)))
 
     # --- the end of exports -------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.names import Names
 from ipcsync_bridge.publisher import Publisher
-from ipcsync_bridge.questions import Openings, Questions
+from ipcsync_bridge.questions import Questions
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity, Nodes
@@ -73,7 +73,7 @@ class Bridge:
         self._has_name = left is not None
         self._wake = asyncio.Event()
         self.why = "stopped"
-        questions = Questions(transport, settings.link_ttl)
+        questions = Questions(transport, settings.link_ttl, self.begin)
         self.nodes = Nodes(transport, self.me, settings.link_ttl, questions.owner_of)
         self.publisher = Publisher(transport, self.me, self.counters, self.begin)
         self.exports = Exports(session.board, self.publisher.changed_on_thread, self.publisher.failed_on_thread)
@@ -89,7 +89,6 @@ class Bridge:
             self.nodes,
             self.names,
             questions,
-            Openings(questions, self.begin),
             self.mirrors,
             self.subscriber,
             visit=self.answers.visit,

@@ -21,10 +21,6 @@ VARIABLES = "IPCSYNC_BRIDGE"
 """The prefix of environment variables for options."""
 
 
-class ConfigError(Exception):
-    """A setting is invalid; the message names it."""
-
-
 def _setting(text: str, *default: object, name: str = "", **option: object) -> Any:  # noqa: ANN401 - as `field`
     """A field with its option, `--name`, which is required if there is no default."""
     about = {"name": name, "option": {"help": text, "required": not default, **option}}
@@ -33,7 +29,7 @@ def _setting(text: str, *default: object, name: str = "", **option: object) -> A
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting. Durations are in seconds."""
+    """Every setting. Durations are in seconds. ValueError, which names it, for one that is invalid."""
 
     node: str = _setting("What this node is called in the fleet.", metavar="NAME")
     servers: tuple[str, ...] = _setting("A server; more than once for more.", name="nats", metavar="URL", multiple=True)
@@ -58,35 +54,35 @@ class Settings:
         for what, name in (("--node", self.node), ("--fleet", self.fleet)):
             reason = nodes.why_not(name)
             if reason:
-                raise ConfigError(f"{what} {reason}, not {name!r}")
+                raise ValueError(f"{what} {reason}, not {name!r}")
         if not 1.0 <= self.link_ttl <= 3600.0:
-            raise ConfigError(f"--link-ttl is from 1 to 3600 seconds, not {self.link_ttl}")
+            raise ValueError(f"--link-ttl is from 1 to 3600 seconds, not {self.link_ttl}")
         if not self.servers:
-            raise ConfigError("--nats names at least one server")
+            raise ValueError("--nats names at least one server")
         for server in self.servers:
             self._check_server(server)
         for path in (self.tls_key, self.credentials):
             _check_secret(path)
         for path in (self.tls_ca, self.tls_cert):
             if path and not os.path.isfile(path):
-                raise ConfigError(f"there is no file {path}")
+                raise ValueError(f"there is no file {path}")
         if self.tls_cert and not self.tls_ca:
-            raise ConfigError("--tls-cert needs --tls-ca, to verify the servers")
+            raise ValueError("--tls-cert needs --tls-ca, to verify the servers")
 
     def _check_server(self, server: str) -> None:
         url = urlsplit(server)
         if url.scheme not in ("nats", "tls") or not url.hostname:
-            raise ConfigError(f"a server is nats://HOST:PORT or tls://HOST:PORT, not {server!r}")
+            raise ValueError(f"a server is nats://HOST:PORT or tls://HOST:PORT, not {server!r}")
         if url.username or url.password:
-            raise ConfigError("a server's URL holds no password: it would be seen in the list of processes")
+            raise ValueError("a server's URL holds no password: it would be seen in the list of processes")
         is_plain = url.scheme == "nats" and not self.tls_ca
         if is_plain and not self.insecure and not _is_loopback(url.hostname):
-            raise ConfigError(
+            raise ValueError(
                 f"{server} would be spoken to in the clear: use tls:// with --tls-ca, --tls-cert and --tls-key, or say "
                 "--insecure"
             )
         if url.scheme == "tls" and not self.tls_ca:
-            raise ConfigError(f"{server} needs --tls-ca, to verify it")
+            raise ValueError(f"{server} needs --tls-ca, to verify it")
 
     def exports_name(self, name: str) -> bool:
         """Whether other nodes may wait for the event of that name."""
@@ -114,7 +110,7 @@ def load(directory: str, given: Mapping[str, Any]) -> Settings:
         raise Failed("the bridge needs nats-py; in a checkout of ipcsync: pip install -e '.[fleet]'") from None
     try:
         return Settings(endpoint=endpoints.endpoint_in(directory), **given)
-    except (ConfigError, ValueError) as error:
+    except ValueError as error:
         raise WrongCall(str(error)) from None
 
 
@@ -131,6 +127,6 @@ def _check_secret(path: str) -> None:
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
     if mode & 0o077:
-        raise ConfigError(f"{path} can be read by others (mode {mode & 0o777:o}): chmod 600")
+        raise ValueError(f"{path} can be read by others (mode {mode & 0o777:o}): chmod 600")

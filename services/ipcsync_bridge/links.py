@@ -32,7 +32,6 @@ class Source(Struct):
     term: int = 0
     life: bytes = b""  # of the bridge that was asked for all links
     next_ping: float = 0.0
-    next_keep: float = 0.0  # when it may be sent again what is still wanted
     last_received: float = 0.0
     wants_sync: bool = False
     was_unequal: bool = False  # the last answer said another number of links than there are

@@ -20,12 +20,31 @@ ASK_S = 1.0
 RETRY_S = 0.1
 
 
-class Questions:
-    """Questions to other nodes over a transport."""
+class Opened(NamedTuple):
+    """An opened use: the node's answer, the use's row in it, and when the question was sent."""
 
-    def __init__(self, transport: Transport, link_ttl: float) -> None:
+    state: wire.State
+    row: wire.Row
+    sent: float
+
+
+class _Name(NamedTuple):
+    name: str
+    outcome: asyncio.Future[Opened]
+    deadline: float
+
+
+class Questions:
+    """Questions to other nodes over a transport. `begin` starts a task."""
+
+    def __init__(
+        self, transport: Transport, link_ttl: float, begin: Callable[[Coroutine[Any, Any, object]], None]
+    ) -> None:
         self._transport = transport
         self._link_ttl = link_ttl
+        self._begin = begin
+        self._names: dict[str, deque[_Name]] = {}  # to be asked for, by node
+        self._asked: set[str] = set()  # nodes that are being asked for names
 
     async def ask(self, node: str, body: wire.Message, kind: type[T], timeout: float) -> T:
         """A node's answer. A bridge that is being started again is waited for; NodeLost if none comes."""
@@ -76,42 +95,6 @@ class Questions:
             return None
         return body.owner if isinstance(body, wire.Pong) else None
 
-
-def refusal(node: str, body: wire.Refused) -> IpcSyncError:
-    """The error that another node refused with."""
-    kind = getattr(errors, body.kind, None) if body.kind in errors.__all__ else None
-    if kind is NodeLost:
-        return NodeLost(body.text, node=node, reason="restarted")
-    if kind is None or issubclass(kind, SessionLost):
-        return IpcSyncError(f"node {node!r} refused: {body.text}")
-    error = kind(body.text)
-    assert isinstance(error, IpcSyncError)
-    return error
-
-
-class Opened(NamedTuple):
-    """An opened use: the node's answer, the use's row in it, and when the question was sent."""
-
-    state: wire.State
-    row: wire.Row
-    sent: float
-
-
-class _Name(NamedTuple):
-    name: str
-    outcome: asyncio.Future[Opened]
-    deadline: float
-
-
-class Openings:
-    """The names to ask for, by node. `begin` starts a task."""
-
-    def __init__(self, questions: Questions, begin: Callable[[Coroutine[Any, Any, object]], None]) -> None:
-        self._questions = questions
-        self._begin = begin
-        self._names: dict[str, deque[_Name]] = {}
-        self._asked: set[str] = set()  # nodes that are being asked
-
     async def open(self, node: str, name: str, timeout: float) -> Opened:
         """Open the event of that name on a node. Raises what the node refuses it with, or NodeLost."""
         loop = asyncio.get_running_loop()
@@ -143,7 +126,7 @@ class Openings:
         sent = time.monotonic()
         body = wire.Open([each.name for each in names])
         try:
-            state = await self._questions.ask(node, body, wire.State, max(each.deadline for each in names) - sent)
+            state = await self.ask(node, body, wire.State, max(each.deadline for each in names) - sent)
             outcomes = _outcomes(node, state, len(names))
         except IpcSyncError as error:
             outcomes = [copy.copy(error) for _ in names]
@@ -154,6 +137,18 @@ class Openings:
                 each.outcome.set_exception(found)
             else:
                 each.outcome.set_result(Opened(state, found, sent))
+
+
+def refusal(node: str, body: wire.Refused) -> IpcSyncError:
+    """The error that another node refused with."""
+    kind = getattr(errors, body.kind, None) if body.kind in errors.__all__ else None
+    if kind is NodeLost:
+        return NodeLost(body.text, node=node, reason="restarted")
+    if kind is None or issubclass(kind, SessionLost):
+        return IpcSyncError(f"node {node!r} refused: {body.text}")
+    error = kind(body.text)
+    assert isinstance(error, IpcSyncError)
+    return error
 
 
 def _time_out(outcome: asyncio.Future[Opened], node: str) -> None:

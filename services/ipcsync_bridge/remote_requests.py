@@ -12,7 +12,7 @@ from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.names import Names
-from ipcsync_bridge.questions import Opened, Openings, Questions
+from ipcsync_bridge.questions import Opened, Questions
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Nodes
 from ipcsync_bridge.subscriber import Subscriber
@@ -27,7 +27,6 @@ class RemoteRequests:
     nodes: Nodes
     names: Names
     questions: Questions
-    openings: Openings
     mirrors: Mirrors
     subscriber: Subscriber
     visit: Callable[[wire.Key], None]
@@ -94,7 +93,7 @@ class RemoteRequests:
         elif want.node == self.settings.node:
             await self._open_here(want)
         else:
-            await self._link(want, want.node, await self.openings.open(want.node, want.name, timeout))
+            await self._link(want, want.node, await self.questions.open(want.node, want.name, timeout))
 
     async def _open_here(self, want: messages.Want) -> None:
         """Open an event of this very node: attach to it for a moment, to learn its use."""

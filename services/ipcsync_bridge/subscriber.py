@@ -41,7 +41,7 @@ class Subscriber:
 
     def __post_init__(self) -> None:
         self._syncing: set[str] = set()
-        self._kept_less: set[str] = set()  # sources to be sent what is still wanted
+        self._keeping: set[str] = set()  # nodes that are soon sent what is still wanted
         self._linking = 0
         self._early: dict[Origin, wire.Row] = {}  # news that came before the answer that makes their use known
         self.mirrors.on_gone = self._release
@@ -113,9 +113,15 @@ class Subscriber:
         for source in self.sources.values():
             if source.epoch == origin.epoch:
                 source.links.pop(origin.key, None)
-                if source.node not in self._kept_less:
-                    self._kept_less.add(source.node)
-                    self.wake()
+                if source.node not in self._keeping:
+                    self._keeping.add(source.node)
+                    self.begin(self._keep_soon(source))
+
+    async def _keep_soon(self, source: Source) -> None:
+        await asyncio.sleep(_KEEP_S)
+        self._keeping.discard(source.node)
+        if self.sources.get(source.node) is source:
+            self._keep(source)
 
     def _keep(self, source: Source) -> None:
         """Tell a node which of its uses are still wanted; not while they are more than one message holds."""
@@ -180,10 +186,6 @@ class Subscriber:
             if source.is_silent(now):
                 self._lose(source, "silent")
                 continue
-            if source.node in self._kept_less and (now >= source.next_keep or not source.links):
-                self._kept_less.discard(source.node)
-                source.next_keep = now + _KEEP_S
-                self._keep(source)
             if source.wants_sync and source.node not in self._syncing:
                 self._syncing.add(source.node)
                 source.wants_sync = False
@@ -191,8 +193,7 @@ class Subscriber:
             if now >= source.next_ping:
                 source.pinged(now)
                 self.begin(self._ping(source, now))
-            next_keep = source.next_keep if source.node in self._kept_less else due
-            due = min(due, source.alive_until, source.next_ping, next_keep)
+            due = min(due, source.alive_until, source.next_ping)
         return due
 
     def paused(self, now: float) -> None:

@@ -13,7 +13,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from ipcsync.errors import ProtocolError
+from ipcsync._wire import codec, messages
+from ipcsync.errors import ProtocolError, QuotaExceeded
 
 VERSION = 1
 MAX_BYTES = 64 * 1024
@@ -180,6 +181,18 @@ def encode(body: Message) -> bytes:
     data = _encoder.encode((VERSION, _NAMES[type(body)], body))
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_BYTES}", code="too_large")
+    return data
+
+
+def encode_reply(body: messages.Message) -> bytes:
+    """The bytes of a coordinator's reply that is sent on. QuotaExceeded if no message holds them."""
+    data = codec.encode_reply(0, body)
+    if len(data) > MAX_ANSWER:
+        raise QuotaExceeded(
+            f"the answer has {len(data)} bytes, more than one message holds ({MAX_ANSWER}): of events, ask for those "
+            "with a longer prefix",
+            limit=MAX_ANSWER,
+        )
     return data
 
 

@@ -147,7 +147,8 @@ def test_nothing_is_said_to_be_flushed_by_a_connection_that_is_lost(server: Serv
 def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server: Server) -> None:
     async def scenario() -> None:
         async with _transport(server.url) as transport:
-            questions = Questions(transport, 5.0)
+            nothing: Any = None
+            questions = Questions(transport, 5.0, nothing)
             holder = await nats.connect(server.url)
 
             async def answer(message: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ipcsync_bridge.config import ConfigError, Settings
+from ipcsync_bridge.config import Settings
 
 _ROOT = Path(__file__).parents[3] / "services" / "ipcsync_bridge"
 
@@ -31,7 +31,7 @@ _ROOT = Path(__file__).parents[3] / "services" / "ipcsync_bridge"
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(text)):
+    with pytest.raises(ValueError, match=re.escape(text)):
         Settings(**{"node": "a", "servers": ("nats://127.0.0.1:4222",), **options})
 
 
@@ -39,7 +39,7 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     secret = tmp_path / "node.creds"
     secret.write_text("x")
     secret.chmod(0o644)
-    with pytest.raises(ConfigError, match="can be read by others"):
+    with pytest.raises(ValueError, match="can be read by others"):
         Settings("a", ("nats://127.0.0.1:4222",), credentials=str(secret))
     secret.chmod(0o600)
     Settings("a", ("nats://127.0.0.1:4222",), credentials=str(secret))
