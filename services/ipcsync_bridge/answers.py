@@ -71,7 +71,7 @@ class Answers:
             self._ping(follower, answer)
         elif isinstance(body, wire.Keep):
             if follower is not None and body.epoch == self.session.epoch:
-                self._keep(follower, set(wire.unpack_keys(body.keys)), now)
+                self._keep(follower, set(body.keys), now)
         elif isinstance(body, wire.Open | wire.Attach | wire.Events) and answer is not None:
             if self._opening >= _MOST_OPENING:
                 self.begin(_refuse(answer, QuotaExceeded("too many questions are under way", limit=_MOST_OPENING)))
@@ -128,7 +128,7 @@ class Answers:
                 rows.append(export.read())
             else:
                 rows.append(export)
-        return wire.State(self.identity.term, self.identity.epoch, self.identity.life, wire.pack_rows(rows))
+        return wire.State(self.identity.term, self.identity.epoch, self.identity.life, rows)
 
     def _follower(self, sender: str, now: float) -> Follower:
         follower = self._followers.get(sender)
@@ -180,10 +180,7 @@ class Answers:
                 node=self.settings.node,
                 reason="restarted",
             )
-        keys = wire.unpack_keys(body.keys)
-        if len(keys) > wire.MAX_ROWS:
-            raise ProtocolError("more uses than one answer holds", code="invalid")
-        return self._state(sender, await asyncio.gather(*map(self._by_key, keys)), now)
+        return self._state(sender, await asyncio.gather(*map(self._by_key, body.keys)), now)
 
     async def _by_key(self, key: wire.Key) -> Export | wire.Row:
         known = self.exports.get(key)
@@ -212,10 +209,11 @@ class Answers:
         """The row of a use that is over."""
         if not self.settings.exports_name(left.name):
             return wire.Row(left.slot, left.incarnation, state="gone")
-        cause = {"closed": "", "expired": "expired"}.get(left.cause, "died")
+        if left.cause == "closed":
+            return wire.Row(left.slot, left.incarnation, left.recorded, left.good, state="closed")
         lost = left.good + 1 if left.cause == "behind" else 0
-        state = "broken" if cause else "closed"
-        return wire.Row(left.slot, left.incarnation, left.recorded, left.good, lost, state, cause)
+        cause: wire.CauseName = "expired" if left.cause == "expired" else "died"
+        return wire.Row(left.slot, left.incarnation, left.recorded, left.good, lost, "broken", cause)
 
     async def _list(self, prefix: str) -> wire.Listed:
         reply = await self.session.ask(messages.ListEvents(prefix))

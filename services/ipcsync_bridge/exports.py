@@ -21,8 +21,9 @@ from ipcsync._board.layout import L_RECORDED
 from ipcsync._engines.core import Dependencies
 from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
 from ipcsync._wire.messages import Attachment
-from ipcsync_bridge.wire import Key, Row
+from ipcsync_bridge.wire import CauseName, Key, Row, StateName
 
+_STATES: dict[int, StateName] = {OPEN: "open", BROKEN: "broken", CLOSED: "closed"}
 _FIRST_NS, _LONGEST_NS = 50_000, 1_000_000
 _IDLE_NS = 1_000_000_000
 _MANY = 8  # records between two looks
@@ -88,9 +89,8 @@ class Export:
         completed = min(max(count - base, 0), recorded)
         if lost:
             completed = min(completed, lost - 1)
-        name = "open" if state == OPEN else "broken" if state == BROKEN else "closed" if state == CLOSED else "gone"
-        cause = ("expired" if line.has_expired else "died") if state == BROKEN else ""
-        return Row(*self.key, recorded, completed, lost, name, cause), is_unclear
+        cause: CauseName = ("expired" if line.has_expired else "died") if state == BROKEN else ""
+        return Row(*self.key, recorded, completed, lost, _STATES.get(state, "gone"), cause), is_unclear
 
     def _judged(self, done: int) -> int:
         """The last complete generation that counts; what stands behind something counts only if all is well there."""

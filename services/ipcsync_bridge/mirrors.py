@@ -55,9 +55,10 @@ class Mirror:
         if row.recorded > self._recorded:
             line.publish(self._base + row.recorded)
             self._recorded = row.recorded
-        if row.completed > self._completed:
-            line.store_completed(self._base + row.completed)
-            self._completed = row.completed
+        completed = min(row.completed, row.recorded)
+        if completed > self._completed:
+            line.store_completed(self._base + completed)
+            self._completed = completed
         line.futex.wake()
         self._word.wake()
         if row.lost and row.lost != self._lost:

@@ -83,7 +83,7 @@ class Publisher:
             follower.is_sent_to = False
 
     async def _send(self, follower: Follower, rows: list[wire.Row]) -> None:
-        body = wire.News(self._identity.term, self._identity.epoch, wire.pack_rows(rows))
+        body = wire.News(self._identity.term, self._identity.epoch, rows)
         try:
             await self._transport.ask(follower.node, wire.encode(body), _ANSWER_S)
         except TimeoutError:

@@ -159,7 +159,7 @@ def _time_out(outcome: asyncio.Future[Opened], node: str) -> None:
 def _outcomes(node: str, state: wire.State, count: int) -> list[wire.Row | IpcSyncError]:
     """The outcome of each of `count` names, in order. Raises ProtocolError if the answer does not fit them."""
     refused = {place: refusal(node, why) for place, why in state.refused.items()}
-    rows = iter(wire.unpack_rows(state.rows))
+    rows = iter(state.rows)
     outcomes = [refused.get(place) or next(rows, None) for place in range(count)]
     found = [each for each in outcomes if each is not None]
     if len(found) < count or next(rows, None) is not None:

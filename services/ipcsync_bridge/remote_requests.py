@@ -122,11 +122,10 @@ class RemoteRequests:
 
     async def _link_by_key(self, want: messages.Want, node: str, epoch: bytes, key: wire.Key, timeout: float) -> None:
         sent = time.monotonic()
-        state = await self.questions.ask(node, wire.Attach(epoch, wire.pack_keys([key])), wire.State, timeout)
-        rows = wire.unpack_rows(state.rows)
-        if len(rows) != 1:
-            raise ProtocolError(f"node {node!r} answered with {len(rows)} events", code="reply")
-        await self._link(want, node, Opened(state, rows[0], sent))
+        state = await self.questions.ask(node, wire.Attach(epoch, [key]), wire.State, timeout)
+        if len(state.rows) != 1:
+            raise ProtocolError(f"node {node!r} answered with {len(state.rows)} events", code="reply")
+        await self._link(want, node, Opened(state, state.rows[0], sent))
 
     async def _link(self, want: messages.Want, node: str, opened: Opened) -> None:
         """Mirror the use that a node has answered with, which answers the want."""

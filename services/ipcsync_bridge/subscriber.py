@@ -126,7 +126,7 @@ class Subscriber:
     def _keep(self, source: Source) -> None:
         """Tell a node which of its uses are still wanted; not while they are more than one message holds."""
         if len(source.links) <= wire.MAX_KEYS:
-            keys = wire.pack_keys(source.links)
+            keys = list(source.links)
             self.begin(self.transport.send(source.node, wire.encode(wire.Keep(source.epoch, keys))))
 
     # --- news ---------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Subscriber:
     def receive(self, sender: str, body: wire.News) -> None:
         """Take in a node's news."""
         source = self.sources.get(sender)
-        rows = wire.unpack_rows(body.rows)
+        rows = body.rows
         if source is not None and body.epoch != source.epoch and body.term > source.term:
             self._lose(source, "restarted")
         if source is not None and source.is_of(body.term, body.epoch):
@@ -154,7 +154,7 @@ class Subscriber:
     def _remember(self, origin: Origin, row: wire.Row) -> None:
         """Keep news for `link`, since their use may be being linked just now."""
         if origin in self._early or len(self._early) < _MOST_EARLY:
-            self._early[origin] = self._early.get(origin, row).merged(row)
+            self._early[origin] = self._early.get(origin, wire.Row(*row.key)).merged(row)
 
     def over(self, sender: str, body: wire.Over) -> None:
         """Take in a node's goodbye."""
@@ -175,7 +175,7 @@ class Subscriber:
         self.lost[source.node] = (source.epoch, reason)
         for key in source.links:
             self.mirrors.end(Origin(source.epoch, *key), "broken", reason)
-        self.begin(self.transport.send(source.node, wire.encode(wire.Keep(source.epoch, b""))))
+        self.begin(self.transport.send(source.node, wire.encode(wire.Keep(source.epoch, []))))
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Subscriber:
             life = b""
             keys = list(source.links)
             for begin in range(0, len(keys), wire.MAX_ROWS):
-                chunk = wire.pack_keys(keys[begin : begin + wire.MAX_ROWS])
+                chunk = keys[begin : begin + wire.MAX_ROWS]
                 sent = time.monotonic()
                 state = await self.questions.ask(source.node, wire.Attach(source.epoch, chunk), wire.State, ASK_S)
                 if not source.is_of(state.term, state.epoch):
@@ -254,7 +254,7 @@ class Subscriber:
                     return
                 source.touch(sent)
                 life = life or state.life  # a later one, of another bridge, says nothing of the links before it
-                for row in wire.unpack_rows(state.rows):
+                for row in state.rows:
                     self._take_state(source, row)
             source.life = life or source.life
             is_done = True

@@ -1,14 +1,12 @@
 """Messages between bridges: MessagePack arrays [version, kind, body], at most 64 KiB each.
 
-The subject, which the server enforces, says who speaks; a message never does. Rows and keys are packed into bytes of
-one form, and lists are bounded, so that nothing much larger than the message itself is built from it.
+The subject, which the server enforces, says who speaks; a message never does. Lists are bounded, so that nothing much
+larger than the message itself is built from it.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,20 +22,17 @@ MAX_KEYS = 5_000
 MAX_NAMES = 100
 MAX_REFUSAL = 500  # bytes of a refusal's text where there may be many
 
-STATES = ("open", "closed", "broken", "gone")
-CAUSES = ("", "died", "expired")
+StateName: TypeAlias = Literal["open", "closed", "broken", "gone"]
+CauseName: TypeAlias = Literal["", "died", "expired"]
+_ORDER: tuple[StateName, ...] = ("open", "closed", "broken", "gone")
 
-Key: TypeAlias = tuple[int, int]
+_Slot = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Key: TypeAlias = tuple[_Slot, _Number]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Blob = Annotated[bytes, Meta(max_length=MAX_BYTES)]
 Text = Annotated[str, Meta(max_length=1024)]
-
-_ROW = struct.Struct("<IQQQQBB")
-_KEY = struct.Struct("<IQ")
-_LIMIT = 1 << 62
-_STATE_CODES = {state: code for code, state in enumerate(STATES)}
-_CAUSE_CODES = {cause: code for code, cause in enumerate(CAUSES)}
 
 
 class Row(NamedTuple):
@@ -48,13 +43,13 @@ class Row(NamedTuple):
     any more, and how it ended is unknown). `cause`, of a broken one: whether its recorder died or expired.
     """
 
-    slot: int
-    incarnation: int
-    recorded: int = 0
-    completed: int = 0
-    lost: int = 0
-    state: str = "open"
-    cause: str = ""
+    slot: _Slot
+    incarnation: _Number
+    recorded: _Number = 0
+    completed: _Number = 0
+    lost: _Number = 0
+    state: StateName = "open"
+    cause: CauseName = ""
 
     @property
     def key(self) -> Key:
@@ -73,8 +68,11 @@ class Row(NamedTuple):
         # Never beyond what is said to be recorded: a GPU may have written its word before the record was published.
         completed = max(self.completed, min(news.completed, news.recorded))
         lost = news.lost if news.lost and not 0 < self.lost <= news.lost else self.lost
-        last = news if STATES.index(news.state) > STATES.index(self.state) else self
+        last = news if _ORDER.index(news.state) > _ORDER.index(self.state) else self
         return Row(*self.key, max(self.recorded, news.recorded), completed, lost, last.state, last.cause)
+
+
+Rows = Annotated[list[Row], Meta(max_length=MAX_ROWS)]
 
 
 class Open(Struct, frozen=True, array_like=True):
@@ -87,7 +85,7 @@ class Attach(Struct, frozen=True, array_like=True):
     """Ask for uses of slots, and for their news from now on. Answered by State."""
 
     epoch: Id
-    keys: Blob
+    keys: Annotated[list[Key], Meta(max_length=MAX_ROWS)]
 
 
 class Ping(Struct, frozen=True, array_like=True):
@@ -104,7 +102,7 @@ class Keep(Struct, frozen=True, array_like=True):
     """All the uses whose news the asker still wants. Not answered."""
 
     epoch: Id
-    keys: Blob
+    keys: Annotated[list[Key], Meta(max_length=MAX_KEYS)]
 
 
 class Refused(Struct, frozen=True, array_like=True):
@@ -123,7 +121,7 @@ class State(Struct, frozen=True, array_like=True):
     term: Count
     epoch: Id
     life: Id
-    rows: Blob
+    rows: Rows
     refused: Annotated[dict[Count, Refused], Meta(max_length=MAX_NAMES)] = {}
 
 
@@ -148,7 +146,7 @@ class News(Struct, frozen=True, array_like=True):
 
     term: Count
     epoch: Id
-    rows: Blob
+    rows: Rows
 
 
 class Ack(Struct, frozen=True, array_like=True):
@@ -214,36 +212,3 @@ def decode(data: bytes) -> Message:
     except _UNREADABLE as error:
         raise ProtocolError(f"{name}: {error}", code="invalid") from None
     return message
-
-
-def pack_rows(rows: Iterable[Row]) -> bytes:
-    """Rows as bytes."""
-    pack = _ROW.pack
-    return b"".join(
-        pack(slot, incarnation, recorded, completed, lost, _STATE_CODES[state], _CAUSE_CODES[cause])
-        for slot, incarnation, recorded, completed, lost, state, cause in rows
-    )
-
-
-def unpack_rows(data: bytes) -> list[Row]:
-    """The rows in bytes. Raises ProtocolError if they are invalid."""
-    if len(data) % _ROW.size or len(data) > MAX_ROWS * _ROW.size:
-        raise ProtocolError("rows of another size", code="invalid")
-    rows = []
-    for slot, incarnation, recorded, completed, lost, state, cause in _ROW.iter_unpack(data):
-        if state >= len(STATES) or cause >= len(CAUSES) or max(recorded, completed, lost, incarnation) >= _LIMIT:
-            raise ProtocolError("a row with a value that there is not", code="invalid")
-        rows.append(Row(slot, incarnation, recorded, min(completed, recorded), lost, STATES[state], CAUSES[cause]))
-    return rows
-
-
-def pack_keys(keys: Iterable[Key]) -> bytes:
-    """Keys as bytes."""
-    return b"".join(_KEY.pack(*key) for key in keys)
-
-
-def unpack_keys(data: bytes) -> list[Key]:
-    """The keys in bytes. Raises ProtocolError if they are invalid."""
-    if len(data) % _KEY.size or len(data) > MAX_KEYS * _KEY.size:
-        raise ProtocolError("keys of another size", code="invalid")
-    return list(_KEY.iter_unpack(data))

@@ -151,7 +151,7 @@ def test_hostile_peer(pair: tuple[Node, Node], server: Server, messages: int) ->
     before = resident_bytes(pair[1].bridge.pid)
 
     async def flood(client: Any) -> None:
-        good = wire.encode(wire.News(9, b"e" * 16, b""))
+        good = wire.encode(wire.News(9, b"e" * 16, []))
         for number in range(messages):
             data = bytearray(good) if number % 2 else bytearray(chance.randbytes(chance.randrange(200)))
             for _ in range(3):
@@ -160,7 +160,7 @@ def test_hostile_peer(pair: tuple[Node, Node], server: Server, messages: int) ->
             await client.publish("ipcsync.main.b.ask.evil", bytes(data))
             if number % 500 == 0:
                 await client.flush()
-        forged = wire.News(99, a.epoch, wire.pack_rows([wire.Row(0, 1, 1 << 40, 1 << 40)]))
+        forged = wire.News(99, a.epoch, [wire.Row(0, 1, 1 << 40, 1 << 40)])
         await client.publish("ipcsync.main.b.ask.evil", wire.encode(forged))
         await client.flush()
 

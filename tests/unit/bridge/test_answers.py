@@ -73,11 +73,11 @@ def test_what_nobody_follows_is_closed_once_no_question_can_be_for_it(client: ip
         answers.asked("b", wire.Open(["kv"]), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
-        (row,) = wire.unpack_rows(state.rows)
-        answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic())
+        (row,) = state.rows
+        answers.asked("b", wire.Keep(session.epoch, []), None, time.monotonic())
         await answers.close_unused()
         assert len(exports) == 1, "the answer may not have come before it said so"
-        answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
+        answers.asked("b", wire.Keep(session.epoch, []), None, time.monotonic() + 60)  # it wants none of them
         answers.visit((row.slot + 100, 1))
         await session.pause(0.0)  # so that the next question does not end
         answers.asked("b", wire.Open(["other"]), said.put, 1.0)
@@ -176,8 +176,8 @@ def test_a_node_at_its_limit_still_hears_of_what_it_follows(client: ipcsync.Clie
         answers.asked("b", wire.Open(["kv"]), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
-        (row,) = wire.unpack_rows(state.rows)
-        answers.asked("b", wire.Attach(session.epoch, wire.pack_keys([row.key])), said.put, 1.0)
+        (row,) = state.rows
+        answers.asked("b", wire.Attach(session.epoch, [row.key]), said.put, 1.0)
         assert isinstance(wire.decode(await said.get()), wire.State)
         answers.asked("b", wire.Open(["another"]), said.put, 1.0)
         assert isinstance(wire.decode(await said.get()), wire.Refused)
@@ -197,10 +197,10 @@ def test_a_question_for_a_mirror_does_not_end_it(client: ipcsync.Client) -> None
         assert isinstance(mirror, messages.Attachment)
         said: asyncio.Queue[bytes] = asyncio.Queue()
         key = (mirror.slot, mirror.incarnation)
-        answers.asked("c", wire.Attach(session.epoch, wire.pack_keys([key])), said.put, 1.0)
+        answers.asked("c", wire.Attach(session.epoch, [key]), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
-        assert [row.state for row in wire.unpack_rows(state.rows)] == ["gone"]
+        assert [row.state for row in state.rows] == ["gone"]
         await answers.close_unused()
         while host.tasks:
             await asyncio.sleep(0.001)
@@ -285,13 +285,13 @@ def test_what_is_being_closed_is_attached_to_again_by_a_question_for_it(client: 
         answers.asked("b", wire.Open(["kv"]), said.put, 1.0)
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
-        (row,) = wire.unpack_rows(state.rows)
-        answers.asked("b", wire.Keep(session.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
+        (row,) = state.rows
+        answers.asked("b", wire.Keep(session.epoch, []), None, time.monotonic() + 60)  # it wants none of them
         host.begin(answers.close_unused())
         while not session._unanswered:
             await asyncio.sleep(0)
         if question == "by key":
-            body: wire.Message = wire.Attach(session.epoch, wire.pack_keys([row.key]))
+            body: wire.Message = wire.Attach(session.epoch, [row.key])
         else:
             body = wire.Open(["kv"])
         answers.asked("c", body, said.put, 2.0)

@@ -38,7 +38,7 @@ class _Peer:
         return wire.encode(wire.Pong(1, _EPOCH, b"o" * 16, _LIFE, self.links))
 
     async def send(self, _to: str, data: bytes) -> bool:
-        assert wire.decode(data) == wire.Keep(_EPOCH, b"")
+        assert wire.decode(data) == wire.Keep(_EPOCH, [])
         self.kept += 1
         if self.kept > 1:
             self.links = 0
@@ -49,7 +49,7 @@ def test_a_node_is_asked_until_it_sends_no_news_of_what_is_not_wanted_any_more()
     async def scenario() -> None:
         peer = _Peer(2)
         one = _subscriber(peer)
-        source = one.source_of("a", wire.State(1, _EPOCH, _LIFE, b""), time.monotonic())
+        source = one.source_of("a", wire.State(1, _EPOCH, _LIFE, []), time.monotonic())
         for kept in (1, 2):
             await one._ping(source, time.monotonic())
             await asyncio.sleep(0)
@@ -61,7 +61,7 @@ def test_a_node_is_asked_until_it_sends_no_news_of_what_is_not_wanted_any_more()
 
 
 def _news(*rows: wire.Row) -> wire.News:
-    return wire.News(1, _EPOCH, wire.pack_rows(rows))
+    return wire.News(1, _EPOCH, list(rows))
 
 
 def test_news_that_overtake_the_answer_that_makes_their_use_known_count() -> None:
@@ -69,7 +69,7 @@ def test_news_that_overtake_the_answer_that_makes_their_use_known_count() -> Non
     with one.linking():
         one.receive("a", _news(wire.Row(1, 2, 7, 7), wire.Row(3, 4, 9, 9)))
         one.receive("a", _news(wire.Row(1, 2, 5, 5)))
-        source = one.source_of("a", wire.State(1, _EPOCH, _LIFE, wire.pack_rows([row])), 0.0)
+        source = one.source_of("a", wire.State(1, _EPOCH, _LIFE, [row]), 0.0)
         one.link(source, row)
     assert source.links == {(1, 2): wire.Row(1, 2, 7, 7)}
 

@@ -26,10 +26,10 @@ _ROWS = [
 ]
 _BODIES = [
     wire.Open(["kv/ready", ""]),
-    wire.Attach(_ID, wire.pack_keys([(1, 2), (3, 4)])), wire.Ping(), wire.Events("kv"), wire.Keep(_ID, b""),
-    wire.State(1, _ID, _ID, wire.pack_rows(_ROWS), {1: wire.Refused("EventClosed", "why")}),
+    wire.Attach(_ID, [(1, 2), (3, 4)]), wire.Ping(), wire.Events("kv"), wire.Keep(_ID, [(3, 1 << 60)]),
+    wire.State(1, _ID, _ID, _ROWS, {1: wire.Refused("EventClosed", "why")}),
     wire.Pong(1, _ID, _ID, _ID, 3), wire.Listed(b"x"), wire.Refused("EventClosed", "why"),
-    wire.News(1, _ID, wire.pack_rows(_ROWS)), wire.Ack(), wire.Over(4, _ID, "stopped"),
+    wire.News(1, _ID, _ROWS), wire.Ack(), wire.Over(4, _ID, "stopped"),
 ]  # fmt: skip
 
 
@@ -42,21 +42,35 @@ def test_every_kind_is_among_those_that_are_tried() -> None:
     assert {type(body) for body in _BODIES} == set(wire._KINDS.values())
 
 
-def test_rows_and_keys_are_read_as_they_were_sent() -> None:
-    assert wire.unpack_rows(wire.pack_rows(_ROWS)) == _ROWS
-    assert wire.unpack_keys(wire.pack_keys([(1, 2), (0, 1 << 60)])) == [(1, 2), (0, 1 << 60)]
-
-
 @pytest.mark.parametrize("names", [[], ["n" * 256], ["kv"] * (wire.MAX_NAMES + 1)], ids=["none", "long", "many"])
 def test_names_that_no_bridge_asks_for_are_refused(names: list[str]) -> None:
     with pytest.raises(ProtocolError, match="open"):
         wire.decode(wire.encode(wire.Open(names)))
 
 
-@pytest.mark.parametrize("data", [b"x", b"x" * 37, b"\xff" * 38, wire.pack_rows(_ROWS)[:-1] + b"\x09"])
-def test_rows_that_are_none_are_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        wire.unpack_rows(data)
+_NO_ROWS = {
+    "a state": [1, 2, 0, 0, 0, "opened"],
+    "a cause": [1, 2, 0, 0, 0, "broken", "behind"],
+    "a slot": [1 << 32, 2],
+    "a negative one": [1, 2, -1],
+    "a number": [1, 2, 1 << 62],
+    "a use": [1],
+}
+
+
+@pytest.mark.parametrize("row", _NO_ROWS.values(), ids=_NO_ROWS)
+def test_rows_that_are_none_are_refused(row: list[object]) -> None:
+    with pytest.raises(ProtocolError, match="news") as caught:
+        wire.decode(bytes(msgpack.packb([wire.VERSION, "news", [1, _ID, [row]]])))
+    assert caught.value.code == "invalid"
+
+
+def test_a_message_holds_as_many_of_the_longest_rows_as_it_may() -> None:
+    most = (1 << 62) - 1
+    rows = [wire.Row((1 << 32) - 1, most, most, most, most, "broken", "expired")] * wire.MAX_ROWS
+    assert wire.decode(wire.encode(wire.News(most, _ID, rows))) == wire.News(most, _ID, rows)
+    keys = [((1 << 32) - 1, (1 << 32) - 1)] * wire.MAX_KEYS
+    assert wire.decode(wire.encode(wire.Keep(_ID, keys))) == wire.Keep(_ID, keys)
 
 
 def test_more_than_one_message_holds_is_refused_at_both_ends() -> None:
@@ -66,7 +80,7 @@ def test_more_than_one_message_holds_is_refused_at_both_ends() -> None:
     with pytest.raises(ProtocolError):
         wire.decode(b"\0" * (wire.MAX_BYTES + 1))
     with pytest.raises(ProtocolError):
-        wire.unpack_rows(wire.pack_rows(_ROWS[:1]) * (wire.MAX_ROWS + 1))
+        wire.decode(wire.encode(wire.News(1, _ID, [wire.Row(1, 2)] * (wire.MAX_ROWS + 1))))
 
 
 _anything = st.recursive(
@@ -96,10 +110,12 @@ def test_any_body_of_any_kind_is_a_message_or_a_protocol_error(kind: str, body: 
 
 
 _MANY_NAMES = b"\x93\x01\xa4open\x91\xdc\xea\x60" + b"\xa0" * 60_000
+_MANY_ROWS = b"\x93\x01\xa4news\x93\x01\xc4\x10" + _ID + b"\xdc\x50\x00" + b"\x92\x00\x00" * 20_480
 
 
 @pytest.mark.parametrize(
-    "data", [b"\xdd\xff\xff\xff\xff", b"\x93" * 60_000, b"\x93\x01\xa4news\xc6\xff\xff\xff\xff", _MANY_NAMES]
+    "data",
+    [b"\xdd\xff\xff\xff\xff", b"\x93" * 60_000, b"\x93\x01\xa4news\xc6\xff\xff\xff\xff", _MANY_NAMES, _MANY_ROWS],
 )
 def test_what_claims_to_be_large_costs_little(data: bytes) -> None:
     tracemalloc.start()
