@@ -70,7 +70,7 @@ class Pending:
         return True
 
     def __str__(self) -> str:
-        return f"generation {self._generation} of {self.engine.name!r}"
+        return f"generation {self._generation} of {self.engine.label}"
 
     def pause(self, seconds: float) -> None:
         """Sleep until it may be over, at most `seconds`."""

@@ -180,7 +180,8 @@ def test_row_51_a_done_callback_that_would_end_its_thread_keeps_no_other_from_be
 
     stream, called = ipcsync.Stream(), threading.Event()
     client.record(stream).add_done_callback(give_up)
-    until(lambda: "a done callback of" in caplog.text, "what it raised is logged")
+    said = "a done callback of generation 1 of an unnamed event (slot "
+    until(lambda: said in caplog.text, "what it raised is logged, with the event")
     client.record(stream).add_done_callback(lambda _: called.set())
     assert called.wait(10)
 
