@@ -1,10 +1,10 @@
 /* How the host waits for GPU work: it looks, and sleeps in between, until a thread of the recorder's wakes it.
  *
  * CUDA's own wait cannot be bounded or interrupted, and one for work of a process that died may never end. So nobody
- * waits in the driver for another's work. Who waits sleeps on the slot's `completed` word, for a 64th of the time that
- * it has waited so far, a millisecond at most, and rings the recorder's doorbell. That one has a thread of its own, a waiter thread,
- * in the driver's wait for what it recorded itself. When that returns, the waiter thread wakes all sleepers, who look again. It
- * touches neither Python nor the board; if it is late, or there is none, the sleepers only look later.
+ * waits in the driver for another's work. Who waits looks and sleeps as `patience.h` plans it, on the slot's `completed`
+ * word, and rings the recorder's doorbell. That one has a thread of its own, a waiter thread, in the driver's wait for what
+ * it recorded itself. When that returns, the waiter thread wakes all sleepers, who look again. It touches neither Python nor
+ * the board; if it is late, or there is none, the sleepers only look later.
  * Nothing here may be called in a forked child; the engines' check comes first.
  */
 #include <errno.h>

@@ -51,12 +51,13 @@ static struct plan plan_of(const struct patience *patience, int64_t sleep_ns) {
 
 /* How long to sleep `took` after the begin; 0: look again at once. */
 static int64_t pause_of(const struct plan *plan, int64_t took) {
-    int is_due = plan->soon && took >= plan->soon && took - plan->soon < took / 10;
+    int64_t since = took - plan->soon, pause = since / 64;
+    int is_due = plan->soon && since >= 0 && since < took / 10;
     if (plan->may_look && (took < plan->first || is_due)) return 0;
-    if (took < plan->soon) return plan->soon - took;
+    if (since < 0) return -since;
     if (is_due) return LATE_NS;
-    if (took / 64 < PAUSE_LEAST_NS) return PAUSE_LEAST_NS;
-    return took / 64 < PAUSE_MOST_NS ? took / 64 : PAUSE_MOST_NS;
+    if (pause < PAUSE_LEAST_NS) return PAUSE_LEAST_NS;
+    return pause < PAUSE_MOST_NS ? pause : PAUSE_MOST_NS;
 }
 
 /* A wait is over after `took`; its last look but one was `blind` before. Of a sleep that was too long nobody knows by how much. */
