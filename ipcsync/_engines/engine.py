@@ -74,7 +74,7 @@ class Engine(Outcome):
     name: str
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
-        _bind()
+        bind()
         super().__init__(board, guard, attachment, ordinal, fork.mark())
         self._driver = context.driver()
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
@@ -223,7 +223,7 @@ def _within(handle: DriverObject, ordinal: int) -> AbstractContextManager[Abstra
 
 
 @cache
-def _bind() -> None:
+def bind() -> None:
     """Give the compiled core the driver's functions."""
     know_streams(Stream)
     why_not = bind_driver()

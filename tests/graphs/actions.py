@@ -47,11 +47,26 @@ def send(value: int, *layers: int) -> list[bytes]:
     return points
 
 
+def build_layers(count: int) -> None:
+    """Have the cells, and no event."""
+    _kept["layers"] = Layers(count)
+
+
 def build(count: int, name: str, engine: ipcsync.typing.EngineName) -> list[bytes]:
     """Be the one that replays, and records on that event; the handles of the cells."""
     layers = _kept["layers"] = Layers(count)
     _kept["done"] = _kept["client"].event(name, recorder=True, engine=engine)
     return [memory.handle() for memory in layers.source]
+
+
+def replay_without_points() -> list[int]:
+    """Replay with neither waits nor records; what the cells have."""
+    layers: Layers = _kept["layers"]
+    graph = layers.capture(*range(len(layers.source)), waits=False, records=False)
+    with _kept["client"].replay({}, stream=layers.stream):
+        layers.launch(graph)
+    layers.stream.synchronize(DEADLINE_S)
+    return layers.found()
 
 
 def replay(points: list[bytes], dies_at: int = -1) -> list[bytes]:

@@ -199,3 +199,9 @@ def test_a_point_of_a_use_that_was_over_before_is_complete_or_lost_for_a_replay_
     lost = client.point(pack(unpack(data)._replace(generation=2)))
     with pytest.raises(ipcsync.RecorderLost), client.replay({wait: lost}, stream=stream, timeout=20):
         pass
+
+
+def test_a_replay_may_come_before_all_events_of_its_process(coordinator: ipcsync.Coordinator, peer: Peer) -> None:
+    peer.call(do.connect, coordinator.endpoint, "first")
+    peer.call(do.build_layers, LAYERS)
+    assert peer.call(do.replay_without_points) == [0] * LAYERS

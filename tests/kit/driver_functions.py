@@ -51,7 +51,7 @@ def _addresses() -> dict[str, int]:
 
 def replace(calls: dict[str, Call]) -> None:
     """From now on the core's calls of these functions are made by `calls`, with the GIL; of the others, as ever."""
-    engine._bind()  # which the first engine of a process would do
+    engine.bind()  # which the first engine of a process would do
     addresses = _addresses()
     for name, call in calls.items():
         kind: Any = ctypes.CFUNCTYPE(ctypes.c_int, *_types(core.FUNCTIONS[name]))

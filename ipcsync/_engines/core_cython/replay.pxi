@@ -88,7 +88,7 @@ cdef class ReplayingBase:
         cdef Handle handle = <Handle>self._address
         cdef int status = 0
         cdef Lane lane = None
-        if self._address > DEFAULT_STREAMS and cuStreamIsCapturing(handle, &status) == 0 and status == 0:
+        if lanes and self._address > DEFAULT_STREAMS and cuStreamIsCapturing(handle, &status) == 0 and status == 0:
             if cuStreamGetId(handle, &stream) == 0:
                 lane = lanes.get(stream)
                 self.stream_id = stream

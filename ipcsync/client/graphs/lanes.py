@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._engines.core import Lane, lanes_of_process
+from ipcsync._engines.engine import bind
 from ipcsync._locks import CallLock, under
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
@@ -38,6 +39,7 @@ def _make(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
     lane = lanes_of_process.get(stream_id)
     if lane is not None:
         return lane
+    bind()  # a replay may come before the first engine
     driver = context.driver()
     if int(launch) in LEGACY:
         if stream_id != _id_of(_LEGACY):
