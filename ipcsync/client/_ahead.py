@@ -28,12 +28,17 @@ def check(engine: Engine, stream: StreamLike | None) -> None:
     engine.check()
     if not isinstance(engine, Engine) or engine.kind == "event":
         return  # a use that is over, which is waited for no more; an engine that says more
+    check_recorder(engine)
+    check_passing(stream_handle(stream)[1])
+
+
+def check_recorder(engine: Engine) -> None:
+    """Raise EngineMismatch if this process records the event."""
     if engine.is_recorder or sessions.has(engine.board.epoch, engine.recorder):
         raise EngineMismatch(
             f"{engine.label} is recorded in this process, where a stream that waits ahead may share a hardware queue "
             "with the one that is to record, and hold it back: record first, and wait without ahead=True"
         )
-    check_passing(stream_handle(stream)[1])
 
 
 def check_passing(ordinal: int) -> None:

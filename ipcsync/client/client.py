@@ -262,13 +262,14 @@ class Client(ClientView, Closing):
 
         Entering it blocks until each point is recorded, there is room for the records, and few enough replays are in
         flight, at most `timeout` seconds in all. `ahead=True` does not wait for the points' records: for points that
-        are made behind this replay's own records. What nobody ever records then holds the stream, and the graph, until
-        its recorder closes or dies.
+        another process makes behind this replay's own records. What nobody ever records then holds the stream, and the
+        graph, until its recorder closes or dies.
 
         Entering raises what the waits and the records would, with nothing queued: RecorderLost, EventClosed,
         NotRecorder, DeviceMismatch, WaitTimeout, StreamCapturing; EngineMismatch for a pending point of another
-        process on the `event` engine, and for more records of an event than its depth; CaptureError while another
-        replay on the stream or with one of these waits and records is open, and if torch's current stream is another.
+        process on the `event` engine, for more records of an event than its depth, and for `ahead` where `Point.wait`
+        refuses it; CaptureError while another replay on the stream or with one of these waits and records is open, and
+        if torch's current stream is another.
         Leaving raises what a record raised, once all is queued.
         """
         return Replaying(self._session, waits, records, stream, timeout, ahead)

@@ -29,14 +29,24 @@ def answer(data: bytes) -> None:
 
 
 def try_ahead(endpoint: str) -> str:
-    """Enter a replay ahead of a record: the error's name."""
+    """Enter a replay ahead of the record of another process: the error's text."""
     with ipcsync.connect(endpoint) as client:
         stream, wait = ipcsync.Stream(), ipcsync.GraphWait()
         captured(stream, lambda: wait.capture(stream))
-        reservation = client.reserve(engine="timeline")
         try:
-            with client.replay({wait: reservation.point}, stream=stream, ahead=True):
-                reservation.record(ipcsync.Stream())
+            with client.replay({wait: client.event("theirs").at(1)}, stream=stream, ahead=True):
+                pass
         except ipcsync.EngineMismatch as error:
-            return type(error).__name__
+            return str(error)
     return ""
+
+
+def open_recorder(endpoint: str) -> None:
+    """Record an event that nothing is ever recorded on."""
+    client = _kept["client"] = ipcsync.connect(endpoint, name="peer")
+    _kept["event"] = client.event("theirs", recorder=True, engine="timeline")
+
+
+def close_recorder() -> None:
+    """Close it."""
+    _kept["event"].close()

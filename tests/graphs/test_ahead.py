@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import ipcsync
-from ipcsync.testing import Memory
+from ipcsync.testing import Memory, StreamGate
 from tests.graphs import ahead_actions as do
 from tests.graphs.layers import call, captured, finish
 from tests.kit.peer import Peer
@@ -51,21 +51,40 @@ def test_a_replay_waits_in_its_second_layer_for_what_a_peer_makes_of_the_first(
 
 
 def test_what_is_never_recorded_holds_the_stream_until_its_recorder_closes(
-    client: ipcsync.Client, new_client: Callable[..., ipcsync.Client]
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer
 ) -> None:
     stream, wait, record = ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
     graph = captured(stream, lambda: wait.capture(stream), lambda: record.capture(stream))
-    theirs = new_client().event("theirs", recorder=True, engine="timeline")
+    peer.call(do.open_recorder, coordinator.endpoint)
     done = client.event("done", recorder=True, engine="timeline")
     point = client.event("theirs").at(1)
     with client.replay({wait: point}, {record: done}, stream=stream, ahead=True) as replay:
         call("cuGraphLaunch", graph, stream._handle)
     assert not stream.query()
-    theirs.close()
+    peer.call(do.close_recorder)
     finish(stream)
     with pytest.raises(ipcsync.RecorderLost) as lost:
         replay[record].synchronize(DEADLINE_S)
     assert lost.value.cause == "behind"
+
+
+def test_a_replay_ahead_of_this_processs_own_record_is_refused_whichever_client_records(
+    client: ipcsync.Client, new_client: Callable[..., ipcsync.Client]
+) -> None:
+    stream, wait, record = ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
+    captured(stream, lambda: wait.capture(stream), lambda: record.capture(stream))
+    event = client.event("e", recorder=True, engine="timeline")
+    seen = new_client().event("e")
+    for point in (event.at(1), seen.at(1)):
+        for records in ({}, {record: event}):
+            with pytest.raises(ipcsync.EngineMismatch, match=r"is recorded in this process.*record first"):
+                client.replay({wait: point}, records, stream=stream, ahead=True).__enter__()
+    assert stream.query(), "nothing was queued"
+    with StreamGate(other := ipcsync.Stream()) as gate:
+        event.record(other)
+        with client.replay({wait: seen.at(1)}, stream=stream, ahead=True):
+            gate.open()
+    finish(stream)
 
 
 def test_it_needs_the_timeline_engine(client: ipcsync.Client) -> None:
@@ -78,7 +97,8 @@ def test_it_needs_the_timeline_engine(client: ipcsync.Client) -> None:
 
 @pytest.mark.parametrize(("queues", "passes"), [("0", True), ("8", True), ("1", False)])
 def test_it_needs_streams_that_pass_each_other(
-    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], queues: str, passes: bool
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[..., Peer], queues: str, passes: bool
 ) -> None:
+    client.event("theirs", recorder=True, engine="timeline")
     peer = new_peer(IPCSYNC_HOST_QUEUES=queues, CUDA_DEVICE_MAX_CONNECTIONS=queues if queues != "0" else "8")
-    assert peer.call(do.try_ahead, coordinator.endpoint) == ("" if passes else "EngineMismatch")
+    assert ("share a hardware queue" in peer.call(do.try_ahead, coordinator.endpoint)) != passes

@@ -357,7 +357,7 @@ def test_only_so_many_replays_are_in_flight(one: Stage) -> None:
 
 
 def test_a_point_that_this_very_replay_is_to_record_is_refused(one: Stage) -> None:
-    with pytest.raises(ValueError, match="ahead=True"):
+    with pytest.raises(ValueError, match="is for this replay to record"):
         one.client.replay(
             {one.layers.waits[0]: one.done.at(1)}, {one.layers.records[0]: one.done}, stream=one.layers.stream
         ).__enter__()

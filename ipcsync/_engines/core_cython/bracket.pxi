@@ -120,14 +120,8 @@ cdef class Bracket:
 
     cdef void sort(self) noexcept nogil:
         """Have gates and taps in the order of their captures."""
-        cdef int index, count = self.gates + self.taps
-        cdef bint are_sorted = True
-        for index in range(1, count):
-            if index != self.gates and self.items[index].order < self.items[index - 1].order:
-                are_sorted = False
-        if not are_sorted:
-            qsort(self.items, self.gates, sizeof(Item), by_order)
-            qsort(self.items + self.gates, self.taps, sizeof(Item), by_order)
+        qsort(self.items, self.gates, sizeof(Item), by_order)
+        qsort(self.items + self.gates, self.taps, sizeof(Item), by_order)
 
     cdef Use *use_of(self, Core core, int first, int *count) noexcept nogil:
         """That of an event, among the uses from `first` on, of which there are `count`."""

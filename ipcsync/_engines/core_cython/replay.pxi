@@ -123,13 +123,17 @@ cdef class ReplayingBase:
 
     cdef bint check_places(self, Bracket bracket) except -1:
         cdef Item *item
+        cdef bint is_sorted = True
         cdef int index
         for index in range(bracket.gates + bracket.taps):
             item = &bracket.items[index]
             item.address, item.order = (<Place>item.place)._address, (<Place>item.place)._order
             if (<Place>item.place)._index != self._ordinal or item.order == 0:
                 self._raise_place(<Place>item.place)
-        bracket.sort()
+            if index != 0 and index != bracket.gates and item.order < (item - 1).order:
+                is_sorted = False
+        if not is_sorted:
+            bracket.sort()
         if bracket._is_ahead:
             self._check_passing()
         return True
@@ -194,6 +198,8 @@ cdef class ReplayingBase:
             if not is_recorded:
                 core.raise_timeout(use.highest, self._timeout, "recorded")
         if not core.engine.has_ring:
+            if bracket._is_ahead and use.highest > core.last():
+                self._check_recorder(core)
             core.open_import(use.highest, -1)
             use.is_in, use.known = True, core.known()
             use.address, use.base, use.flags = core._address, core.base, core._flags

@@ -8,7 +8,7 @@ from ipcsync._drivers import load
 from ipcsync._engines.core import Bracket, Lane, Place, ReplayingBase, Wait
 from ipcsync._native import foreign, fork
 from ipcsync._native.stream import stream_handle
-from ipcsync.client._ahead import check_passing
+from ipcsync.client import _ahead
 from ipcsync.client.graphs.captured import GraphRecord
 from ipcsync.client.graphs.lanes import lane_of, lanes
 from ipcsync.client.point import Point
@@ -76,7 +76,10 @@ class Replaying(ReplayingBase):
         return lane_of(load().CUstream(self._address), self._ordinal)
 
     def _check_passing(self) -> None:
-        check_passing(self._ordinal)
+        _ahead.check_passing(self._ordinal)
+
+    def _check_recorder(self, engine: Engine) -> None:
+        _ahead.check_recorder(engine)
 
     def _record(self, event: SharedEvent, behind: list[Wait]) -> int:
         """Record on D, behind these waits too."""
@@ -116,8 +119,8 @@ class Replaying(ReplayingBase):
 
     def _raise_unmade(self, engine: Engine, generation: int) -> NoReturn:
         raise ValueError(
-            f"generation {generation} of {engine.label} is for this replay to record: with ahead=True it waits for its "
-            "own records"
+            f"generation {generation} of {engine.label} is for this replay to record, which waits for its points "
+            "first: within a graph, the order of its nodes is what to wait by"
         )
 
     def _raise_not_released(self, engine: Engine, generation: int) -> NoReturn:
