@@ -16,7 +16,7 @@ from ipcsync.testing import Memory, StreamGate
 from ipcsync_bench.rows import Row, Target, at_most_more, compare, interleave
 
 _COUNTS = (1, 8, 80)
-_MORE_US = {1: 8.0, 80: 30.0}
+MORE_US = {1: 8.0, 80: 30.0}
 LONGEST_S = 10.0
 
 
@@ -36,12 +36,12 @@ def captured(stream: ipcsync.Stream, put: Callable[[], object]) -> Any:
     return made
 
 
-class _Replays:
+class Replays:
     """Graphs of `count` layers, each a copy: one with waits and records, one without."""
 
     def __init__(self, client: ipcsync.Client, other: ipcsync.Client, count: int) -> None:
         self.stream, self.sending = ipcsync.Stream(), ipcsync.Stream()
-        self._client = client
+        self.client = client
         source, target = Memory(8), Memory(8)
         self.waits = [ipcsync.GraphWait() for _ in range(count)]
         self.records = [ipcsync.GraphRecord() for _ in range(count)]
@@ -60,13 +60,16 @@ class _Replays:
         self.seen = client.event(f"bench/sent/{count}")
         self.done = client.event(f"bench/done/{count}", recorder=True, engine="timeline")
 
+    def send(self) -> dict[ipcsync.GraphWait, ipcsync.Point]:
+        """A point that is recorded for each wait."""
+        return {wait: self.seen.at(self.sent.record(self.sending).generation) for wait in self.waits}
+
     def replay(self) -> float:
         """Microseconds of a block with its launch: all its points are recorded, and none is complete."""
         with StreamGate(self.sending) as gate:
-            points = {wait: self.seen.at(self.sent.record(self.sending).generation) for wait in self.waits}
-            records = dict.fromkeys(self.records, self.done)
+            points, records = self.send(), dict.fromkeys(self.records, self.done)
             start = time.perf_counter()
-            with self._client.replay(points, records, stream=self.stream, timeout=LONGEST_S) as made:
+            with self.client.replay(points, records, stream=self.stream, timeout=LONGEST_S) as made:
                 call("cuGraphLaunch", self.graph, self.stream._handle)
             took = time.perf_counter() - start
             gate.open()
@@ -89,15 +92,19 @@ def graphs(rounds: int, scale: float) -> Iterator[Row]:
         coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
         client, other = (stack.enter_context(ipcsync.connect(coordinator.endpoint)) for _ in range(2))
         for layers in _COUNTS:
-            replays = _Replays(client, other, layers)
+            replays = Replays(client, other, layers)
             peer = "bare cuGraphLaunch without them"
             contest = {
                 "ipcsync": partial(median, replays.replay, count),
                 peer: partial(median, replays.launch, count),
             }
-            targets: dict[str, Target] = {peer: at_most_more(_MORE_US[layers], "µs")} if layers in _MORE_US else {}
-            what = "1 wait and 1 record" if layers == 1 else f"{layers} waits and {layers} records"
-            yield from compare(f"a replay with {what}, host", interleave(contest, rounds), "µs", targets)
+            targets: dict[str, Target] = {peer: at_most_more(MORE_US[layers], "µs")} if layers in MORE_US else {}
+            yield from compare(f"a replay with {text_of(layers)}, host", interleave(contest, rounds), "µs", targets)
+
+
+def text_of(layers: int) -> str:
+    """What the graph of so many layers has."""
+    return "1 wait and 1 record" if layers == 1 else f"{layers} waits and {layers} records"
 
 
 def median(measure: Callable[[], float], count: int) -> float:

@@ -1,19 +1,30 @@
-"""How late the node of a graph begins behind its gate."""
+"""How late the node of a graph begins behind its gate; what a replay costs the host, by count."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from ctypes import c_uint64
 from functools import partial
 
 import ipcsync
+from ipcsync._board.layout import L_COMPLETED
+from ipcsync.client.graphs.lanes import lane_of
 from ipcsync.testing import Memory, StreamGate
 from ipcsync_bench import graphs as hosts
 from ipcsync_bench.graphs import LONGEST_S, call, captured, median
-from ipcsync_bench.rows import Row, at_most_more, compare, interleave
+from ipcsync_bench.rows import Row, at_most_more, below, compare, interleave
+from tests.benchmarks.report import alone
+from tests.kit.driver_functions import Call, doing_nothing, replaced
 
 _HOP_US = 3.1  # between two streams, by a word of host memory, on an H100
+_BATCH_US, _ENTRY_US, _MARKER_US = (
+    0.854,
+    0.041,
+    0.136,
+)  # the driver's calls, on an H100: with one entry, each further one
+_CALLS = ("cuStreamBatchMemOp", "cuEventRecord", "cuStreamWriteValue64")
 
 
 def graphs(rounds: int, scale: float) -> Iterator[Row]:
@@ -23,6 +34,53 @@ def graphs(rounds: int, scale: float) -> Iterator[Row]:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
         client, other = (stack.enter_context(ipcsync.connect(coordinator.endpoint)) for _ in range(2))
         yield from _delays(client, other, max(20, int(200 * scale)), rounds)
+        for layers, more in hosts.MORE_US.items():
+            yield from _by_count(_Counted(client, other, layers), layers, more, max(500, int(3000 * scale)), rounds)
+
+
+def _by_count(counted: _Counted, layers: int, more: float, count: int, rounds: int) -> Iterator[Row]:
+    """What a block costs beside its launch: the library's own time here, and the driver's by its calls."""
+    driver, row = counted.driver(), f"a replay with {hosts.text_of(layers)}, host, by count"
+    with doing_nothing(*_CALLS):
+        own = [median(counted.own, count) for _ in range(rounds)]
+    yield alone(f"{row}: the library", own, "µs")
+    yield alone(f"{row}: the driver", [driver], "µs")
+    yield alone(row, [driver + each for each in own], "µs", below(more, "µs"))
+
+
+class _Counted:
+    """Replays on a driver that does nothing: what it would write, the host writes behind each."""
+
+    def __init__(self, client: ipcsync.Client, other: ipcsync.Client, layers: int) -> None:
+        self._replays = hosts.Replays(client, other, layers)
+        lane, _ = lane_of(self._replays.stream._handle, 0)
+        for name in ("over", "drained"):  # no bracket is ever in flight
+            c_uint64.from_address(lane.words[name]).value = 1 << 40
+
+    def own(self) -> float:
+        """Microseconds of a block, all of whose points are recorded, and none is complete."""
+        replays = self._replays
+        points, records = replays.send(), dict.fromkeys(replays.records, replays.done)
+        start = time.perf_counter()
+        with replays.client.replay(points, records, stream=replays.stream, timeout=LONGEST_S):
+            pass
+        took = time.perf_counter() - start
+        for engine in (replays.sent._engine, replays.done._engine):
+            c_uint64.from_address(engine.line.address + 8 * L_COMPLETED).value = engine.base + engine.generation
+        return took * 1e6
+
+    def driver(self) -> float:
+        """Microseconds of the calls that a block makes, on an H100."""
+        calls: list[tuple[str, int]] = []
+
+        def noting(name: str, _: Call, *arguments: int) -> int:
+            calls.append((name, arguments[1]))
+            return 0
+
+        with replaced({name: partial(noting, name) for name in _CALLS}):
+            self.own()
+        block = calls[2 * len(self._replays.waits) :]  # behind the points' own, each a write and a marker
+        return sum(_BATCH_US + _ENTRY_US * (count - 1) if name == _CALLS[0] else _MARKER_US for name, count in block)
 
 
 def _delays(client: ipcsync.Client, other: ipcsync.Client, count: int, rounds: int) -> Iterator[Row]:
