@@ -37,7 +37,6 @@ cdef inline bint is_due(const Item *gate) noexcept nogil:
 
 cdef struct Other:  # a bracket of another lane with the same words
     PyObject *lane
-    uint64_t over, drained
     int64_t number
 
 
@@ -152,7 +151,7 @@ cdef class Bracket:
         if grown == NULL:
             raise MemoryError
         self.others = grown
-        grown[self.other_count] = Other(lane, (<Lane>lane).over.address, (<Lane>lane).drained.address, number)
+        grown[self.other_count] = Other(lane, number)
         self.other_count += 1
         return True
 

@@ -160,9 +160,9 @@ cdef class Lane(LaneRecords):
         cdef int index
         for index in range(bracket.gates + bracket.taps):
             place = bracket.items[index].place
-            (<Place>place).holder = NULL
             if self.stage != IDLE:
                 (<Place>place).lane, (<Place>place).number = <PyObject *>self, self.number
+            (<Place>place).holder = NULL
         self.stage = IDLE
         self.owner = NULL
         self.session = self.stream = self.bracket = None

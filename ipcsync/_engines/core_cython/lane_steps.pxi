@@ -113,10 +113,12 @@ cdef class Steps:
         return result
 
     cdef inline void await_others(self, Bracket bracket) noexcept nogil:
+        cdef Other *other
         cdef int index
         for index in range(bracket.other_count):
-            self.put(WAIT_64, bracket.others[index].over, bracket.others[index].number)
-            self.put(WAIT_64, bracket.others[index].drained, bracket.others[index].number)
+            other = &bracket.others[index]
+            self.put(WAIT_64, (<Steps>other.lane).over.address, other.number)
+            self.put(WAIT_64, (<Steps>other.lane).drained.address, other.number)
 
     cdef int prepare(self, Bracket bracket) noexcept nogil:
         self.stage = PREPARING
