@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 
 import pytest
 
@@ -22,19 +23,57 @@ _GREEN = """
 import sys, types
 import ipcsync
 {patch}
-try:
-    ipcsync.connect({endpoint!r})
-except ipcsync.IpcSyncError as error:
-    assert "gevent has replaced this process's threads" in str(error) and "thread=False" in str(error), error
-else:
-    raise AssertionError("it connects")
+for call in (lambda: ipcsync.connect({endpoint!r}), lambda: ipcsync.launch(log_level="error")):
+    try:
+        call()
+    except ipcsync.IpcSyncError as error:
+        assert "gevent has replaced this process's threads" in str(error), error
+        assert "(thread=False, select=False, queue=False, subprocess=False)" in str(error), error
+    else:
+        raise AssertionError("it works")
+"""
+needs_gevent = pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
+
+
+@needs_gevent
+@pytest.mark.parametrize("but", ["", "thread=False, subprocess=False", "thread=False, select=False, queue=False"])
+def test_threads_that_gevent_has_replaced_or_what_they_use_are_refused(
+    coordinator: ipcsync.Coordinator, but: str
+) -> None:
+    patch = f"from gevent import monkey\nmonkey.patch_all({but})"
+    scripts.run(_GREEN.format(endpoint=coordinator.endpoint, patch=patch))
+
+
+_BESIDE_GEVENT = """
+from gevent import monkey
+monkey.patch_all(thread=False, select=False, queue=False, subprocess=False)
+import asyncio, gevent, ipcsync
+
+async def ask(endpoint):
+    async with ipcsync.aconnect(endpoint) as client:
+        await (await client.record(ipcsync.Stream())).synchronize(30)
+        await client.stats()
+
+with ipcsync.launch(log_level="error") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+    def work(name):
+        with client.event(name, recorder=True) as event:
+            event.record(ipcsync.Stream()).synchronize(30)
+            return event.generation
+
+    assert [job.get() for job in [gevent.spawn(work, f"e{i}") for i in range(3)]] == [1, 1, 1]
+    called = gevent.get_hub().loop.async_()
+    with gevent.Timeout(30):
+        waiting = gevent.spawn(gevent.get_hub().wait, called)
+        gevent.sleep(0)
+        client.record(ipcsync.Stream()).add_done_callback(lambda point: called.send())
+        waiting.join()
+    asyncio.run(ask(coordinator.endpoint))
 """
 
 
-def test_threads_that_gevent_has_replaced_are_refused(coordinator: ipcsync.Coordinator) -> None:
-    pytest.importorskip("gevent")
-    patch = "from gevent import monkey\nmonkey.patch_all()"
-    scripts.run(_GREEN.format(endpoint=coordinator.endpoint, patch=patch))
+@needs_gevent
+def test_what_the_refusal_tells_to_do_works() -> None:
+    scripts.run(_BESIDE_GEVENT)
 
 
 def test_whether_gevent_has_replaced_the_threads_is_asked_of_gevent_itself(coordinator: ipcsync.Coordinator) -> None:
@@ -45,7 +84,7 @@ asked = []
 monkey.is_module_patched = lambda name: asked.append(name)
 sys.modules["gevent.monkey"] = monkey
 ipcsync.connect({endpoint!r}).close()
-assert asked == ["_thread"]
+assert asked == ["_thread", "select", "queue", "subprocess"]
 monkey.is_module_patched = lambda name: name == "_thread"
 """
     patch = patch.format(endpoint=coordinator.endpoint)
@@ -119,7 +158,7 @@ def _is_late(point: ipcsync.Point) -> None:
         point.synchronize(0.01)
 
 
-@pytest.mark.usefixtures("nothing_queued")  # which `record_all` would stand behind
+@pytest.mark.usefixtures("nothing_queued")
 def test_which_calls_leave_a_context_current_on_a_thread_that_has_none(
     coordinator: ipcsync.Coordinator, engine: EngineName
 ) -> None:
