@@ -7,7 +7,7 @@
  */
 #include <stdint.h>
 
-enum { KEPT = 16, KNOWN_AFTER = 4, MOST_SHORTER = 3, MOST_EARLY = 3, MOST_RESTS = 31 }; /* waits */
+enum { KEPT = 16, KNOWN_AFTER = 4, SHORTER_OF = 5, MOST_EARLY = 3, MOST_RESTS = 31 }; /* waits; one of five may be much shorter */
 static const int64_t PAUSE_LEAST_NS = 50000, PAUSE_MOST_NS = 1000000,
     LATE_NS = 20000; /* how late a sleep ends, about */
 
@@ -41,7 +41,7 @@ static struct plan plan_of(const struct patience *patience, int64_t sleep_ns) {
         is_short += lasted <= sleep_ns + PAUSE_LEAST_NS; /* with one pause, or without */
     }
     if (kept) plan.first = sleep_ns * is_short / kept;
-    for (int first = is_short; kept >= KNOWN_AFTER && plan.soon == 0 && first <= MOST_SHORTER; first++) {
+    for (int first = is_short; kept >= KNOWN_AFTER && plan.soon == 0 && first <= kept / SHORTER_OF; first++) {
         int alike = 0;
         while (first + alike < kept && sorted[first + alike] <= sorted[first] + sorted[first] / 10) alike++;
         if (alike > kept / 2) plan.soon = sorted[first] - LATE_NS;

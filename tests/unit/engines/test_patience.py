@@ -112,6 +112,11 @@ def test_irregular_work_is_waited_for_without_a_guess(patience: Any) -> None:
     assert sum(each.looked for each in waits[16:]) == 0, "nor looks it in vain"
 
 
+def test_work_of_which_a_third_is_much_shorter_is_not_slept_for(patience: Any) -> None:
+    waits = _waits(patience, [1 * _MS, 5 * _MS, 5 * _MS] * 30)
+    assert max(each.late for each in waits[16:]) <= 100 * _US
+
+
 @pytest.mark.parametrize("later", [2 * _MS, 8 * _MS, 20 * _MS])
 def test_work_that_becomes_another_is_learned_anew(patience: Any, later: int) -> None:
     _waits(patience, [5 * _MS] * 20)
