@@ -23,11 +23,12 @@ _END_S = 1.0
 
 
 def look(what: str, *, descriptors: int, threads: int) -> None:
-    """Raise QuotaExceeded unless `what` can have that many descriptors and threads, and some MB, at this moment."""
+    """Raise QuotaExceeded unless `what` can have that many descriptors and threads, and for these some MB, just now."""
     opened: list[int] = []
     try:
         try:
-            mmap.mmap(-1, _MEMORY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+            if threads:
+                mmap.mmap(-1, _MEMORY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
             while len(opened) < descriptors:
                 opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         finally:

@@ -158,6 +158,7 @@ def watch(
     subscription.
     """
     fork.check()
+    room.look("a subscription", descriptors=2, threads=0)  # without the second one, libzmq tries again for ever
     try:
         socket = context.socket(zmq.SUB)
     except zmq.ZMQError as error:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from ipcsync import _room as room
 from ipcsync._board import Board
 from ipcsync._deadline import deadline_of
 from ipcsync._linux.process import pid_namespace, shm_identity, time_namespace
@@ -66,7 +67,7 @@ def open_board(welcome: Welcome, endpoint: str) -> Board:
     try:
         board = Board.open(welcome.board)
     except OSError as error:
-        raise ConnectError(
+        raise room.shortage(error, "the coordinator's board") or ConnectError(
             f"the coordinator's board {welcome.board} cannot be opened here: {error.strerror}", endpoint=endpoint
         ) from error
     except ProtocolError as error:

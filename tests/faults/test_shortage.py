@@ -82,10 +82,11 @@ def _said(endpoint: str, kind: str, left: int, when: str = "early") -> str:
 
 @pytest.mark.parametrize("when", ["early", "late"])
 def test_row_71_few_descriptors_are_an_error_and_no_abort(coordinator: ipcsync.Coordinator, when: str) -> None:
-    few = (0, 1, 2, 3, 4, 6, 8, 11, 14, 30) if LONG else (0, 3, 11, 30)
+    few = (*range(20), 30) if LONG else (0, 3, 9, 14, 30)
     said = {left: _said(coordinator.endpoint, "descriptors", left, when) for left in few}
     assert said[30] == "good"
-    assert when == "late" or "file descriptors left for" in said[3], said  # late, what is short may be the driver's
+    # Late, what is short may be the driver's.
+    assert when == "late" or all(one == "good" or "file descriptors left for" in one for one in said.values()), said
 
 
 def test_row_71_few_threads_are_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:
