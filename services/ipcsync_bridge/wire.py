@@ -1,4 +1,4 @@
-"""Messages between bridges: MessagePack arrays [version, kind, body], at most 64 KiB each.
+"""Messages between bridges: MessagePack arrays [version, [kind, …]], at most 64 KiB each.
 
 The subject, which the server enforces, says who speaks; a message never does. Lists are bounded, so that nothing much
 larger than the message itself is built from it.
@@ -6,7 +6,7 @@ larger than the message itself is built from it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -75,44 +75,48 @@ class Row(NamedTuple):
 Rows = Annotated[list[Row], Meta(max_length=MAX_ROWS)]
 
 
-class Open(Struct, frozen=True, array_like=True):
+class _Body(Struct, frozen=True, array_like=True, tag=str.lower):
+    """What a message says. Its kind, the class's name in lower case, comes first."""
+
+
+class Open(_Body, frozen=True):
     """Ask for the events of some names, which are created if they do not exist. Answered by State."""
 
     names: Annotated[list[Annotated[str, Meta(max_length=255)]], Meta(min_length=1, max_length=MAX_NAMES)]
 
 
-class Attach(Struct, frozen=True, array_like=True):
+class Attach(_Body, frozen=True):
     """Ask for uses of slots, and for their news from now on. Answered by State."""
 
     epoch: Id
     keys: Annotated[list[Key], Meta(max_length=MAX_ROWS)]
 
 
-class Ping(Struct, frozen=True, array_like=True):
+class Ping(_Body, frozen=True):
     """Ask whether the node is there. Answered by Pong."""
 
 
-class Events(Struct, frozen=True, array_like=True):
+class Events(_Body, frozen=True):
     """Ask for the events whose names begin with `prefix`. Answered by Listed."""
 
     prefix: Annotated[str, Meta(max_length=255)]
 
 
-class Keep(Struct, frozen=True, array_like=True):
+class Keep(_Body, frozen=True):
     """All the uses whose news the asker still wants. Not answered."""
 
     epoch: Id
     keys: Annotated[list[Key], Meta(max_length=MAX_KEYS)]
 
 
-class Refused(Struct, frozen=True, array_like=True):
+class Refused(_Body, frozen=True):
     """A refusal; `kind` is a class name of `ipcsync.errors`."""
 
     kind: Text
     text: Text
 
 
-class State(Struct, frozen=True, array_like=True):
+class State(_Body, frozen=True):
     """How the uses that were asked for are; their news come by themselves, as long as the bridge has this `life`.
 
     `refused` says why a name has no row, by its place among those asked for.
@@ -125,7 +129,7 @@ class State(Struct, frozen=True, array_like=True):
     refused: Annotated[dict[Count, Refused], Meta(max_length=MAX_NAMES)] = {}
 
 
-class Pong(Struct, frozen=True, array_like=True):
+class Pong(_Body, frozen=True):
     """The node is alive, and sends the asker the news of `links` uses."""
 
     term: Count
@@ -135,13 +139,13 @@ class Pong(Struct, frozen=True, array_like=True):
     links: Count
 
 
-class Listed(Struct, frozen=True, array_like=True):
+class Listed(_Body, frozen=True):
     """The events asked for, as the reply to `ListEvents`."""
 
     reply: Blob
 
 
-class News(Struct, frozen=True, array_like=True):
+class News(_Body, frozen=True):
     """The rows that have changed of uses that the other node mirrors. Answered by Ack, else sent again."""
 
     term: Count
@@ -149,11 +153,11 @@ class News(Struct, frozen=True, array_like=True):
     rows: Rows
 
 
-class Ack(Struct, frozen=True, array_like=True):
+class Ack(_Body, frozen=True):
     """The news are taken in."""
 
 
-class Over(Struct, frozen=True, array_like=True):
+class Over(_Body, frozen=True):
     """The epoch is over for other nodes; `reason` is a NodeLost's. Not answered."""
 
     term: Count
@@ -162,13 +166,8 @@ class Over(Struct, frozen=True, array_like=True):
 
 
 Message: TypeAlias = Open | Attach | Ping | Events | Keep | State | Pong | Listed | Refused | News | Ack | Over
-_KINDS: dict[str, type[Message]] = {
-    "open": Open, "attach": Attach, "ping": Ping, "events": Events, "keep": Keep, "state": State, "pong": Pong,
-    "listed": Listed, "refused": Refused, "news": News, "ack": Ack, "over": Over,
-}  # fmt: skip
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-_envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
-_decoders = {name: msgspec.msgpack.Decoder[Any](kind) for name, kind in _KINDS.items()}
+_envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_body: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
 # Besides msgspec's own: ValueError for bad UTF-8.
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -176,7 +175,7 @@ _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 def encode(body: Message) -> bytes:
     """The bytes of a message. Raises ProtocolError if they are too many."""
-    data = _encoder.encode((VERSION, _NAMES[type(body)], body))
+    data = _encoder.encode((VERSION, body))
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_BYTES}", code="too_large")
     return data
@@ -199,16 +198,12 @@ def decode(data: bytes) -> Message:
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_BYTES}", code="too_large")
     try:
-        version, name, body = _envelope.decode(data)
+        version, body = _envelope.decode(data)
     except _UNREADABLE as error:
-        raise ProtocolError(f"not an array of version, kind and body: {error}", code="malformed") from None
+        raise ProtocolError(f"not an array of version and body: {error}", code="malformed") from None
     if version != VERSION:
         raise ProtocolError(f"bridges' protocol {version}, and this is {VERSION}", code="version")
-    decoder = _decoders.get(name)
-    if decoder is None:
-        raise ProtocolError("no message of bridges is called so", code="malformed")
     try:
-        message: Message = decoder.decode(body)
+        return _body.decode(body)
     except _UNREADABLE as error:
-        raise ProtocolError(f"{name}: {error}", code="invalid") from None
-    return message
+        raise ProtocolError(f"no message of bridges: {error}", code="invalid") from None

@@ -45,7 +45,7 @@ BRIDGE_COUNTS = {
     "conflated": "States that were replaced by newer ones before they were sent.",
     "news_received": "News of other nodes.",
     "acks": "News of other nodes acknowledged.",
-    "resyncs": "Times all that is mirrored of a node was asked for, because news were missed.",
+    "resyncs": "Times all that is mirrored of a node was asked for, because news may have been missed.",
     "pings": "Pings sent to other nodes.",
     "pings_lost": "Pings that were not answered.",
     "invalid_messages": "Messages that no bridge sends.",

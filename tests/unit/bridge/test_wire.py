@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import get_args
 
 import msgpack
 import pytest
@@ -39,12 +40,12 @@ def test_a_message_is_read_as_it_was_sent(body: wire.Message) -> None:
 
 
 def test_every_kind_is_among_those_that_are_tried() -> None:
-    assert {type(body) for body in _BODIES} == set(wire._KINDS.values())
+    assert {type(body) for body in _BODIES} == set(get_args(wire.Message))
 
 
 @pytest.mark.parametrize("names", [[], ["n" * 256], ["kv"] * (wire.MAX_NAMES + 1)], ids=["none", "long", "many"])
 def test_names_that_no_bridge_asks_for_are_refused(names: list[str]) -> None:
-    with pytest.raises(ProtocolError, match="open"):
+    with pytest.raises(ProtocolError, match="length"):
         wire.decode(wire.encode(wire.Open(names)))
 
 
@@ -60,8 +61,8 @@ _NO_ROWS = {
 
 @pytest.mark.parametrize("row", _NO_ROWS.values(), ids=_NO_ROWS)
 def test_rows_that_are_none_are_refused(row: list[object]) -> None:
-    with pytest.raises(ProtocolError, match="news") as caught:
-        wire.decode(bytes(msgpack.packb([wire.VERSION, "news", [1, _ID, [row]]])))
+    with pytest.raises(ProtocolError) as caught:
+        wire.decode(bytes(msgpack.packb([wire.VERSION, ["news", 1, _ID, [row]]])))
     assert caught.value.code == "invalid"
 
 
@@ -100,22 +101,28 @@ def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
 
 
 @MANY
-@given(st.sampled_from(sorted(wire._KINDS)), st.lists(_anything, max_size=7))
+@given(st.sampled_from([type(body).__name__.lower() for body in _BODIES]), st.lists(_anything, max_size=7))
 def test_any_body_of_any_kind_is_a_message_or_a_protocol_error(kind: str, body: list[object]) -> None:
     try:
-        message = wire.decode(bytes(msgpack.packb([wire.VERSION, kind, body])))
+        message = wire.decode(bytes(msgpack.packb([wire.VERSION, [kind, *body]])))
         assert wire.decode(wire.encode(message)) == message
     except ProtocolError:
         return
 
 
-_MANY_NAMES = b"\x93\x01\xa4open\x91\xdc\xea\x60" + b"\xa0" * 60_000
-_MANY_ROWS = b"\x93\x01\xa4news\x93\x01\xc4\x10" + _ID + b"\xdc\x50\x00" + b"\x92\x00\x00" * 20_480
+_MANY_NAMES = b"\x92\x01\x92\xa4open\xdc\xea\x60" + b"\xa0" * 60_000
+_MANY_ROWS = b"\x92\x01\x94\xa4news\x01\xc4\x10" + _ID + b"\xdc\x50\x00" + b"\x92\x00\x00" * 20_480
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"\xdd\xff\xff\xff\xff", b"\x93" * 60_000, b"\x93\x01\xa4news\xc6\xff\xff\xff\xff", _MANY_NAMES, _MANY_ROWS],
+    [
+        b"\xdd\xff\xff\xff\xff",
+        b"\x93" * 60_000,
+        b"\x92\x01\x94\xa4news\x01\xc6\xff\xff\xff\xff",
+        _MANY_NAMES,
+        _MANY_ROWS,
+    ],
 )
 def test_what_claims_to_be_large_costs_little(data: bytes) -> None:
     tracemalloc.start()
@@ -136,7 +143,7 @@ def test_what_a_bridge_says_of_as_many_nodes_as_it_tells_of_fits_in_an_answer() 
 
 
 def test_a_message_of_another_version_is_refused_and_not_read() -> None:
-    data = msgpack.packb([wire.VERSION + 1, "ping", {"channel": b"", "number": 0}])
+    data = msgpack.packb([wire.VERSION + 1, {"ping": 0}])
     with pytest.raises(ProtocolError, match=r"^bridges' protocol 2, and this is 1$") as caught:
         wire.decode(bytes(data))
     assert caught.value.code == "version"
