@@ -23,7 +23,7 @@ _TIMEOUT_S = 2.0
 # "Known complete" is what the recorder last published; later records are unconfirmed, and may be complete by now.
 _EVENTS = ("event", "state", "engine", "recorded", "known complete", "/s", "unconfirmed", "recorder", "attached")
 _SAMPLES = 16
-_LINES_AROUND = 17  # lines for heads, blank lines, the summary, and the last lines
+_LINES_AROUND = 18  # lines for heads, blank lines, the summary, and the last lines
 
 
 @click.command("top")
@@ -107,7 +107,8 @@ def _print(found: dict[str, Any], height: int | None = None) -> None:
     room = len(sessions) + len(events) if height is None else max(height - _LINES_AROUND, 2)
     for_sessions = min(len(sessions), max(room // 3, room - len(events), 1))
     for_events = max(room - for_sessions, 1)
-    echo(_summary(found))
+    for line in _summary(found):
+        echo(line)
     if sessions:
         echo()
         print_sessions(sessions[:for_sessions])
@@ -125,13 +126,13 @@ def _print(found: dict[str, Any], height: int | None = None) -> None:
             echo(f"{count} more {what}")
 
 
-def _summary(found: dict[str, Any]) -> str:
+def _summary(found: dict[str, Any]) -> tuple[str, str]:
     stats = found["stats"]
     deaths = sum(stats["deaths"].values())
     return (
         f"up {stats['uptime_s']:.0f} s   sessions {len(found['sessions'])}   events {stats['events']}   "
-        f"pool {stats['pool_in_use']}/{stats['pool_size']}   quarantined {stats['quarantined']}   deaths {deaths}   "
-        f"refusals {sum(stats['refusals'].values())}"
+        f"pool {stats['pool_in_use']}/{stats['pool_size']}",
+        f"quarantined {stats['quarantined']}   deaths {deaths}   refusals {sum(stats['refusals'].values())}",
     )
 
 
