@@ -22,8 +22,8 @@ from ipcsync._engines.loss import Loss
 from ipcsync._linux.fork import ForkMark
 from ipcsync._wire.messages import Attachment
 from ipcsync.typing import EngineName
-from tests.faults.board_world import MAX
 from tests.kit import boards
+from tests.models.board_world import MAX
 
 core: Any = _core
 SOURCE = Path(core.__file__).with_name("core_cython") / "core.pyx"

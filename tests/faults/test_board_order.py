@@ -22,12 +22,12 @@ from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.state import Change, ChangeKind, Recorder, Slot
 from ipcsync_coordinator.tombstones import Tombstones
-from tests.faults import board_world
-from tests.faults.board_recorder import Model
-from tests.faults.board_world import MAX, RECORDER, Process, Scenario, World
 from tests.faults.compiled_rig import DIED, SOURCE, Case, Rig, built, core, end
-from tests.faults.explorer import run_alone
 from tests.kit import boards
+from tests.models import board_world
+from tests.models.board_recorder import Model
+from tests.models.board_world import MAX, RECORDER, Process, Scenario, World
+from tests.models.explorer import run_alone
 
 pytestmark = pytest.mark.core
 

@@ -15,12 +15,12 @@ import pytest
 
 from ipcsync._board import BROKEN, LIVE
 from ipcsync._engines.loss import Loss
-from tests.faults import chain_world
-from tests.faults.chain_model import Model
-from tests.faults.chain_world import Scenario, World
 from tests.faults.compiled_rig import DIED, MINE, OTHERS, STREAM, THIRD, Case, Rig, built, core, end
 from tests.faults.test_board_order import translated
 from tests.kit.boards import bits_of, store_bits
+from tests.models import chain_world
+from tests.models.chain_model import Model
+from tests.models.chain_world import Scenario, World
 
 pytestmark = pytest.mark.core
 

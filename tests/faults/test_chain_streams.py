@@ -13,10 +13,10 @@ import pytest
 import ipcsync
 from ipcsync._board import Board
 from ipcsync._engines import queued
-from tests.faults.chain_model import Model
-from tests.faults.chain_world import Op, Scenario, World
 from tests.kit import boards
 from tests.kit.examples import LONG
+from tests.models.chain_model import Model
+from tests.models.chain_world import Op, Scenario, World
 from tests.unit.engines.chain_row import Row
 
 _LENGTH = 4  # of a program, behind a wait on the first stream that is queued, or that an exception ends

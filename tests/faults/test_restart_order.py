@@ -12,8 +12,8 @@ from ipcsync._wire import codec, messages
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.transactions import Transactions
-from tests.faults.restart_model import Model
-from tests.faults.restart_world import Scenario
+from tests.models.restart_model import Model
+from tests.models.restart_world import Scenario
 from tests.unit.coordinator.coordinator_world import SENDER, World
 
 

@@ -1,4 +1,4 @@
-"""What is queued around a launch, operation by operation, is what `tests/faults/graph_model.py` walks."""
+"""What is queued around a launch, operation by operation, is what `tests/models/graph_model.py` walks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import ipcsync
 from ipcsync._engines.core import Lane
 from ipcsync.client.graphs.lanes import lane_of
 from ipcsync.testing import StreamGate
-from tests.faults import graph_model as model
 from tests.graphs.layers import Layers, Sender
 from tests.kit.driver_functions import REFUSED, Call, replaced
 from tests.kit.until import DEADLINE_S
+from tests.models import graph_model as model
 
 NewClient = Callable[..., ipcsync.Client]
 _WAITS, _WIDE, _FIELDS = (1, 4), (4, 5), 6  # CUstreamBatchMemOpType, CUstreamBatchMemOpParams

@@ -23,8 +23,7 @@ from ipcsync_coordinator import config
 from ipcsync_coordinator.__main__ import main as coordinator_command
 from ipcsync_demo import main as demo_command
 from ipcsync_observer.__main__ import main as observer_command
-from tests.faults import board_world, chain_world, restart_world
-from tests.fleet import link_model
+from tests.models import board_world, chain_world, link_model, restart_world
 
 _ROOT = Path(__file__).parents[2]
 _TOP = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]

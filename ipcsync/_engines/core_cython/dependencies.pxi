@@ -7,7 +7,7 @@
 # The slot's bits name the sessions that it depends on, directly or through others; the recorder's own bit says that
 # only the recorder can resolve. The kernel marks a session, or its state is not LIVE any more, before a driver reports
 # its work wrongly and before its words are released. So bits that are found good *after* n was found complete prove that no
-# wait before n ended wrongly. The model is tests/faults/chain_model.py.
+# wait before n ended wrongly. The model is tests/models/chain_model.py.
 
 from libc.string cimport memcpy
 

@@ -10,7 +10,7 @@
 #     end       on L   all taps = 1 · wait fed >= r · all gates = 0 · over = r
 #     drain     on D   wait armed >= r · (wait tap >= 1 · record) for each · drained = r
 #
-# tests/faults/graph_model.py is its model, and tests/graphs/test_order.py compares the two. Nobody needs to know what a
+# tests/models/graph_model.py is its model, and tests/graphs/test_order.py compares the two. Nobody needs to know what a
 # call of the driver that was refused has done: each step may be repeated, but for a feed, whose place `fed = r` alone
 # takes, and an end, which is repeated under the next number.
 

@@ -2,7 +2,7 @@
 #
 # Generation g of the event engine is a record of the ring's event number (g - 1) mod depth; a record into a full ring
 # first waits on the host for the oldest. On the timeline engine the stream writes base + g to the word.
-# The model is tests/faults/board_recorder.py.
+# The model is tests/models/board_recorder.py.
 
 cdef class Records(Waits):
 

@@ -3,7 +3,7 @@
 # On the event engine, a point's CUDA event is recorded again only once the point is complete. A stream's wait is queued
 # after a look that found it pending. If it completes between that look and the driver's call, the recorder, before its
 # ring goes round, waits until the call is made: else the stream would wait for a later record. The waiter announces the
-# call on the board (a hazard); the model is tests/faults/board_waiter.py.
+# call on the board (a hazard); the model is tests/models/board_waiter.py.
 
 cdef enum Turn:  # of calls that queue work, where Python is to do something before they go on; beside those of Look
     GO_ON = 0

@@ -16,8 +16,8 @@ from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.state import Slot
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper import journal_files
-from tests.faults.restart_world import MISTAKES
 from tests.kit.examples import LONG
+from tests.models.restart_world import MISTAKES
 from tests.unit.coordinator.recovery_scene import STATES, Steps, count_and_state, die_at_each
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fleet import link_model
+from tests.models import link_model
 
 pytestmark = pytest.mark.model
 

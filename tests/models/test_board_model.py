@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from tests.faults.board_model import MISTAKES, Scenario, explore
-from tests.faults.explorer import Violation
+from tests.models.board_model import MISTAKES, Scenario, explore
+from tests.models.explorer import Violation
 
 pytestmark = pytest.mark.model
 

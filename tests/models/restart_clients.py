@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.faults.restart_coordinator import Coordinator
-from tests.faults.restart_world import BROKEN, FREE, MAX, OPEN, Client, R, Values, W, World
+from tests.models.restart_coordinator import Coordinator
+from tests.models.restart_world import BROKEN, FREE, MAX, OPEN, Client, R, Values, W, World
 
 
 class Clients(Coordinator):

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from tests.faults import board_world as do
-from tests.faults.board_recorder import Model
-from tests.faults.board_world import FREE, MISTAKES, OPEN, RECORDER, Process, Scenario, World
-from tests.faults.explorer import Env, Explorer, Program, Result
+from tests.models import board_world as do
+from tests.models.board_recorder import Model
+from tests.models.board_world import FREE, MISTAKES, OPEN, RECORDER, Process, Scenario, World
+from tests.models.explorer import Env, Explorer, Program, Result
 
 __all__ = ["MISTAKES", "Scenario", "explore"]
 

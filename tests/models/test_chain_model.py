@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.chain_model import explore
-from tests.faults.chain_world import MISTAKES, Op, Scenario
-from tests.faults.explorer import Violation
+from tests.models.chain_model import explore
+from tests.models.chain_world import MISTAKES, Op, Scenario
+from tests.models.explorer import Violation
 
 pytestmark = pytest.mark.model
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.faults.chain_world import BROKEN, LIVE, Entry, Looks, Point, Stage, Stream, World
+from tests.models.chain_world import BROKEN, LIVE, Entry, Looks, Point, Stage, Stream, World
 
 Steps = Iterator[tuple[str, World]]
 

@@ -6,7 +6,7 @@ is used anew, its node restarts; the waiting node suspects it at any time, its o
 and asked for again. The waiting node's bridge is upgraded at any time: it leaves what it knows to the new code, which
 stores that on the mirrors and goes on; meanwhile the coordinator may finish them.
 
-    python -m tests.fleet.link_model            the world as it should be, then every planted mistake
+    python -m tests.models.link_model            the world as it should be, then every planted mistake
 """
 
 from __future__ import annotations

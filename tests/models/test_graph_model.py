@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.graph_model import FOUND, HOLDS, IN_ONE_QUEUE, ONE, TO_AND_FRO, Model, bracket
+from tests.models.graph_model import FOUND, HOLDS, IN_ONE_QUEUE, ONE, TO_AND_FRO, Model, bracket
 
 pytestmark = pytest.mark.model
 

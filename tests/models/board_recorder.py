@@ -5,10 +5,10 @@ As in record.pxi, query.pxi and release.pxi of the compiled core, ipcsync_coordi
 
 from __future__ import annotations
 
-from tests.faults import board_world as do
-from tests.faults.board_waiter import Waits
-from tests.faults.board_world import BROKEN, CLOSED, FREE, MAX, OPEN, RECORDER
-from tests.faults.explorer import Ended, Op, Program
+from tests.models import board_world as do
+from tests.models.board_waiter import Waits
+from tests.models.board_world import BROKEN, CLOSED, FREE, MAX, OPEN, RECORDER
+from tests.models.explorer import Ended, Op, Program
 
 
 class Records(Waits):

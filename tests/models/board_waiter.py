@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.faults import board_world as do
-from tests.faults.board_world import BROKEN, LOCKED, MAX, OPEN, RECORDER, Scenario
-from tests.faults.explorer import Ended, Op, Program
+from tests.models import board_world as do
+from tests.models.board_world import BROKEN, LOCKED, MAX, OPEN, RECORDER, Scenario
+from tests.models.explorer import Ended, Op, Program
 
 
 class SlotView:

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from tests.faults.restart_model import ENGINES, FOUND_IN, SCENARIOS, Found, explore
-from tests.faults.restart_world import MISTAKES
+from tests.models.restart_model import ENGINES, FOUND_IN, SCENARIOS, Found, explore
+from tests.models.restart_world import MISTAKES
 
 pytestmark = pytest.mark.model
 
@@ -16,13 +16,13 @@ _ONE = SCENARIOS["one death of the coordinator"]
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_death_of_the_coordinator_at_any_step_breaks_nothing(engine: str) -> None:
-    """The other scenarios, of millions of states: python -m tests.faults.restart_model."""
+    """The other scenarios, of millions of states: python -m tests.models.restart_model."""
     states, _ = explore(dataclasses.replace(_ONE, engine=engine))
     assert states > 1000
 
 
 _SLOW = {"held not rebuilt", "given up for good"}
-"""Found only in scenarios that take a minute or more: python -m tests.faults.restart_model 'held not rebuilt'."""
+"""Found only in scenarios that take a minute or more: python -m tests.models.restart_model 'held not rebuilt'."""
 
 
 @pytest.mark.parametrize("mistake", [mistake for mistake in MISTAKES if mistake not in _SLOW])

@@ -22,11 +22,11 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 
-from tests.faults.chain_recorder import Recorders, Steps
-from tests.faults.chain_world import BROKEN, CLOSED, EXPIRED, FREE, LIVE, MAX, OPEN, Line, Scenario, Slot, Stage, World
-from tests.faults.chain_world import Waiter as WaiterState
-from tests.faults.explorer import Violation
 from tests.kit.collector import collector_off
+from tests.models.chain_recorder import Recorders, Steps
+from tests.models.chain_world import BROKEN, CLOSED, EXPIRED, FREE, LIVE, MAX, OPEN, Line, Scenario, Slot, Stage, World
+from tests.models.chain_world import Waiter as WaiterState
+from tests.models.explorer import Violation
 
 _MOST_STATES = 3_000_000
 

@@ -1,8 +1,8 @@
 """A coordinator that is killed at any of its steps and started again: every state of the model is walked.
 
-    python -m tests.faults.restart_model            every scenario, then every planted mistake (minutes, 1 GB)
-    python -m tests.faults.restart_model NAME …     these mistakes only, with the steps that lead to what must not be
-    python -m tests.faults.restart_model large      the largest scenario, which takes 2 GB of memory and some minutes
+    python -m tests.models.restart_model            every scenario, then every planted mistake (minutes, 1 GB)
+    python -m tests.models.restart_model NAME …     these mistakes only, with the steps that lead to what must not be
+    python -m tests.models.restart_model large      the largest scenario, which takes 2 GB of memory and some minutes
 
 What the model has and leaves out stands in `restart_world`.
 """
@@ -16,9 +16,9 @@ from array import array
 from collections import deque
 from typing import Any
 
-from tests.faults.restart_clients import Clients
-from tests.faults.restart_world import BROKEN, FREE, MAX, MISTAKES, OPEN, R, Reg, Scenario, Values, W, Work, World
 from tests.kit.collector import collector_off
+from tests.models.restart_clients import Clients
+from tests.models.restart_world import BROKEN, FREE, MAX, MISTAKES, OPEN, R, Reg, Scenario, Values, W, Work, World
 
 
 class Model(Clients):

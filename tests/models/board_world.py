@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from tests.faults.explorer import Moves
+from tests.models.explorer import Moves
 
 FREE, OPEN, BROKEN, CLOSED = 0, 1, 2, 3
 MAX = 99  # stands for INT64_MAX

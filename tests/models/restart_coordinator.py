@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.faults.restart_world import (
+from tests.models.restart_world import (
     BROKEN,
     CLOSED,
     FREE,
