@@ -68,8 +68,17 @@ def connect(
 
 _lock = OuterLock()  # a finalizer or a signal handler may ask in the middle of a connect
 _client: Client | None = None
-_told: dict[Callable[[Client], object], Client | None] = {}
-"""Who is to be told, and of which client each was told last."""
+_listeners: list[_Listener] = []
+
+
+class _Listener:
+    """A callback, hashable or not, and the client it was last called with."""
+
+    __slots__ = ("tell", "told")
+
+    def __init__(self, tell: Callable[[Client], object]) -> None:
+        self.tell = tell
+        self.told: Client | None = None
 
 
 def default_client(*, on_connect: Callable[[Client], object] | None = None) -> Client:
@@ -103,13 +112,13 @@ def _name() -> str:
 
 def _get(on_connect: Callable[[Client], object] | None) -> Client:
     client = _present() or _connect()
-    if on_connect is not None:
-        _told.setdefault(on_connect, None)
-    for tell in list(_told):
+    if on_connect is not None and all(listener.tell != on_connect for listener in _listeners):
+        _listeners.append(_Listener(on_connect))
+    for listener in _listeners:
         # It may ask for the client too, and so tell others, or get one that connected meanwhile.
-        if client is _client and _told[tell] is not client:
-            _told[tell] = client
-            tell(client)
+        if client is _client and listener.told is not client:
+            listener.told = client
+            listener.tell(client)
     return client
 
 

@@ -19,11 +19,16 @@ from tests.kit.until import until
 pytestmark = pytest.mark.driver
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
-_seen: list[str] = []
 
 
-def _note(client: ipcsync.Client) -> None:
-    _seen.append(client.session_id)
+class _Seen(list[str]):
+    """The sessions of the clients that it is called with. Not hashable."""
+
+    def __call__(self, client: ipcsync.Client) -> None:
+        self.append(client.session_id)
+
+
+_seen = _Seen()
 
 
 def _session() -> str:
@@ -31,8 +36,8 @@ def _session() -> str:
 
 
 def _listen() -> list[str]:
-    ipcsync.default_client(on_connect=_note)
-    ipcsync.default_client(on_connect=_note)  # once
+    ipcsync.default_client(on_connect=_seen)
+    ipcsync.default_client(on_connect=_seen)  # once
     return _seen
 
 
