@@ -176,6 +176,6 @@ class PidFd:
 
     def close(self) -> None:
         """Close the descriptor; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # first: an exception of a signal's handler must not have it closed again
+        if fd >= 0:
+            os.close(fd)

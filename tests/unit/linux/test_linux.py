@@ -269,6 +269,26 @@ def test_a_closed_pidfd_may_be_closed_again(sleeper: subprocess.Popen[bytes]) ->
     pidfd.close()
 
 
+@pytest.mark.process
+def test_a_pidfd_whose_close_an_exception_ends_closes_no_other_descriptor(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pidfd, close = PidFd(sleeper.pid), os.close
+
+    def close_and_be_interrupted(fd: int) -> None:
+        close(fd)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pidfd.close()
+    other = os.eventfd(0)  # it gets the number that is free now
+    del pidfd
+    assert os.fstat(other)
+    close(other)
+
+
 _ODDLY_NAMED = """
 import ctypes, signal, sys
 ctypes.CDLL(None).prctl(15, b") R 1 2 (")  # PR_SET_NAME
