@@ -557,7 +557,7 @@ class Session:
         is_unpinned = not is_pinned or (is_quiet and pinned.unpin(board.address, board.length))
         board.close(keep_mapping=is_used or not is_unpinned)
         self.attachments.end()  # which refers to the session, and the collector alone would find it; likewise
-        self.trials.end()
+        self.trials.end(self._closed())
         forget_child()  # only now: a child's copy of the descriptor keeps the lifeline
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -59,9 +60,13 @@ class Trials:
         """Whether a call is within one: then the board may get a registered page at any moment."""
         return bool(self._trials)
 
-    def end(self) -> None:
-        """Forget `check`: nothing is tried any more."""
-        self._check = _refuse
+    def end(self, error: ClientClosed) -> None:
+        """Forget `check`: nothing is tried any more, and who still tries gets this error."""
+
+        def refuse() -> None:
+            raise copy.copy(error)  # each with a traceback of its own
+
+        self._check = refuse
 
     def test(self, engine: Engine | Finished) -> None:
         """Test an engine, if it is the first of its kind here. Raises EngineMismatch if it does not work."""
@@ -105,10 +110,6 @@ class Trials:
             "event": {"ok": event is None, "why": event or ""},
             "timeline": {"ok": timeline is None, "why": timeline or ""},
         }
-
-
-def _refuse() -> None:
-    raise ClientClosed("the session is over: connect again")
 
 
 def _why_not_event(handle: bytes, ordinal: int) -> str | None:

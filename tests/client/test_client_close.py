@@ -260,6 +260,28 @@ def test_a_client_from_before_a_reload_of_all_modules_closes(coordinator: ipcsyn
     )
 
 
+@pytest.mark.parametrize("what", ["event", "check"])
+def test_a_call_that_a_close_overtakes_says_which_client_was_closed(
+    new_client: NewClient, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    client = new_client("overtaken")
+    session = client._session
+    ask = session._call
+
+    def ask_and_be_overtaken(*arguments: Any) -> object:
+        answer = ask(*arguments)
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=client.close)
+            thread.start()
+            thread.join()
+        return answer
+
+    monkeypatch.setattr(session, "_call", ask_and_be_overtaken)
+    with pytest.raises(ipcsync.ClientClosed, match=r"'overtaken' of .* was closed by this process") as raised:
+        client.event("e", engine="event") if what == "event" else client.check()
+    assert (raised.value.client, raised.value.endpoint) == (client.name, client.endpoint)
+
+
 def test_points_whose_callers_go_do_not_pile_up(new_client: NewClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def alarm(_engine: object) -> None:
         raise InterruptedError  # as a signal's handler does, once the coordinator has attached the session
