@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakSet
 
 from cuda.bindings.driver import CUipcEventHandle
 
@@ -34,6 +35,10 @@ log = logging.getLogger("ipcsync")
 _PASS_S = 4.0  # longer than a busy machine keeps the driver from it
 
 
+class _Trial:
+    """A block within which a call may open an import or register a page of the board."""
+
+
 class Trials:
     """What was tried in one session, which has `line` on the board; `check` raises once it cannot be used."""
 
@@ -42,12 +47,12 @@ class Trials:
         self._check = check
         self._works_on: set[tuple[str, int]] = set()
         self._why_not: dict[int, str] = {}  # by devices
-        self._trials: set[object] = set()
+        self._trials: WeakSet[_Trial] = WeakSet()  # each is held by its caller alone, who may be ended at any step
 
     @contextmanager
     def _trial(self) -> Iterator[None]:
-        """A block that may open an import or register a page of the board: within it `are_under_way` is true."""
-        trial = object()
+        """The block of a call: within it `are_under_way` is true."""
+        trial = _Trial()
         try:
             self._trials.add(trial)
             self._check()  # behind it: who ends the session sees this block, or this the end

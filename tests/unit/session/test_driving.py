@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import sys
 import threading
+from contextlib import suppress
 from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -138,6 +143,34 @@ def test_a_trial_ends_with_its_block_though_the_exception_that_ended_it_is_kept(
         fail()
     assert not trials.are_under_way
     assert kept.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize("event", ["line", "return"])
+def test_no_trial_is_left_by_a_caller_that_is_interrupted_at_any_of_its_steps(scene: Scene, event: str) -> None:
+    trials, left = scene.trials, [0]
+
+    def step(_frame: FrameType, what: str, _: object) -> Any:
+        if what == event:
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return step
+
+    def enter(frame: FrameType, _what: str, _: object) -> Any:
+        return step if frame.f_code.co_filename == inspect.getfile(type(trials)) else None
+
+    interrupted, tracer = 0, sys.gettrace()
+    while left[0] <= 0:
+        left[0] = interrupted + 1
+        sys.settrace(enter)
+        try:
+            with suppress(KeyboardInterrupt), trials._trial():
+                pass
+        finally:
+            sys.settrace(tracer)
+        assert not trials.are_under_way, f"after an exception at step {interrupted + 1}"
+        interrupted += left[0] <= 0
+    assert interrupted > 1
 
 
 def test_a_driver_that_keeps_the_thread_is_told_of_once_and_the_thread_goes_on_behind_it(
