@@ -92,12 +92,12 @@ class Journal:
             at += _HEAD + length
         return records, self._words[CARRIED_OUT + self._which] == self._end
 
-    def make_room(self) -> None:
-        """Reserve memory for a request's record; QuotaExceeded if there is none.
+    def make_room(self, size: int = 0) -> None:
+        """Reserve memory for a request's record, `size` bytes beyond an ordinary one; QuotaExceeded if there is none.
 
         What cannot be refused, as a death, is appended if there is room, else at a later tick.
         """
-        wanted = self._end + _LEAST_ROOM
+        wanted = self._end + _LEAST_ROOM + size
         if wanted > self._room:
             try:
                 os.posix_fallocate(self._log, 0, wanted + _LEAST_ROOM)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -26,7 +26,7 @@ from ipcsync_coordinator.tombstones import Origin, Tombstone
 from ipcsync_keeper import journal_files
 from ipcsync_keeper.link import Link
 from tests.unit.coordinator import coordinator_world
-from tests.unit.coordinator.coordinator_world import SENDER, World
+from tests.unit.coordinator.coordinator_world import SENDER, SETTINGS, World
 
 
 def test_no_two_coordinators_have_one_journal(world: World) -> None:
@@ -148,7 +148,7 @@ def test_what_an_attachment_adds_does_not_grow_with_the_number_of_sessions(world
     assert len(sizes) == 2, sizes
 
 
-def _no_memory(*_: object) -> None:
+def _no_memory(*_: object) -> NoReturn:
     raise OSError(28, "No space left on device")
 
 
@@ -209,6 +209,32 @@ def test_a_death_for_which_the_journal_has_no_memory_keeps_no_question_from_its_
     assert world.board.slot(opened.slot).state == BROKEN
     _, again = codec.decode_reply(world.dispatcher.handle(close, SENDER, time.monotonic_ns()) or b"")
     assert isinstance(again, messages.Done)
+
+
+def test_a_goodbye_that_finds_no_memory_is_refused_and_keeps_no_other_from_its_replies(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+
+    def write_what_is_reserved(log: int, data: bytes, at: int) -> int:
+        return write(log, data, at) if at + len(data) <= os.fstat(log).st_size else _no_memory()
+
+    monkeypatch.setattr(journal, "_LEAST_ROOM", 700)  # as all of it and thousands of events
+    leaving, other = world.hello().token, world.hello().token
+    for number in range(SETTINGS.max_attachments):
+        opened = world.ask(messages.Open(f"{number}" * 200, recorder=True, engine="timeline"), leaving)
+        assert isinstance(opened, messages.Attachment)
+    world.transactions.journal.make_room()  # for one more request of any other kind
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", write_what_is_reserved)
+        patch.setattr(os, "posix_fallocate", _no_memory)
+        refused = world.ask(messages.Bye(), leaving)
+        assert isinstance(refused, messages.Failure)
+        assert refused.kind == QuotaExceeded.__name__
+        assert world.registry.in_use == SETTINGS.max_attachments
+        assert isinstance(world.ask(messages.OpenStream("s"), other), messages.StreamSpec)
+    assert isinstance(world.ask(messages.Bye(), leaving), messages.Done)
+    assert world.registry.in_use == 0
 
 
 def test_how_long_a_slot_has_been_in_quarantine_is_known_to_the_next_coordinator(world: World) -> None:
