@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from ipcsync.errors import DeviceMismatch, IpcSyncError, QuotaExceeded
+from ipcsync.errors import DeviceMismatch, DriverError, IpcSyncError, QuotaExceeded
 from ipcsync_keeper.events import SharedCudaEvent
 from ipcsync_keeper.link import DriverClient
 
@@ -77,7 +77,11 @@ class Pool:
                 raise QuotaExceeded(
                     f"there are {self.made} CUDA events already{aside} (--max-cuda-events)", limit=self._limit
                 )
-            self._driver.make(uuid, min(max(missing, self._step), room), partial(self._add, device))
+            take_in = partial(self._add, device)
+            try:
+                self._driver.make(uuid, min(max(missing, self._step), room), take_in)
+            except DriverError:  # it has no room for spare ones
+                self._driver.make(uuid, missing, take_in)
         ring = device.spare[-depth:]
         del device.spare[-depth:]
         return ring

@@ -276,6 +276,21 @@ def _move_to_another_device(endpoint: str) -> None:
             until(lambda: client.stats()["pool_in_use"] == 0, "all were released")
 
 
+@pytest.mark.skipif(ipcsync.driver_name() != "host", reason="only the software driver is told how many events it makes")
+def test_row_33_a_driver_that_makes_no_spare_events_makes_those_that_are_needed(
+    new_coordinator: NewCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPCSYNC_HOST_EVENT_LIMIT", "20")
+    coordinator = new_coordinator()
+    with ipcsync.connect(coordinator.endpoint) as client:
+        held = [client.event(f"e{number}", recorder=True, engine="event", depth=6) for number in range(3)]
+        with pytest.raises(ipcsync.DriverError, match="OUT_OF_MEMORY"):
+            client.event("e3", engine="event", depth=6)
+        held[0].close()
+        until(lambda: client.stats()["pool_in_use"] == 2, "it was released")
+        client.event("e3", engine="event", depth=6)
+
+
 def test_row_33_cuda_events_streams_and_attachments_have_limits_too(new_coordinator: NewCoordinator) -> None:
     coordinator = new_coordinator(max_cuda_events=64, max_streams=2, max_attachments=3)
     with ipcsync.connect(coordinator.endpoint) as client:
