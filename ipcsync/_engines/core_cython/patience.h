@@ -31,7 +31,8 @@ struct plan {
 /* `sleep_ns`: what the shortest sleep takes. */
 static struct plan plan_of(const struct patience *patience, int64_t sleep_ns) {
     int64_t sorted[KEPT];
-    int kept = patience->count < KEPT ? (int)patience->count : KEPT, is_short = 0;
+    unsigned count = __atomic_load_n(&patience->count, __ATOMIC_RELAXED); /* once: another thread may go on counting */
+    int kept = count < KEPT ? (int)count : KEPT, is_short = 0;
     struct plan plan = {kept ? 0 : sleep_ns, 0, patience->rests <= 0};
     for (int index = 0; index < kept; index++) {
         int64_t lasted = patience->lasted[index];
