@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 
 import pytest
 
@@ -295,6 +296,19 @@ def test_a_block_that_nobody_ended_is_ended_by_one_on_another_stream(one: Stage)
         one.layers.launch(on=other)
     replay[one.layers.records[0]].synchronize(DEADLINE_S)
     assert one.layers.found() == [2]
+
+
+def test_a_replay_that_its_event_refers_to_is_collected_with_it(one: Stage) -> None:
+    event = one.client.event("kept", recorder=True, engine="timeline")
+    (point,), (record,) = one.sender.send(1), one.layers.records
+    with one.client.replay({one.layers.waits[0]: point}, {record: event}, stream=one.layers.stream) as replay:
+        one.layers.launch()
+    replay[record].synchronize(DEADLINE_S)
+    vars(event)["latest"] = replay
+    seen = weakref.ref(event)
+    del event, replay
+    gc.collect()
+    assert seen() is None
 
 
 def test_the_points_are_there_behind_the_block(one: Stage) -> None:

@@ -6,7 +6,6 @@ cdef extern from "Python.h":
     bint PyDict_Next(object mapping, Py_ssize_t *at, PyObject **key, PyObject **value)
     void *Py_TYPE(PyObject *)
     void Py_INCREF(PyObject *)
-    void Py_DECREF(PyObject *)
 
 
 cdef struct Use:  # an event whose points are fed, or that is recorded on
@@ -71,6 +70,7 @@ cdef bint check_types(key, value, bint is_gate, replaying) except -1:
 cdef class Bracket:
     """The gates with their points, and the taps with their events; then the generations of the records."""
 
+    cdef dict waits, records  # what the items refer to: the garbage collector sees it here
     cdef Item *items  # gates, then taps
     cdef Use *uses  # fed, then recorded
     cdef int gates, taps, fed, recorded
@@ -81,24 +81,22 @@ cdef class Bracket:
     cdef public bint _is_used, _is_over, _is_ahead
 
     def __dealloc__(self):
-        cdef int index
-        for index in range(self.gates + self.taps):
-            Py_DECREF(self.items[index].place)
-            Py_DECREF(self.items[index].value)
         free(self.items)
         free(self.others)
 
     cdef bint fill(self, dict waits, dict records, replaying) except -1:
         """Take in what a replay is to have; of the right types, else TypeError."""
-        cdef int gates = len(waits), taps = len(records)
-        self.items = <Item *>malloc(max(gates + taps, 1) * (sizeof(Item) + sizeof(Use)))
+        cdef int most
+        self.waits, self.records = waits.copy(), records.copy()
+        most = len(self.waits) + len(self.records)
+        self.items = <Item *>malloc(max(most, 1) * (sizeof(Item) + sizeof(Use)))
         if self.items == NULL:
             raise MemoryError
-        self.uses = <Use *>(self.items + gates + taps)
-        self.fill_from(waits, gates, &self.gates, replaying)
-        return self.fill_from(records, taps, &self.taps, replaying)
+        self.uses = <Use *>(self.items + most)
+        self.fill_from(self.waits, &self.gates, replaying)
+        return self.fill_from(self.records, &self.taps, replaying)
 
-    cdef bint fill_from(self, dict mapping, int most, int *count, replaying) except -1:
+    cdef bint fill_from(self, dict mapping, int *count, replaying) except -1:
         """Take in gates or taps, and count them."""
         cdef PyObject *key = NULL
         cdef PyObject *value = NULL
@@ -106,15 +104,12 @@ cdef class Bracket:
         cdef void *value_type = NULL
         cdef Item *items = self.items + self.gates
         cdef Py_ssize_t at = 0
-        with cython.critical_section(mapping):
-            while count[0] < most and PyDict_Next(mapping, &at, &key, &value):
-                if Py_TYPE(key) != key_type or Py_TYPE(value) != value_type:
-                    check_types(<object>key, <object>value, count == &self.gates, replaying)
-                    key_type, value_type = Py_TYPE(key), Py_TYPE(value)
-                Py_INCREF(key)
-                Py_INCREF(value)
-                items[count[0]].place, items[count[0]].value, items[count[0]].generation = key, value, 0
-                count[0] += 1
+        while PyDict_Next(mapping, &at, &key, &value):
+            if Py_TYPE(key) != key_type or Py_TYPE(value) != value_type:
+                check_types(<object>key, <object>value, count == &self.gates, replaying)
+                key_type, value_type = Py_TYPE(key), Py_TYPE(value)
+            items[count[0]].place, items[count[0]].value, items[count[0]].generation = key, value, 0
+            count[0] += 1
         return True
 
     cdef void sort(self) noexcept nogil:
@@ -160,5 +155,5 @@ cdef class Bracket:
         cdef int index
         for index in range(self.gates, self.gates + self.taps):
             if self.items[index].place == <PyObject *>record:
-                return <object>self.items[index].value, self.items[index].generation
+                return self.records[record], self.items[index].generation
         raise KeyError(record)
