@@ -6,6 +6,8 @@ attachment, and nothing to ask a driver about.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ipcsync._board import Board, peer_of
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import Guard
@@ -72,7 +74,9 @@ class Finished:
             capture.refuse_capturing(handle, "wait")
         self.query(generation)
 
-    wait_on = await_complete = await_recorded = query
+    wait_on: Callable[..., bool] = query
+    await_complete: Callable[..., bool] = query
+    await_recorded: Callable[..., bool] = query
 
     def synchronize(self, generation: int, timeout: float | None, _began: int = 0) -> None:
         """Return, or raise RecorderLost."""
