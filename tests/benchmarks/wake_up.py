@@ -22,8 +22,6 @@ _REGULAR_S = (0.001, 0.02)
 _LONGEST_WORK_S = 0.012
 _OURS, _BARE, _ASKED = "ipcsync", "bare cuEventSynchronize", "cuEventQuery without a pause"
 _IDLE_S = 0.002
-_SLEEP_LATE_S = 0.001  # on a loaded machine a sleep may end as late as that
-_FOREVER = (1 << 63) - 1
 _libc = ctypes.CDLL(None)
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
@@ -43,22 +41,27 @@ def _connect(state: dict[str, Any], endpoint: str) -> bytes:
 def _open(state: dict[str, Any], name: str, engine: EngineName, is_recorder: bool) -> None:
     if "event" in state:
         state["event"].close()
-    state["event"], state["generation"] = state["client"].event(name, recorder=is_recorder, engine=engine), 0
+    state["event"] = state["client"].event(name, recorder=is_recorder, engine=engine)
 
 
-def _work(state: dict[str, Any], how: str, seconds: float) -> int:
-    """Work that lasts so long behind a record's call; when it ended, by CLOCK_MONOTONIC in ns."""
+def _submit(state: dict[str, Any], is_bare: bool) -> int:
+    """Queue work that lasts until `_finish`, and a record behind it; its generation, 0 if it is not ipcsync's."""
     stream = state["stream"]
-    # The driver's thread waits for a semaphore. No Python runs there.
+    # The work: the driver's thread waits for a semaphore. No Python runs there.
     wait = ctypes.cast(_libc.sem_wait, ctypes.c_void_p).value
-    unwrap(_drivers.load().cuLaunchHostFunc(stream.cuda_stream, wait, ctypes.addressof(state["semaphore"])), "work")
-    if how != _OURS:
+    address = ctypes.addressof(state["semaphore"])
+    unwrap(_drivers.load().cuLaunchHostFunc(stream.cuda_stream, wait, address), "cuLaunchHostFunc")
+    if is_bare:
         state["raw"].record(stream)
-    end = time.monotonic_ns() + int(seconds * 1e9)
-    state["event"].record(stream)  # also tells who waits by the driver that there is something to wait for
-    time.sleep(max(0.0, seconds - _SLEEP_LATE_S))
-    while (ended := time.monotonic_ns()) < end:
-        pass
+        return 0
+    generation: int = state["event"].record(stream).generation
+    return generation
+
+
+def _finish(state: dict[str, Any], seconds: float) -> int:
+    """End the work after so long; when that was, by CLOCK_MONOTONIC in ns."""
+    time.sleep(seconds)
+    ended = time.monotonic_ns()
     _libc.sem_post(state["semaphore"])
     time.sleep(_IDLE_S)  # leaves the core to the stream's thread: of two, the one that waits may have the other
     return ended
@@ -69,15 +72,12 @@ def _import(state: dict[str, Any], endpoint: str, handle: bytes) -> None:
     state["raw"] = ipcsync.Event.from_ipc_handle(None, handle)
 
 
-def _wait(state: dict[str, Any], how: str) -> tuple[int, int]:
-    """When the wait for the next generation returned, and how much processor time it took, in ns."""
-    driver, event, began = _drivers.load(), state["event"], time.thread_time_ns()
-    state["generation"] += 1
+def _wait(state: dict[str, Any], generation: int, how: str) -> tuple[int, int]:
+    """When the wait for what was submitted returned, and how much processor time it took, in ns."""
+    driver, began = _drivers.load(), time.thread_time_ns()
     if how == _OURS:
-        event.at(state["generation"]).synchronize(30)
-        return time.monotonic_ns(), time.thread_time_ns() - began
-    event._engine.await_recorded(state["generation"], _FOREVER, None)
-    if how == _BARE:
+        state["event"].at(generation).synchronize(30)
+    elif how == _BARE:
         unwrap(driver.cuEventSynchronize(state["raw"].cuda_event), "cuEventSynchronize")
     else:
         raw = driver.CUevent(state["raw"].cuda_event)
@@ -107,9 +107,9 @@ def wake_up(rounds: int, scale: float) -> Iterator[Row]:
         def late(shortest: float, longest: float, how: str) -> float:
             times, waited, used = [], 0.0, 0.0
             for _ in range(count):
+                waiter.begin(_wait, recorder.call(_submit, how != _OURS), how)
                 lasts = chance.uniform(shortest, longest)
-                waiter.begin(_wait, how)
-                ended = recorder.call(_work, how, lasts)
+                ended = recorder.call(_finish, lasts)
                 returned, took = waiter.result()
                 times.append((returned - ended) / 1e3)
                 waited, used = waited + lasts, used + took / 1e9
