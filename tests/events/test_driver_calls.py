@@ -251,16 +251,16 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
 }
 
 
-_TRIES = 3  # an event may be the first on its page of the board, which is then registered
+def _asked(calls: DriverCalls, call: Callable[[], Any]) -> list[str]:
+    calls.watch()
+    call()
+    return calls.names
 
 
 @pytest.mark.parametrize("case", _ASKED, ids=_name)
 def test_each_call_asks_the_driver_for_no_more_than_it_needs(stage: Stage, calls: DriverCalls, case: Case) -> None:
     case(stage)()  # what is asked once in a process
-    asked = []
-    for _ in range(_TRIES):
-        call = case(stage)
-        calls.watch()
-        call()
-        asked.append(calls.names)
-    assert _ASKED[case][stage.engine] in asked
+    asked = _asked(calls, case(stage))
+    if "cuMemHostRegister" in asked:  # this event is the first on its page of the board, and the next one is not
+        asked = _asked(calls, case(stage))
+    assert asked == _ASKED[case][stage.engine]
