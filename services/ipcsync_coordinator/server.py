@@ -17,7 +17,7 @@ from ipcsync._linux.process import Process
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
 from ipcsync._zeromq import new_context
-from ipcsync_coordinator import limits, records
+from ipcsync_coordinator import gate, limits, records
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.dispatcher import Dispatcher
@@ -27,7 +27,7 @@ from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.kept import Kept
-from ipcsync_coordinator.limits import Descriptors, Gate, Sender, StrikeCounter, cut
+from ipcsync_coordinator.limits import Sender, StrikeCounter, cut
 from ipcsync_coordinator.liveness import PauseCredit, warn_without_pidfds
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
@@ -60,11 +60,13 @@ class Server:
         self.board = startup.board
         self._endpoint = endpoints.endpoint_in(config.keeper.runtime_dir)
         self._feed_endpoint = endpoints.endpoint_in(config.keeper.runtime_dir, endpoints.FEED)
-        self._descriptors = Descriptors(settings.max_sessions)
+        gate.raise_limit(settings.max_sessions)
         warn_without_pidfds()
         self._context = new_context(65_535)
         self.metrics = Metrics()
         self._zap = limits.ZapHandler(self._context, self.metrics.refuse)
+        self._gate = gate.Gate(startup.place, Inbox(self.metrics.refuse).put)
+        router = self._take_router()
         self.feed = Feed(
             self._take_feed(), (config.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon, self._cut_subscriber
         )
@@ -89,11 +91,11 @@ class Server:
             self.fleet,
             self._feed_endpoint,
             self._deaths,
-            self._descriptors.sessions,
+            self._gate.sessions,
         )
         strikes = StrikeCounter(settings.max_invalid, settings.max_sessions)
         dispatcher = Dispatcher(settings, self.handlers, self.metrics, strikes)
-        self._requests = Requests(self._take_router(), settings, dispatcher, strikes, self.metrics.refuse, self.feed)
+        self._requests = Requests(router, settings, dispatcher, strikes, self.metrics.refuse, self.feed)
         self.fleet.deliver = self._requests.deliver
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
@@ -103,13 +105,8 @@ class Server:
         self._mend_failures = 1
         self._is_lost = False  # its path does not lead here any more
         self.status = 0
-        self._gate = Gate(
-            [self._requests.socket, self.feed.socket],
-            startup.place,
-            self._descriptors.usable,
-            Inbox(self.metrics.refuse).put,
-        )
         self._parent: Process | None = None
+        self._gate.start()
 
     # --- sockets ------------------------------------------------------------------------------------------------------
 
@@ -118,10 +115,6 @@ class Server:
         socket.setsockopt(zmq.ZAP_DOMAIN, limits.DOMAIN)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._settings.handshake_s * 1000))
 
-    def _take(self, socket: zmq.Socket[bytes], listening: int, endpoint: str) -> None:
-        socket.setsockopt(zmq.USE_FD, listening)
-        socket.bind(endpoint)
-
     def _take_router(self) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
         self._guard(router)
@@ -129,7 +122,7 @@ class Server:
         # ZeroMQ silently closes the connection of a larger frame; up to this size the coordinator refuses and counts.
         router.setsockopt(zmq.MAXMSGSIZE, 4 * self._settings.max_frame)
         router.sndhwm = self._settings.reply_queue
-        self._take(router, self._startup.sockets[0], self._endpoint)
+        self._gate.bind(router, self._startup.sockets[0], self._endpoint)
         return router
 
     def _take_feed(self) -> zmq.Socket[bytes]:
@@ -139,7 +132,7 @@ class Server:
         feed.setsockopt(zmq.XPUB_VERBOSE, 1)  # tell of each subscriber, not only of the first
         feed.sndhwm = self._settings.feed_queue
         feed.rcvhwm = UNREAD_SUBSCRIPTIONS
-        self._take(feed, self._startup.sockets[1], self._feed_endpoint)
+        self._gate.bind(feed, self._startup.sockets[1], self._feed_endpoint)
         return feed
 
     def _cut_subscriber(self, frame: zmq.Frame) -> None:
@@ -312,7 +305,7 @@ class Server:
         place = self._startup.place
         at = place.sockets.index(path)
         socket, endpoint = ((self._requests.socket, self._endpoint), (self.feed.socket, self._feed_endpoint))[at]
-        self._take(socket, listen(path).detach(), endpoint)
+        self._gate.bind(socket, listen(path).detach(), endpoint)
         place.saw_bound(path)
         log.warning("a socket in the runtime directory was removed: made anew", extra=fields(path=path))
 

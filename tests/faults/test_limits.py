@@ -153,7 +153,7 @@ def test_row_32_connections_that_use_up_the_descriptors_are_kept_out_and_session
 ) -> None:
     ttl = 2.0  # longer than the crowd's connecting takes, for which this process has its GIL
     coordinator = new_coordinator(lease_ttl=ttl, handshake_s=600)
-    limit = 4096  # a third of it is time for the gate's thread, beside whatever else runs here
+    limit = 300
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.prlimit(fixtures.serving(coordinator), resource.RLIMIT_NOFILE, (limit, limit))
     crowd: list[socket.socket] = []

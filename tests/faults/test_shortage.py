@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import ipcsync
 from ipcsync import _room as room
+from ipcsync._wire import endpoints
 from tests.kit import scripts
 from tests.kit.examples import LONG
 
@@ -103,19 +105,23 @@ def test_row_71_little_memory_is_an_error_and_no_abort(coordinator: ipcsync.Coor
     assert said[1].startswith("short of"), said  # of memory, or of a thread, whose stack takes some
 
 
+def _limited(limit: str, most: int, *arguments: str) -> list[str]:
+    """The command of a coordinator under that limit."""
+    code = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_{limit}, ({most}, {most})); "
+    run = "os.execv(sys.executable, [sys.executable, '-m', 'ipcsync_coordinator', *sys.argv[1:]])"
+    return [sys.executable, "-c", code + run, *arguments]
+
+
 @pytest.mark.parametrize("flag", ["--keeper", "--no-keeper"])
 @pytest.mark.parametrize("limit", ["NOFILE", "FSIZE"])
 def test_row_71_a_coordinator_with_few_descriptors_or_small_files_says_so_and_ends(
     tmp_path: Path, flag: str, limit: str
 ) -> None:
     ipcsync.Stream()  # the software driver's file, which is there from now on, may be larger
-    few = (16, 24, 28) if flag == "--no-keeper" else (12, 16)
+    few = (16, 24, 28, 40) if flag == "--no-keeper" else (12, 16, 40)
     for most in few if limit == "NOFILE" else (1 << 16,):
-        command = ["-m", "ipcsync_coordinator", flag, "--runtime-dir", str(tmp_path / str(most))]
-        limited = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_{limit}, ({most}, {most})); "
-        run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
         done = subprocess.run(
-            [sys.executable, "-c", limited + run, *command],
+            _limited(limit, most, flag, "--runtime-dir", str(tmp_path / str(most))),
             capture_output=True,
             text=True,
             timeout=60,
@@ -124,8 +130,57 @@ def test_row_71_a_coordinator_with_few_descriptors_or_small_files_says_so_and_en
         )
         assert done.returncode == 1, (most, done)
         assert "cannot start" in done.stderr, (most, done.stderr)
+        assert most != 40 or re.search("needs [56]. file descriptors for its first session", done.stderr), done.stderr
         assert "Traceback" not in done.stderr or "CUDA" in done.stderr, (most, done.stderr)
         assert limit == "NOFILE" or "`ulimit -f`" in done.stderr, done.stderr
+
+
+_BURST = """
+import os, socket, sys
+path, crowd, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+for _ in range(rounds):
+    held = []
+    for _ in range(crowd):
+        one = socket.socket(socket.AF_UNIX)
+        one.settimeout(0.05)
+        try:
+            one.connect(path)
+            held.append(one)
+        except OSError:  # it is hidden, or its queue is full
+            one.close()
+    for one in held:
+        one.close()
+"""
+
+
+@pytest.mark.parametrize("flag", ["--keeper", "--no-keeper"])
+@pytest.mark.parametrize("most", [56, 64, 100, 300] if LONG else [64])
+def test_row_71_a_burst_of_connections_does_not_end_a_coordinator_with_few_descriptors(
+    tmp_path: Path, flag: str, most: int
+) -> None:
+    """Bursts from four processes at once, of more connections than it has descriptors."""
+    ready, told = os.pipe()
+    command = _limited("NOFILE", most, flag, "--runtime-dir", str(tmp_path / "r"), "--ready-fd", str(told))
+    env = {**os.environ, "IPCSYNC_TEST_ZYGOTE": "0"}
+    with subprocess.Popen(command, env=env, pass_fds=[told], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            os.close(told)
+            with os.fdopen(ready) as file:
+                endpoint = file.readline().strip()
+            burst = [sys.executable, "-c", _BURST, endpoints.socket_path(endpoint), "240", "8"]
+            with ipcsync.connect(endpoint, timeout=30) as client:
+                before = client.stats()["pid"]
+                crowds = [subprocess.Popen(burst) for _ in range(4)]
+                assert [crowd.wait(120) for crowd in crowds] == [0] * 4
+                stats = client.stats()
+            assert stats["pid"] == before
+            assert stats["refusals"]["descriptors"] > 0
+            assert process.poll() is None
+        finally:
+            process.terminate()
+            _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "Too many open files" not in errors
 
 
 def test_a_look_for_room_leaves_nothing_and_says_what_holds_the_descriptors() -> None:

@@ -1,17 +1,21 @@
-"""The gate that refuses connections while descriptors are short."""
+"""The gate that lets connections in while descriptors are free."""
 
 from __future__ import annotations
 
 import socket
-import time
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import zmq
 
-from ipcsync_coordinator import limits
+from ipcsync_coordinator import gate
+from ipcsync_keeper.resources import listen
 from tests.kit.until import until
+
+_CROWD = 100
 
 
 class _Place:
@@ -22,33 +26,76 @@ class _Place:
     def reopen(self) -> None: ...
 
 
-def test_a_shut_gate_counts_now_and_then_and_not_for_each_connection(
+@contextmanager
+def _gate(path: Path, told: list[str]) -> Iterator[gate.Gate]:
+    """A gate before one socket at a path."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        held = gate.Gate(_Place(), told.append)  # type: ignore[arg-type]
+        held.bind(router, listen(str(path)).detach(), f"ipc://{path}")
+        held.start()
+        try:
+            yield held
+        finally:
+            held.stop()
+
+
+def _crowd(stack: ExitStack) -> list[socket.socket]:
+    return [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(_CROWD)]
+
+
+def _connect(crowd: list[socket.socket], path: Path) -> None:
+    for one in crowd:
+        one.connect(str(path))
+
+
+def test_one_connection_is_accepted_and_no_other_however_late_the_gate_looks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    crowd = 300
-    counts: list[float] = []
-    events: list[float] = []
-
-    def count() -> int:
-        counts.append(time.monotonic())
-        return 1000
+    looks, late = threading.Event(), threading.Event()
 
     def usable() -> int:
-        events.append(time.monotonic())
-        return 10
+        looks.set()
+        if threading.current_thread().name == "ipcsync-gate":
+            assert late.wait(60)
+        return 1 << 20
 
-    monkeypatch.setattr(limits, "count", count)
-    path = str(tmp_path / "s")
     with ExitStack() as stack:
-        context = stack.enter_context(zmq.Context())
-        router = stack.enter_context(context.socket(zmq.ROUTER))
-        router.bind(f"ipc://{path}")
-        gate = limits.Gate([router], _Place(), usable, lambda _reason: None)  # type: ignore[arg-type]
-        stack.callback(gate.stop)
-        began = time.monotonic()
-        for _ in range(crowd):
-            one = stack.enter_context(socket.socket(socket.AF_UNIX))
-            one.connect(path)
-        until(lambda: len(events) >= crowd, "all of them were told of")
-        periods = (time.monotonic() - began) / 0.1
-    assert len(counts) <= 3 + periods  # at the beginning, as it shuts, and at each recount
+        crowd = _crowd(stack)
+        stack.enter_context(_gate(tmp_path / "s", []))
+        stack.callback(late.set)
+        before = gate.count()
+        monkeypatch.setattr(gate, "_usable", usable)
+        _connect(crowd, tmp_path / "s")  # the first of them has the gate look, and stand still
+        assert looks.wait(60)
+        assert gate.count() - before == 1
+        late.set()
+        until(lambda: gate.count() - before == _CROWD, "all were accepted")
+
+
+def test_a_shut_gate_accepts_nothing_and_counts_now_and_then(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[str] = []
+    with ExitStack() as stack:
+        crowd = _crowd(stack)
+        stack.enter_context(_gate(tmp_path / "s", told))
+        before = gate.count()
+        monkeypatch.setattr(gate, "_usable", lambda: before + 20)
+        _connect(crowd, tmp_path / "s")
+        until(lambda: told == ["descriptors"], "it is shut")
+        assert gate.count() - before <= 21  # with the one that was allowed before it looked
+        for one in crowd[:10]:
+            one.close()
+        until(lambda: told.count("descriptors") == 2, "it was opened, and shut again")
+        assert gate.count() - before <= 21
+
+
+def test_where_no_epoll_set_can_be_seen_it_says_so_and_accepts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gate, "_entries", lambda _descriptor: [])
+    with ExitStack() as stack:
+        crowd = _crowd(stack)
+        stack.enter_context(_gate(tmp_path / "s", []))
+        before = gate.count()
+        _connect(crowd, tmp_path / "s")
+        until(lambda: gate.count() - before == _CROWD, "all were accepted")
+    assert "without a look at the file descriptors" in caplog.text

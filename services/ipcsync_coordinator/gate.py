@@ -1,0 +1,234 @@
+"""How many may connect: libzmq accepts one connection after another, each after a look at the file descriptors.
+
+libzmq 4.3.5 aborts its process if accepting a connection on a Unix socket fails with EMFILE (ipc_listener.cpp tolerates
+ENFILE, not EMFILE), and offers no option that keeps it from accepting. But it accepts once for each event of the epoll
+set in which it keeps its listening sockets, and a process may change its epoll sets from outside. So each listening
+socket is in there with EPOLLONESHOT: the kernel reports one connection, and no other until this process allows it. A
+burst waits in the kernel's queue, however fast it is, and however late the thread that allows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+import re
+import resource
+import select
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from ipcsync import _room as room
+from ipcsync._board.runtime_dir import Place
+from ipcsync._logs import fields
+from ipcsync.errors import QuotaExceeded
+
+log = logging.getLogger("ipcsync.coordinator")
+
+_PER_SESSION = 3  # its connection, its pidfd, its subscription to the feed
+_PER_CONNECTION = 2  # itself, and the pidfd that may follow
+_ENOUGH = 65_536
+_RECOUNT_MS = 100
+_NO_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | _NO_HANDSHAKE | zmq.EVENT_MONITOR_STOPPED
+_FOUND_S = 5.0
+_EPOLL_CTL_MOD = 3
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def raise_limit(sessions: int) -> None:
+    """Raise the soft limit of descriptors to `_ENOUGH`, or to what so many sessions need, if that is allowed."""
+    room.raise_descriptors(max(_ENOUGH, (count() + sessions * _PER_SESSION) * 2))
+
+
+def count() -> int:
+    """How many descriptors this process has open; OSError if there is none left to count with."""
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+def _usable() -> int:
+    """How many descriptors may be open before the gate shuts, under the present limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft - soft // 3
+
+
+class Gate:
+    """Lets connections in while descriptors are free, on a thread of its own: the loop may be busy for long.
+
+    A third of the limit is no connection's: it is for what this process opens for the sessions that it has by then.
+
+    `place` is where the sockets are bound: while the gate is shut they have other names, which refuses new connections
+    at once and leaves the existing ones alone. `on_refusal` is called on that thread with "descriptors" each time the
+    gate shuts, and with "handshake" for each connection without a greeting in time. (libzmq reports no others: it drops
+    a peer that does not speak ZeroMQ, or sends a frame far over the limit, without an event.)
+    """
+
+    def __init__(self, place: Place, on_refusal: Callable[[str], None]) -> None:
+        self._place = place
+        self._on_refusal = on_refusal
+        self._own = 0  # what is open without any connection
+        self._estimate = 0
+        self._is_shut = False
+        self._looked = 0.0
+        self._accepts: list[Accepts] = []
+        self._monitors: dict[zmq.Socket[bytes], zmq.Socket[bytes]] = {}
+        self._thread = threading.Thread(target=self._run, name="ipcsync-gate", daemon=True)
+
+    def bind(self, socket: zmq.Socket[bytes], listening: int, endpoint: str) -> None:
+        """Bind a socket to a listening one, behind this gate: nothing is accepted before `start`.
+
+        Until libzmq has it in its epoll set and this process has changed that, only what waits there may be accepted,
+        which is less than a coordinator has free at its start.
+        """
+        self._place.shut()
+        try:
+            socket.setsockopt(zmq.USE_FD, listening)
+            socket.bind(endpoint)
+            accepts = Accepts.of(listening)
+        finally:
+            if not self._is_shut:
+                self._place.reopen()  # an earlier coordinator may have shut it
+        if accepts is not None:
+            self._accepts.append(accepts)
+        else:
+            log.warning(
+                "connections are accepted without a look at the file descriptors here, since libzmq's epoll set cannot "
+                "be seen: a burst of them may end this process if its descriptors are few"
+            )
+        if socket not in self._monitors:
+            self._monitors[socket] = socket.get_monitor_socket(_EVENTS)
+            self._own = count()
+        elif accepts is not None and not self._is_shut:
+            accepts.allow_one()
+
+    def start(self) -> None:
+        """Begin to let connections in. QuotaExceeded if not a single session has room."""
+        if self.sessions() < 1:
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            least = (self._own + 2 * _PER_SESSION) * 3 // 2 + 1
+            raise QuotaExceeded(
+                f"a coordinator needs {least} file descriptors for its first session, and may have {soft}: raise the "
+                "hard limit (`ulimit -Hn`, LimitNOFILE= of a systemd unit)",
+                limit=soft,
+            )
+        self._estimate = count()
+        self._thread.start()
+
+    def sessions(self) -> int:
+        """How many sessions there may be, with a connection left on which a further one is refused."""
+        return max(0, (_usable() - self._own) // _PER_SESSION - 1)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for monitor in self._monitors.values():
+            poller.register(monitor, zmq.POLLIN)
+        running = len(self._monitors)
+        while running:
+            self._look()
+            for monitor, _ in poller.poll(_RECOUNT_MS if self._is_shut else None):
+                while monitor.poll(0):  # all of them: what was accepted is to be known before more is allowed
+                    event = parse_monitor_message(monitor.recv_multipart())["event"]
+                    if event == zmq.EVENT_MONITOR_STOPPED:
+                        poller.unregister(monitor)
+                        running -= 1
+                        break
+                    if event == zmq.EVENT_ACCEPTED:
+                        self._estimate += _PER_CONNECTION
+                    elif event & _NO_HANDSHAKE:
+                        self._on_refusal("handshake")
+        for monitor in self._monitors.values():
+            monitor.close()
+
+    def _look(self) -> None:
+        usable = _usable()
+        if self._is_shut or self._estimate >= usable:
+            self._recount(usable)
+        if not self._is_shut:
+            for accepts in self._accepts:
+                accepts.allow_one()
+
+    def _recount(self, usable: int) -> None:
+        if self._is_shut and time.monotonic() - self._looked < _RECOUNT_MS / 1000:
+            return
+        self._looked = time.monotonic()
+        try:
+            self._estimate = count()
+        except OSError:
+            self._estimate = usable  # none is left
+        if self._estimate >= usable and not self._is_shut:
+            self._is_shut = True
+            self._place.shut()
+            log.error("no new connections", extra=fields(descriptors=self._estimate, usable=usable))
+            self._on_refusal("descriptors")
+        elif self._estimate < usable and self._is_shut:
+            self._is_shut = False
+            self._place.reopen()
+            log.info("new connections again", extra=fields(descriptors=self._estimate, usable=usable))
+
+    def stop(self) -> None:
+        """End the thread, and give the sockets their own names."""
+        for listening in self._monitors:
+            listening.disable_monitor()
+        self._thread.join()
+        if self._is_shut:
+            self._place.reopen()
+
+
+class _Event(ctypes.Structure):
+    """The kernel's epoll_event, which is packed on x86-64 only."""
+
+    _pack_ = 1 if platform.machine() == "x86_64" else 0
+    _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
+
+
+class Accepts:
+    """What libzmq accepts from the descriptor `listening`, by its entry, with `data`, in libzmq's epoll set `epoll`."""
+
+    def __init__(self, epoll: int, listening: int, data: int) -> None:
+        self._epoll = epoll
+        self._listening = listening
+        self._data = data
+
+    @classmethod
+    def of(cls, listening: int) -> Accepts | None:
+        """Those of a descriptor to which a ZeroMQ socket was just bound, stopped; None if no epoll set shows it.
+
+        proc(5) says what a set has, unless a sandbox leaves that out. libzmq's thread makes its entry in two steps, of
+        which the last asks for input.
+        """
+        deadline = time.monotonic() + _FOUND_S
+        while True:
+            seen = [(epoll, *entry) for epoll in map(int, os.listdir("/proc/self/fd")) for entry in _entries(epoll)]
+            for epoll, descriptor, events, data in seen:
+                if descriptor == listening and events & select.EPOLLIN:
+                    found = cls(epoll, listening, data)
+                    found._change(select.EPOLLONESHOT)
+                    return found
+            if not seen or time.monotonic() >= deadline:
+                return None
+            time.sleep(0.0001)
+
+    def allow_one(self) -> None:
+        """Let libzmq accept one connection: the next, or one that waits."""
+        self._change(select.EPOLLIN | select.EPOLLONESHOT)
+
+    def _change(self, events: int) -> None:
+        event = _Event(events, self._data)
+        if _libc.epoll_ctl(self._epoll, _EPOLL_CTL_MOD, self._listening, ctypes.byref(event)) != 0:
+            raise OSError(ctypes.get_errno(), "libzmq's epoll set cannot be changed")
+
+
+def _entries(descriptor: int) -> list[tuple[int, int, int]]:
+    """What an epoll set watches: descriptor, events, data; nothing if it is none."""
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}") as file:
+            found = re.findall(r"^tfd: *(\d+) events: *([0-9a-f]+) data: *([0-9a-f]+)", file.read(), re.MULTILINE)
+    except OSError:
+        return []  # it was closed meanwhile
+    return [(int(watched), int(events, 16), int(data, 16)) for watched, events, data in found]
