@@ -16,12 +16,13 @@ import platform
 import re
 import resource
 import select
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from ipcsync import _room as room
 from ipcsync._board.runtime_dir import Place
@@ -132,13 +133,11 @@ class Gate:
         while running:
             self._look()
             for monitor, _ in poller.poll(_RECOUNT_MS if self._is_shut else None):
-                while monitor.poll(0):  # all of them: what was accepted is to be known before more is allowed
-                    event = parse_monitor_message(monitor.recv_multipart())["event"]
+                for event in _events(monitor):
                     if event == zmq.EVENT_MONITOR_STOPPED:
                         poller.unregister(monitor)
                         running -= 1
-                        break
-                    if event == zmq.EVENT_ACCEPTED:
+                    elif event == zmq.EVENT_ACCEPTED:
                         self._estimate += _PER_CONNECTION
                     elif event & _NO_HANDSHAKE:
                         self._on_refusal("handshake")
@@ -178,6 +177,14 @@ class Gate:
         self._thread.join()
         if self._is_shut:
             self._place.reopen()
+
+
+def _events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
+    """What a monitor tells, all of it: what was accepted is to be known before more is allowed."""
+    with suppress(zmq.Again):
+        while True:
+            event, _endpoint = monitor.recv_multipart(zmq.NOBLOCK)
+            yield int.from_bytes(event[:2], sys.byteorder)
 
 
 class _Event(ctypes.Structure):
