@@ -26,15 +26,15 @@ def look(what: str, *, descriptors: int, threads: int) -> None:
     """Raise QuotaExceeded unless `what` can have that many descriptors and threads, and for these some MB, just now."""
     opened: list[int] = []
     try:
-        try:
-            if threads:
-                mmap.mmap(-1, _MEMORY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        if threads:
+            mmap.mmap(-1, _MEMORY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        _try_threads(threads)
+        try:  # last: other threads open files more often than they start threads
             while len(opened) < descriptors:
                 opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         finally:
             for fd in opened:
                 os.close(fd)
-        _try_threads(threads)
     except (OSError, RuntimeError, MemoryError) as error:
         raise shortage(error, what) or error from None
 

@@ -6,6 +6,7 @@ One thread at a time uses a connection: the owner of its session, or whoever ask
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,15 +32,22 @@ _NOW, _EVENTS = int(zmq.NOBLOCK), int(zmq.EVENTS)  # ints cost less than enums
 _IN, _IN_OR_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 
 _contexts: dict[None, zmq.Context[zmq.Socket[bytes]]] = {}
+_making = threading.RLock()  # reentrant: a finalizer may connect, amid what this thread does
+_ALONE_S = 2.0  # for which a thread waits for another one, that may wait for this one in a finalizer
 
 
 def zmq_context() -> zmq.Context[zmq.Socket[bytes]]:
     """The ZeroMQ context of this process's clients."""
-    # One I/O thread for all clients. Two first calls at the same time make two contexts, of which one is used.
+    # One I/O thread for all clients. One thread after another: two would take what each of them saw to be free.
     if (known := _contexts.get(None)) is not None:
         return known
-    made = new_context()
-    used = _contexts.setdefault(None, made)
+    is_alone = _making.acquire(timeout=_ALONE_S)
+    try:
+        made = _contexts.get(None) or new_context()
+        used = _contexts.setdefault(None, made)
+    finally:
+        if is_alone:
+            _making.release()
     if used is not made:
         made.term()
     return used

@@ -8,15 +8,18 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import ipcsync
 from ipcsync import _room as room
+from ipcsync._session import connection
 from ipcsync._wire import endpoints
 from tests.kit import scripts
 from tests.kit.examples import LONG
+from tests.kit.until import until
 
 pytestmark = [pytest.mark.own_coordinator, pytest.mark.process, pytest.mark.program]
 
@@ -89,6 +92,37 @@ def test_row_71_few_descriptors_are_an_error_and_no_abort(coordinator: ipcsync.C
     assert said[30] == "good"
     # Late, what is short may be the driver's.
     assert when == "late" or all(one == "good" or "file descriptors left for" in one for one in said.values()), said
+
+
+def test_row_71_threads_that_connect_at_once_do_not_count_on_the_same_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    made: list[object] = []
+
+    class Lock:
+        def __init__(self) -> None:
+            self._lock = threading.RLock()
+            self.release = self._lock.release
+
+        def acquire(self, timeout: float) -> bool:
+            asked.append(1)
+            return self._lock.acquire(timeout=100 * timeout)
+
+    def make() -> object:
+        until(lambda: len(asked) == 2, "the other one waits")
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(connection, "_contexts", {})
+    monkeypatch.setattr(connection, "_making", Lock())
+    monkeypatch.setattr(connection, "new_context", make)
+    threads = [threading.Thread(target=connection.zmq_context) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
 
 
 def test_row_71_few_threads_are_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:
