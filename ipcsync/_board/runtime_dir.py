@@ -119,6 +119,9 @@ class RuntimeDir:
             fd = os.open(self._lock_path, flags, 0o600)
         except OSError as error:
             raise RuntimeDirError(f"cannot open {self._lock_path}: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise RuntimeDirError(f"{self._lock_path} is not a regular file, and is left untouched: remove it first")
         until = time.monotonic() + _LONGEST_LOOK_S
         while not _locks(fd, fcntl.LOCK_EX):
             if not _locks(fd, fcntl.LOCK_SH):
@@ -200,7 +203,7 @@ class Place:
     def _says_the_same(self) -> bool:
         signed = os.pread(self._lock, _SIGNED, 0)
         try:
-            with open(self._lock_path, "rb", opener=_unfollowed) as file:
+            with open(self._lock_path, "rb", opener=_at_once) as file:
                 return signed.count(b"\n") > _SIGNED_LINES - 1 and file.read(_SIGNED + 1) == signed
         except OSError:
             return False
@@ -285,7 +288,7 @@ def write_outcome(path: str, began_ns: int, why_not: str | None, note: str = "")
 def read_outcome(path: str) -> tuple[int, str | None, str]:
     """(when the last finished reload began, why it failed or None, what it changed); (0, None, "") without one."""
     try:
-        with open(os.path.join(path, OUTCOME), "rb") as file:
+        with open(os.path.join(path, OUTCOME), "rb", opener=_at_once) as file:
             found = json.load(file)
         return int(found["began_ns"]), str(found["why_not"]) or None, str(found["note"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -296,8 +299,9 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def _unfollowed(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _at_once(path: str, flags: int) -> int:
+    """Open a file for reading, which may be anything: no link is followed, and no writer of a pipe is waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _mark_of(path: str) -> str:
@@ -320,7 +324,7 @@ class Serving(NamedTuple):
 def who_serves(path: str) -> Serving | None:
     """What serves a runtime directory, None if nothing does. The role may be empty."""
     try:
-        fd = os.open(os.path.join(path, LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = _at_once(os.path.join(path, LOCK), os.O_RDONLY)
     except OSError:
         return None
     try:

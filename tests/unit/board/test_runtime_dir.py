@@ -173,6 +173,26 @@ def test_a_parent_that_is_no_directory_and_a_lock_that_is_no_file_are_refused(pa
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_pipe_in_place_of_a_file_is_refused_and_holds_nobody_up(path: Path) -> None:
+    path.mkdir(parents=True, mode=0o700)
+    os.mkfifo(path / "lock")
+    os.mkfifo(path / runtime_dir.OUTCOME)
+    with pytest.raises(RuntimeDirError, match="not a regular file"):
+        RuntimeDir(str(path))
+    assert who_serves(str(path)) is None
+    assert runtime_dir.read_outcome(str(path)) == (0, None, "")
+    os.unlink(path / "lock")
+    directory = RuntimeDir(str(path))
+    try:
+        directory.sign()
+        os.unlink(path / "lock")
+        os.mkfifo(path / "lock")
+        assert not directory.place.is_own
+        assert not directory.place.mend()
+    finally:
+        directory.close()
+
+
 def test_what_is_no_socket_is_refused_and_neither_lock_nor_directory_is_left(path: Path) -> None:
     path.mkdir(parents=True, mode=0o700)
     (path / "feed.sock").write_text("precious")
