@@ -16,6 +16,7 @@ import platform
 import re
 import resource
 import select
+import struct
 import sys
 import threading
 import time
@@ -39,6 +40,7 @@ _NO_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILE
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | _NO_HANDSHAKE | zmq.EVENT_MONITOR_STOPPED
 _FOUND_S = 5.0
 _EPOLL_CTL_MOD = 3
+_EVENT = struct.Struct("=IQ" if platform.machine() == "x86_64" else "@IQ")  # the kernel's is packed on x86-64 only
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -187,13 +189,6 @@ def _events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
             yield int.from_bytes(event[:2], sys.byteorder)
 
 
-class _Event(ctypes.Structure):
-    """The kernel's epoll_event, which is packed on x86-64 only."""
-
-    _pack_ = 1 if platform.machine() == "x86_64" else 0
-    _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
-
-
 class Accepts:
     """What libzmq accepts from the descriptor `listening`, by its entry, with `data`, in libzmq's epoll set `epoll`."""
 
@@ -226,8 +221,7 @@ class Accepts:
         self._change(select.EPOLLIN | select.EPOLLONESHOT)
 
     def _change(self, events: int) -> None:
-        event = _Event(events, self._data)
-        if _libc.epoll_ctl(self._epoll, _EPOLL_CTL_MOD, self._listening, ctypes.byref(event)) != 0:
+        if _libc.epoll_ctl(self._epoll, _EPOLL_CTL_MOD, self._listening, _EVENT.pack(events, self._data)) != 0:
             raise OSError(ctypes.get_errno(), "libzmq's epoll set cannot be changed")
 
 
