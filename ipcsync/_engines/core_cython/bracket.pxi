@@ -155,5 +155,5 @@ cdef class Bracket:
         cdef int index
         for index in range(self.gates, self.gates + self.taps):
             if self.items[index].place == <PyObject *>record:
-                return self.records[record], self.items[index].generation
+                return <object>self.items[index].value, self.items[index].generation
         raise KeyError(record)

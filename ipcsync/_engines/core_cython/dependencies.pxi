@@ -120,6 +120,8 @@ cdef class Dependencies:
         cdef uint64_t before, after
         cdef int word
         for word in range(self.bit_words):
+            if adds and not number:
+                break
             before = ipcsync_load(self.bits + word)
             after = PyLong_AsUnsignedLongLongMask(number) | (before if adds else 0)
             number = number >> 64 if number else 0

@@ -144,8 +144,15 @@ cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
 cdef list list_for(Wait made):
     """The list that a wait goes into."""
     global list_count
-    cdef list listed = lists.setdefault(made.key, {}).setdefault((made.view, made.stream), [])
-    list_count = len(lists)
+    cdef tuple place = (made.view, made.stream)
+    cdef dict held = lists.get(made.key)
+    cdef list listed
+    if held is None:
+        held = lists[made.key] = {}
+        list_count = len(lists)
+    listed = held.get(place)
+    if listed is None:
+        listed = held[place] = []
     return listed
 
 
