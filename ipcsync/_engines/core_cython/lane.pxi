@@ -92,16 +92,11 @@ cdef class Lane(LaneRecords):
                 result = self.prepare(bracket)
                 if result == 0:
                     result = self.feed(bracket)
-            for index in range(bracket.fed):  # behind a refused call too, of which the stream may have work
-                core = <Core>bracket.uses[index].core
-                if bracket.uses[index].is_in:
-                    with nogil:
-                        marked = core.mark(self.feeding, self.feeder_id)
-                    result = result or marked
+                marked = mark_all(bracket.uses, bracket.fed, self.feeding, self.feeder_id)
         finally:
             self.give_turns(bracket.uses, bracket.fed)
-        if result:
-            raise_refused(result)
+        if result or marked:
+            raise_refused(result or marked)
         self.stage = LAUNCHING
         for index in range(bracket.fed):
             if bracket.uses[index].is_in:
@@ -111,16 +106,21 @@ cdef class Lane(LaneRecords):
     cdef object close(self, Bracket bracket, bint is_whole, replaying):
         """End and drain the open bracket; what a record raised, once all is queued, or None."""
         cdef int result
+        cdef object error = None
+        if is_whole and bracket.taps and not bracket.is_slow and self.take_records(bracket):
+            error = self.record_all(bracket)
+            self.forget()
+            return error
         with nogil:
             result = self.end(bracket)
         if result:
             raise_refused(result)
         self.stage = DRAINING
-        if not is_whole or not bracket.taps:
+        if is_whole and bracket.taps:
+            error = self.record_each(bracket, replaying)
+            self.forget()
+        else:
             self.finish()
-            return None
-        error = self.record_each(bracket, replaying) if bracket.is_slow else self.record_all(bracket, replaying)
-        self.forget()
         return error
 
     cdef bint finish(self) except -1:

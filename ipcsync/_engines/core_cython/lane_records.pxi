@@ -36,20 +36,28 @@ cdef class LaneRecords(Steps):
             if uses[index].is_in:
                 (<Core>uses[index].core).leave_calls()
 
-    cdef object record_all(self, Bracket bracket, replaying):
-        """Drain with all records, which are of timelines, by as few calls as possible; the first error of an event."""
+    cdef bint take_records(self, Bracket bracket) except -1:
+        """Take the turns for all records; False, and none is taken, if an event's last one was refused: each call makes
+        such a one again first."""
         cdef Use *uses = bracket.uses + bracket.fed
-        cdef Core core
-        cdef Wait wait
-        cdef Item *tap
-        cdef int index, result, marked
-        cdef object error = None
+        cdef int index
         self.take_turns(uses, bracket.recorded, self.drainer_id, FOREVER, None)
         for index in range(bracket.recorded):
-            core = <Core>uses[index].core
-            if core._begun != core._recorded:  # the driver refused the last record: each call first makes that again
+            if (<Core>uses[index].core)._begun != (<Core>uses[index].core)._recorded:
                 self.give_turns(uses, bracket.recorded)
-                return self.record_each(bracket, replaying)
+                return False
+        return True
+
+    cdef object record_all(self, Bracket bracket):
+        """End, and drain with all records, which are of timelines and have their turns; the first error of an event.
+
+        What may raise comes before the driver's calls, and these are made in one go.
+        """
+        cdef Use *uses = bracket.uses + bracket.fed
+        cdef Core core
+        cdef Item *tap
+        cdef int index, marked, result
+        cdef object error = None
         try:
             for index in range(bracket.recorded):
                 try:
@@ -69,16 +77,16 @@ cdef class LaneRecords(Steps):
                     core.set_stream(self.drainer_id)
                     core._begun = uses[index].highest
             with nogil:
-                result = self.drain(bracket, True)
+                result = self.end(bracket)
+                if result == 0:
+                    result = self.drain(bracket, True)
+                marked = mark_all(uses, bracket.recorded, self.draining, self.drainer_id)
+            result = result or marked
             for index in range(bracket.recorded):
-                if uses[index].is_in:
+                if uses[index].is_in and result == 0:
                     core = <Core>uses[index].core
-                    with nogil:
-                        marked = core.mark(self.draining, self.drainer_id)
-                    result = result or marked
-                    if result == 0:
-                        core._recorded = core._begun
-                        core.publish_record(core._recorded)
+                    core._recorded = core._begun
+                    core.publish_record(core._recorded)
         finally:
             self.give_turns(uses, bracket.recorded)
         if result:

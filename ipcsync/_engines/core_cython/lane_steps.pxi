@@ -173,5 +173,15 @@ cdef class Steps:
         return self.give(self.draining)
 
 
+cdef int mark_all(Use *uses, int count, Handle stream, uint64_t id) noexcept nogil:
+    """Record these events' markers behind what a stream was given, refused or not: it may have some of it."""
+    cdef int index, marked, result = 0
+    for index in range(count):
+        if uses[index].is_in:
+            marked = (<Core>uses[index].core).mark(stream, id)
+            result = result or marked
+    return result
+
+
 cdef int raise_refused(int result) except -1:
     raise describe(result, "cuStreamBatchMemOp")

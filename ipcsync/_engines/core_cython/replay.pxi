@@ -182,10 +182,17 @@ cdef class ReplayingBase:
     cdef bint check_use(self, Bracket bracket, Use *use) except -1:
         """Wait until the points of an event are recorded; raises if they may not be waited for."""
         cdef Core core = <Core>use.core
-        cdef bint is_recorded
+        cdef bint is_complete, is_recorded
         cdef int index
         use.is_in = False
-        if core.ask(use.highest, -1):
+        if core.engine.has_ring:
+            is_complete = core.ask(use.highest, -1)
+        else:  # what the board says is all there is to ask
+            core.check_use()
+            is_complete = use.highest <= core.known() or core.is_complete_now(use.highest)
+            if not is_complete:
+                core.check_finished(use.highest)
+        if is_complete:
             use.highest = 0
             return True
         if not bracket._is_ahead:
