@@ -130,7 +130,6 @@ cdef class Lane(LaneRecords):
         if bracket is None:
             return False
         bracket._is_over = True
-        self.count = 0
         if self.stage != IDLE:
             with nogil:
                 result = self.finish_steps(bracket)
@@ -145,8 +144,7 @@ cdef class Lane(LaneRecords):
         if stage == PREPARING:
             result = self.prepare(bracket)  # perhaps again
         if result == 0 and stage <= FEEDING:  # this takes the place of a feed, of which F may have a part, or all
-            self.put(WRITE_64, self.fed.address, self.prepared)
-            result = self.give(self.feeding)
+            result = self.give(self.feeding, put_one(self.operations, WRITE_64, self.fed.address, self.prepared))
         if result == 0 and stage != DRAINING:
             if stage == ENDING:  # perhaps it is over by now, and once more under its number would spoil the next one
                 self.number += 1

@@ -136,16 +136,18 @@ cdef class LaneRecords(Steps):
         cdef object error = None
         cdef Item *tap
         cdef Item *gate
+        cdef Operation *at
         cdef int index, other, result
         cdef list waits = latest(self.key)
         if bracket._is_ahead:  # a record depends on those points alone that are not surely captured after it
             waits = bracket.before + [wait for wait in waits if wait.stream != self.feeder_id]
-        self.put(WAIT_64, self.armed.address, self.prepared)
+        at = put_one(self.operations, WAIT_64, self.armed.address, self.prepared)
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             tap = &bracket.items[index]
-            self.put(WAIT_32, tap.address, 1)
+            at = put_one(at, WAIT_32, tap.address, 1)
             with nogil:
-                result = self.give(self.draining)
+                result = self.give(self.draining, at)
+            at = self.operations
             if result:
                 raise_refused(result)
             for other in range(bracket.gates if bracket._is_ahead and tap.use.is_in else 0):
@@ -157,9 +159,9 @@ cdef class LaneRecords(Steps):
             except IpcSyncError as refusal:
                 tap.use.is_in = False
                 error = error or refusal
-        self.put(WRITE_64, self.drained.address, self.number)
+        at = put_one(at, WRITE_64, self.drained.address, self.number)
         with nogil:
-            result = self.give(self.draining)
+            result = self.give(self.draining, at)
         if result:
             raise_refused(result)
         return error

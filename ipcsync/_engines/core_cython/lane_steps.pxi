@@ -50,7 +50,7 @@ cdef class Steps:
     cdef int64_t number  # of the newest bracket
     cdef int64_t prepared  # the number under which the open one was prepared, and is fed
     cdef Operation *operations
-    cdef int count, room
+    cdef int room
 
     cdef inline int64_t now_over(self) noexcept nogil:
         return <int64_t>ipcsync_load(<const uint64_t *>self.over.host)
@@ -68,109 +68,117 @@ cdef class Steps:
             self.operations, self.room = grown, most
         return True
 
-    cdef inline void put(self, uint64_t kind, uint64_t address, uint64_t value) noexcept nogil:
-        cdef Operation *operation = self.operations + self.count
-        operation.kind, operation.address, operation.value, operation.flags = kind, address, value, 0
-        self.count += 1
-
-    cdef inline void put_wait(self, const Use *use, int64_t generation) noexcept nogil:
-        """Wait for a point of a timeline."""
-        self.put(WAIT_64, use.address, use.base + <uint64_t>generation)
-        self.operations[self.count - 1].flags = use.flags
-
-    cdef inline void put_all(self, const Item *items, int count, uint64_t value) noexcept nogil:
-        """Write all of these words."""
-        cdef int index = 0
-        while index < count:
-            if items[index].address % 8 == 0 and index + 1 < count and items[index + 1].address == items[index].address + 4:
-                self.put(WRITE_64, items[index].address, value << 32 | value)
-                index += 2
-            else:
-                self.put(WRITE_32, items[index].address, value)
-                index += 1
-
-    cdef int give(self, Handle stream) noexcept nogil:
-        """Have a stream do what was put, by as few calls as possible; the driver's error. Between two calls anything may
-        happen: there is no promise that they are taken in as a whole."""
-        cdef int at = 0, result = 0
-        while at < self.count and result == 0:
+    cdef int give(self, Handle stream, const Operation *end) noexcept nogil:
+        """Have a stream do the operations before `end`, by as few calls as possible; the driver's error. Between two
+        calls anything may happen: there is no promise that they are taken in as a whole."""
+        cdef Operation *at = self.operations
+        cdef int result = 0
+        while at < end and result == 0:
             step(BATCH)
-            result = cuStreamBatchMemOp(stream, min(<int>MOST_OPERATIONS, self.count - at), self.operations + at, 0)
+            result = cuStreamBatchMemOp(stream, min(<int>MOST_OPERATIONS, <int>(end - at)), at, 0)
             at += MOST_OPERATIONS
-        self.count = 0
         return result
 
-    cdef int give_launch(self) noexcept nogil:
+    cdef int give_launch(self, const Operation *end) noexcept nogil:
         """On L; the legacy stream is that of its context."""
         cdef Handle before = NULL
         cdef int result
         if <uintptr_t>self.launch > DEFAULT_STREAMS:
-            return self.give(self.launch)
+            return self.give(self.launch, end)
         cuCtxGetCurrent(&before)
         cuCtxSetCurrent(self.context)
-        result = self.give(self.launch)
+        result = self.give(self.launch, end)
         cuCtxSetCurrent(before)
         return result
 
-    cdef inline void await_others(self, Bracket bracket) noexcept nogil:
-        cdef Other *other
-        cdef int index
-        for index in range(bracket.other_count):
-            other = &bracket.others[index]
-            self.put(WAIT_64, (<Steps>other.lane).over.address, other.number)
-            self.put(WAIT_64, (<Steps>other.lane).drained.address, other.number)
-
     cdef int prepare(self, Bracket bracket) noexcept nogil:
+        cdef Operation *at = put_others(self.operations, bracket)
         self.stage = PREPARING
-        self.await_others(bracket)
-        self.put(WAIT_64, self.over.address, self.prepared - 1)
-        self.put(WAIT_64, self.drained.address, self.prepared - 1)
-        self.put_all(bracket.items + bracket.gates, bracket.taps, 0)
-        self.put(WRITE_64, self.armed.address, self.prepared)
-        return self.give_launch()
+        at = put_one(at, WAIT_64, self.over.address, self.prepared - 1)
+        at = put_one(at, WAIT_64, self.drained.address, self.prepared - 1)
+        at = put_all(at, bracket.items + bracket.gates, bracket.taps, 0)
+        at = put_one(at, WRITE_64, self.armed.address, self.prepared)
+        return self.give_launch(at)
 
     cdef int feed(self, Bracket bracket) noexcept nogil:
+        cdef Operation *at = put_others(self.operations, bracket)
         cdef int index, first = 0
         cdef Item *gate
         self.stage = FEEDING
-        self.await_others(bracket)
-        self.put(WAIT_64, self.over.address, self.prepared - 1)
+        at = put_one(at, WAIT_64, self.over.address, self.prepared - 1)
         for index in range(bracket.gates):
             gate = &bracket.items[index]
             if is_due(gate) and gate.generation > gate.use.fed:
-                self.put_all(bracket.items + first, index - first, 1)  # those that wait for no more than is waited for
-                self.put_wait(gate.use, gate.generation)
+                at = put_all(at, bracket.items + first, index - first, 1)  # which wait for no more than is waited for
+                at = put_wait(at, gate.use, gate.generation)
                 gate.use.fed, first = gate.generation, index
-        self.put_all(bracket.items + first, bracket.gates - first, 1)
-        self.put(WRITE_64, self.fed.address, self.prepared)
-        return self.give(self.feeding)
+        at = put_all(at, bracket.items + first, bracket.gates - first, 1)
+        at = put_one(at, WRITE_64, self.fed.address, self.prepared)
+        return self.give(self.feeding, at)
 
     cdef int end(self, Bracket bracket) noexcept nogil:
+        cdef Operation *at = put_all(self.operations, bracket.items + bracket.gates, bracket.taps, 1)
         self.stage = ENDING
-        self.put_all(bracket.items + bracket.gates, bracket.taps, 1)
-        self.put(WAIT_64, self.fed.address, self.prepared)
-        self.put_all(bracket.items, bracket.gates, 0)
-        self.put(WRITE_64, self.over.address, self.number)
-        return self.give_launch()
+        at = put_one(at, WAIT_64, self.fed.address, self.prepared)
+        at = put_all(at, bracket.items, bracket.gates, 0)
+        at = put_one(at, WRITE_64, self.over.address, self.number)
+        return self.give_launch(at)
 
     cdef int drain(self, Bracket bracket, bint records) noexcept nogil:
         """Wait for the taps; with `records`, make behind them those that have generations."""
+        cdef Operation *at = put_one(self.operations, WAIT_64, self.armed.address, self.prepared)
         cdef int index
         cdef Item *tap
         cdef Use *use
         self.stage = DRAINING
-        self.put(WAIT_64, self.armed.address, self.prepared)
         for index in range(bracket.fed, bracket.fed + bracket.recorded):
             use = &bracket.uses[index]
             if records and use.follows:
-                self.put_wait(use, use.follows)
+                at = put_wait(at, use, use.follows)
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             tap = &bracket.items[index]
-            self.put(WAIT_32, tap.address, 1)
+            at = put_one(at, WAIT_32, tap.address, 1)
             if records and tap.generation:
-                self.put(WRITE_64, tap.use.address, tap.use.base + <uint64_t>tap.generation)
-        self.put(WRITE_64, self.drained.address, self.number)
-        return self.give(self.draining)
+                at = put_one(at, WRITE_64, tap.use.address, tap.use.base + <uint64_t>tap.generation)
+        at = put_one(at, WRITE_64, self.drained.address, self.number)
+        return self.give(self.draining, at)
+
+
+cdef inline Operation *put_one(Operation *at, uint64_t kind, uint64_t address, uint64_t value) noexcept nogil:
+    """Have this be the next operation; where the one behind it goes."""
+    at.kind, at.address, at.value, at.flags = kind, address, value, 0
+    return at + 1
+
+
+cdef inline Operation *put_wait(Operation *at, const Use *use, int64_t generation) noexcept nogil:
+    """Wait for a point of a timeline."""
+    cdef Operation *behind = put_one(at, WAIT_64, use.address, use.base + <uint64_t>generation)
+    at.flags = use.flags
+    return behind
+
+
+cdef inline Operation *put_all(Operation *at, const Item *items, int count, uint64_t value) noexcept nogil:
+    """Write all of these words, two at once where they lie together."""
+    cdef const Item *end = items + count
+    while items < end:
+        if items + 1 < end and items.address % 8 == 0 and (items + 1).address == items.address + 4:
+            at = put_one(at, WRITE_64, items.address, value << 32 | value)
+            items += 2
+        else:
+            at = put_one(at, WRITE_32, items.address, value)
+            items += 1
+    return at
+
+
+cdef Operation *put_others(Operation *at, Bracket bracket) noexcept nogil:
+    """Wait for the brackets of other lanes that had some of its words."""
+    cdef Other *other
+    cdef int index
+    for index in range(bracket.other_count):
+        other = &bracket.others[index]
+        at = put_one(at, WAIT_64, (<Steps>other.lane).over.address, other.number)
+        at = put_one(at, WAIT_64, (<Steps>other.lane).drained.address, other.number)
+    return at
 
 
 cdef int mark_all(Use *uses, int count, Handle stream, uint64_t id) noexcept nogil:

@@ -195,11 +195,10 @@ cdef class ReplayingBase:
         if is_complete:
             use.highest = 0
             return True
-        if not bracket._is_ahead:
-            if use.highest > core.last():
-                for index in range(bracket.fed, bracket.fed + bracket.recorded):
-                    if (<Core>bracket.uses[index].core).origin == core.origin:
-                        self._raise_unmade(core, use.highest)
+        if use.highest > core.last() and not bracket._is_ahead:
+            for index in range(bracket.fed, bracket.fed + bracket.recorded):
+                if (<Core>bracket.uses[index].core).origin == core.origin:
+                    self._raise_unmade(core, use.highest)
             with nogil:
                 is_recorded = core.sleep_until_recorded(use.highest, self.deadline)
             if not is_recorded:
