@@ -61,10 +61,10 @@ class Wait:
     def is_passed(self) -> bool: ...
 
 class Entry:
+    wait: Wait
     first: int
     last: int
-    stream: int
-    waits: tuple[Wait, ...]
+    proof: int
     @property
     def bits(self) -> int: ...
 
@@ -76,7 +76,7 @@ class Chain:
     is_needed: bool
     loss: Loss | None
     @property
-    def entries(self) -> list[Entry]: ...
+    def entries(self) -> dict[Wait, Entry]: ...
     @property
     def is_open(self) -> bool: ...
     def extend(self, generation: int, stream: int, waits: Iterable[Wait]) -> None: ...

@@ -131,14 +131,14 @@ def test_a_record_behind_another_sessions_work_is_a_shortcut(client: ipcsync.Cli
             for point in points[1:]:
                 assert taken(client, lambda point=point: behind.append(follow(point)))[0] == 2  # type: ignore[misc]
             entries = event._engine.chain.entries
-            assert [(entry.first, entry.last) for entry in entries] == [(9, 9), (10, 10), (11, 11), (12, 12)]
-            assert [entry.waits[0].generation for entry in entries] == [9, 10, 11, 12]
+            assert [(entry.first, entry.last) for entry in entries.values()] == [(9, 9), (10, 10), (11, 11), (12, 12)]
+            assert [wait.generation for wait in entries] == [9, 10, 11, 12]
             assert bits_of(event._engine.line) == 1 << other._session.lease.welcome.line
             assert not behind[-1].query()
             gate.open()
         behind[-1].synchronize(10)
         until(lambda: event.completed == 12, "all of them judged")
-        assert (event._engine.chain.entries, bits_of(event._engine.line)) == ([], 0)
+        assert (event._engine.chain.entries, bits_of(event._engine.line)) == ({}, 0)
 
 
 def test_two_streams_in_turn_that_wait_and_record_take_shortcuts_only(
@@ -173,7 +173,7 @@ def test_two_streams_in_turn_that_wait_and_record_take_shortcuts_only(
         later.synchronize(10)
         behind[-1].synchronize(10)
         until(lambda: event.completed == 24, "all of them judged")
-        assert (event._engine.chain.entries, bits_of(event._engine.line)) == ([], 0)
+        assert (event._engine.chain.entries, bits_of(event._engine.line)) == ({}, 0)
 
 
 def test_of_what_is_rare_python_looks_at_the_arguments_first(client: ipcsync.Client, engine: EngineName) -> None:

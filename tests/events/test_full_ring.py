@@ -87,7 +87,7 @@ def test_a_look_for_room_publishes_nothing_that_another_thread_has_not_judged(st
         theirs._attached.engine.node = "elsewhere"  # so that only this session can judge what stands behind it
         theirs.wait(waiting)
         other.record(waiting)
-        (entry,) = other._engine.chain.entries
+        ((wait, entry),) = other._engine.chain.entries.items()
         point = made.record(stream)
 
         def record() -> None:
@@ -106,7 +106,7 @@ def test_a_look_for_room_publishes_nothing_that_another_thread_has_not_judged(st
             gate.open()
             stream.synchronize()
             store_bits(engine.line, entry.bits)  # as a third thread's record does
-            engine.chain.entries.append(entry)
+            engine.chain.entries[wait] = entry
             engine.chain.loss = None
 
         with driver_functions.replaced(driver_functions.amid("cuEventQuery", look)):

@@ -81,7 +81,8 @@ class Chain(Rig):
     @property
     def entries(self) -> list[tuple[Any, ...]]:
         """What its records stand behind."""
-        return [(each.first, each.last, each.stream, each.waits, each.bits) for each in self.engine.chain.entries]
+        entries = self.engine.chain.entries.values()
+        return [(each.wait, each.first, each.last, each.proof, each.bits) for each in entries]
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_a_record_tells_whom_it_stands_behind_in_the_models_order(rig: Any) -> N
         1,
         1,
     )
-    assert made.entries == [(1, 1, 1, (made.wait,), 0b1)]
+    assert made.entries == [(made.wait, 1, 1, 1, 0b1)]
     assert made.engine.chain.is_needed
 
 
@@ -160,7 +161,7 @@ def test_a_second_record_behind_the_same_wait_lengthens_the_entry(rig: Any) -> N
     made = rig()
     for _ in range(3):
         made.call()
-    assert made.entries == [(1, 3, 1, (made.wait,), 0b1)]
+    assert made.entries == [(made.wait, 1, 3, 1, 0b1)]
     assert (made.line.first_dependent, made.line.recorded) == (1, 3)
 
 
@@ -170,7 +171,7 @@ def test_a_record_behind_another_wait_is_an_entry_of_its_own(rig: Any) -> None:
     made.above.publish(2)
     later = made.queued(2)
     made.call()
-    assert [entry[:4] for entry in made.entries] == [(1, 1, 1, (made.wait,)), (2, 2, 1, (later,))]
+    assert [entry[:4] for entry in made.entries] == [(made.wait, 1, 1, 1), (later, 2, 2, 2)]
     assert (made.line.first_dependent, made.line.recorded) == (1, 2)
 
 
@@ -215,7 +216,7 @@ def test_a_record_on_another_stream_follows_the_last_one_and_is_stood_behind_the
     assert [step for step in steps if step.startswith("cu")][-2:] == ["cuStreamWaitEvent", "cuEventRecord"]
     (own,) = [wait for wait in core.of(2) if wait.view is made.engine]  # of which the stream's next record is to know
     assert (own.generation, own.key, own.stream, own.is_queued) == (1, 2, 2, True)
-    assert made.entries == [(1, 1, 1, (made.wait,), 0b1), *([(2, 2, 2, (other,), 0b1)] if waits else [])]
+    assert made.entries == [(made.wait, 1, 1, 1, 0b1), *([(other, 2, 2, 2, 0b1)] if waits else [])]
     assert (made.line.first_dependent, made.line.recorded) == (1, 2)
 
 

@@ -104,18 +104,16 @@ cdef class LaneRecords(Steps):
 
     cdef bint begin_records(self, Core core, Use *use) except -1:
         """Store what the records will depend on; called with the event's turn."""
-        cdef Entry entry
+        cdef list entries
         cdef bint follows = core.follows(self.drainer_id, core._recorded + 1)
         if core.closed() or not core.is_open():
             core.raise_no_record()
         use.highest, use.address, use.base, use.flags = core._recorded, core._address, core.base, core._flags
         if core.chain.is_needed or core.depends_on_all or list_count != 0:
-            entry = core.depend_on(self.key, self.drainer_id, core._recorded + 1, None)  # on all that L waits for
-            if entry is not None:
-                entry.last = use.highest + use.count
-            if follows and (entry is not None or core.chain.entries):
+            entries = core.depend_on(self.key, self.drainer_id, core._recorded + 1, None)  # on all that L waits for
+            if follows and (entries or core.chain.entries):
                 add(self.key, core, use.highest, self.drainer_id)
-            core.chain.commit(core._recorded + 1, self.drainer_id, entry)
+            core.chain.commit(core._recorded + 1, use.highest + use.count, entries)
         if follows:  # only now: what was refused waits for nothing of that event
             use.follows = use.highest
         return True

@@ -124,7 +124,7 @@ cdef class Records(Waits):
         self, Handle handle, uint64_t stream, int64_t generation, further, Refusal *refusal
     ) except -1:
         """With the turn, which it gives: a record that depends on others, or one that the driver refused before."""
-        cdef Entry entry
+        cdef list entries
         cdef Wait followed = None
         cdef int found = REFUSED
         cdef bint has_turn = True
@@ -133,14 +133,14 @@ cdef class Records(Waits):
             if generation == self._begun:
                 refusal.wait = self.follow_refused(handle, stream)
             if refusal.wait == 0:
-                entry = self.depend_on(self.key_of(handle, stream, self.ordinal), stream, generation, further)
-                if (self.chain.entries or entry is not None) and self.follows(stream, generation):
+                entries = self.depend_on(self.key_of(handle, stream, self.ordinal), stream, generation, further)
+                if (self.chain.entries or entries) and self.follows(stream, generation):
                     followed = add(self.key_of(handle, stream, self.ordinal), self, generation - 1, stream)
-                self.chain.commit(generation, stream, entry)
+                self.chain.commit(generation, generation, entries)
                 has_turn = False
                 with nogil:
                     found = self.make_record(handle, stream, generation, refusal)
-                if MISTAKE == 9 and entry is not None:
+                if MISTAKE == 9 and entries:
                     self.chain.store_links(generation)
                 if followed is not None and refusal.wait == 0:
                     followed.is_queued = True
@@ -150,7 +150,7 @@ cdef class Records(Waits):
                 self.give_turn(0)
         return found
 
-    cdef Entry depend_on(self, int64_t key, uint64_t stream, int64_t generation, further):
+    cdef list depend_on(self, int64_t key, uint64_t stream, int64_t generation, further):
         """What the record will depend on: the waits of a list, and others. RecorderLost if any of it is lost."""
         if len(self.chain.entries) >= self.chain.resolve_at:
             self.publish()
@@ -158,7 +158,7 @@ cdef class Records(Waits):
         waits = latest(None if self.depends_on_all else key)
         if further:
             waits = dict.fromkeys([*waits, *further])
-        return self.chain.entry_of(generation, stream, waits)
+        return self.chain.entries_of(generation, stream, waits)
 
     cdef int follow_refused(self, Handle handle, uint64_t stream) except -1:
         """Have the stream wait for all records before the refused one, and for that one if it was made; the error."""

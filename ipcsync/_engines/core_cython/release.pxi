@@ -144,10 +144,8 @@ cdef class Core(Records):
             return not self.engine.has_ring or self._completed == self._recorded or self.says(self._recorded)
         if not self.publish():
             return False
-        # What is left of a record that was refused is never settled.
-        for entry in self.chain.entries:
-            if (<Entry>entry).first <= self._recorded:
-                return False
+        if self.chain.first <= self._recorded:  # what is left of a record that was refused is never settled
+            return False
         return self.load(LOAD_COMPLETED, COMPLETED) >= self.base + self._recorded
 
     cdef bint resolve_waits(self) except -1:

@@ -108,7 +108,7 @@ class Row:
         """Whom a record behind that wait would depend on."""
         other = self.view(ME, recorder=True)
         other.chain.extend(1, STREAM, (wait,))
-        ((entry),) = other.chain.entries or (None,)
+        (entry,) = other.chain.entries.values() or (None,)
         return 0 if entry is None else entry.bits
 
     def good_bits(self, own: int) -> int | None:
@@ -122,4 +122,4 @@ class Row:
 
     @property
     def open_ones(self) -> list[tuple[int, int, int]]:
-        return [(entry.first, entry.last, entry.bits) for entry in self.chain.entries]
+        return [(entry.first, entry.last, entry.bits) for entry in self.chain.entries.values()]

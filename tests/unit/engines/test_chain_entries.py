@@ -15,7 +15,7 @@ from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row,
 
 
 def _entries(row: Row) -> list[tuple[object, ...]]:
-    return [(entry.first, entry.last, entry.stream, entry.waits, entry.bits) for entry in row.chain.entries]
+    return [(entry.wait, entry.first, entry.last, entry.proof, entry.bits) for entry in row.chain.entries.values()]
 
 
 # --- before a record --------------------------------------------------------------------------------------------------
@@ -25,7 +25,7 @@ def test_a_record_tells_the_board_whom_it_stands_behind_and_as_of_when(row: Row)
     waits = row.wait(0), row.wait(2)
     row.board.set_newest(9)
     row.extend(1, *waits)
-    assert _entries(row) == [(1, 1, STREAM, waits, 0b101)]
+    assert _entries(row) == [(waits[0], 1, 1, 1, 0b001), (waits[1], 1, 1, 1, 0b100)]
     assert row.told == (1, 0b101)
     assert row.line.valid_as_of == 9
     assert row.mine.chain.is_needed
@@ -34,28 +34,32 @@ def test_a_record_tells_the_board_whom_it_stands_behind_and_as_of_when(row: Row)
     assert not row.theirs[0].dependencies.depends(1)
 
 
-def test_records_behind_the_same_are_one_entry_and_further_waits_another(row: Row) -> None:
+def test_each_wait_is_one_entry_for_all_records_behind_it(row: Row) -> None:
     waits = row.wait(0), row.wait(1)
     row.extend(3, *waits)
     row.extend(4, *waits)
     row.extend(5, *waits)
-    assert row.open_ones == [(3, 5, 0b11)]
+    assert row.open_ones == [(3, 5, 0b1), (3, 5, 0b10)]
     row.extend(6, *waits, row.wait(2))
     row.extend(7, *waits, stream=8)
-    assert row.open_ones == [(3, 5, 0b11), (6, 6, 0b111), (7, 7, 0b11)]
+    assert row.open_ones == [(3, 7, 0b1), (3, 7, 0b10), (6, 6, 0b100)]
     assert row.told == (3, 0b111)
 
 
 def test_a_record_that_failed_and_is_repeated_on_another_stream_proves_no_wait_of_the_first(row: Row) -> None:
-    wait = row.wait(0)
+    wait, later = row.wait(0), row.wait(1)
     row.extend(1, wait)
-    row.extend(2, wait)
-    row.extend(2)
-    assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 1, STREAM), (2, 2, 0)]
-    row.extend(2, stream=8)
-    assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 1, STREAM), (2, 2, 0)]
+    row.extend(2, wait, later)
+    assert [entry.proof for entry in row.chain.entries.values()] == [1, 2]
+    for again in ((), (later,)):
+        row.extend(2, *again, stream=STREAM if again else 8)
+        first, second = row.chain.entries.values()
+        assert (first.first, first.last, first.proof) == (1, 2, 1)
+        assert (second.first, second.last, second.proof > 1000) == (2, 2, True)
     row.extend(3, stream=8)
     assert len(row.chain.entries) == 2
+    row.extend(4, later)
+    assert (second.last, second.proof) == (4, 4)
 
 
 def test_what_is_good_already_is_stood_behind_by_nothing_and_leaves_its_list(row: Row) -> None:
@@ -65,16 +69,16 @@ def test_what_is_good_already_is_stood_behind_by_nothing_and_leaves_its_list(row
     row.record(1, 1)
     good, pending = queued.of(KEY)
     row.extend(1, row.wait(0, 1))
-    assert (row.told, row.chain.entries, row.mine.chain.is_needed) == ((0, 0), [], False)
+    assert (row.told, row.chain.entries, row.mine.chain.is_needed) == ((0, 0), {}, False)
     row.extend(2, good, pending)
-    assert _entries(row) == [(2, 2, STREAM, (pending,), 0b10)]
+    assert _entries(row) == [(pending, 2, 2, 2, 0b10)]
     assert queued.of(KEY) == [pending]
 
 
 def test_a_wait_for_the_very_event_is_nothing_to_stand_behind(row: Row) -> None:
     row.line.publish(BASE + 1)
     row.extend(2, Wait(row.mine, 1, KEY, STREAM))
-    assert (row.told, row.chain.entries) == ((0, 0), [])
+    assert (row.told, row.chain.entries) == ((0, 0), {})
     row.extend(3, row.wait(0))
     row.extend(4, Wait(row.mine, 3, KEY, STREAM))
     assert row.open_ones == [(3, 3, 1)], "what its own record stands behind, it stands behind already"
@@ -91,20 +95,18 @@ def test_no_record_is_begun_behind_what_is_lost(row: Row) -> None:
         "generation 6 of 'e4' is lost: it stands behind generation 3 of 'e1', whose recorder 's1' (pid 4712) died; "
         "repeat the work on a new event and on a stream that waited for nothing lost"
     )
-    assert (row.told, row.chain.entries) == ((0, 0), [])
+    assert (row.told, row.chain.entries) == ((0, 0), {})
 
 
 def test_a_record_that_failed_and_is_made_again_stands_behind_what_either_did(row: Row) -> None:
     first, second, third = row.wait(0), row.wait(1), row.wait(2)
     row.extend(1, first)
     row.extend(2, first)
-    row.extend(2, first)
-    assert _entries(row) == [(1, 1, STREAM, (first,), 0b1), (2, 2, 0, (first,), 0b1)]
     row.extend(2, second)
-    assert _entries(row) == [(1, 1, STREAM, (first,), 0b1), (2, 2, 0, (first, second), 0b11)]
+    assert row.open_ones == [(1, 2, 0b1), (2, 2, 0b10)]
     row.extend(3, third)
     row.extend(3, first, stream=8)
-    assert _entries(row)[2:] == [(3, 3, 0, (third, first), 0b101)]
+    assert row.open_ones == [(1, 3, 0b1), (2, 2, 0b10), (3, 3, 0b100)]
     assert row.told == (1, 0b111)
 
 
@@ -181,7 +183,7 @@ def test_another_event_of_the_same_session_counts_unless_it_stands_behind_someth
     slot.set_recorder(serial_of(ME))
     wait = row.wait(0)
     row.extend(1, wait)
-    assert (row.told, row.chain.entries) == ((0, 0), [])
+    assert (row.told, row.chain.entries) == ((0, 0), {})
     store_bits(slot, 0b110)
     slot.valid_as_of = COUNT
     slot.first_dependent = BASE + 1

@@ -102,7 +102,7 @@ def chain(board: Board) -> Iterator[Chain]:
 
 def test_what_stands_behind_nothing_says_so(chain: Chain) -> None:
     assert chain.record(chain.b, chain.stream) == 1
-    assert (chain.c.dependencies.first, chain.b.chain.entries, bits_of(chain.board.slot(1))) == (0, [], 0)
+    assert (chain.c.dependencies.first, chain.b.chain.entries, bits_of(chain.board.slot(1))) == (0, {}, 0)
     chain.c.synchronize(1, 5)
     assert chain.c.query(1)
 
@@ -115,13 +115,13 @@ def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settle
         assert not chain.c.query(1)
         with pytest.raises(WaitTimeout, match=r"^generation 1 of .*b/out.* was not complete within 0.02 s$"):
             chain.c.synchronize(1, 0.02)
-        assert [(entry.first, entry.last, entry.bits) for entry in chain.b.chain.entries] == [(1, 1, 1)]
+        assert [(entry.first, entry.last, entry.bits) for entry in chain.b.chain.entries.values()] == [(1, 1, 1)]
         (wait,) = queued.of(None)
         assert (wait.generation, wait.outcome, wait.label) == (1, None, f"generation 1 of {chain.mine.label}")
     chain.stream.synchronize()
     assert chain.c.query(1)
     chain.b.publish_completed()
-    assert (chain.c.dependencies.first, bits_of(line), line.lost, chain.b.chain.entries) == (0, 0, 0, [])
+    assert (chain.c.dependencies.first, bits_of(line), line.lost, chain.b.chain.entries) == (0, 0, 0, {})
     assert wait.outcome is True, "it stood on the stream of what was found complete"
     assert chain.record(chain.b, chain.stream) == 2
     assert chain.c.dependencies.first == 0

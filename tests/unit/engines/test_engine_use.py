@@ -182,7 +182,7 @@ def test_a_record_behind_further_points_names_those_too_and_none_that_is_good_or
     row.record(2, 4)
     _record_behind(row, stream, (row.theirs[1], 1), (row.theirs[2], 3))
     assert row.open_ones == [(1, 1, 1 << 2)]
-    ((wait,),) = [entry.waits for entry in row.chain.entries]
+    (wait,) = row.chain.entries
     assert (wait.view, wait.generation, wait.stream) == (row.theirs[2], 3, 0)
     row.kill(3)
     with pytest.raises(RecorderLost, match=r"^generation 2 of 'e4' is lost: it stands behind generation 9 of 'e3', "):
@@ -211,10 +211,9 @@ def test_a_record_on_another_stream_stands_behind_the_one_before_it_while_that_i
         assert row.open_ones == [(1, 1, 1)]
         other = row.other_recorder(3)
         _record(other, second)
-        (entry,) = other.chain.entries
-        assert [(wait.generation, wait.view) for wait in entry.waits] == [(1, row.mine)]
-        assert entry.bits == OWN | 1
-        assert entry.stream == entry.waits[0].stream == row.mine.last_stream
+        ((wait, entry),) = other.chain.entries.items()
+        assert (wait.generation, wait.view, wait.stream) == (1, row.mine, row.mine.last_stream)
+        assert (entry.bits, entry.proof) == (OWN | 1, 1)
         assert other.dependencies.first == 1
     second.synchronize()
 
