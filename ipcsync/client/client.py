@@ -304,7 +304,7 @@ class Client(ClientView, Closing):
         deadline = deadline_of(timeout)
         first, ordinal = stream_handle(stream)
         for handle in (first, *(each._handle for each in beside(first, ordinal))):
-            while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
+            while lost := queued.lost_on(handle, ordinal):  # again: more may be lost meanwhile
                 if not queued.await_passed(lost, handle, ordinal, deadline, self._session.check_liveness):
                     raise WaitTimeout(
                         f"the stream was not past its lost waits within {timeout} s: go on with a new stream",
