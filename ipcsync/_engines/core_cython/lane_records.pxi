@@ -109,7 +109,7 @@ cdef class LaneRecords(Steps):
         if core.closed() or not core.is_open():
             core.raise_no_record()
         use.highest, use.address, use.base, use.flags = core._recorded, core._address, core.base, core._flags
-        if core.chain.is_needed or core.depends_on_all or list_count != 0:
+        if core.chain.is_needed or core.depends_on_all or row_count != 0:
             entries = core.depend_on(self.key, self.drainer_id, core._recorded + 1, None)  # on all that L waits for
             if follows and (entries or core.chain.entries):
                 add(self.key, core, use.highest, self.drainer_id)

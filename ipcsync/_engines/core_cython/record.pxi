@@ -79,7 +79,7 @@ cdef class Records(Waits):
             return self.give_turn(NO_ROOM)
         if not self.has_needed(id, next):
             return self.give_turn(NEEDS)
-        if depends or self.chain.is_needed or list_count != 0 or self.depends_on_all or next == self._begun:
+        if depends or self.chain.is_needed or row_count != 0 or self.depends_on_all or next == self._begun:
             return DEPENDS
         return GO_ON
 

@@ -247,7 +247,7 @@ cdef class ReplayingBase:
                     core.await_complete(oldest, self._timeout, self.began)
             else:
                 core.open_import(1, -1)
-        if bracket.recorded == 0 or list_count == 0:
+        if bracket.recorded == 0 or row_count == 0:
             return True
         for wait in latest(lane.key):
             outcome = wait.look()

@@ -5,13 +5,13 @@
 # its outcome, and may be asked for it once its use is released. Each change is one section under `table`.
 
 cdef enum:
-    MANY_LISTS = 64
+    MANY_ROWS = 64
 
-cdef dict NO_LISTS = {}
-cdef dict lists = {}  # by stream, then by use and stream, since blocking streams share one: in the order of generations
+cdef list NO_ROWS = []
+cdef dict lists = {}  # by stream, or of the blocking ones together: rows, each of one use and stream, by generation
 cdef Lock table = Lock()
-cdef int64_t sweep_at = MANY_LISTS
-cdef int list_count = 0  # of `lists`: while there are none, a record looks no further
+cdef int64_t sweep_at = MANY_ROWS
+cdef int row_count = 0  # of all lists: while there are none, a record looks no further
 
 
 cdef class Wait:
@@ -76,69 +76,71 @@ cdef class Wait:
 
 cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
     """Have the stream's next record depend on `generation`; called before the wait is queued."""
-    cdef Wait first
-    cdef Wait made = Wait.__new__(Wait)
-    cdef list listed
-    cdef bint collects
-    made.view, made.generation, made.key, made.stream = view, generation, key, stream
-    collects = begin(table)
+    cdef Wait first, made
+    cdef list rows, row
+    cdef bint collects = begin(table)
     try:
-        listed = list_for(made)
-        made = put(listed, made)
-        while len(listed) > 1:
-            first = listed[0]
+        rows = lists.get(key)
+        if rows is None:
+            rows = lists[key] = []
+        row = row_of(rows, view, stream)
+        made = put(rows, row, view, generation, key, stream)
+        while row is not None and len(row) > 1:
+            first = row[0]
             if not view.is_on_board(first.generation) or view.is_unused:  # then its words may be another use's
                 break
             first.outcome = True
-            del listed[0]
+            del row[0]
     finally:
         end(table, collects)
-    if list_count > sweep_at:  # including streams without further records
+    if row_count > sweep_at:  # including streams without further records
         sweep()
     return made
 
 
-cdef list list_for(Wait made):
-    """The list that a wait goes into."""
-    global list_count
-    cdef tuple place = (made.view, made.stream)
-    cdef dict held = lists.get(made.key)
-    cdef list listed
-    if held is None:
-        held = lists[made.key] = {}
-        list_count = len(lists)
-    listed = held.get(place)
-    if listed is None:
-        listed = held[place] = []
-    return listed
+cdef list row_of(list rows, view, uint64_t stream):
+    """The waits of a list for a use, on a stream; None if there are none."""
+    cdef list row
+    for row in rows:
+        if (<Wait>row[0]).view is view and (<Wait>row[0]).stream == stream:
+            return row
+    return None
 
 
-cdef Wait put(list listed, Wait made):
+cdef Wait put(list rows, list row, view, int64_t generation, int64_t key, uint64_t stream):
     """List a wait, or find the one that is."""
-    cdef Py_ssize_t place = len(listed)
-    while place and (<Wait>listed[place - 1]).generation > made.generation:
+    global row_count
+    cdef Wait made
+    cdef Py_ssize_t place = 0 if row is None else len(row)
+    while place and (<Wait>row[place - 1]).generation > generation:
         place -= 1
-    if place and (<Wait>listed[place - 1]).generation == made.generation:
-        if (<Wait>listed[place - 1]).outcome is not True:
-            return listed[place - 1]
-        place -= 1
-        del listed[place]
-    listed.insert(place, made)
+    if place and (<Wait>row[place - 1]).generation == generation and (<Wait>row[place - 1]).outcome is not True:
+        return row[place - 1]
+    made = Wait.__new__(Wait)
+    made.view, made.generation, made.key, made.stream = view, generation, key, stream
+    if row is None:
+        rows.append([made])
+        row_count += 1
+    elif place and (<Wait>row[place - 1]).generation == generation:
+        row[place - 1] = made
+    else:
+        row.insert(place, made)
     return made
 
 
 cdef bint take_out(Wait wait):
     """Whether the wait was listed; it is not any more."""
-    global list_count
-    cdef list listed = (<dict>lists.get(wait.key, NO_LISTS)).get((wait.view, wait.stream))
-    if listed is None or wait not in listed:
+    global row_count
+    cdef list rows = lists.get(wait.key, NO_ROWS)
+    cdef list row = row_of(rows, wait.view, wait.stream)
+    if row is None or wait not in row:
         return False
-    listed.remove(wait)
-    if not listed:
-        del lists[wait.key][wait.view, wait.stream]
-    if not lists[wait.key]:
+    row.remove(wait)
+    if not row:
+        rows.remove(row)
+        row_count -= 1
+    if not rows:
         del lists[wait.key]
-    list_count = len(lists)
     return True
 
 
@@ -146,7 +148,7 @@ cdef void sweep():
     """Forget the waits that are known good."""
     global sweep_at
     drop([wait for wait in of(None) if wait.known_outcome() is True])
-    sweep_at = max(<int64_t>MANY_LISTS, <int64_t>(2 * list_count))
+    sweep_at = max(<int64_t>MANY_ROWS, <int64_t>(2 * row_count))
 
 
 def drop(waits):
@@ -168,18 +170,27 @@ def drop(waits):
 
 cdef list in_lists(key, bint only_last):
     """The waits of a list (None: of all lists); of each use and stream all, or only the last one."""
+    cdef list found = []
     cdef bint collects = begin(table)
-    found = []
     try:
-        for held in list(lists.values()) if key is None else (lists.get(key, NO_LISTS),):
-            for listed in (<dict>held).values():
-                if not only_last:
-                    found.extend(<list>listed)
-                elif <list>listed:
-                    found.append((<list>listed)[-1])
+        if key is not None:
+            gather(found, lists.get(key, NO_ROWS), only_last)
+        else:
+            for rows in lists.values():
+                gather(found, rows, only_last)
     finally:
         end(table, collects)
     return found
+
+
+cdef bint gather(list found, list rows, bint only_last) except -1:
+    cdef list row
+    for row in rows:
+        if only_last:
+            found.append(row[len(row) - 1])
+        else:
+            found.extend(row)
+    return True
 
 
 cpdef list of(key):
@@ -200,4 +211,4 @@ def waits_on(view):
 
 def has_any():
     """Whether any wait is listed."""
-    return list_count != 0
+    return row_count != 0
