@@ -31,6 +31,17 @@ class Foreign:
         return 0, self._stream.cuda_stream
 
 
+class Plain:
+    """A stream of another library that does not share the protocol."""
+
+    def __init__(self, stream: ipcsync.Stream) -> None:
+        self.cuda_stream = stream.cuda_stream
+
+
+class OtherPlain(Plain):
+    """The same of a second one."""
+
+
 @pytest.fixture
 def refuse() -> Iterator[Callable[..., None]]:
     """Has the driver say of the core's next call of a function that it was refused, which it made or did not."""
@@ -67,7 +78,7 @@ def test_a_second_record_on_a_stream_is_a_shortcut(client: ipcsync.Client, engin
 def test_foreign_streams_and_addresses_are_shortcuts_too(client: ipcsync.Client, engine: EngineName) -> None:
     stream = ipcsync.Stream()
     event = client.event("e", recorder=True, engine=engine, depth=1)
-    for how in (Foreign(stream), stream.cuda_stream):
+    for how in (Plain(stream), Foreign(stream), OtherPlain(stream), stream.cuda_stream):
         event.record(stream).synchronize(10)
         shortcuts = 0
         for _ in range(4):

@@ -11,6 +11,7 @@ cdef enum:
     MANY_MARKERS = 16
 
 cdef object our_stream = None  # the class Stream
+cdef object plain_stream = None  # the first class that was seen without `__cuda_stream__`: to look for that again is slow
 
 
 cdef inline uintptr_t unsigned(value) noexcept:
@@ -27,6 +28,7 @@ cdef inline uintptr_t unsigned(value) noexcept:
 
 cdef uintptr_t address_of(stream) except? 0:
     """The CUstream address of anybody's stream; 0 if that is for the Python engine to find, as of None."""
+    global plain_stream
     cdef uintptr_t address
     if stream is None:
         return 0
@@ -37,9 +39,12 @@ cdef uintptr_t address_of(stream) except? 0:
         return address if address >= 4096 else 0  # a small number may be meant for another argument
     if PyIndex_Check(stream) or isinstance(stream, type):
         return 0
-    protocol = getattr(stream, "__cuda_stream__", None)
+    protocol = None if type(stream) is plain_stream else getattr(stream, "__cuda_stream__", None)
     if protocol is None:
-        return unsigned(getattr(stream, "cuda_stream", None))
+        address = unsigned(getattr(stream, "cuda_stream", None))
+        if plain_stream is None and address != 0:
+            plain_stream = type(stream)
+        return address
     answer = protocol() if callable(protocol) else protocol
     if not isinstance(answer, tuple) or len(<tuple>answer) != 2:
         return 0
