@@ -134,9 +134,9 @@ cdef class Chain:
             ipcsync_fence()
 
     cdef object outcome_of_wait(self, Wait wait):
-        """As `Wait.look`; an event of this session itself counts unless it depends on something."""
+        """As `Wait.known_outcome`; an event of this session itself counts unless it depends on something."""
         cdef Queries theirs
-        outcome = wait.look()
+        outcome = wait.known_outcome()
         if outcome is None and self.is_own(wait):
             theirs = wait.view
             is_open = theirs.last() < wait.generation or theirs.dependencies.depends(wait.generation)

@@ -250,7 +250,7 @@ cdef class ReplayingBase:
         if bracket.recorded == 0 or row_count == 0:
             return True
         for wait in latest(lane.key):
-            outcome = wait.look()
+            outcome = wait.known_outcome()
             if isinstance(outcome, Loss):
                 raise wait.behind(outcome).error(core.name, core.label, core._recorded + 1)
         return True

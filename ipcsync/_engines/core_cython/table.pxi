@@ -14,6 +14,7 @@ cdef int64_t sweep_at = MANY_ROWS
 cdef int row_count = 0  # of all lists: while there are none, a record looks no further
 
 
+@cython.final
 cdef class Wait:
     """One wait that was queued, for `generation` of what `view` sees. Its `outcome` is None while open, then True or a
     Loss, for good.
@@ -39,26 +40,21 @@ cdef class Wait:
         """Whether its stream is one of the device's, and may not be past it yet."""
         return ordinal == (-1 - self.key if self.key < 0 else self.view.ordinal_of(self.stream))
 
-    cdef object look(self):
-        cdef object view = self.view
-        cdef bint is_use
+    cpdef object known_outcome(self):
+        """The outcome by the board and this process's memory."""
+        cdef Slot view
         if self.outcome is None:
-            is_use = isinstance(view, Slot)
-            outcome = (<Slot>view).find_outcome(self.generation) if is_use else view.outcome_of(self.generation)
+            view = self.view
+            outcome = view.find_outcome(self.generation)
             # If the use was released meanwhile, the words just read may be the slot's next use's. The wait has its
             # outcome then, unless it was listed later: for such a one nothing was queued.
-            is_released = (<Slot>view).is_released if is_use else view.is_released
             if self.outcome is None:
-                self.outcome = is_released or outcome
+                self.outcome = view.is_released or outcome
         return self.outcome
-
-    def known_outcome(self):
-        """The outcome by the board and this process's memory."""
-        return self.look()
 
     def resolved(self):
         """The outcome that a waiter would get now; asks the driver."""
-        if self.look() is None and self.view.accepts(self.generation) and self.outcome is None:
+        if self.known_outcome() is None and self.view.accepts(self.generation) and self.outcome is None:
             self.outcome = True
         return self.outcome
 

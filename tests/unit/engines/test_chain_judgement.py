@@ -7,12 +7,11 @@ import time
 import pytest
 
 from ipcsync._board import EXPIRED
-from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import RecorderLost
 from tests.kit.boards import store_bits
 from tests.kit.until import until
-from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, STREAM, Row, serial_of
+from tests.unit.engines.chain_row import BASE, COUNT, ME, Row, serial_of
 
 
 def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_stream(row: Row) -> None:
@@ -139,41 +138,30 @@ def test_a_loss_behind_a_loss_names_the_first_one(row: Row) -> None:
     assert Loss("behind", 1, "x", 1, root).behind("generation 7 of 'e9'").root == root
 
 
-class Told:
-    """What a wait is told of its event."""
-
-    is_released = False
-
-    def __init__(self, outcome: Loss | bool | None, *, is_accepted: bool) -> None:
-        self._outcome, self._is_accepted = outcome, is_accepted
-        self.asked: list[int] = []
-
-    def outcome_of(self, _generation: int) -> Loss | bool | None:
-        return self._outcome
-
-    def accepts(self, generation: int) -> bool:
-        self.asked.append(generation)
-        return self._is_accepted
-
-
-@pytest.mark.parametrize("outcome", [True, None, Loss("died", 1, "x", 2)])
+@pytest.mark.parametrize("known", ["good", "open", "lost"])
 @pytest.mark.parametrize("is_accepted", [True, False])
-def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(
-    row: Row, outcome: Loss | bool | None, is_accepted: bool
-) -> None:
-    told = Told(outcome, is_accepted=is_accepted)
-    wait = Wait(told, 3, KEY, STREAM)  # type: ignore[arg-type]
-    expected = True if outcome is None and is_accepted else outcome
-    assert wait.resolved() == expected
-    assert wait.outcome == expected
-    assert told.asked == ([3] if outcome is None else [])
-    wait = Wait(told, 3, KEY, STREAM)  # type: ignore[arg-type]
-    assert row.evidence(row.wait(0)) == 1
-    row.theirs[1].accepts = told.accepts  # type: ignore[method-assign]
+def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(row: Row, known: str, is_accepted: bool) -> None:
+    asked: list[int] = []
+
+    def accepts(generation: int) -> bool:
+        asked.append(generation)
+        return is_accepted
+
+    wait = row.wait(2, 3)
+    row.theirs[2].accepts = row.theirs[1].accepts = accepts  # type: ignore[method-assign]
+    if known == "good":
+        row.complete(2, 3)
+    elif known == "lost":
+        row.kill(2)
+    before = wait.known_outcome()
+    assert (before is True, isinstance(before, Loss)) == (known == "good", known == "lost")
+    expected = True if before is None and is_accepted else before
+    assert wait.resolved() is wait.outcome is expected
+    assert asked == ([3] if known == "open" else [])
     row.extend(1, row.wait(1))
     row.board.session(1).set_state(EXPIRED)
     row.chain.resolve(1)
-    assert told.asked[-1:] == [1]
+    assert asked[-1:] == [1]
     assert row.chain.entries == {} if is_accepted else row.open_ones == [(1, 1, 0b10)]
 
 
