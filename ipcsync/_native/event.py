@@ -58,7 +58,7 @@ class Event:
     after its export is gone is undefined in CUDA. Destruction never raises.
     """
 
-    __slots__ = ("__weakref__", "_behind", "_export", "_flags", "_handle", "_imported", "_index", "_recorded")
+    __slots__ = ("__weakref__", "_behind", "_export", "_flags", "_handle", "_imported", "_index", "_owner", "_recorded")
 
     _behind: host_wait.Behind | None
     _export: bytes | None
@@ -66,11 +66,12 @@ class Event:
     _handle: Any
     _imported: bool
     _index: int
+    _owner: living.Owner
     _recorded: bool
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
-        self._handle = None
         fork.arm()
+        self._handle = None
         if interprocess and enable_timing:
             raise ValueError(
                 "an event made with interprocess=True cannot have enable_timing=True: CUDA has no such event"
@@ -102,19 +103,18 @@ class Event:
         data = _exact(handle)
         event = cls(interprocess=True)
         event._imported = True
-        event._index = index
         event._export = data
         with OnDevice(index) as inside, inside:
             result = context.driver().cuIpcOpenEventHandle(_drivers.handle_from_bytes(CUipcEventHandle, data))
         if result[0] != SUCCESS:
             raise _cannot_open(result[0])
-        event._handle = result[1]
+        event._bind(result[1], index)
         return event
 
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None:
-            living.destroy_object("cuEventDestroy", handle)
+    def _bind(self, handle: DriverObject, index: int) -> None:
+        self._owner = living.Owner("cuEventDestroy", handle)
+        self._index = index
+        self._handle = handle
 
     def record(self, stream: StreamLike | None = None) -> None:
         """Have the event stand for the work submitted to a stream so far; None is the current stream.
@@ -263,8 +263,7 @@ class Event:
                 exported = api.cuIpcGetEventHandle(handle)
                 if exported[0] == SUCCESS:
                     self._export = _drivers.handle_bytes(exported[1])
-        self._index = index
-        self._handle = handle
+        self._bind(handle, index)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._flags & EVENT_INTERPROCESS:

@@ -10,18 +10,18 @@ is invalidated, as it is by cuCtxSynchronize (`torch.cuda.synchronize`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED, EVENT_DISABLE_TIMING
-from ipcsync._native import capture, context, host_wait, living
+from ipcsync._native import capture, context, host_wait
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import LEGACY, OnDevice, current_ordinal
 from ipcsync._native.device import has_primary_context, parse
 from ipcsync._native.event import Event
-from ipcsync._native.stream import Stream, current_stream, resolve, wrap
+from ipcsync._native.stream import Stream, current_stream, made_here, resolve, wrap
 from ipcsync.errors import StreamCapturing
 from ipcsync.typing import DeviceLike
 
@@ -30,8 +30,6 @@ __all__ = ["synchronize"]
 _RECORDS_CONTEXTS = 12050  # the first version of the driver that has cuCtxRecordEvent
 _WHAT = "record everything"
 _LEGACY = 1  # CU_STREAM_LEGACY; not 0, which is the thread's own default stream if the binding is set up so
-
-_Known = tuple[DriverObject, int]
 
 
 @cache
@@ -46,14 +44,16 @@ def wait_for_all(joined: Stream) -> None:
     known here. If the driver cannot record a context, `joined` waits for the known streams, with a RuntimeWarning.
     """
     with OnDevice(joined.device_index) as inside, inside:
+        known = _known(joined.device_index)
         if _records_contexts():
-            living.use(lambda made: _raise_if_capturing(_known(made, joined.device_index)))
+            _refuse_capturing(known)
             _wait_for_context(joined)
             return
-        count = living.use(lambda made: _wait_for_known(joined, _known(made, joined.device_index)))
+        others = [stream for stream in known if stream != joined]
+        wait_for_each(joined, others)
     warnings.warn(
         "this driver is older than CUDA 12.5 and cannot record all of a context: the point covers its blocking streams "
-        f"and {count} others that ipcsync knows; name the streams (streams=[…]) to cover any others",
+        f"and {len(others) - 1} others that ipcsync knows; name the streams (streams=[…]) to cover any others",
         RuntimeWarning,
         stacklevel=4,
     )
@@ -82,28 +82,21 @@ def _record_context(event: DriverObject) -> None:
     unwrap(result, "cuCtxRecordEvent")
 
 
-def _known(made: Sequence[_Known], ordinal: int) -> list[_Known]:
+def _known(ordinal: int) -> list[Stream]:
     """The streams of a device that surely exist: the default one, those made here, and this thread's current ones.
 
-    The default stream stands for all blocking streams of its context, by whichever code made.
+    The default stream stands for all blocking streams of its context, by whichever code made. None of the others is
+    destroyed while the list is kept.
     """
-    current = [resolve(None, ordinal), current_stream(ordinal)]
-    theirs = [(stream._handle, stream._index) for stream in current if stream._index == ordinal]
-    ours = [(handle, index) for handle, index in made if index == ordinal]
-    by_address = {int(handle): (handle, index) for handle, index in (*ours, *theirs)}
-    legacy = context.driver().CUstream(_LEGACY)
-    return [(legacy, ordinal), *(pair for address, pair in by_address.items() if address not in LEGACY)]
+    legacy = wrap(context.driver().CUstream(_LEGACY), ordinal)
+    others = dict.fromkeys([*made_here(), resolve(None, ordinal), current_stream(ordinal)])
+    return [legacy, *(one for one in others if one.device_index == ordinal and one.stream_id not in LEGACY)]
 
 
-def _raise_if_capturing(streams: Iterable[_Known]) -> None:
-    for handle, _ in streams:
-        capture.refuse_capturing(handle, _WHAT)
-
-
-def _wait_for_known(joined: Stream, streams: Sequence[_Known]) -> int:
-    others = [wrap(handle, ordinal) for handle, ordinal in streams if int(handle) != joined.stream_id]
-    wait_for_each(joined, others)
-    return len(others) - 1  # without the default stream, which stands for the blocking ones
+def _refuse_capturing(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        with OnDevice(stream.device_index) as inside, inside:
+            capture.refuse_capturing(stream._handle, _WHAT)
 
 
 def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:
@@ -111,9 +104,7 @@ def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:
 
     Raises StreamCapturing if one of them is being captured; `joined` then waits for none of them.
     """
-    for stream in streams:
-        with OnDevice(stream.device_index) as inside, inside:
-            capture.refuse_capturing(stream._handle, _WHAT)
+    _refuse_capturing(streams)
     for stream in streams:
         joined.wait_stream(stream)
 
@@ -148,7 +139,7 @@ def _event_behind_all(ordinal: int, waits: host_wait.Behind | None) -> Event:
     """
     event = Event()
     if _records_contexts():
-        living.use(lambda made: _raise_if_capturing(_known(made, ordinal)))
+        _refuse_capturing(_known(ordinal))
         event._create(None, ordinal)
         _record_context(event._handle)
     else:

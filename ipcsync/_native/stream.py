@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakValueDictionary
 
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
@@ -47,11 +48,11 @@ class Stream:
     `stream_id`, `device_index` and `device_type` is never destroyed here, and must not outlive its owner.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_index", "_owned", "_pointer")
+    __slots__ = ("__weakref__", "_handle", "_index", "_owner", "_pointer")
 
     _handle: Any
     _index: int
-    _owned: bool
+    _owner: living.Owner | None
     _pointer: int
 
     def __init__(
@@ -67,8 +68,9 @@ class Stream:
         if stream_id is None and device_index is None and device_type is None:
             index = parse(device)
             with OnDevice(index) as inside, inside:
-                self._bind(_create(priority), index, owned=True)
-            living.add(self._handle, index)
+                handle = _create(priority)
+            self._bind(handle, index, living.Owner("cuStreamDestroy", handle))
+            _made[self._pointer] = self
             return
         if stream_id is None or device_index is None:
             raise TypeError("a stream's triple is stream_id, device_index and device_type")
@@ -76,17 +78,13 @@ class Stream:
             raise TypeError("a stream is made on a device or from its triple, not both")
         if device_type not in (None, _KIND_CUDA):
             raise InvalidDevice(f"device_type must be {_KIND_CUDA} (CUDA), but got {device_type!r}")
-        self._bind(_handle_of(stream_id), parse(device_index), owned=False)
+        self._bind(_handle_of(stream_id), parse(device_index))
 
-    def _bind(self, handle: DriverObject, index: int, *, owned: bool) -> None:
+    def _bind(self, handle: DriverObject, index: int, owner: living.Owner | None = None) -> None:
         self._handle = handle
         self._index = index
-        self._owned = owned
+        self._owner = owner
         self._pointer = int(handle)
-
-    def __del__(self) -> None:
-        if getattr(self, "_owned", False):
-            living.destroy(self._handle)
 
     @property
     def device(self) -> Device:
@@ -255,7 +253,17 @@ class ExternalStream(Stream):
         fork.arm()
         handle = _handle_of(stream_ptr)
         index = foreign.ordinal_of_stream(int(handle)) if device is None else parse(device)
-        self._bind(handle, index, owned=False)
+        self._bind(handle, index)
+
+
+# The streams that were made here, by address. Their owners are objects of their own: one whose finalizer has begun is
+# not found here any more, and one that is found is not destroyed before the reference goes.
+_made: WeakValueDictionary[int, Stream] = WeakValueDictionary()
+
+
+def made_here() -> list[Stream]:
+    """The streams that ipcsync has made, and that somebody still has."""
+    return [stream for reference in _made.valuerefs() if (stream := reference()) is not None]
 
 
 def _create(priority: int) -> DriverObject:
@@ -277,7 +285,7 @@ def _handle_of(address: int | DriverObject) -> DriverObject:
 def wrap(handle: DriverObject, index: int) -> Stream:
     """A stream object for a handle whose device is known, with no driver call."""
     made = Stream.__new__(ExternalStream)
-    made._bind(handle, index, owned=False)
+    made._bind(handle, index)
     return made
 
 

@@ -12,8 +12,9 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync._drivers import load, unwrap
-from ipcsync._native import joining, living
+from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
+from ipcsync._native.stream import made_here
 from ipcsync.client import _recording
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -102,7 +103,7 @@ def test_it_is_behind_a_stream_that_is_dropped_already(
     gate = StreamGate(ipcsync.ExternalStream(address))
     stream.record_event()
     del stream
-    assert address not in living.use(lambda made: [int(handle) for handle, _ in made])
+    assert address not in [made.cuda_stream for made in made_here()]
     _is_behind(client.record_all(engine=engine), gate, waiter)
 
 

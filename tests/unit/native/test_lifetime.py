@@ -9,6 +9,7 @@ import pytest
 
 import ipcsync
 from ipcsync import _drivers
+from ipcsync._native.stream import made_here
 from ipcsync.testing import StreamGate
 from tests.kit.driver_kit import INVALID_HANDLE, NOT_READY, SUCCESS, code
 from tests.kit.scripts import run
@@ -85,6 +86,20 @@ def test_what_the_collector_finalizes_is_given_back_at_once() -> None:
         assert code(query(handle)) == INVALID_HANDLE
     finally:
         gc.enable()
+
+
+@pytest.mark.skipif(ipcsync.driver_name() == "cuda", reason="a GPU's driver may crash at a handle that is gone")
+def test_a_stream_that_a_list_of_all_has_is_destroyed_with_the_list() -> None:
+    stream = ipcsync.Stream()
+    handle = stream.cuda_stream
+    listed = made_here()
+    del stream
+    query = _drivers.load().cuStreamQuery
+    assert handle in [one.cuda_stream for one in listed]
+    assert code(query(handle)) == SUCCESS
+    listed.clear()
+    assert code(query(handle)) == INVALID_HANDLE
+    assert handle not in [one.cuda_stream for one in made_here()]
 
 
 @pytest.mark.process
