@@ -18,7 +18,6 @@ from ipcsync._board import BROKEN, Board
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine, Guard
-from ipcsync._shared import items_of
 from ipcsync._trace.layout import Kind, Outcome
 from ipcsync._trace.writer import Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
@@ -33,56 +32,33 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.01
 _LINGER_NS = 50_000_000
 
 
-class Range:
-    """An NVTX range of this thread, as long as the block. Without a profiler it does nothing."""
-
-    def __init__(self, domain: DriverObject, label: str) -> None:
-        self._domain = domain
-        self._label = domain.get_event_attributes(message=label)
-
-    def __enter__(self) -> None:
-        self._domain.push_range(self._label)
-
-    def __exit__(self, *_: object) -> None:
-        self._domain.pop_range()
-
-
 class Tracing:
     """The shared part of a client's traced engines; the first of them creates the process's file."""
 
     def __init__(self, directory: Path, client: str) -> None:
         self._directory = directory
         self._client = client
-        self._domain = _nvtx_domain()
         self._has_stopped = False
 
-    def engine(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> Traced | None:
-        """A traced engine; None if the process's file cannot be created, which is logged once."""
-        writer = self._writer()
-        if writer is None:
-            return None
-        use = Use(
-            board.epoch, attachment.slot, attachment.incarnation, attachment.name, attachment.engine, self._client
-        )
-        return Traced(board, guard, attachment, ordinal, writer, use, self._domain)
-
-    def _writer(self) -> Writer | None:
-        if self._has_stopped:
-            return None
+    def engine(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> Engine:
+        """A traced engine; a plain one if the process's file cannot be created, which is logged once."""
         try:
-            return writer_in(self._directory)
+            if not self._has_stopped:
+                return Traced(board, guard, attachment, ordinal, writer_in(self._directory), self._client)
         except OSError as error:  # the disk is full, or the directory gone: the program goes on
             self._has_stopped = True
             log.warning("no trace of %r in %s: %s", self._client, self._directory, error.strerror or error)
-            return None
+        return Engine(board, guard, attachment, ordinal)
 
 
-def _nvtx_domain() -> DriverObject:
-    """NVTX's domain of ipcsync, None without the `nvtx` package."""
+def _ranges(event: str) -> dict[Kind, AbstractContextManager[object]]:
+    """For each kind of call a block that is an NVTX range; it does nothing without the `nvtx` package or a profiler."""
+    kinds = (Kind.RECORD, Kind.WAIT, Kind.SYNCHRONIZE)
     try:
-        return importlib.import_module("nvtx").get_domain("ipcsync")
+        annotate = importlib.import_module("nvtx").annotate
     except (ImportError, AttributeError):  # AttributeError: some other module of that name
-        return None
+        return dict.fromkeys(kinds, nullcontext())
+    return {kind: annotate(f"{kind.name.lower()} {event}", domain="ipcsync") for kind in kinds}
 
 
 class Traced(Engine):
@@ -95,19 +71,15 @@ class Traced(Engine):
         attachment: Attachment,
         ordinal: int,
         writer: Writer,
-        use: Use,
-        domain: DriverObject | None,
+        client: str,
     ) -> None:
         super().__init__(board, guard, attachment, ordinal)
+        name, kind = attachment.name, attachment.engine
         self.is_traced = True
+        self._use = writer.name(Use(board.epoch, attachment.slot, attachment.incarnation, name, kind, client))
         self._put = writer.put
-        self._use = writer.name(use)
-        name = use.event or "(unnamed)"
-        self._ranges: dict[Kind, AbstractContextManager[None]] = {
-            kind: nullcontext() if domain is None else Range(domain, f"{kind.name.lower()} {name}")
-            for kind in (Kind.RECORD, Kind.WAIT, Kind.SYNCHRONIZE)
-        }
-        self._queued: set[tuple[int, int, int]] = set()
+        self._ranges = _ranges(name or "(unnamed)")
+        self.queued: set[tuple[int, int, int]] = set()
         """The waits that are not known to be released: generation, the stream's id, when they were queued."""
 
     # --- what is written ----------------------------------------------------------------------------------------------
@@ -146,36 +118,31 @@ class Traced(Engine):
             self._put(_PASSED, self._use, generation, 0, since, now)
         else:
             self._put(_WAIT, self._use, generation, stream_id, since, now)
-            self._queued.add((generation, stream_id, now))
+            self.queued.add((generation, stream_id, now))
             _releases.watch(self)
         return stream_id
 
     def synchronize(self, generation: int, timeout: float | None = None, began: int = 0) -> None:
         """Block until `generation` is complete."""
         began = began or monotonic_ns()
+        is_complete = False
         try:
             with self._ranges[Kind.SYNCHRONIZE]:
                 super().synchronize(generation, timeout, began)
-        except BaseException:
-            self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns(), _FAILED)
-            raise
-        self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns())
+            is_complete = True
+        finally:
+            self.synchronized(generation, began, is_complete=is_complete)
 
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
-        """Write that a task, not a thread, has waited for `generation` since `began`."""
+        """Write that a thread, or a task, has waited for `generation` since `began`."""
         self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns(), _OK if is_complete else _FAILED)
 
     # --- releases -----------------------------------------------------------------------------------------------------
 
-    @property
-    def has_queued_waits(self) -> bool:
-        """Whether any queued wait is not known to be released."""
-        return bool(self._queued)
-
     def learn_releases(self) -> bool:
         """Write the queued waits that are released; whether there were any. `try_release` writes the rest."""
         has_learned = False
-        for wait in sorted(self._queued.copy()):  # the lowest generation first: none is complete before it
+        for wait in sorted(self.queued.copy()):  # the lowest generation first: none is complete before it
             outcome = None if self.is_closed else self._outcome(wait[0])
             if outcome is None:
                 break
@@ -196,7 +163,7 @@ class Traced(Engine):
 
     def _write_release(self, wait: tuple[int, int, int], outcome: int) -> None:
         with suppress(KeyError):  # another thread has written it
-            self._queued.remove(wait)
+            self.queued.remove(wait)
             self._put(_RELEASED, self._use, *wait, monotonic_ns(), outcome)
 
     def close(self) -> None:
@@ -210,7 +177,7 @@ class Traced(Engine):
             return False
         # Until the coordinator is told, the slot is not reused: its state is still this use's.
         is_known = self.guard.coordinator_is_alive() and self.line.state != BROKEN
-        for wait in sorted(self._queued.copy()):
+        for wait in sorted(self.queued.copy()):
             self._write_release(wait, _OK if is_known or wait[0] <= self.known_complete else _UNSEEN)
         return True
 
@@ -219,26 +186,24 @@ class Releases:
     """The thread that polls which queued waits are released: while there are any, and for a little longer."""
 
     def __init__(self) -> None:
-        self._engines: dict[Traced, int] = {}  # and when a wait was last queued there
+        self._engines: set[Traced] = set()
+        self._until = 0
         self._pause_s = _FIRST_PAUSE_S
-        self._worker = Worker("ipcsync-trace", lambda: bool(self._engines), self._look)
+        self._worker = Worker("ipcsync-trace", lambda: bool(self._engines) or monotonic_ns() < self._until, self._look)
 
     def watch(self, engine: Traced) -> None:
-        """Poll for this engine's waits, until it has had none for a while."""
-        self._engines[engine] = monotonic_ns()
+        """Poll for this engine's waits."""
+        self._engines.add(engine)
+        self._until = monotonic_ns() + _LINGER_NS
         self._worker.ensure()
 
     def _look(self) -> None:
         has_learned = False
-        for engine, since in items_of(self._engines):
-            try:
-                has_learned = engine.learn_releases() or has_learned
-            except Exception:
-                log.exception("the trace cannot tell which waits on %r are released", engine.name)
-            if engine.is_closed or (not engine.has_queued_waits and monotonic_ns() - since > _LINGER_NS):
-                self._engines.pop(engine, None)
-                if engine.has_queued_waits and not engine.is_closed:  # queued just now: before it was taken out
-                    self.watch(engine)
+        for engine in self._engines.copy():
+            self._engines.discard(engine)  # first: what is queued from now on puts it back
+            has_learned = engine.learn_releases() or has_learned
+            if engine.queued and not engine.is_closed:
+                self._engines.add(engine)
         self._pause_s = _FIRST_PAUSE_S if has_learned else min(1.5 * self._pause_s, _LONGEST_PAUSE_S)
         time.sleep(self._pause_s)
 

@@ -212,8 +212,8 @@ class AttachmentTable:
             ordinal = here if reply.origin is not None else context.ordinal_of(reply.device)
         except InvalidDevice as error:
             raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
-        traced = self._tracing and self._tracing.engine(self._board, self._guard, reply, ordinal)
-        engine = traced or Engine(self._board, self._guard, reply, ordinal)
+        make = Engine if self._tracing is None else self._tracing.engine
+        engine = make(self._board, self._guard, reply, ordinal)
         engine.name = self._shown(reply.name)
         for old in self.ending:
             # What this session recorded there, attached to again: both share the chain. Of a use that only waited, the

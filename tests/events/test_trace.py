@@ -262,20 +262,16 @@ _NVTX = """
 calls = []
 
 
-class Domain:
-    def get_event_attributes(self, message):
-        return message
+class annotate:
+    def __init__(self, message, domain):
+        assert domain == "ipcsync"
+        self.message = message
 
-    def push_range(self, attributes):
-        calls.append(attributes)
+    def __enter__(self):
+        calls.append(self.message)
 
-    def pop_range(self):
+    def __exit__(self, *_):
         calls.append("end")
-
-
-def get_domain(name):
-    assert name == "ipcsync"
-    return Domain()
 """
 
 
