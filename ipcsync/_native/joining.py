@@ -15,7 +15,7 @@ from functools import cache
 
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED, EVENT_DISABLE_TIMING
+from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED
 from ipcsync._native import capture, context, host_wait
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import LEGACY, OnDevice, current_ordinal
@@ -43,30 +43,29 @@ def wait_for_all(joined: Stream) -> None:
     Raises StreamCapturing while a stream of the context is being captured; the capture stays valid if the stream is
     known here. If the driver cannot record a context, `joined` waits for the known streams, with a RuntimeWarning.
     """
-    with OnDevice(joined.device_index) as inside, inside:
-        known = _known(joined.device_index)
+    joined.wait_event(_event_behind_all(joined.device_index, stacklevel=5))
+
+
+def _event_behind_all(ordinal: int, stacklevel: int) -> Event:
+    """An event behind all that `wait_for_all` waits for; its errors, and its warning for the caller at `stacklevel`."""
+    event = Event()
+    with OnDevice(ordinal) as inside, inside:
+        known = _known(ordinal)
         if _records_contexts():
             _refuse_capturing(known)
-            _wait_for_context(joined)
-            return
-        others = [stream for stream in known if stream != joined]
-        wait_for_each(joined, others)
+            event._create(None, ordinal)
+            _record_context(event._handle)
+            return event
+        joined = Stream(ordinal)
+        wait_for_each(joined, known)
+        event.record(joined)
     warnings.warn(
         "this driver is older than CUDA 12.5 and cannot record all of a context: the point covers its blocking streams "
-        f"and {len(others) - 1} others that ipcsync knows; name the streams (streams=[…]) to cover any others",
+        f"and {len(known) - 1} others that ipcsync knows; name the streams (streams=[…]) to cover any others",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel,
     )
-
-
-def _wait_for_context(joined: Stream) -> None:
-    driver = context.driver()
-    event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
-    try:
-        _record_context(event)
-        unwrap(driver.cuStreamWaitEvent(joined._handle, event, 0), "cuStreamWaitEvent")
-    finally:
-        unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+    return event
 
 
 def _record_context(event: DriverObject) -> None:
@@ -127,24 +126,8 @@ def synchronize(device: DeviceLike | None = None, timeout: float | None = None) 
     with OnDevice(ordinal) as inside, inside:
         waits = host_wait.behind(None, ordinal)
         if waits is not None or timeout is not None:
-            _event_behind_all(ordinal, waits)._await(f"the work of device {ordinal}", timeout)
+            event = _event_behind_all(ordinal, stacklevel=3)
+            event._behind = waits
+            event._await(f"the work of device {ordinal}", timeout)
         if timeout is None:
             unwrap(relaxed_call(driver.cuCtxSynchronize), "cuCtxSynchronize")
-
-
-def _event_behind_all(ordinal: int, waits: host_wait.Behind | None) -> Event:
-    """An event behind all work submitted so far to a context of the device, found as in `wait_for_all`.
-
-    That work waits for `waits`. Raises StreamCapturing as `wait_for_all`, and gives the same RuntimeWarning.
-    """
-    event = Event()
-    if _records_contexts():
-        _refuse_capturing(_known(ordinal))
-        event._create(None, ordinal)
-        _record_context(event._handle)
-    else:
-        joined = Stream(ordinal)
-        wait_for_all(joined)
-        event.record(joined)
-    event._behind = waits
-    return event
