@@ -24,7 +24,7 @@ from ipcsync._engines.outcome import Outcome
 from ipcsync._native import capture, context, fork, pinned
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
-from ipcsync._native.stream import Stream, parts_of, stream_handle
+from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import (
     DeviceMismatch,
@@ -146,11 +146,8 @@ class Engine(Outcome):
         """Have the stream's later work wait for `generation`."""
         deadline_of(timeout)
         self.check()
-        if type(stream) is Stream:
-            handle, ordinal, _ = parts_of(stream)
-        else:
-            refuse_small_number(stream, 0)  # the default streams' numbers too: wait(1) was meant as a timeout
-            handle, ordinal = stream_handle(stream)
+        refuse_small_number(stream, 0)  # the default streams' numbers too: wait(1) was meant as a timeout
+        handle, ordinal = stream_handle(stream)
         if ahead and self.kind == "event":
             raise EngineMismatch(
                 f"the event {self.label} uses the engine 'event', and CUDA cannot wait for a record that is not made "

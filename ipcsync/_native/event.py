@@ -269,16 +269,12 @@ class Event:
         if not self._flags & EVENT_INTERPROCESS:
             raise TypeError("only an event made with interprocess=True can be pickled: it travels as its IPC handle")
         handle = self.ipc_handle()
-        return (_unpickle, (context.uuid_of(self._index), handle))
+        return (Event.from_ipc_handle, (context.uuid_of(self._index), handle))
 
     def __repr__(self) -> str:
         if self._handle is None:
             return "<ipcsync.Event uninitialized>"
         return f"<ipcsync.Event {int(self._handle):#x}>"
-
-
-def _unpickle(device_uuid: str, handle: bytes) -> Event:
-    return Event.from_ipc_handle(device_uuid, handle)
 
 
 def _context_for(stream: DriverObject) -> DriverObject:

@@ -17,7 +17,7 @@ from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
 from ipcsync._native import capture, context, foreign, fork, host_wait, living
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
-from ipcsync._native.device import Device, Stacks, parse
+from ipcsync._native.device import Blocks, Device, parse
 from ipcsync._native.device import device as device_block
 from ipcsync.errors import InvalidDevice
 from ipcsync.typing import DeviceLike, EventLike, StreamLike
@@ -345,7 +345,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
     def __init__(self, stream: StreamLike | None) -> None:
         fork.arm()
         self.stream: Stream | None = None if stream is None else resolve(stream)
-        self._blocks: Stacks[tuple[device_block, Stream | None]] = Stacks()
+        self._blocks = Blocks()
 
     def __enter__(self) -> Stream | None:
         fork.check()
@@ -353,7 +353,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
             index = self.stream._index
             block = device_block(index)
             block.__enter__()
-            self._blocks.push((block, _thread.streams.get(index)))
+            self._blocks.entered.append((block, _thread.streams.get(index)))
             _thread.streams[index] = self.stream
         return self.stream
 
@@ -362,7 +362,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
     ) -> None:
         if self.stream is None:
             return
-        block, before = self._blocks.pop()
+        block, before = self._blocks.entered.pop()
         if before is None:
             _thread.streams.pop(self.stream._index, None)
         else:
@@ -385,17 +385,16 @@ def resolve(stream: StreamLike | None, device: int | None = None) -> Stream:
     this thread), else `current_stream()`; `device` is then the ordinal asked for, else the current one. Raises
     TypeError for an argument that is not a stream, DriverError for an address that the driver does not know.
     """
+    fork.arm()
     if isinstance(stream, Stream):
-        fork.check()
         return stream
-    if stream is None and (_thread.streams or foreign.torch_stream(device) is None):
-        return current_stream(device)
-    return wrap(*stream_handle(stream, device))
-
-
-def parts_of(stream: Stream) -> tuple[Any, int, bool]:
-    """As `stream_handle`, of a Stream of ours: also whether it is a default stream."""
-    return stream._handle, stream._index, stream._pointer in context.LEGACY
+    if stream is None:
+        stream = None if _thread.streams else foreign.torch_stream(device)
+        if stream is None:
+            return current_stream(device)
+    address = foreign.stream_pointer(stream)
+    index = foreign.ordinal_of_stream(address, getattr(stream, "device_index", None))
+    return wrap(_drivers.load().CUstream(address), index)
 
 
 def stream_handle(stream: StreamLike | None, device: int | None = None) -> tuple[Any, int]:
@@ -404,14 +403,5 @@ def stream_handle(stream: StreamLike | None, device: int | None = None) -> tuple
     The default streams' handles are valid only while a context of their device is current: see `stream_call`. For a
     Stream the caller checks the fork guard, as it does anyway before it uses anything shared.
     """
-    if isinstance(stream, Stream):
-        return stream._handle, stream._index
-    fork.arm()
-    if stream is None:
-        found = None if _thread.streams else foreign.torch_stream(device)
-        if found is None:
-            chosen = current_stream(device)
-            return chosen._handle, chosen._index
-        stream = found
-    address = foreign.stream_pointer(stream)
-    return _drivers.load().CUstream(address), foreign.ordinal_of_stream(address, getattr(stream, "device_index", None))
+    chosen = stream if isinstance(stream, Stream) else resolve(stream, device)
+    return chosen._handle, chosen._index
