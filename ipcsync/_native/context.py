@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import cache
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -22,9 +23,6 @@ LEGACY = (0, 1, 2)
 """The default streams' handles: legacy (or per-thread, by build mode), legacy, per-thread. They belong to a context."""
 
 _primary: dict[int, Any] = {}
-_handles: list[Any] = []  # CUdevice by ordinal
-_ordinals: dict[int, int] = {}  # and back
-_uuids: list[str] = []
 
 
 def driver() -> ModuleType:
@@ -36,18 +34,17 @@ def driver() -> ModuleType:
     return _drivers.load()
 
 
+@cache
+def _devices() -> list[Any]:
+    api = driver()
+    count = int(unwrap(api.cuDeviceGetCount(), "cuDeviceGetCount"))
+    return [unwrap(api.cuDeviceGet(ordinal), "cuDeviceGet") for ordinal in range(count)]
+
+
 def devices() -> list[Any]:
     """The driver's device handles, by ordinal."""
     fork.check()
-    if not _handles:
-        api = driver()
-        found = [
-            unwrap(api.cuDeviceGet(i), "cuDeviceGet")
-            for i in range(int(unwrap(api.cuDeviceGetCount(), "cuDeviceGetCount")))
-        ]
-        _ordinals.update({int(handle): i for i, handle in enumerate(found)})
-        _handles[:] = found
-    return _handles
+    return _devices()
 
 
 def count() -> int:
@@ -55,22 +52,25 @@ def count() -> int:
     return len(devices())
 
 
-def _ordinal(handle: DriverObject) -> int:
-    devices()
-    return _ordinals[int(handle)]
+@cache
+def _ordinals() -> dict[int, int]:
+    return {int(handle): ordinal for ordinal, handle in enumerate(devices())}
+
+
+def current() -> int | None:
+    """The device of the context that is current on this thread, None where none is. Creates nothing."""
+    result = driver().cuCtxGetDevice()
+    return None if bad_context(result) else _ordinals()[int(unwrap(result, "cuCtxGetDevice"))]
 
 
 def current_ordinal() -> int:
-    """The device of the context that is current on this thread, or 0 where none is. Creates nothing."""
-    result = driver().cuCtxGetDevice()
-    if bad_context(result):
-        return 0
-    return _ordinal(unwrap(result, "cuCtxGetDevice"))
+    """As `current`, or 0 where none is."""
+    return current() or 0
 
 
 def has_current() -> bool:
     """Whether a context is current on this thread."""
-    return not bad_context(driver().cuCtxGetDevice())
+    return current() is not None
 
 
 def bad_context(result: tuple[Any, ...]) -> bool:
@@ -95,7 +95,7 @@ def ensure_context(ordinal: int) -> None:
     """
     api = driver()
     result = api.cuCtxGetDevice()
-    if result[0] is SUCCESS and _ordinal(result[1]) == ordinal:
+    if result[0] is SUCCESS and _ordinals()[int(result[1])] == ordinal:
         return
     unwrap(api.cuCtxSetCurrent(primary(ordinal)), "cuCtxSetCurrent")
 
@@ -133,11 +133,10 @@ class OnDevice:
     def _enter(self) -> None:
         api = driver()
         if self._context is None:
-            result = api.cuCtxGetDevice()
-            if bad_context(result):
+            here = current()
+            if here is None:
                 unwrap(api.cuCtxSetCurrent(primary(self._ordinal)), "cuCtxSetCurrent")
-                return
-            if _ordinal(unwrap(result, "cuCtxGetDevice")) == self._ordinal:
+            if here is None or here == self._ordinal:
                 return
         context = primary(self._ordinal) if self._context is None else self._context
         self._before = unwrap(api.cuCtxGetCurrent(), "cuCtxGetCurrent")
@@ -198,32 +197,31 @@ def ordinal_of_context(context: DriverObject) -> int:
         if known == context:
             return ordinal
     with OnDevice(0, context) as inside, inside:
-        return _ordinal(unwrap(driver().cuCtxGetDevice(), "cuCtxGetDevice"))
+        return current_ordinal()
 
 
-def _all_uuids() -> list[str]:
-    fork.check()
-    if not _uuids:
-        api = driver()
-        raw = [unwrap(api.cuDeviceGetUuid(handle), "cuDeviceGetUuid").bytes for handle in devices()]
-        _uuids[:] = [str(uuid.UUID(bytes=bytes(value))) for value in raw]
-    return _uuids
+@cache
+def _uuids() -> list[str]:
+    raw = [unwrap(driver().cuDeviceGetUuid(handle), "cuDeviceGetUuid").bytes for handle in devices()]
+    return [str(uuid.UUID(bytes=bytes(value))) for value in raw]
 
 
 def uuid_of(ordinal: int) -> str:
     """The UUID of a device as 8-4-4-4-12 hexadecimal digits: its name in every process of this machine."""
-    return _all_uuids()[ordinal]
+    fork.check()
+    return _uuids()[ordinal]
 
 
 def ordinal_of(device_uuid: str) -> int:
     """This process's ordinal of the device with a UUID ("GPU-…" or bare); InvalidDevice if it does not see it."""
-    known = _all_uuids()
+    fork.check()
+    known = _uuids()
     if device_uuid in known:
         return known.index(device_uuid)
     bare = device_uuid[4:] if device_uuid[:4].upper() == "GPU-" else device_uuid
     try:
-        return _all_uuids().index(str(uuid.UUID(bare)))
+        return known.index(str(uuid.UUID(bare)))
     except ValueError:
         raise InvalidDevice(
-            f"no device of this process has the UUID {device_uuid!r}: it sees {', '.join(_all_uuids()) or 'none'}"
+            f"no device of this process has the UUID {device_uuid!r}: it sees {', '.join(known) or 'none'}"
         ) from None

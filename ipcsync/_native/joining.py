@@ -18,7 +18,7 @@ from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED
 from ipcsync._native import capture, context, host_wait
 from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import LEGACY, OnDevice, current_ordinal
+from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.device import has_primary_context, parse
 from ipcsync._native.event import Event
 from ipcsync._native.stream import Stream, current_stream, made_here, resolve, wrap
@@ -120,8 +120,7 @@ def synchronize(device: DeviceLike | None = None, timeout: float | None = None) 
     deadline_of(timeout)
     ordinal = parse(device)
     driver = context.driver()
-    current = driver.cuCtxGetDevice()
-    if (context.bad_context(current) or current_ordinal() != ordinal) and not has_primary_context(ordinal):
+    if context.current() != ordinal and not has_primary_context(ordinal):
         return
     with OnDevice(ordinal) as inside, inside:
         waits = host_wait.behind(None, ordinal)
