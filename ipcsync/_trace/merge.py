@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -56,14 +56,6 @@ class Slice(NamedTuple):
     args: Event
 
 
-class Source(NamedTuple):
-    """Where a record is drawn."""
-
-    pid: int
-    tid: int
-    began: int
-
-
 @dataclass
 class Summary:
     """Counts of a merge."""
@@ -79,19 +71,6 @@ class Summary:
     """Releases whose record is in none of the files."""
 
 
-@dataclass
-class _Process:
-    """One process, with its tracks, streams first; `pid` is its number in the document."""
-
-    trace: ProcessTrace
-    pid: int
-    slices: dict[Track, list[Slice]] = field(default_factory=lambda: defaultdict(list))
-    records: list[tuple[Key, Track, int]] = field(default_factory=list)
-    releases: list[tuple[Key, Track, int, str]] = field(default_factory=list)
-    pending: list[Slice] = field(default_factory=list)
-    tids: dict[Track, int] = field(default_factory=dict)
-
-
 class Merge:
     """The document of some processes. TraceError if their clocks cannot be compared."""
 
@@ -100,10 +79,16 @@ class Merge:
         if len(boots) > 1:
             files = ", ".join(sorted(trace.path.name for trace in traces))
             raise TraceError(f"these files are of {len(boots)} boots or machines, whose clocks differ: {files}")
-        self.summary = Summary(processes=len(traces), lost=sum(trace.lost for trace in traces))
+        kinds = Counter(entry.kind for trace in traces for entry in trace.entries)
+        self.summary = Summary(
+            processes=len(traces),
+            records=kinds[Kind.RECORD],
+            waits=kinds[Kind.WAIT] + kinds[Kind.PASSED],
+            synchronizations=kinds[Kind.SYNCHRONIZE],
+            lost=sum(trace.lost for trace in traces),
+        )
         self._start = min((entry.began for trace in traces for entry in trace.entries), default=0)
         self._traces = traces
-        self._flow = 0
 
     def write(self, file: TextIO) -> Summary:
         """Write the document, an event a line."""
@@ -123,18 +108,12 @@ class Merge:
         return {"start, ns since 1970": first.realtime_ns - first.monotonic_ns + self._start}
 
     def _events(self) -> Iterator[Event]:
-        processes = [_process(trace, pid) for trace, pid in zip(self._traces, _pids(self._traces), strict=True)]
-        sources: dict[Key, Source] = {}
-        drawn = []
+        processes = [_Process(trace, pid) for trace, pid in zip(self._traces, _pids(self._traces), strict=True)]
         for process in processes:
-            drawn.append((process, _release_slices(process)))
-            process.tids = {track: tid for tid, track in enumerate(sorted(process.slices), 1)}
-            for key, track, began in process.records:
-                sources[key] = Source(process.pid, process.tids[track], began)
-        for process, _ in drawn:
             yield from self._of_process(process)
-        for process, release_slices in drawn:  # behind all slices: an arrow's end takes the one that lies there
-            yield from self._arrows(process, release_slices, sources)
+        sources = {key: (process, *where) for process in processes for key, where in process.records.items()}
+        for process in processes:  # behind all slices: an arrow's end takes the one that lies there
+            yield from self._arrows(process, sources)
 
     def _of_process(self, process: _Process) -> Iterator[Event]:
         pid = process.pid
@@ -158,30 +137,22 @@ class Merge:
             about = {"cat": _CATEGORY, "name": one.name, "pid": pid, "tid": 0, "id": f"{pid}.{number}"}
             yield {"ph": "b", **about, "ts": self._us(one.began), "args": one.args}
             yield {"ph": "e", **about, "ts": self._us(one.ended)}
-        self._count(process.trace.entries)
 
-    def _arrows(self, process: _Process, slices: Sequence[Slice], sources: dict[Key, Source]) -> Iterator[Event]:
-        for (key, track, _, name), drawn in zip(process.releases, slices, strict=True):
-            source = sources.get(key)
-            if source is None:
+    def _arrows(self, process: _Process, sources: dict[Key, tuple[_Process, Track, int]]) -> Iterator[Event]:
+        for key, track, drawn, point in process.releases:
+            if key not in sources:
                 self.summary.unmatched += 1
                 continue
-            self._flow += 1
+            source, theirs, began = sources[key]
             self.summary.arrows += 1
-            about = {"cat": _CATEGORY, "name": name, "id": self._flow}
-            yield {"ph": "s", **about, "pid": source.pid, "tid": source.tid, "ts": self._us(source.began)}
+            about = {"cat": _CATEGORY, "name": point, "id": self.summary.arrows}
+            yield {"ph": "s", **about, "pid": source.pid, "tid": source.tids[theirs], "ts": self._us(began)}
             # Inside of the release's slice: at its edge lies the end of the call that it follows.
             middle = (self._us(drawn.began) + self._us(drawn.ended)) / 2
             yield {"ph": "f", "bp": "e", **about, "pid": process.pid, "tid": process.tids[track], "ts": middle}
 
     def _us(self, ns: int) -> float:
         return (ns - self._start) / 1000
-
-    def _count(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            self.summary.records += entry.kind is Kind.RECORD
-            self.summary.waits += entry.kind in (Kind.WAIT, Kind.PASSED)
-            self.summary.synchronizations += entry.kind is Kind.SYNCHRONIZE
 
 
 def _metadata(pid: int, tid: int, what: str, **args: Any) -> Event:
@@ -207,35 +178,58 @@ def _pids(traces: Sequence[ProcessTrace]) -> list[int]:
     return numbers
 
 
-def _process(trace: ProcessTrace, pid: int) -> _Process:
-    """What the entries of one process draw."""
-    process = _Process(trace, pid)
-    threads: dict[int, int] = {}
-    callers: dict[int, list[int]] = defaultdict(list)  # the threads that call on each stream
-    for entry in trace.entries:
-        use = trace.uses[entry.use]
+class _Process:
+    """What the entries of one process draw; `pid` is its number in the document, `tids` those of its tracks."""
+
+    def __init__(self, trace: ProcessTrace, pid: int) -> None:
+        self.trace = trace
+        self.pid = pid
+        self.slices: dict[Track, list[Slice]] = defaultdict(list)
+        self.records: dict[Key, tuple[Track, int]] = {}
+        self.releases: list[tuple[Key, Track, Slice, str]] = []
+        self.pending: list[Slice] = []
+        self._threads: dict[int, int] = {}
+        self._callers: dict[int, dict[int, int]] = defaultdict(dict)  # the threads that call on each stream
+        released = [found for entry in trace.entries if (found := self._draw(entry)) is not None]
+        self._draw_releases(released)
+        self.tids = {track: tid for tid, track in enumerate(sorted(self.slices), 1)}  # streams first
+
+    def _draw(self, entry: Entry) -> tuple[Key, Track, int, str] | None:
+        """Draw a call; what was released by it, where and when."""
+        use = self.trace.uses[entry.use]
         key = (use.epoch, use.slot, use.incarnation, entry.generation)
         point = f"{use.event or f'(unnamed, slot {use.slot})'} #{entry.generation}"
         args = _args(use, entry)
-        thread = Track("thread", threads.setdefault(entry.thread, len(threads) + 1))
         is_good = entry.outcome is Outcome.OK
-        on_stream = entry.kind in (Kind.RECORD, Kind.RELEASED) or (entry.kind is Kind.WAIT and is_good)
-        track = Track("stream", entry.stream) if on_stream else thread
-        if entry.kind is not Kind.RELEASED and on_stream:
-            if entry.thread not in callers[entry.stream]:
-                callers[entry.stream].append(entry.thread)
-            track = track._replace(place=callers[entry.stream].index(entry.thread))
         if entry.kind is Kind.RELEASED:
-            process.pending.append(Slice(entry.began, entry.ended, f"pending on {point}", args))
+            track = Track("stream", entry.stream)
+            self.pending.append(Slice(entry.began, entry.ended, f"pending on {point}", args))
         else:
+            if entry.kind is Kind.RECORD or (entry.kind is Kind.WAIT and is_good):
+                callers = self._callers[entry.stream]
+                track = Track("stream", entry.stream, callers.setdefault(entry.thread, len(callers)))
+            else:
+                track = Track("thread", self._threads.setdefault(entry.thread, len(self._threads) + 1))
             name = f"{_CALLS[entry.kind]} {point}{'' if is_good else ' (failed)'}"
-            call = Slice(entry.began, entry.ended, name, args)
-            process.slices[track].append(call)
-            if entry.kind is Kind.RECORD:
-                process.records.append((key, track, call.began))
-        if is_good and entry.kind in (Kind.RELEASED, Kind.PASSED, Kind.SYNCHRONIZE):
-            process.releases.append((key, track, entry.ended, point))
-    return process
+            self.slices[track].append(Slice(entry.began, entry.ended, name, args))
+        if entry.kind is Kind.RECORD:
+            self.records[key] = (track, entry.began)
+        releases = is_good and entry.kind in (Kind.RELEASED, Kind.PASSED, Kind.SYNCHRONIZE)
+        return (key, track, entry.ended, point) if releases else None
+
+    def _draw_releases(self, released: Sequence[tuple[Key, Track, int, str]]) -> None:
+        """A slice for each release, drawn so short that it is in no other's way."""
+        edges: dict[Track, list[int]] = defaultdict(list)
+        for _, track, when, _ in released:
+            edges[track].append(when)
+        for track, times in edges.items():
+            times += [edge for one in self.slices[track] for edge in (one.began, one.ended)]
+            times.sort()
+        for key, track, when, point in released:
+            after = bisect_right(edges[track], when)
+            one = Slice(when, min([when + _RELEASE_NS, *edges[track][after : after + 1]]), f"released by {point}", {})
+            self.slices[track].append(one)
+            self.releases.append((key, track, one, point))
 
 
 def _args(use: Use, entry: Entry) -> Event:
@@ -249,24 +243,3 @@ def _args(use: Use, entry: Entry) -> Event:
         "client": use.client,
         "outcome": entry.outcome.name.lower(),
     }
-
-
-def _release_slices(process: _Process) -> list[Slice]:
-    """A slice for each release, in the order of `releases`, drawn so short that it is in no other's way."""
-    edges: dict[Track, list[int]] = {}
-    at: dict[Track, set[int]] = defaultdict(set)
-    for _, track, when, _ in process.releases:
-        at[track].add(when)
-    for track, times in at.items():
-        calls = process.slices.get(track, ())
-        edges[track] = sorted({*times, *(one.began for one in calls), *(one.ended for one in calls)})
-    slices = []
-    for _, track, when, point in process.releases:
-        after = bisect_right(edges[track], when)
-        end = when + _RELEASE_NS
-        if after < len(edges[track]):
-            end = min(end, edges[track][after])
-        one = Slice(when, end, f"released by {point}", {})
-        process.slices[track].append(one)
-        slices.append(one)
-    return slices
