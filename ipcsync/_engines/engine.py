@@ -35,7 +35,7 @@ from ipcsync.errors import (
 )
 from ipcsync.typing import StreamLike
 
-_ANYWHERE = nullcontext(nullcontext())
+_ANYWHERE: AbstractContextManager[AbstractContextManager[object]] = nullcontext(nullcontext())
 _CAN_FLUSH = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
 
 
@@ -214,7 +214,7 @@ class Engine(Outcome):
             raise
 
 
-def _within(handle: DriverObject, ordinal: int) -> AbstractContextManager[AbstractContextManager[None]]:
+def _within(handle: DriverObject, ordinal: int) -> AbstractContextManager[AbstractContextManager[object]]:
     """A block, entered twice, in which a context of the device is current if the stream is a default one."""
     return OnDevice(ordinal) if int(handle) in LEGACY else _ANYWHERE
 

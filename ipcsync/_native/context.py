@@ -114,20 +114,23 @@ class OnDevice:
     the next line leaves the thread's stack of contexts as deep as it was.
     """
 
-    __slots__ = ("_before", "_context", "_ordinal")
+    __slots__ = ("_before", "_context", "_is_entered", "_ordinal")
 
     def __init__(self, ordinal: int, context: DriverObject = None) -> None:
         self._ordinal = ordinal
         self._context = context  # this one, instead of any of the device
         self._before: DriverObject = None  # None if nothing is to be undone
+        self._is_entered = False
 
-    def __enter__(self) -> _Inside:
-        inside = _Inside(self)
+    def __enter__(self) -> OnDevice:
+        if self._is_entered:
+            return self
+        self._is_entered = True
         try:
             self._enter()
-            return inside  # inside of the block, so that an exception at this very step is seen too
+            return self  # inside of the block, so that an exception at this very step is seen too
         except BaseException:
-            self.leave()
+            self._leave()
             raise
 
     def _enter(self) -> None:
@@ -145,9 +148,9 @@ class OnDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.leave()
+        self._leave()
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """Make the earlier context current again; a second call does nothing."""
         if self._before is not None:
             try:
@@ -156,23 +159,6 @@ class OnDevice:
                 driver().cuCtxSetCurrent(self._before)
                 raise
             self._before = None
-
-
-class _Inside:
-    """The inner of the two blocks."""
-
-    __slots__ = ("_block",)
-
-    def __init__(self, block: OnDevice) -> None:
-        self._block = block
-
-    def __enter__(self) -> None:
-        """Nothing: the outer block was entered."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._block.leave()
 
 
 def stream_call(
