@@ -12,19 +12,18 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import ipcsync._engines.core as _core
-from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING
+from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync._native import context, fork, host_wait
-from ipcsync._native.capture import refuse_capturing, relaxed_call
+from ipcsync._native.capture import refuse_capturing
 from ipcsync._native.context import OnDevice
+from ipcsync._native.stream import wrap
 from ipcsync.errors import Reentered, StreamCapturing
 
 log = logging.getLogger("ipcsync")
 
-_SLICE_NS = 50_000_000
 _PAUSE_S = 0.001
 
 add = _core.add
@@ -66,35 +65,18 @@ def await_passed(
     Then also until every other stream that has queued one of `waits` is past it: blocking streams share a list, and do
     not wait for each other.
     """
-    if not _await_stream(handle, ordinal, deadline_ns, check):
-        return False
     with OnDevice(ordinal) as inside, inside:
+        refuse_capturing(handle, "resume")  # the event would go into the graph, and a question about it spoil that
         mine = int(unwrap(context.driver().cuStreamGetId(handle), "cuStreamGetId"))
+    event = wrap(handle, ordinal).record_event()
+    if not host_wait.await_event(event.cuda_event, deadline_ns, check):
+        return False
     while not all(wait.stream == mine or wait.is_passed() for wait in waits):
         check()
         if time.monotonic_ns() >= deadline_ns:
             return False
         time.sleep(_PAUSE_S)
     return True
-
-
-def _await_stream(handle: DriverObject, ordinal: int, deadline_ns: int, check: Callable[[], None]) -> bool:
-    """Block until a stream has finished all that is queued there now; False if `deadline_ns` passes before."""
-    driver = context.driver()
-    with OnDevice(ordinal) as inside, inside:
-        refuse_capturing(handle, "resume")  # the event would go into the graph, and a question about it spoil that
-        event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
-    try:
-        unwrap(driver.cuEventRecord(event, handle), "cuEventRecord")
-        while True:
-            now = time.monotonic_ns()
-            if relaxed_call(_drivers.wait_event, event, min(deadline_ns, now + _SLICE_NS)):
-                return True
-            check()
-            if now >= deadline_ns:
-                return False
-    finally:
-        unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
 
 
 # --- what waits on the host for this process's own work ---------------------------------------------------------------
@@ -106,15 +88,12 @@ class Standing:
     def __init__(self, waits: list[Wait]) -> None:
         self._waits = waits
 
-    def are_over(self, what: str) -> bool:
-        """Whether all of them are known good. RecorderLost if `what` may stand still behind one for ever."""
-        is_over = True
+    def check(self, what: str) -> None:
+        """RecorderLost if `what` may stand still behind one for ever."""
         for wait in self._waits:
             outcome = wait.resolved()
             if isinstance(outcome, Loss) and _holds_up(wait, outcome):
                 raise outcome.error_behind(wait.label, what, wait.view.name, wait.generation)
-            is_over = is_over and outcome is True
-        return is_over
 
     def __str__(self) -> str:
         """Those that are not over, in a text; empty if there are none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any
 
 from cuda.bindings.driver import CUipcEventHandle
@@ -28,7 +29,7 @@ from ipcsync._native.capture import is_capturing, relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.device import Device, kind_of, parse
 from ipcsync._native.stream import stream_handle
-from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, NotComplete
+from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, NotComplete, WaitTimeout
 from ipcsync.typing import DeviceLike, StreamLike
 
 __all__ = ["Event"]
@@ -169,14 +170,19 @@ class Event:
 
     def _await(self, what: str | None, timeout: float | None) -> None:
         """Block until the latest record is done; `what` is that, in a text."""
-        deadline_of(timeout)  # raises for an invalid one, also if nothing was recorded
+        deadline = deadline_of(timeout)  # raises for an invalid one, also if nothing was recorded
         waits = self._behind
         if self._handle is None:
             return
         if waits is None and timeout is None:
             unwrap(relaxed_call(_drivers.load().cuEventSynchronize, self._handle), "cuEventSynchronize")
             return
-        host_wait.await_event(self._handle, what or f"the record of {self!r}", timeout, waits)
+        what = what or f"the record of {self!r}"
+        check = bool if waits is None else partial(waits.check, what)
+        if not host_wait.await_event(self._handle, deadline, check):
+            left = str(waits or "")
+            reason = f": it stands behind {left}" if left else ""
+            raise WaitTimeout(f"{what} was not done within {timeout} s{reason}", timeout=timeout)
         if self._behind is waits:  # it keeps engines
             self._behind = None
 

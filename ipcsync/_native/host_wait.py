@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ipcsync import _drivers
-from ipcsync._deadline import deadline_of
-from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import DriverObject
 from ipcsync._native.capture import relaxed_call
-from ipcsync.errors import WaitTimeout
 
 _SLICE_NS = 50_000_000
 
@@ -22,8 +20,8 @@ _SLICE_NS = 50_000_000
 class Behind(Protocol):
     """The waits for other processes that some work depends on."""
 
-    def are_over(self, what: str) -> bool:
-        """Whether all of them are known good. RecorderLost if `what` may stand still behind one for ever."""
+    def check(self, what: str) -> None:
+        """RecorderLost if `what` may stand still behind one for ever."""
 
     def __str__(self) -> str:
         """Those that are not over, in a text; empty if there are none."""
@@ -40,21 +38,13 @@ The engines, which know it, set it.
 """
 
 
-def await_event(event: DriverObject, what: str, timeout: float | None, waits: Behind | None) -> None:
-    """Block until `event`, recorded behind `what`, is complete, at most `timeout` seconds.
-
-    Raises WaitTimeout, and RecorderLost if `what` may stand still for ever behind one of `waits`.
-    """
-    deadline, until = deadline_of(timeout), 0
+def await_event(event: DriverObject, deadline_ns: int, check: Callable[[], object]) -> bool:
+    """Block until `event` is complete, with a `check` in each slice; False if `deadline_ns` passes before."""
+    until = 0
     while not relaxed_call(_drivers.wait_event, event, until):
-        if waits is not None and waits.are_over(what):
-            waits = None
+        check()
         now = time.monotonic_ns()
-        if now >= deadline:
-            left = "" if waits is None else str(waits)
-            reason = f": it stands behind {left}" if left else ""
-            raise WaitTimeout(f"{what} was not done within {timeout} s{reason}", timeout=timeout)
-        if waits is None and timeout is None:
-            unwrap(relaxed_call(_drivers.load().cuEventSynchronize, event), "cuEventSynchronize")
-            return
-        until = min(deadline, now + _SLICE_NS)
+        if now >= deadline_ns:
+            return False
+        until = min(deadline_ns, now + _SLICE_NS)
+    return True
