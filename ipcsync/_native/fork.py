@@ -29,7 +29,7 @@ _PATIENCE_S = 0.3
 _PAUSE_S = 0.001
 
 _mark: ForkMark | None = None
-_in_child: list[Callable[[], None]] = []
+_in_child: dict[Callable[[], None], None] = {}
 # Forks by Python, since this was loaded and here or in an ancestor. C counts them: an exception of a signal's handler
 # within a function of Python's would be lost, and the count be wrong for ever.
 _begun, _over = itertools.count(), itertools.count()
@@ -69,23 +69,11 @@ def is_in_bad_fork() -> bool:
     return _mark is not None and not _mark.byte[0]
 
 
-def at_child(function: Callable[[], None]) -> Callable[[], None]:
-    """Have `function` called in each child that Python forks, to release what only the parent may hold.
-
-    It must touch neither CUDA nor a socket nor the board's words. A fork made by C code calls nothing. Returns a
-    function that takes the request back; taking it back twice does nothing.
-    """
-    _in_child.append(function)
-
-    def forget() -> None:
-        if function in _in_child:
-            _in_child.remove(function)
-
-    return forget
-
-
 def keep_from_children(make: Callable[[], T], drop: Callable[[T], None]) -> tuple[T, Callable[[], None]]:
-    """What `make()` returns, for which `drop` is called in each child, by `at_child`; and what takes that back.
+    """What `make()` returns, for which `drop` is called in each child that Python forks; and what takes that back.
+
+    `drop` releases what only the parent may hold; it must touch neither CUDA nor a socket nor the board's words. A fork
+    made by C code calls nothing. Taking it back twice does nothing.
 
     Another thread may fork between the two, and its child have what was made: then it is dropped here, and made anew.
     After 0.3 s the last one stays all the same: a function that some library has called before a fork may wait for this
@@ -95,7 +83,9 @@ def keep_from_children(make: Callable[[], T], drop: Callable[[T], None]) -> tupl
     while True:
         before, is_quiet = _count_of(_begun), _count_of(_begun) == _count_of(_over) + _ahead
         made = make()
-        forget = at_child(partial(drop, made))
+        in_child = partial(drop, made)
+        forget = partial(_in_child.pop, in_child, None)
+        _in_child[in_child] = None
         if (is_quiet and _count_of(_begun) == before) or time.monotonic() >= until:
             return made, forget
         forget()

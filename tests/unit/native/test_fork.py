@@ -249,14 +249,14 @@ assert status_of(child) == 0
 def test_functions_asked_for_are_called_in_the_child_once_and_one_that_fails_stops_none() -> None:
     out = run(
         """
-        import logging
+        import functools, logging
         logging.disable()
         from ipcsync._native import fork
-        def fails():
+        def fails(_):
             raise RuntimeError("on purpose")
-        fork.at_child(fails)
-        forget = fork.at_child(lambda: print("forgotten", flush=True))
-        fork.at_child(lambda: print("called", flush=True))
+        fork.keep_from_children(int, fails)
+        _, forget = fork.keep_from_children(lambda: "forgotten", functools.partial(print, flush=True))
+        fork.keep_from_children(lambda: "called", functools.partial(print, flush=True))
         forget()
         forget()
         assert status_of(lambda: None) == 0
