@@ -208,7 +208,7 @@ class Engine(Outcome):
     def refuse_capturing(self, handle: int, what: str) -> None:
         """Raise StreamCapturing if that stream is captured, or the driver's error, or what explains that."""
         try:
-            capture.refuse_capturing(self._driver.CUstream(handle), what, self._driver)
+            capture.refuse_capturing(self._driver.CUstream(handle), what)
         except DriverError:
             self.guard.check_liveness()  # this process may have been forked amid the call
             raise

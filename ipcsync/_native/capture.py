@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, TypeVar
 
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
@@ -62,13 +61,16 @@ def restore(previous: DriverObject | None) -> None:
     exchange(previous)
 
 
-def _status(handle: DriverObject) -> tuple[Any, ...]:
+def _state(handle: DriverObject) -> bool | None:
+    """Whether the stream is being captured; None for the legacy stream while another one captures that waits for it."""
     ask = _drivers.load().cuStreamIsCapturing
     result: tuple[Any, ...] = ask(handle)
     if result[0] is not SUCCESS and context.bad_context(result):  # the thread's first use of CUDA
         context.ensure_context(0)
         result = ask(handle)
-    return result
+    if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:
+        return None
+    return bool(unwrap(result, "cuStreamIsCapturing") != _NONE)
 
 
 def is_capturing(handle: DriverObject) -> bool:
@@ -76,26 +78,17 @@ def is_capturing(handle: DriverObject) -> bool:
 
     The legacy stream cannot be captured. CUDA answers a question about it with an error while another stream captures.
     """
-    result = _status(handle)
-    if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:
-        return False
-    status = unwrap(result, "cuStreamIsCapturing")
-    return status is not _NONE and bool(status != _NONE)
+    return bool(_state(handle))
 
 
-def refuse_capturing(handle: DriverObject, what: str, driver: ModuleType | None = None) -> None:
+def refuse_capturing(handle: DriverObject, what: str) -> None:
     """Raise StreamCapturing if `what` ("record", "wait") on this stream would go into a graph, or break a capture.
 
-    The legacy stream breaks one: nothing may use it while a blocking stream of its context captures. `driver` is the
-    process's, for a caller that has it at hand.
+    The legacy stream breaks one: nothing may use it while a blocking stream of its context captures.
     """
-    result = (driver or _drivers.load()).cuStreamIsCapturing(handle)
-    if result[0] is SUCCESS and result[1] is _NONE:  # else the comparisons below say the same, at more cost
-        return
-    result = _status(handle)
-    if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:
+    state = _state(handle)
+    if state is None:
         raise StreamCapturing(f"cannot {what} on the legacy stream while a stream that waits for it is being captured")
-    status = unwrap(result, "cuStreamIsCapturing")
-    if status is not _NONE and status != _NONE:
+    if state:
         how = _INSTEAD.get(what, "")
         raise StreamCapturing(f"cannot {what} on a stream that is being captured into a CUDA graph{how}")
