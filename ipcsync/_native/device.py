@@ -198,10 +198,7 @@ def set_device(device: DeviceLike | None) -> None:
 
     Raises InvalidDevice if this process has no such device, TypeError for an argument of another type.
     """
-    if not _is_negative(device):
-        context.ensure_context(parse(device))
-    else:
-        fork.arm()
+    exchange_device(device)
 
 
 def exchange_device(device: DeviceLike | None) -> int:
