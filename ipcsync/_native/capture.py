@@ -46,19 +46,13 @@ def relaxed_call(function: Callable[..., T], *args: Any) -> T:
         result = function(*args)
         exchange(previous)
     except BaseException:
-        restore(previous)
+        if previous is None:  # it may have come before the mode was known
+            now = exchange(_RELAXED)[1]
+            previous = _thread.mode if now == _RELAXED else now
+        _thread.mode = previous
+        exchange(previous)
         raise
     return result
-
-
-def restore(previous: DriverObject | None) -> None:
-    """Restore the thread's mode after an exception; None if that may have come before the mode was known."""
-    exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
-    if previous is None:
-        now = exchange(_RELAXED)[1]
-        previous = _thread.mode if now == _RELAXED else now
-    _thread.mode = previous
-    exchange(previous)
 
 
 def _state(handle: DriverObject) -> bool | None:

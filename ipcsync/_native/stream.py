@@ -6,6 +6,7 @@ import ctypes
 import operator
 import threading
 from collections.abc import Callable
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
@@ -140,9 +141,6 @@ class Stream:
     def is_capturing(self) -> bool:
         """Whether the stream is being captured into a CUDA graph."""
         fork.check()
-        context.driver()
-        if self._pointer not in context.LEGACY:
-            return capture.is_capturing(self._handle)
         with OnDevice(self._index) as inside, inside:
             return capture.is_capturing(self._handle)
 
@@ -269,10 +267,10 @@ def made_here() -> list[Stream]:
 def _create(priority: int) -> DriverObject:
     if isinstance(priority, bool):
         raise TypeError("a stream's priority is an int, but got a bool")
-    api = context.driver()
-    least, greatest = unwrap(api.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
-    clamped = max(int(greatest), min(int(least), operator.index(priority)))
-    return unwrap(api.cuStreamCreateWithPriority(STREAM_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
+    least, greatest = Stream.priority_range()
+    create = context.driver().cuStreamCreateWithPriority
+    clamped = max(greatest, min(least, operator.index(priority)))
+    return unwrap(create(STREAM_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
 
 
 def _handle_of(address: int | DriverObject) -> DriverObject:
@@ -298,14 +296,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_defaults: dict[int, Stream] = {}
 
 
+@cache
 def _default(index: int) -> Stream:
-    found = _defaults.get(index)
-    if found is None:
-        found = _defaults[index] = wrap(_drivers.load().CUstream(0), index)
-    return found
+    return wrap(_drivers.load().CUstream(0), index)
 
 
 def default_stream(device: DeviceLike | None = None) -> Stream:
