@@ -38,7 +38,7 @@ from ipcsync.errors import (
 )
 
 if TYPE_CHECKING:
-    from ipcsync._engines.traced import Tracing
+    from ipcsync._session.traced import Tracing
 
 log = logging.getLogger("ipcsync")
 
@@ -212,8 +212,10 @@ class AttachmentTable:
             ordinal = here if reply.origin is not None else context.ordinal_of(reply.device)
         except InvalidDevice as error:
             raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
-        make = Engine if self._tracing is None else self._tracing.engine
-        engine = make(self._board, self._guard, reply, ordinal)
+        if self._tracing is None:
+            engine = Engine(self._board, self._guard, reply, ordinal)
+        else:
+            engine = self._tracing.engine(self._board, self._guard, reply, ordinal, self._waits)
         engine.name = self._shown(reply.name)
         for old in self.ending:
             # What this session recorded there, attached to again: both share the chain. Of a use that only waited, the

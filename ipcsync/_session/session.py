@@ -42,7 +42,7 @@ from ipcsync.errors import ClientClosed, ConnectError, IpcSyncError, QuotaExceed
 from ipcsync.typing import EngineChoice
 
 if TYPE_CHECKING:
-    from ipcsync._engines.traced import Tracing
+    from ipcsync._session.traced import Tracing
 
 log = logging.getLogger("ipcsync")
 

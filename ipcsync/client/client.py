@@ -51,7 +51,7 @@ from ipcsync.errors import ConnectError, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
-    from ipcsync._engines.traced import Tracing
+    from ipcsync._session.traced import Tracing
 
 
 class Client(ClientView, Closing):
@@ -480,7 +480,7 @@ def _tracing(directory: str | os.PathLike[str], name: str) -> Tracing | None:
     """The trace of a client named `name`, None without a directory."""
     if not os.fspath(directory):
         return None
-    from ipcsync._engines.traced import Tracing
+    from ipcsync._session.traced import Tracing
     from ipcsync._trace.writer import prepare
 
     return Tracing(prepare(directory), name)

@@ -26,6 +26,7 @@ from ipcsync.typing import EngineName
 from tests import trace_rules
 from tests.kit import remote
 from tests.kit.peer import Peer
+from tests.kit.until import until
 from tests.kit.zygote import EXEC, IPCSYNC
 
 pytestmark = pytest.mark.process
@@ -161,6 +162,7 @@ def test_a_release_is_learned_while_the_process_does_something_else(
             point.wait(second)
             gate.open()
         second.synchronize()
+        until(lambda: (Kind.RELEASED, 1, Outcome.OK) in _kinds(_read_one(tmp_path)), "the release is written")
     trace = _read_one(tmp_path)
     assert _kinds(trace) == [
         (Kind.RECORD, 1, Outcome.OK),
