@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from types import ModuleType
 
 from ipcsync._drivers.results import (
     HANDLE_SIZE,
-    NOT_READY,
     SUCCESS,
     DriverObject,
     describe,
@@ -35,15 +33,12 @@ __all__ = [
     "load",
     "name",
     "unwrap",
-    "wait_event",
 ]
 
 log = logging.getLogger("ipcsync")
 
 WARNED = "IPCSYNC_WARNED_OF_NO_DRIVER"
 """The environment variable that is set once a parent process has warned that there is no CUDA driver."""
-
-_SPIN_NS = 20_000
 
 _lock = CallLock()
 _chosen: tuple[str, ModuleType] | None = None
@@ -109,24 +104,3 @@ def name() -> str:
         return "host" if software.is_ours(software.loaded()) else "cuda"
     assert _chosen is not None
     return _chosen[0]
-
-
-def wait_event(event: DriverObject, deadline_ns: int) -> bool:
-    """Query for about 20 µs, then with sleeps of up to 1 ms, until `event` is complete; CUDA has no such wait.
-
-    False if CLOCK_MONOTONIC passed `deadline_ns` before.
-    """
-    query = load().cuEventQuery
-    start = time.monotonic_ns()
-    pause = 10e-6
-    while True:
-        result = query(event)
-        if result[0] is not NOT_READY and result[0] != NOT_READY:
-            unwrap(result, "cuEventQuery")
-            return True
-        now = time.monotonic_ns()
-        if now >= deadline_ns:
-            return False
-        if now - start > _SPIN_NS:
-            time.sleep(min(pause, (deadline_ns - now) / 1e9))
-            pause = min(pause * 1.5, 1e-3)

@@ -14,7 +14,6 @@ DriverObject: TypeAlias = Any
 """A handle, struct or enum of cuda.bindings, which ships no type information."""
 
 SUCCESS = _bindings.CUresult.CUDA_SUCCESS
-NOT_READY = _bindings.CUresult.CUDA_ERROR_NOT_READY
 HANDLE_SIZE = 64
 
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ipcsync import _drivers
-from ipcsync._drivers import DriverObject
+from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers.constants import ERROR_NOT_READY
 from ipcsync._native.capture import relaxed_call
 
-_SLICE_NS = 50_000_000
+_CHECK_NS = 50_000_000
+_SPIN_NS = 20_000
 
 
 class Behind(Protocol):
@@ -38,13 +40,24 @@ The engines, which know it, set it.
 """
 
 
-def await_event(event: DriverObject, deadline_ns: int, check: Callable[[], object]) -> bool:
-    """Block until `event` is complete, with a `check` in each slice; False if `deadline_ns` passes before."""
-    until = 0
-    while not relaxed_call(_drivers.wait_event, event, until):
-        check()
+def await_event(event: DriverObject, deadline_ns: int, check: Callable[[], object] = bool) -> bool:
+    """Query for about 20 µs, then with sleeps of up to 1 ms, until `event` is complete; CUDA has no such wait.
+
+    `check` is called at first, and then every 50 ms. False if CLOCK_MONOTONIC passes `deadline_ns` before.
+    """
+    query = _drivers.load().cuEventQuery
+    start, next_check, pause_s = time.monotonic_ns(), 0, 10e-6
+    while True:
+        result = relaxed_call(query, event)
+        if result[0] != ERROR_NOT_READY:
+            unwrap(result, "cuEventQuery")
+            return True
         now = time.monotonic_ns()
+        if now >= min(next_check, deadline_ns):
+            check()
+            next_check = now + _CHECK_NS
         if now >= deadline_ns:
             return False
-        until = min(deadline_ns, now + _SLICE_NS)
-    return True
+        if now - start > _SPIN_NS:
+            time.sleep(min(pause_s, (deadline_ns - now) / 1e9))
+            pause_s = min(pause_s * 1.5, 1e-3)

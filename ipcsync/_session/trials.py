@@ -22,7 +22,7 @@ from ipcsync._drivers.constants import (
     STREAM_WRITE_VALUE_DEFAULT,
 )
 from ipcsync._engines import Engine
-from ipcsync._native import pinned
+from ipcsync._native import host_wait, pinned
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
 from ipcsync._session.finished import Finished
@@ -176,7 +176,7 @@ def _passes(pointer: int, value: int, seconds: float) -> bool:
         unwrap(driver.cuStreamWriteValue64(stream, pointer, value, STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64")
         unwrap(driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64")
         unwrap(driver.cuEventRecord(event, stream), "cuEventRecord")
-        return _drivers.wait_event(event, time.monotonic_ns() + int(seconds * 1e9))
+        return host_wait.await_event(event, time.monotonic_ns() + int(seconds * 1e9))
     finally:
         unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
         unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cuda import bindings
 
-from ipcsync._drivers import wait_event
+from ipcsync._native.host_wait import await_event
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import DISABLE_TIMING, SHAREABLE, Latch, code, complete, finish, in_thread, in_threads, ok
 from tests.kit.until import DEADLINE_S
@@ -160,14 +160,14 @@ def test_synchronize_blocks_until_the_record_is_complete(
 def test_the_bounded_wait_gives_up_at_its_deadline_and_else_returns_when_complete(
     drv: ModuleType, stream: Any, ipc_event: Any
 ) -> None:
-    assert wait_event(ipc_event, time.monotonic_ns()) is True  # never recorded
+    assert await_event(ipc_event, time.monotonic_ns()) is True  # never recorded
     latch = Latch(stream)
     ok(drv.cuEventRecord(ipc_event, stream))
-    assert wait_event(ipc_event, time.monotonic_ns() - 1) is False
-    assert wait_event(ipc_event, time.monotonic_ns() + 20_000_000) is False
+    assert await_event(ipc_event, time.monotonic_ns() - 1) is False
+    assert await_event(ipc_event, time.monotonic_ns() + 20_000_000) is False
     latch.open()
-    assert wait_event(ipc_event, time.monotonic_ns() + int(DEADLINE_S * 1e9)) is True
-    assert wait_event(ipc_event, time.monotonic_ns() - 1) is True
+    assert await_event(ipc_event, time.monotonic_ns() + int(DEADLINE_S * 1e9)) is True
+    assert await_event(ipc_event, time.monotonic_ns() - 1) is True
 
 
 def test_destroying_a_pending_event_does_not_block_and_its_waiters_still_go_on(
