@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
@@ -40,6 +40,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 _CUDA_INDEX = re.compile(r"cuda:(0|[1-9][0-9]{0,8})")
 _KIND = re.compile(r"([a-z]+)(:[0-9]+)?")
@@ -232,11 +234,24 @@ def _is_negative(device: DeviceLike | None) -> bool:
     return isinstance(device, int) and not isinstance(device, bool) and device < 0
 
 
-class Blocks(threading.local):
-    """What the `with` blocks of one object have to restore: a stack on each thread, so that they may be nested."""
+class Stacks(Generic[T]):
+    """What the `with` blocks of one object have to restore: a stack for each thread, so that they may be nested."""
 
     def __init__(self) -> None:
-        self.entered: list[Any] = []
+        self._stacks: dict[int, list[T]] = {}
+
+    def push(self, item: T) -> None:
+        """A block was entered."""
+        self._stacks.setdefault(threading.get_ident(), []).append(item)
+
+    def pop(self) -> T:
+        """What the innermost block of this thread has to restore."""
+        thread = threading.get_ident()
+        stack = self._stacks[thread]
+        item = stack.pop()
+        if not stack:
+            del self._stacks[thread]
+        return item
 
 
 class device:  # noqa: N801 - torch.cuda's name for it
@@ -248,19 +263,19 @@ class device:  # noqa: N801 - torch.cuda's name for it
 
     def __init__(self, device: DeviceLike | None = None) -> None:
         self.idx: int = -1 if _is_negative(device) else parse(device)
-        self._blocks = Blocks()
+        self._contexts: Stacks[DriverObject] = Stacks()
 
     def __enter__(self) -> Self:
         before = unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent")
         if self.idx >= 0:
             context.ensure_context(self.idx)
-        self._blocks.entered.append(before)
+        self._contexts.push(before)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        before = self._blocks.entered.pop()
+        before = self._contexts.pop()
         if self.idx >= 0:
             unwrap(context.driver().cuCtxSetCurrent(before), "cuCtxSetCurrent")
 

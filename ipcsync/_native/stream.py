@@ -18,7 +18,7 @@ from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
 from ipcsync._native import capture, context, foreign, fork, host_wait, living
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
-from ipcsync._native.device import Blocks, Device, parse
+from ipcsync._native.device import Device, Stacks, parse
 from ipcsync._native.device import device as device_block
 from ipcsync.errors import InvalidDevice
 from ipcsync.typing import DeviceLike, EventLike, StreamLike
@@ -141,6 +141,9 @@ class Stream:
     def is_capturing(self) -> bool:
         """Whether the stream is being captured into a CUDA graph."""
         fork.check()
+        context.driver()
+        if self._pointer not in context.LEGACY:
+            return capture.is_capturing(self._handle)
         with OnDevice(self._index) as inside, inside:
             return capture.is_capturing(self._handle)
 
@@ -267,10 +270,10 @@ def made_here() -> list[Stream]:
 def _create(priority: int) -> DriverObject:
     if isinstance(priority, bool):
         raise TypeError("a stream's priority is an int, but got a bool")
-    least, greatest = Stream.priority_range()
-    create = context.driver().cuStreamCreateWithPriority
-    clamped = max(greatest, min(least, operator.index(priority)))
-    return unwrap(create(STREAM_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
+    api = context.driver()
+    least, greatest = unwrap(api.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
+    clamped = max(int(greatest), min(int(least), operator.index(priority)))
+    return unwrap(api.cuStreamCreateWithPriority(STREAM_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
 
 
 def _handle_of(address: int | DriverObject) -> DriverObject:
@@ -340,7 +343,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
     def __init__(self, stream: StreamLike | None) -> None:
         fork.arm()
         self.stream: Stream | None = None if stream is None else resolve(stream)
-        self._blocks = Blocks()
+        self._blocks: Stacks[tuple[device_block, Stream | None]] = Stacks()
 
     def __enter__(self) -> Stream | None:
         fork.check()
@@ -348,7 +351,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
             index = self.stream._index
             block = device_block(index)
             block.__enter__()
-            self._blocks.entered.append((block, _thread.streams.get(index)))
+            self._blocks.push((block, _thread.streams.get(index)))
             _thread.streams[index] = self.stream
         return self.stream
 
@@ -357,7 +360,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
     ) -> None:
         if self.stream is None:
             return
-        block, before = self._blocks.entered.pop()
+        block, before = self._blocks.pop()
         if before is None:
             _thread.streams.pop(self.stream._index, None)
         else:
