@@ -36,12 +36,7 @@ waits_on = _core.waits_on
 
 def lost_on(handle: DriverObject, ordinal: int) -> list[Wait]:
     """The lost waits that were queued on a stream of device `ordinal`."""
-    return [wait for wait in on_stream(handle, ordinal) if isinstance(wait.known_outcome(), Loss)]
-
-
-def on_stream(handle: DriverObject, ordinal: int) -> list[Wait]:
-    """The waits that were queued on a stream of device `ordinal`."""
-    return of(list_of(handle, ordinal))
+    return [wait for wait in of(list_of(handle, ordinal)) if isinstance(wait.known_outcome(), Loss)]
 
 
 def list_of(handle: DriverObject, ordinal: int, what: str = "resume") -> int:
