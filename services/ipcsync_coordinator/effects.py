@@ -1,8 +1,9 @@
-"""The effects of a registry's changes on the board, in the pool and on the feed. The order is always: the state on the
-board, then the waiters are woken, then the announcement, which the feed sends once the replies are sent.
+"""What follows from the rows that a transition touched: on the board, in the pool and on the feed.
 
-`plan` reads what is to be stored, since the journal must have it before `carry_out` stores anything. A later
-coordinator that finds an effect in the journal without a mark that it was done stores the same (`redo`).
+All of it is derived from the rows. `fill_in` completes them by what only the board says, since the journal must have
+that before `carry_out` stores anything. A later coordinator that finds rows in the journal without a mark that they
+were carried out stores them again (`redo`). The order is always: the state on the board, then the waiters are woken,
+then the announcement, which the feed sends once the replies are sent.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
-from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
+from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, Board, SlotLine
 from ipcsync._board.layout import REASONS
 from ipcsync._logs import fields
 from ipcsync._wire.messages import Remains, RemainsCause
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.release import Releaser
-from ipcsync_coordinator.state import Change, ChangeKind, Effect, Session, Slot
+from ipcsync_coordinator.state import UNREAD, Session, Slot, Touched
 from ipcsync_coordinator.tombstones import Tombstone, Tombstones
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -29,7 +31,7 @@ _CAUSES: dict[str, RemainsCause] = {"expired": "expired", "behind": "behind"}
 
 
 class Effects:
-    """Carries out changes. `on_forget` is told of each session whose line is free; `tombstones` takes lost mirrors."""
+    """Carries out transitions. `on_forget` is told of each session that is gone; `tombstones` takes lost mirrors."""
 
     def __init__(
         self,
@@ -40,45 +42,14 @@ class Effects:
         tombstones: Tombstones,
         later: Callable[[float, Callable[[], None]], asyncio.TimerHandle | None] = lambda *_: None,
     ) -> None:
+        self.board = board
         self.pool = pool
         self.feed = feed
-        self._tombstones = tombstones
         self.releaser = Releaser(later)
-        self.board = board
+        self._on_forget = on_forget
+        self._tombstones = tombstones
         self._lines: dict[int, SlotLine] = {}
-        self._plans: dict[ChangeKind, Callable[[Any], Effect | None]] = {
-            "opened": lambda slot: Effect("open", slot.index, (slot.incarnation,)),
-            "recorder": lambda slot: Effect("recorder", slot.index, (slot.recorder.serial,)),
-            "closed": self._plan_close,
-            "broken": self._plan_break,
-            "drained": self._plan_drain,
-            "kept": self._plan_keep,
-            "session_opened": self._plan_assign,
-            "session_closed": lambda session: Effect("expire", session.line),
-            "line_freed": lambda session: Effect("forget", session.line),
-            "unwanted": lambda _: None,
-        }
-        self._stores: dict[str, Callable[..., None]] = {
-            "open": lambda index, incarnation: self.line(index).open(incarnation),
-            "recorder": lambda index, serial: self.line(index).set_recorder(serial),
-            "close": lambda index: self.line(index).finish(CLOSED),
-            "break": self._store_break,
-            "tombstone": self._store_tombstone,
-            "drain": self._store_drain,
-            "free": self._store_free,
-            "assign": self._store_assign,
-            "expire": lambda line: board.session(line).set_state(EXPIRED),
-            "forget": self._store_forget,
-        }
-        self._consequences: dict[ChangeKind, Callable[[Any], None]] = {
-            "opened": self._opened,
-            "closed": self._closed,
-            "broken": self._broken,
-            "unwanted": self._unwanted,
-            "session_opened": self._session_opened,
-            "session_closed": self._session_closed,
-            "line_freed": on_forget,
-        }
+        self._rings: list[tuple[Callable[[list[int]], None], list[int]]] = []  # that slots left, and what takes them
 
     def line(self, index: int) -> SlotLine:
         """A slot's line on the board."""
@@ -87,162 +58,143 @@ class Effects:
             found = self._lines[index] = self.board.slot(index)
         return found
 
-    # --- what is to be stored, read from the board --------------------------------------------------------------------
+    # --- what only the board says -------------------------------------------------------------------------------------
 
-    def plan(self, changes: Iterable[Change]) -> None:
-        """Fill in the effects of changes, in order; the slot of a `freed` change loses its ring."""
-        for change in changes:
-            if change.kind == "freed" and isinstance(change.of, Slot):
-                self._plan_free(change, change.of)
-            else:
-                change.effect = self._plans[change.kind](change.of)
+    def fill_in(self, slots: Iterable[Slot]) -> None:
+        """Complete the rows of slots that ended or became free; a free one loses its ring. A second call adds nothing.
 
-    def _plan_close(self, slot: Slot) -> Effect:
-        slot.ended_ns = time.monotonic_ns()
-        return Effect("close", slot.index)
+        It comes before anything of the transition is stored.
+        """
+        for slot in slots:
+            if slot.ended:
+                slot.ended_ns = slot.ended_ns or time.monotonic_ns()
+            if slot.good == UNREAD:
+                line = self.line(slot.index)
+                # All that was recorded is complete, or else the recorder is lost.
+                good = line.recorded if slot.ended == "closed" else _watermark(slot, line)
+                slot.good = max(good - slot.base, 0)
+            if slot.is_over:
+                self._fill_in_over(slot, self.line(slot.index))
 
-    def _plan_break(self, slot: Slot) -> Effect:
-        slot.ended_ns = slot.ended_ns or time.monotonic_ns()
-        is_timeline, reason = slot.engine == "timeline", slot.reason if slot.reason in REASONS else ""
-        if slot.is_tombstone:
-            return Effect(
-                "tombstone", slot.index, (slot.base + slot.good, slot.reason == "expired", is_timeline, reason)
-            )
-        good = _watermark(slot, self.line(slot.index))
-        slot.good = max(good - slot.base, 0)
-        if slot.origin is not None:
-            return Effect("break", slot.index, (good, slot.reason == "expired", is_timeline, reason))
-        has_expired = slot.reason == "expired" or (slot.recorder is not None and slot.recorder.end == "expired")
-        if has_expired:
-            slot.reason = "expired"
-        return Effect("break", slot.index, (good, has_expired, is_timeline, ""))
-
-    def _plan_drain(self, slot: Slot) -> Effect | None:
-        # All that was recorded is complete.
-        return Effect("drain", slot.index, (self.line(slot.index).recorded,)) if slot.engine == "timeline" else None
-
-    def _plan_free(self, change: Change, slot: Slot) -> None:
-        line = self.line(slot.index)
-        # A recorder that died between the driver's call and the store left a record that is not on the board.
-        recorded = line.recorded
-        completed = line.completed
-        change.is_reusable = completed >= recorded and not change.was_broken
-        change.ring, slot.ring = slot.ring, []
-        if slot.origin is not None and change.was_broken:
+    def _fill_in_over(self, slot: Slot, line: SlotLine) -> None:
+        was_broken, recorded, completed = slot.ended == "broken", line.recorded, line.completed
+        if slot.origin is None:
+            slot.remains = slot.remains or _remains(slot, recorded, completed)
+        elif was_broken:
             self._tombstones.add(slot.origin, Tombstone(slot.node, slot.good, slot.reason))
-        if slot.origin is None and slot.remains is None:
-            slot.remains = self._remains(slot, recorded, completed, was_broken=change.was_broken)
-        # On either engine: the next use begins at `recorded`, and must find everything before it complete.
-        change.effect = Effect("free", slot.index, (recorded,))
-
-    def _plan_keep(self, slot: Slot) -> None:
-        slot.remains = self._remains(slot, self.line(slot.index).recorded, 0, was_broken=True)
-
-    def _remains(self, slot: Slot, recorded: int, completed: int, *, was_broken: bool) -> Remains:
-        cause: RemainsCause = "closed"
-        good = min(recorded, completed) - slot.base  # a closed one is free once all its records are complete
-        if was_broken:  # as the break was planned: the board may not have it yet
-            good, cause = slot.good, _CAUSES.get(slot.reason, "died")
-        who = slot.recorder if cause != "behind" else None  # its recorder lives; who ended is not known here
-        serial, label, pid = (0, "", 0) if who is None else (who.serial, who.label, who.pid)
-        recorded = max(recorded - slot.base, 0)
-        good = min(max(good, 0), recorded)
-        return Remains(slot.name, slot.index, slot.incarnation, slot.device, recorded, good, cause, serial, label, pid)
-
-    def _plan_assign(self, session: Session) -> Effect:
-        namespace = self.board.coordinator[2]
-        # Without a start time the pid is useless to others, which then check the lifeline.
-        pid = session.pid if session.started else 0
-        values = (session.serial, pid, session.started, namespace, time.monotonic_ns(), session.label)
-        return Effect("assign", session.line, values)
+        if slot.state == "free" and slot.ring:
+            # A recorder that died between the driver's call and the store left a record that is not on the board.
+            is_reusable = completed >= recorded and not was_broken
+            self._rings.append((self.pool.give_back if is_reusable else self.pool.destroy, slot.ring))
+            slot.ring = []
 
     # --- the stores ---------------------------------------------------------------------------------------------------
 
-    def carry_out(self, changes: Iterable[Change]) -> None:
-        """Carry out changes in order. One that fails (in the driver) is logged, and does not stop the others."""
-        for change in changes:
-            self._carry_out_one(change)
+    def carry_out(self, touched: Touched) -> None:
+        """Carry out a transition. What fails (in the driver) is logged, and does not stop the rest."""
+        for row in _in_order(touched.sessions, touched.slots):
+            self._try(self._store, row)
+        rings, self._rings = self._rings, []
+        for take, ring in rings:
+            self._try(take, ring)
+        for session in sorted(touched.sessions, key=attrgetter("serial")):
+            self._try(self._announce_session, session)
+        for slot in sorted(touched.slots, key=attrgetter("index")):
+            self._try(self._announce_slot, slot)
+        for slot in touched.unwanted:
+            if slot.is_unwanted:  # still; a session that wants it later finds it gone, and asks again
+                self._announce("unwanted", slot)
 
-    def _carry_out_one(self, change: Change) -> None:
+    def _try(self, step: Callable[[Any], None], of: object) -> None:
         try:
-            if change.effect is not None:
-                self._store(change.effect)
-            if change.kind == "freed":
-                (self.pool.give_back if change.is_reusable else self.pool.destroy)(change.ring)
-            if change.kind in self._consequences:
-                self._consequences[change.kind](change.of)
+            step(of)
         except Exception:
-            log.exception("change only partly carried out", extra=fields(kind=change.kind))
+            log.exception("change only partly carried out", extra=fields(step=step.__name__))
 
-    def redo(self, effects: Iterable[Effect]) -> None:
-        """Store the effect that an earlier coordinator was about to store, or did; storing it twice does no harm."""
-        for effect in effects:
-            self._store(effect)
+    def redo(self, sessions: Iterable[Session], slots: Iterable[Slot]) -> None:
+        """Store what an earlier coordinator was about to store, or did; storing it twice does no harm."""
+        for row in _in_order(sessions, slots):
+            self._store(row)
 
-    def _store(self, effect: Effect) -> None:
-        self._stores[effect.kind](effect.index, *effect.values)
+    def _store(self, row: Session | Slot) -> None:
+        if isinstance(row, Slot):
+            self.store_slot(row)
+        else:
+            self._store_session(row)
 
-    def _store_tombstone(self, index: int, watermark: int, *values: Any) -> None:
-        # It never gets a recorder: its good generations count as recorded, and no later ones.
-        self.line(index).publish(watermark)
-        self._store_break(index, watermark, *values)
+    def _store_session(self, session: Session) -> None:
+        line = self.board.session(session.line)
+        if session.state == "gone":
+            self.board.end_visits(session.line)
+            if line.serial == session.serial:
+                line.set_state(FREE)
+        elif session.state != "live":
+            line.set_state(EXPIRED)
+        elif line.serial != session.serial or line.state != LIVE:
+            self.board.set_newest(max(session.serial >> 16, self.board.newest))
+            # Without a start time the pid is useless to others, which then check the lifeline.
+            pid, namespace = session.pid if session.started else 0, self.board.coordinator[2]
+            line.assign(session.serial, pid, session.started, namespace, time.monotonic_ns(), session.label)
 
-    def _store_break(self, index: int, watermark: int, has_expired: bool, is_timeline: bool, reason: str) -> None:
-        line = self.line(index)
-        line.break_at(watermark, has_expired=has_expired, reason=reason)
-        if is_timeline:
-            self.releaser.hold(index, line)
-
-    def _store_assign(self, index: int, serial: int, *values: Any) -> None:
-        self.board.set_newest(max(serial >> 16, self.board.newest))
-        self.board.session(index).assign(serial, *values)
-
-    def _store_forget(self, index: int) -> None:
-        self.board.end_visits(index)
-        self.board.session(index).set_state(FREE)
-
-    def _store_drain(self, index: int, watermark: int) -> None:
-        line = self.line(index)
-        line.watermark = watermark
-        self.releaser.hold(index, line)
-
-    def _store_free(self, index: int, recorded: int) -> None:
-        line = self.line(index)
-        self.releaser.reset(index, line, recorded)
-        line.finish(FREE)
+    def store_slot(self, slot: Slot) -> None:
+        """Store a slot's row on the board."""
+        line = self.line(slot.index)
+        if line.incarnation != slot.incarnation or (line.state == FREE and slot.state != "free"):
+            line.open(slot.incarnation)
+        if slot.recorder is not None and line.recorder != slot.recorder.serial:
+            line.set_recorder(slot.recorder.serial)
+        good = slot.base + slot.good
+        if slot.state == "closed":
+            line.finish(CLOSED)
+        elif slot.state in ("broken", "kept"):
+            if slot.is_tombstone:  # it never gets a recorder: its good generations count as recorded, no later ones
+                line.publish(good)
+            reason = slot.reason if slot.reason in REASONS else ""
+            line.break_at(good, has_expired=slot.reason == "expired", reason=reason)
+        elif slot.state == "free":
+            # On either engine: the next use begins at `recorded`, and must find everything before it complete.
+            self.releaser.reset(slot.index, line, line.recorded)
+            line.finish(FREE)
+        if slot.is_released:
+            if slot.state == "closed":
+                line.watermark = good
+            self.releaser.hold(slot.index, line)
 
     def resume(self, slot: Slot) -> None:
         """Continue what an earlier coordinator began: the release of a slot's word."""
-        if slot.engine == "timeline" and (slot.state in ("broken", "kept") or slot.is_drained):
+        if slot.is_released:
             self.releaser.hold(slot.index, self.line(slot.index))
-
-    def free_again(self, slot: Slot) -> None:
-        """Store that a slot is free, where the board differs: a word still released lets a later use's waits pass."""
-        self._store_free(slot.index, self.line(slot.index).recorded)
 
     # --- what others are told -----------------------------------------------------------------------------------------
 
-    def _opened(self, slot: Slot) -> None:
-        if log.isEnabledFor(logging.DEBUG):
+    def _announce_session(self, session: Session) -> None:
+        was_told, session.told = session.told, session.state
+        if not was_told:
+            self.feed.announce("session_opened", name=session.name, session=session.id)
+        if session.state != "live" and was_told in ("", "live"):
+            self.feed.announce(
+                "session_closed", name=session.name, session=session.id, pid=session.pid, cause=session.end
+            )
+        if session.state == "gone":
+            self._on_forget(session)
+
+    def _announce_slot(self, slot: Slot) -> None:
+        was_told, slot.told = slot.told, slot.ended or "opened"
+        if slot.told == was_told:
+            return
+        if slot.told == "opened":
             log.debug("event opened", extra=fields(name=slot.name, slot=slot.index, engine=slot.engine))
-        self.feed.announce(
-            "opened",
-            name=slot.name,
-            slot=slot.index,
-            incarnation=slot.incarnation,
-            device=slot.device,
-            engine=slot.engine,
-            handles=self.pool.handles(slot.ring),
-        )
-
-    def _closed(self, slot: Slot) -> None:
-        if log.isEnabledFor(logging.DEBUG):
+            more = {"device": slot.device, "engine": slot.engine, "handles": self.pool.handles(slot.ring)}
+            self.feed.announce("opened", name=slot.name, slot=slot.index, incarnation=slot.incarnation, **more)
+            return
+        self._announce(slot.told, slot)
+        if slot.told == "broken":
+            self._log_break(slot)
+        else:
             log.debug("event closed", extra=fields(name=slot.name, slot=slot.index))
-        self._announce("closed", slot)
 
-    def _broken(self, slot: Slot) -> None:
-        self._announce("broken", slot)
-        recorder, line = slot.recorder, self.line(slot.index)
+    def _log_break(self, slot: Slot) -> None:
+        recorder = slot.recorder
         log.warning(
             "event broken",
             extra=fields(
@@ -251,41 +203,36 @@ class Effects:
                 recorder=recorder.name if recorder is not None else "",
                 session=recorder.id if recorder is not None else "",
                 pid=recorder.pid if recorder is not None else 0,
-                cause=cause_of_end(slot, "broken"),
-                generation=line.recorded - slot.base,
-                good_to=max(line.watermark - slot.base, 0),
+                cause=slot.cause,
+                generation=self.line(slot.index).recorded - slot.base,
+                good_to=slot.good,
             ),
         )
-
-    def _unwanted(self, slot: Slot) -> None:
-        if slot.is_unwanted:  # still; a session that wants it later finds it gone, and asks again
-            self._announce("unwanted", slot)
 
     def _announce(self, kind: str, slot: Slot) -> None:
         recorder = slot.recorder if slot.origin is None else None  # a mirror's is the bridge, which has not ended
         who = {} if recorder is None else {"session": recorder.label, "pid": recorder.pid}
-        self.feed.announce(
-            kind, name=slot.name, slot=slot.index, incarnation=slot.incarnation, cause=cause_of_end(slot, kind), **who
-        )
-
-    def _session_opened(self, session: Session) -> None:
-        self.feed.announce("session_opened", name=session.name, session=session.id)
-
-    def _session_closed(self, session: Session) -> None:
-        self.feed.announce("session_closed", name=session.name, session=session.id, pid=session.pid, cause=session.end)
+        self.feed.announce(kind, name=slot.name, slot=slot.index, incarnation=slot.incarnation, cause=slot.cause, **who)
 
 
-def cause_of_end(slot: Slot, state: str) -> str:
-    """Why a slot came into this state, as `Announcement` and `EventInfo` have it; empty for an open one.
+def _in_order(sessions: Iterable[Session], slots: Iterable[Slot]) -> Iterator[Session | Slot]:
+    """The order of the stores: that a session ended, then what became of its slots, then that its line is free."""
+    ordered = sorted(sessions, key=attrgetter("serial"))
+    yield from (session for session in ordered if session.state != "gone")
+    yield from sorted(slots, key=attrgetter("index"))
+    yield from (session for session in ordered if session.state == "gone")
 
-    It may be free by the time that its end is announced.
-    """
-    recorder = slot.recorder
-    if slot.origin is not None or slot.reason:
-        return slot.reason
-    if recorder is None or state not in ("closed", "broken"):
-        return ""
-    return recorder.end or ("closed" if state == "closed" else "behind")
+
+def _remains(slot: Slot, recorded: int, completed: int) -> Remains:
+    cause: RemainsCause = "closed"
+    good = min(recorded, completed) - slot.base  # a closed one is over once all its records are complete
+    if slot.ended == "broken":  # as it was read: the board may not have it yet
+        good, cause = slot.good, _CAUSES.get(slot.reason, "died")
+    who = slot.recorder if cause != "behind" else None  # its recorder lives; who ended is not known here
+    serial, label, pid = (0, "", 0) if who is None else (who.serial, who.label, who.pid)
+    recorded = max(recorded - slot.base, 0)
+    good = min(max(good, 0), recorded)
+    return Remains(slot.name, slot.index, slot.incarnation, slot.device, recorded, good, cause, serial, label, pid)
 
 
 def _watermark(slot: Slot, line: SlotLine) -> int:

@@ -28,7 +28,7 @@ from ipcsync.errors import (
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.questions import attachment_of
 from ipcsync_coordinator.records import Reply
-from ipcsync_coordinator.state import Change, Session, Slot
+from ipcsync_coordinator.state import Session, Slot
 from ipcsync_coordinator.tombstones import Origin
 from ipcsync_coordinator.transactions import Transactions
 
@@ -229,7 +229,7 @@ class Fleet:
             slot = self._mirror(session, origin, body, owed.device if owed is not None else "")
         self._give(owed, lambda asker: self._attach(asker, origin, owed.device if owed is not None else ""))
         if slot is not None and slot.is_unwanted:  # who asked is gone, or was refused
-            self._registry.changes.append(Change("unwanted", slot))
+            self._registry.touched.unwanted.add(slot)
         if slot is None or not slot.is_recorded_by(session) or slot.state != "open":
             raise NodeLost(f"slot {body.slot} of node {body.node!r} is lost on this node for good", node=body.node)
         return attachment_of(slot, session, self._effects.pool)

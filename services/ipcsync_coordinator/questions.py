@@ -13,7 +13,6 @@ from ipcsync._linux.process import resident_bytes
 from ipcsync._wire import messages
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.config import Settings
-from ipcsync_coordinator.effects import cause_of_end
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.state import Session, Slot
@@ -100,7 +99,7 @@ class Questions:
             slot=slot.index,
             incarnation=slot.incarnation,
             node=slot.node,
-            cause=cause_of_end(slot, slot.state),
+            cause=slot.cause,
             ended_s=slot.quarantined_s(time.monotonic_ns()),
         )
 

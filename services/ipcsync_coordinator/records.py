@@ -1,4 +1,4 @@
-"""The journal's records: one for each transition; a start may have to repeat the effects of the last one."""
+"""The journal's records: one for each transition; a start may have to carry out the last one again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from ipcsync._wire.messages import Attachment, Message
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionTable
-from ipcsync_coordinator.state import Effect, Kept, Session, Slot, Touched, Use
+from ipcsync_coordinator.state import Kept, Session, Slot, Touched, Use
 from ipcsync_coordinator.tombstones import Origin, Tombstone
 
 
@@ -53,7 +53,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """The objects that a transition touched, as they are afterwards, its effects on the board, and the reply.
+    """The rows that a transition touched, as they are afterwards, and the reply. A session in it may be gone.
 
     A slot is in it either as a whole, or with those of its attachments that changed.
     """
@@ -62,41 +62,35 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     high_water: int = 0
     slots: list[Slot] = []
     sessions: list[Session] = []
-    gone: list[int] = []  # serials of sessions whose lines are free
     streams: dict[str, tuple[str, int]] = {}  # those of the sessions in this record
     replies: list[Reply] = []
-    effects: list[Effect] = []
     tombstones: list[tuple[Origin, Tombstone]] = []  # new ones
     attachments: list[AttachmentRecord] = []
 
 
 def record_of(
-    registry: Registry,
-    touched: Touched,
-    effects: list[Effect],
-    replies: list[Reply],
-    tombstones: list[tuple[Origin, Tombstone]],
+    registry: Registry, touched: Touched, replies: list[Reply], tombstones: list[tuple[Origin, Tombstone]]
 ) -> Record:
     """The record of a transition that touched that."""
-    known, gone, streams = [], [], {}
-    for session in touched.sessions:
-        if session.serial not in registry.sessions:
-            gone.append(session.serial)
-            continue
-        known.append(session)
-        for name in session.streams:
-            streams[name] = registry.streams[name]
+    streams = {name: registry.streams[name] for session in touched.sessions for name in session.streams}
     others = [(slot, serial) for slot, serial in touched.attachments if slot not in touched.slots]
-    attachments = [AttachmentRecord.of(slot, serial) for slot, serial in others]
-    slots, count, high_water = list(touched.slots), registry.count, registry.high_water
-    return Record(count, high_water, slots, known, gone, streams, replies, effects, tombstones, attachments)
+    return Record(
+        registry.count,
+        registry.high_water,
+        list(touched.slots),
+        list(touched.sessions),
+        streams,
+        replies,
+        tombstones,
+        [AttachmentRecord.of(slot, serial) for slot, serial in others],
+    )
 
 
 def whole(registry: Registry, table: SessionTable) -> Record:
     """The record of everything."""
     everything = Touched(set(registry.slots.values()), set(registry.sessions.values()))
     replies = [Reply(*each) for each in table.replies()]
-    return record_of(registry, everything, [], replies, registry.tombstones.everything())
+    return record_of(registry, everything, replies, registry.tombstones.everything())
 
 
 def folded(records: Iterable[Record]) -> Record:
@@ -114,9 +108,10 @@ def folded(records: Iterable[Record]) -> Record:
         slots.update((slot.index, slot) for slot in last.slots)
         for each in last.attachments:
             each.apply(slots[each.index])
-        sessions.update((session.serial, session) for session in last.sessions)
-        for serial in last.gone:
-            sessions.pop(serial, None)
+        for session in last.sessions:
+            sessions[session.serial] = session
+            if session.state == "gone":
+                del sessions[session.serial]
         streams.update(last.streams)
         replies += last.replies
         tombstones += last.tombstones

@@ -32,16 +32,17 @@ def recover(transactions: Transactions, now_ns: int) -> list[Slot]:
         raise JournalError(f"it names {error}, which does not exist") from None
     for session in left.sessions:
         session.watch = ProcessWatch(board, session.line, session.pid, session.started, has_lifeline=session.is_ready)
-        session.beat_ns = now_ns
+        session.beat_ns, session.told = now_ns, session.state
         table.add(session)
     for reply in left.replies:
         table.keep(reply.token, reply.id, reply.kept)
+    for slot in left.slots:
+        slot.told = slot.ended or "opened"
     if not is_carried_out:
-        effects.redo(records[-1].effects)
+        effects.redo(records[-1].sessions, records[-1].slots)
         journal.carried_out()
     for slot in left.slots:
-        if slot.is_quarantined or slot.state == "kept":
-            effects.resume(slot)
+        effects.resume(slot)
     effects.pool.sweep(serial for slot in left.slots for serial in slot.ring)
     return [slot for slot in left.slots if board.slot(slot.index).state != _STATES[slot.state]]
 

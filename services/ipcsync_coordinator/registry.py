@@ -1,7 +1,7 @@
 """The registry: sessions, names, slots, and when a slot may be used again. A pure state machine.
 
-It uses no socket, clock, board or driver. Each method is one transition and appends its consequences to `changes`,
-which the caller takes and carries out in order.
+It uses no socket, clock, board or driver. Each method is one transition, and notes in `touched` which rows it changed:
+what follows outside is derived from these.
 
 What it promises, and the tests check against a model:
 - a name belongs to at most one slot in use, and a slot has at most one recorder in its whole use;
@@ -29,8 +29,7 @@ from ipcsync.errors import (
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.kept_slots import KeptSlots
 from ipcsync_coordinator.state import (
-    Change,
-    ChangeKind,
+    UNREAD,
     FinishedState,
     Recorder,
     Session,
@@ -55,7 +54,6 @@ class Registry:
         self.tombstones = Tombstones()
         self.slots: dict[int, Slot] = {}
         self.streams: dict[str, tuple[str, int]] = {}
-        self.changes: list[Change] = []
         self.touched = Touched()  # since the journal was last appended to
         self.high_water = 0
         self._taken = 0  # slots that are not free
@@ -68,11 +66,6 @@ class Registry:
         self._free_lines = deque(range(limits.max_sessions))
         self.count = 0  # of sessions there ever were
         self.has_had_bridge = False
-
-    def take_changes(self) -> list[Change]:
-        """The changes since the last call, in order."""
-        changes, self.changes = self.changes, []
-        return changes
 
     def restore(self, sessions: list[Session], slots: list[Slot], free_lines: Iterable[int]) -> None:
         """Fill this empty registry with another one's sessions and slots; the rest is derived from them."""
@@ -137,7 +130,7 @@ class Registry:
         session = Session((self.count << 16) | line, session_id, name, role=role)
         self.sessions[session.serial] = session
         self.has_had_bridge = self.has_had_bridge or role == "bridge"
-        self._change("session_opened", session)
+        self.touched.sessions.add(session)
         return session
 
     def end_session(self, session: Session, *, released: bool) -> None:
@@ -182,7 +175,7 @@ class Registry:
             self.touched.slots.add(slot)
             if slot.state == "kept":
                 self.kept.count(slot, -1)
-                self._free_slot(slot, was_broken=True)
+                self._free_slot(slot)
 
     @property
     def in_use(self) -> int:
@@ -192,10 +185,9 @@ class Registry:
     def _end(self, session: Session, state: SessionState, *, breaks: bool, released: bool, held: int = 0) -> None:
         if self.sessions.get(session.serial) is not session:
             return
-        was_live = session.state == "live"
-        if was_live:
+        if session.state == "live":
             session.state = state
-            self._change("session_closed", session)
+            self.touched.sessions.add(session)
         for index in sorted(session.attached):
             slot = self.slots[index]
             if slot.recorder is not None and slot.is_recorded_by(session) and slot.recorder.end != session.end:
@@ -215,7 +207,8 @@ class Registry:
                 self.slots[index].left.discard(session.serial)
             del self.sessions[session.serial]
             self._free_lines.append(session.line)
-            self._change("line_freed", session)
+            session.state = "gone"
+            self.touched.sessions.add(session)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -244,7 +237,7 @@ class Registry:
         self._attach(session, slot)
         if recorder and slot.recorder is None:
             slot.recorder = Recorder(session.serial, session.id, session.name, session.pid)
-            self._change("recorder", slot)
+            self.touched.slots.add(slot)
 
     def create(
         self,
@@ -274,14 +267,14 @@ class Registry:
         slot.depth, slot.ring = depth, list(ring)
         slot.recorder, slot.is_drained, slot.left, slot.remains = None, False, set(), None
         slot.origin, slot.node, slot.reason, slot.good, slot.is_tombstone = origin, node, "", 0, False
-        slot.ended_ns = 0
+        slot.ended, slot.ended_ns, slot.told = "", 0, ""
         self._taken += 1
         self.high_water = max(self.high_water, self.in_use)
         if origin is not None:
             self.mirrors[origin] = slot
         elif name:
             self.names[name] = slot
-        self._change("opened", slot)
+        self.touched.slots.add(slot)
         self.join(session, slot, recorder=recorder, device="", engine="auto")
         return slot
 
@@ -330,8 +323,9 @@ class Registry:
     def restore_from_tombstone(self, session: Session, origin: Origin, tombstone: Tombstone, device: str) -> Slot:
         """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the tombstone says."""
         slot = self.create(session, "", recorder=False, device=device, origin=origin, node=tombstone.node)
-        slot.is_tombstone, slot.good, slot.reason = True, tombstone.good, tombstone.reason
+        slot.reason = tombstone.reason
         self._finish(slot, "broken")
+        slot.is_tombstone, slot.good = True, tombstone.good
         return slot
 
     def finish_mirror(self, session: Session, index: int, incarnation: int, state: str, reason: str) -> None:
@@ -383,14 +377,6 @@ class Registry:
         return known
 
     # --- inside -------------------------------------------------------------------------------------------------------
-
-    def _change(self, kind: ChangeKind, of: Slot | Session, *, was_broken: bool = False) -> None:
-        """Note a consequence of a transition that changed this row."""
-        if isinstance(of, Slot):
-            self.touched.slots.add(of)
-        else:
-            self.touched.sessions.add(of)
-        self.changes.append(Change(kind, of, was_broken))
 
     def _used(self, index: int, incarnation: int) -> Slot:
         """The slot that has, or had, that use; EventClosed if there was none."""
@@ -447,34 +433,35 @@ class Registry:
         if not slot.active and not slot.draining:
             self._release(slot)
         elif slot.is_unwanted and not slot.is_recorded_by(session):
-            self.changes.append(Change("unwanted", slot))
+            self.touched.unwanted.add(slot)
 
     def _drain(self, slot: Slot) -> None:
         if not slot.is_drained:
-            slot.is_drained = True
-            self._change("drained", slot)
+            slot.is_drained, slot.good = True, UNREAD
+            self.touched.slots.add(slot)
 
     def _finish(self, slot: Slot, state: FinishedState) -> None:
         self.touched.slots.add(slot)
-        first = slot.state == "open"
-        slot.state = state
-        if state == "broken" and slot.origin is not None and not slot.reason:
-            slot.reason = "bridge"
+        slot.state = slot.ended = state
+        if state == "broken":
+            slot.good = UNREAD
+            if slot.origin is not None:
+                slot.reason = slot.reason or "bridge"
+            elif slot.recorder is not None and slot.recorder.end == "expired":
+                slot.reason = "expired"
         if self.names.get(slot.name) is slot:
             del self.names[slot.name]
-        if first or state == "broken":
-            self.changes.append(Change(state, slot))
 
     def _release(self, slot: Slot) -> None:
         slot.active, slot.draining = set(), set()  # new ones, since an emptied set keeps its memory
         if slot.held:
             slot.state = "kept"
             self.kept.count(slot, 1)
-            self._change("kept", slot)
+            self.touched.slots.add(slot)
         else:
-            self._free_slot(slot, was_broken=slot.state == "broken")
+            self._free_slot(slot)
 
-    def _free_slot(self, slot: Slot, *, was_broken: bool) -> None:
+    def _free_slot(self, slot: Slot) -> None:
         slot.state = "free"
         if slot.origin is not None:
             self.mirrors.pop(slot.origin, None)
@@ -482,7 +469,7 @@ class Registry:
         self._frees += 1
         slot.freed = self._frees
         self._free.append(slot.index)
-        self._change("freed", slot, was_broken=was_broken)
+        self.touched.slots.add(slot)
 
 
 def _is_drained_by(slot: Slot, session: Session) -> bool:

@@ -203,7 +203,7 @@ class Server:
         for slot in self._differing:
             log.error("journal and board differ", extra=fields(slot=slot.index, name=slot.name, state=slot.state))
             if slot.state == "free":
-                self.effects.free_again(slot)
+                self.effects.store_slot(slot)  # a word still released lets a later use's waits pass
             elif slot.state != "kept":  # which no session uses
                 self.registry.break_slot(slot)
         self._transactions.commit()

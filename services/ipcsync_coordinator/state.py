@@ -1,7 +1,7 @@
-"""The parts of a registry: sessions, slots, and the changes that follow from a transition.
+"""The rows of a registry, sessions and slots, and which of them a transition touched.
 
-Sessions and slots are the journal's rows too. They refer to each other by serial and index, and what a start derives
-from the rest is in no row.
+They are the journal's rows too. They refer to each other by serial and index, and what a start derives from the rest is
+in no row.
 """
 
 from __future__ import annotations
@@ -20,26 +20,15 @@ if TYPE_CHECKING:
     from ipcsync_coordinator.liveness import ProcessWatch
 
 SlotState = Literal["free", "open", "broken", "closed", "kept"]
-SessionState = Literal["live", "expired", "closed"]
+SessionState = Literal["live", "expired", "closed", "gone"]
 SessionEnd = Literal["", "closed", "died", "expired"]
 FinishedState = Literal["broken", "closed"]
-ChangeKind = Literal[
-    "opened",
-    "recorder",
-    "closed",
-    "broken",
-    "drained",
-    "kept",
-    "freed",
-    "session_opened",
-    "session_closed",
-    "line_freed",
-    "unwanted",
-]
-
 
 UNKNOWN = -1
 """In place of a lock's inode: no lock shows the process's end."""
+
+UNREAD = -1
+"""In place of the last generation that counts: it stands on the board, and is read before anything is stored."""
 
 
 class Recorder(Struct, eq=False, array_like=True):
@@ -77,8 +66,9 @@ Kept: TypeAlias = bytes | Use
 class Session(Recorder, eq=False, array_like=True, dict=True):
     """One client of a process. What this coordinator alone has of it is in no row.
 
-    `started` is its process's start time, 0 if it is unknown. `was_confirmed`: its process has
-    once been watched by a pidfd. Up to `forgotten` the replies to its requests are not kept.
+    It is "gone" once it can touch nothing any more, and its line is free. `started` is its process's start time, 0 if
+    it is unknown. `was_confirmed`: its process has once been watched by a pidfd. Up to `forgotten` the replies to its
+    requests are not kept.
     """
 
     state: SessionState = "live"
@@ -103,6 +93,7 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
         self.peer: Peer | None = None  # says whether its process lives, once that is ready
         self.is_dead = False  # its process is, and not gone yet
         self.beat_ns = 0  # the latest heartbeat seen
+        self.told: SessionState | Literal[""] = ""  # which of its states others were told
         self.replies: OrderedDict[int, Kept] = OrderedDict()  # by request, for a retry
         self.deadline_ns = 0  # of its last request; all requests of one call have the same
 
@@ -112,8 +103,8 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
         return self.serial & 0xFFFF
 
 
-class Slot(Struct, eq=False, array_like=True):
-    """One place for a shared event.
+class Slot(Struct, eq=False, array_like=True, dict=True):
+    """One place for a shared event. `ended`: how its use did, also once it is free.
 
     `active` sessions have it open; `draining` ones closed it but may still touch it; `left` ones have released it.
     `is_drained` once it is closed and all its records are complete: its timeline word is not written any more, and
@@ -122,8 +113,8 @@ class Slot(Struct, eq=False, array_like=True):
     A mirror has the use of another node's slot that it stands for as `origin`, and the bridge as its recorder. Once it
     is broken, `reason` is that of `Finish`; `is_tombstone`: it was lost before a session opened it here.
 
-    Once any slot is broken, `good` is the last generation that counts, and `reason` is "expired" if its recorder
-    did, "behind" if that lives and what it recorded stood behind a lost wait.
+    Once any slot is broken or drained, `good` is the last generation that counts, and `reason`, of a broken one, is
+    "expired" if its recorder did, "behind" if that lives and what it recorded stood behind a lost wait.
     `ended_ns` is when it was closed or broken, on CLOCK_MONOTONIC.
     `remains` is what became of its last use, once that is over, and `freed` grows with each slot that becomes free.
 
@@ -133,6 +124,7 @@ class Slot(Struct, eq=False, array_like=True):
 
     index: int
     state: SlotState = "free"
+    ended: FinishedState | Literal[""] = ""
     incarnation: int = 0
     name: str = ""
     device: str = ""
@@ -155,6 +147,10 @@ class Slot(Struct, eq=False, array_like=True):
     held: int = 0
     ended_ns: int = 0
 
+    def __post_init__(self) -> None:
+        self.told: FinishedState | Literal["", "opened"] = ""
+        """What others were told last of its use, by this coordinator."""
+
     @property
     def is_over(self) -> bool:
         """Whether no session uses it."""
@@ -175,6 +171,22 @@ class Slot(Struct, eq=False, array_like=True):
         """Whether it is finished, and waits until every session has released it or is proven dead."""
         return self.state in ("broken", "closed")
 
+    @property
+    def is_released(self) -> bool:
+        """Whether its timeline's word is to let every waiter pass."""
+        is_done = self.state in ("broken", "kept") or (self.state == "closed" and self.is_drained)
+        return self.engine == "timeline" and is_done
+
+    @property
+    def cause(self) -> str:
+        """Why its use ended, as `Announcement` and `EventInfo` have it; empty for an open one."""
+        recorder = self.recorder
+        if self.origin is not None or self.reason:
+            return self.reason
+        if recorder is None or not self.ended:
+            return ""
+        return recorder.end or ("closed" if self.ended == "closed" else "behind")
+
     def quarantined_s(self, now_ns: int) -> float | None:
         """For how many seconds it has been, None if it is not."""
         return (now_ns - self.ended_ns) / 1e9 if self.is_quarantined else None
@@ -182,47 +194,21 @@ class Slot(Struct, eq=False, array_like=True):
 
 @dataclass
 class Touched:
-    """What changed, and is in no record of the journal yet.
+    """What a transition touched, and what is in no record of the journal yet.
 
     `attachments`: (slot, serial) of sessions that attached to a slot or left it, which alone does not touch the slot.
+    `unwanted`: mirrors that only the bridge uses any more, of which it is told.
     """
 
     slots: set[Slot] = field(default_factory=set)
     sessions: set[Session] = field(default_factory=set)
     attachments: set[tuple[Slot, int]] = field(default_factory=set)
+    unwanted: set[Slot] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.slots or self.sessions or self.attachments)
+        return bool(self.slots or self.sessions or self.attachments or self.unwanted)
 
     def clear(self) -> None:
-        """Forget it: a record has it."""
-        self.slots.clear()
-        self.sessions.clear()
-        self.attachments.clear()
-
-
-class Effect(Struct, frozen=True, array_like=True, gc=False):
-    """An effect on a line of the board. `values` are stored as they are, without a look at the board."""
-
-    kind: str
-    index: int
-    values: tuple[int | bool | str, ...] = ()
-
-
-@dataclass(eq=False)
-class Change:
-    """A consequence of a transition, to be carried out on the board, in the pool and on the feed.
-
-    kind: opened, recorder, closed, broken, drained (all records of a closed one are complete), kept, freed (slot);
-    unwanted (mirror that only the bridge uses); session_opened, session_closed, line_freed (session).
-
-    `effect` is what it stores on the board. Of a slot that is freed: whether it `was_broken`, the `ring` that it
-    leaves, and whether that `is_reusable`.
-    """
-
-    kind: ChangeKind
-    of: Slot | Session
-    was_broken: bool = False
-    effect: Effect | None = None
-    ring: list[int] = field(default_factory=list)
-    is_reusable: bool = False
+        """Forget it: a record has it, and it was carried out."""
+        for rows in (self.slots, self.sessions, self.attachments, self.unwanted):
+            rows.clear()

@@ -10,10 +10,9 @@ import logging
 from ipcsync._logs import fields, is_round
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal
-from ipcsync_coordinator.records import Record, Reply, record_of
+from ipcsync_coordinator.records import Reply, record_of
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionTable
-from ipcsync_coordinator.state import Change
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -26,7 +25,6 @@ class Transactions:
         self.sessions = sessions
         self.effects = effects
         self.journal = journal
-        self._changes: list[Change] = []  # planned, and in no record yet
         self._failures = 0  # to append
 
     def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> bool:
@@ -35,22 +33,20 @@ class Transactions:
         What could not be appended is, with what follows, at the next call: who asked for it asks again. A refusal is
         kept in memory only: a reply that its client has not read is lost with the connection.
         """
-        registry = self.registry
-        changes = registry.take_changes()
-        self.effects.plan(changes)
-        self._changes += changes
-        if registry.touched or self._changes or (reply and not is_refusal):
+        touched, tombstones = self.registry.touched, self.registry.tombstones
+        self.effects.fill_in(touched.slots)
+        if touched or (reply and not is_refusal):
+            replies = [] if reply is None or is_refusal else [reply]
             try:
-                self.journal.append(self._record(None if is_refusal else reply))
+                self.journal.append(record_of(self.registry, touched, replies, tombstones.new))
             except OSError as error:
                 self._failures += 1
                 if is_round(self._failures):
                     log.error("no memory for the journal", extra=fields(why=error, count=self._failures))
                 return is_refusal
-            changes, self._changes = self._changes, []
-            registry.touched.clear()
-            registry.tombstones.new.clear()
-            self.effects.carry_out(changes)
+            self.effects.carry_out(touched)
+            touched.clear()
+            tombstones.new.clear()
             self._keep(reply)  # before the log may be compacted: what is not kept is then in no log
             self.journal.carried_out()
         else:
@@ -60,9 +56,3 @@ class Transactions:
     def _keep(self, reply: Reply | None) -> None:
         if reply is not None:
             self.sessions.keep(reply.token, reply.id, reply.kept)
-
-    def _record(self, reply: Reply | None) -> Record:
-        registry = self.registry
-        effects = [change.effect for change in self._changes if change.effect is not None]
-        replies = [] if reply is None else [reply]
-        return record_of(registry, registry.touched, effects, replies, registry.tombstones.new)

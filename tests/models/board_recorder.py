@@ -357,16 +357,17 @@ class Model(Records):
         return ""
 
     def drained(self) -> Program:
+        recorded = yield self.load("recorded")
         if self.is_timeline:
-            recorded = yield self.load("recorded")
             if not self.has("watermark not taken"):
                 yield self.store("watermark", recorded)
             yield self.store("completed", MAX)
         return ""
 
     def freed(self) -> Program:
-        recorded = yield self.load("recorded")
+        yield self.note("load recorded")
         yield self.note("load completed")  # whether the ring may be used again
+        recorded = yield self.load("recorded")
         completed = yield self.load("completed")
         if completed != recorded:
             yield self.store("completed", recorded)

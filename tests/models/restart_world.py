@@ -5,7 +5,7 @@ queries or waits, closes, and opens the name anew as its recorder, which takes t
 GPU, the keeper with its CUDA events (rings of one), the board, the journal, and one coordinator at a time, with these
 steps for each request, death or expiry:
 
-    transition in memory, where all that the effects need is read  →  A append  →  E effects on the board and at the
+    transition in memory, where all that its rows need is read  →  A append  →  E its rows on the board and at the
     keeper, one store a step  →  D "carried out" is stored in the journal  →  R reply
 
 Faults, each with a budget: the coordinator is killed at any step (what lies in its queues is gone, and so is a reply

@@ -13,7 +13,7 @@ from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import Effect, Session, Slot
+from ipcsync_coordinator.state import Session, Slot
 
 
 @dataclass
@@ -52,12 +52,12 @@ class Scene:
         self.feed = Feed(self.outside, 0, lambda flush: flush(), lambda _: None)
         self.effects = Effects(board, self.outside, self.feed, self.outside.forgotten.append, self.registry.tombstones)
 
-    def settle(self) -> list[Effect | None]:
-        """Carry out what followed; the stores that the journal would have."""
-        changes = self.registry.take_changes()
-        self.effects.plan(changes)
-        self.effects.carry_out(changes)
-        return [change.effect for change in changes]
+    def settle(self) -> None:
+        """Carry out what followed."""
+        touched = self.registry.touched
+        self.effects.fill_in(touched.slots)
+        self.effects.carry_out(touched)
+        touched.clear()
 
     def session(self, name: str) -> Session:
         session = self.registry.open_session(f"id-{name}", name)

@@ -205,9 +205,10 @@ def _folded(read: list[records.Record]) -> object:
             holders[slot.index] |= dict.fromkeys(slot.draining, "draining") | dict.fromkeys(slot.left, "left")
         for each in record.attachments:
             holders[each.index][each.serial] = each.state
-        sessions.update((one.serial, asdict(one) | {"forgotten": 0}) for one in record.sessions)
-        for serial in record.gone:
-            sessions.pop(serial, None)
+        for one in record.sessions:
+            sessions[one.serial] = asdict(one) | {"forgotten": 0}
+            if one.state == "gone":
+                del sessions[one.serial]
     there = {
         index: {serial: state for serial, state in states.items() if state and serial in sessions}
         for index, states in holders.items()

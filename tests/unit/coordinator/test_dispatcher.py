@@ -74,7 +74,7 @@ def _assert_bounded(world: World) -> None:
     assert len(registry.slots) <= SETTINGS.pool
     assert len(registry.streams) <= SETTINGS.max_streams
     assert len(registry.sessions) <= SETTINGS.max_sessions
-    assert not registry.changes
+    assert not registry.touched
     assert world.pool.made <= 200
     assert set(world.metrics.requests) <= set(messages.REQUESTS)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ipcsync._board import Board, SlotLine
-from ipcsync_coordinator import journal, records, recovery
+from ipcsync_coordinator import journal, records, recovery, transactions
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.pool import Pool
@@ -53,12 +53,16 @@ def _reply_before_the_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def _read_the_watermark_when_it_is_stored(patch: pytest.MonkeyPatch) -> None:
-    store = Effects._store_break
+    store = Effects.store_slot
 
-    def store_anew(self: Effects, index: int, _: int, *rest: Any) -> None:
-        store(self, index, self.line(index).recorded, *rest)
+    def store_anew(self: Effects, slot: Slot) -> None:
+        good = slot.good
+        if slot.state == "broken":
+            slot.good = self.line(slot.index).recorded - slot.base
+        store(self, slot)
+        slot.good = good
 
-    patch.setattr(Effects, "_store_break", store_anew)
+    patch.setattr(Effects, "store_slot", store_anew)
 
 
 def _redo_what_was_carried_out(patch: pytest.MonkeyPatch) -> None:
@@ -118,8 +122,8 @@ def _skip_redo(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_replies_in_memory_only(patch: pytest.MonkeyPatch) -> None:
-    record = Transactions._record
-    patch.setattr(Transactions, "_record", lambda self, _: record(self, None))
+    record_of = records.record_of
+    patch.setattr(transactions, "record_of", lambda registry, touched, _, new: record_of(registry, touched, [], new))
 
 
 def _leave_what_no_slot_has(patch: pytest.MonkeyPatch) -> None:
@@ -153,8 +157,8 @@ def _append_last(patch: pytest.MonkeyPatch) -> None:
     pending: list[tuple[Journal, records.Record]] = []
     patch.setattr(Journal, "append", lambda *both: pending.append(both))
 
-    def carry_out_and_append(self: Effects, steps: Any) -> None:
-        carry_out(self, steps)
+    def carry_out_and_append(self: Effects, touched: Any) -> None:
+        carry_out(self, touched)
         for each, record in pending:
             append(each, record)
         pending.clear()

@@ -44,7 +44,13 @@ class Scene:
         self.registry.close(session, slot.index, slot.incarnation, released=released)
 
     def happened(self) -> list[str]:
-        return [change.kind for change in self.registry.take_changes()]
+        """What is touched, as it is now: sessions, then slots."""
+        touched = self.registry.touched
+        slots = sorted(touched.slots, key=lambda slot: slot.index)
+        states = ["drained" if slot.state == "closed" and slot.is_drained else slot.state for slot in slots]
+        found = [*sorted(session.state for session in touched.sessions), *states]
+        touched.clear()
+        return found
 
 
 @pytest.fixture
@@ -56,12 +62,12 @@ def test_a_slot_is_opened_joined_closed_and_freed_in_this_order(scene: Scene) ->
     recorder, waiter = scene.session("r"), scene.session("w")
     slot = scene.open(recorder, "e", recorder=True)
     assert scene.open(waiter, "e") is slot
-    assert scene.happened() == ["session_opened", "session_opened", "opened", "recorder"]
+    assert scene.happened() == ["live", "live", "open"]
     scene.close(recorder, slot)
-    assert scene.happened() == ["closed", "drained"]
+    assert scene.happened() == ["drained"]
     assert scene.registry.find("e") is None
     scene.close(waiter, slot)
-    assert scene.happened() == ["freed"]
+    assert scene.happened() == ["free"]
     assert (slot.state, scene.registry.in_use) == ("free", 0)
 
 
@@ -81,10 +87,10 @@ def test_a_recorder_that_lingers_attaches_anew_and_dies_breaks_what_it_left(scen
     scene.open(waiter, "e")
     scene.close(recorder, slot, released=False)
     scene.registry.attach(recorder, slot.index, slot.incarnation)
-    scene.registry.take_changes()
+    scene.happened()
     scene.registry.release_dead(recorder)
     assert slot.state == "broken"
-    assert scene.happened() == ["session_closed", "broken", "line_freed"]
+    assert scene.happened() == ["gone", "broken"]
 
 
 def test_a_recorder_that_released_its_slot_breaks_nothing_any_more(scene: Scene) -> None:
@@ -93,10 +99,10 @@ def test_a_recorder_that_released_its_slot_breaks_nothing_any_more(scene: Scene)
     scene.open(waiter, "e")
     scene.close(recorder, slot)
     scene.registry.attach(recorder, slot.index, slot.incarnation)
-    scene.registry.take_changes()
+    scene.happened()
     scene.registry.release_dead(recorder)
     assert slot.state == "closed"
-    assert scene.happened() == ["session_closed", "line_freed"]
+    assert scene.happened()[0] == "gone"
 
 
 def test_an_expired_session_loses_name_and_role_at_once_and_its_slot_only_by_proof(scene: Scene) -> None:
@@ -120,7 +126,7 @@ def test_a_session_that_drains_and_is_silent_breaks_what_it_has_not_drained_and_
     assert not scene.registry.drains(silent), "its lease is judged as any"
     scene.registry.end_session(silent, released=False)
     assert scene.registry.drains(silent)
-    scene.registry.take_changes()
+    scene.happened()
     scene.registry.break_drained(silent)
     assert [slot.state for slot in slots] == ["closed", "broken"]
     assert scene.happened() == ["broken"]
@@ -171,7 +177,7 @@ def test_refusals_say_why_and_change_nothing(scene: Scene) -> None:
     recorder, other = scene.session("r"), scene.session("o")
     recorder.pid = 17
     slot = scene.open(recorder, "e", recorder=True)
-    scene.registry.take_changes()
+    scene.happened()
     with pytest.raises(
         RecorderTaken, match=r"^the session 'r' \(pid 17\) records on 'e', .* give each .* closed it$"
     ) as taken:
@@ -273,8 +279,9 @@ def test_a_recorder_has_its_event_broken_once_and_its_name_is_free(scene: Scene)
     anew = scene.open(recorder, "e", recorder=True)
     assert anew is not slot
     scene.close(recorder, slot)
+    scene.happened()
     scene.close(waiter, slot)
-    assert scene.happened()[-1] == "freed"
+    assert scene.happened() == ["free"]
     scene.registry.break_event(recorder, slot.index, 1)  # late: the slot is free
     assert scene.happened() == []
 
@@ -296,8 +303,7 @@ def test_a_slot_that_is_freed_says_whether_it_was_broken(scene: Scene, released:
     if released:
         scene.close(recorder, slot)
     scene.registry.release_dead(recorder)
-    (freed,) = [change for change in scene.registry.take_changes() if change.kind == "freed"]
-    assert (freed.of, freed.was_broken) == (slot, was_broken)
+    assert (slot.state, slot.ended) == ("free", "broken" if was_broken else "closed")
 
 
 def test_how_a_session_ended_is_told_and_the_first_end_counts(scene: Scene) -> None:
@@ -312,18 +318,17 @@ def test_how_a_session_ended_is_told_and_the_first_end_counts(scene: Scene) -> N
         states.append(session.state)
         scene.registry.release_dead(session)
         states.append(session.state)
-    assert states == ["expired", "expired", "closed", "closed", "closed", "closed"]
+    assert states == ["expired", "gone", "gone", "gone", "gone", "gone"]
 
 
 def test_a_use_of_which_nothing_is_known_is_broken_once_its_recorder_is_ended(scene: Scene) -> None:
     recorder = scene.session("r")
     slot = scene.open(recorder, "e", recorder=True)
-    scene.registry.touched.clear()
     scene.happened()
     scene.registry.break_slot(slot)
     assert (slot.state, recorder.state, scene.registry.find("e")) == ("broken", "expired", None)
-    assert scene.happened() == ["session_closed", "broken"]  # before waiters are released
     assert (scene.registry.touched.slots, scene.registry.touched.sessions) == ({slot}, {recorder})
+    assert scene.happened() == ["expired", "broken"]
     scene.registry.break_slot(slot)  # the journal had it broken already
     assert scene.happened() == ["broken"]
 

@@ -98,15 +98,14 @@ class Machine(RuleBasedStateMachine):
 
     def _settle(self) -> None:
         """Carry out what followed, and check it where it happens: nothing is freed that somebody may touch."""
-        changes = self.registry.take_changes()
-        for change in changes:
-            if change.kind == "freed":
-                assert isinstance(change.of, Slot)
-                key = (change.of.index, change.of.incarnation)
+        touched = self.registry.touched
+        for slot in touched.slots:
+            if slot.state == "free":
+                key = (slot.index, slot.incarnation)
                 assert key not in self.model.uses, f"{key} was freed while {self.model.uses[key].holders} may touch it"
                 assert key not in self.model.kept, f"{key} was freed while GPU work may touch it"
-        self.effects.plan(changes)
-        self.effects.carry_out(changes)
+        self.effects.fill_in(touched.slots)
+        self.effects.carry_out(touched)
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
@@ -128,7 +127,6 @@ class Machine(RuleBasedStateMachine):
         self.sessions[session.serial] = session
         self.model.live.add(session.serial)
         self.model.there.add(session.serial)
-        self.board.session(session.line).assign(session.serial, 0, 0, 0, 1)
         self._settle()
 
     @precondition(lambda self: self.model.live)
@@ -290,7 +288,7 @@ class Machine(RuleBasedStateMachine):
         if gone:
             self.registry.release_dead(self._pick(gone, at))
             self.registry.lose(self._pick(gone, at), "expired")
-            assert not self.registry.changes
+            assert not self.registry.touched
 
     @precondition(lambda self: self.model.live)
     @rule(at=st.integers(0, 5), name=st.sampled_from(("x", "y", "z")))
@@ -318,6 +316,10 @@ class Machine(RuleBasedStateMachine):
         new.count, new.high_water, new.streams = old.count, old.high_water, dict(old.streams)
         new.touched.slots.update(slots)
         new.touched.sessions.update(known.values())
+        for slot in slots:
+            slot.told = slot.ended or "opened"
+        for session in known.values():
+            session.told = session.state
         assert not any(_NOBODY in slot.left for slot in slots)
         for serial, session in known.items():
             assert session.attached == old.sessions[serial].attached
