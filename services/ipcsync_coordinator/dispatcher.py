@@ -107,8 +107,6 @@ class Dispatcher:
                 f"{session.ttl_ns / 1e9:g} s; connect again",
                 session=session.label,
             )
-        if not session.watch.is_confirmed:
-            self._handlers.confirm(session, sender)
         return self._decide(session, request, sender)
 
     def _again(self, session: Session | None, request_id: int, kept: Kept) -> bytes:

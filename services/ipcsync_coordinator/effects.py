@@ -65,7 +65,7 @@ class Effects:
 
         It comes before anything of the transition is stored.
         """
-        for slot in slots:
+        for slot in sorted(slots, key=attrgetter("index")):
             if slot.ended:
                 slot.ended_ns = slot.ended_ns or time.monotonic_ns()
             if slot.good == UNREAD:

@@ -7,13 +7,13 @@ import math
 import os
 import time
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
 
 from ipcsync._board import Peer
-from ipcsync._linux.process import pid_namespace, shm_identity, time_namespace
+from ipcsync._linux.process import pid_namespace, shm_identity, start_time, time_namespace
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
 from ipcsync.errors import (
@@ -28,7 +28,6 @@ from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.limits import Sender
-from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.questions import Questions, attachment_of
 from ipcsync_coordinator.state import UNKNOWN, Session, Use
@@ -91,13 +90,6 @@ class Handlers:
         session.peer = Peer(self._board, session.serial)
         self._deaths.watch(session.peer)
 
-    def confirm(self, session: Session, sender: Sender) -> None:
-        """Note a request of a session whose process no pidfd watches yet."""
-        watch = session.watch
-        if watch.confirm(sender, partial(self.bury, session)):
-            session.pid, session.started, session.was_confirmed = watch.pid, watch.started, True
-            self._registry.touched.sessions.add(session)
-
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def refuse_other_clock(self, hello: messages.Hello) -> None:
@@ -132,9 +124,9 @@ class Handlers:
         session.token, session.nonce = os.urandom(16), hello.nonce
         session.opened_ns = session.beat_ns = time.monotonic_ns()
         session.ttl_ns, session.why_not_event = int(ttl * 1e9), self._why_not_event(hello)
-        session.watch = watch = ProcessWatch(self._board, session.line)
-        watch.begin(sender)
-        session.pid, session.started = watch.pid, watch.started
+        session.pid = sender.pid
+        with suppress(OSError):  # descriptors are short: the TTL and the lifeline decide
+            session.started = start_time(session.pid) or 0
         self._sessions.add(session)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=session.pid, ttl_s=ttl))
         return self._welcome(session)
@@ -198,7 +190,7 @@ class Handlers:
     def _ready(self, session: Session, _: messages.Ready) -> messages.Message:
         session.is_ready = True
         self._registry.touched.sessions.add(session)
-        session.watch.has_lifeline = session.watch.holds_lifeline()
+        session.has_lifeline = self._is_held(session.line)
         self.watch(session)
         return _DONE
 
@@ -226,7 +218,6 @@ class Handlers:
         """Forget a session whose line is free."""
         self._sessions.forget(session)
         self._deaths.forget(session.serial)
-        session.watch.close()
 
     def lose(self, session: Session, how: str) -> None:
         """End a session whose process is dead ("pidfd"), or was silent for longer than its TTL ("ttl").
@@ -237,7 +228,7 @@ class Handlers:
             return
         self._note_loss(session, how)
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
-        if not (session.is_ready or session.watch.holds_lifeline()):
+        if not (session.is_ready or self._is_held(session.line)):
             self._registry.release_dead(session)
         else:
             self._registry.lose(session, "died" if session.is_dead else "expired")
@@ -254,7 +245,6 @@ class Handlers:
         self._note_loss(session, "pidfd")
         peer = session.peer or Peer(self._board, session.serial)
         self._registry.release_dead(session, held=0 if peer.is_over() else peer.lock or UNKNOWN)
-        session.watch.close()  # its pidfd would call at every turn of the loop
         self.transactions.commit()
 
     def _note_loss(self, session: Session, how: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ipcsync._board import BROKEN, CLOSED, FREE, OPEN, Board
 from ipcsync_coordinator.journal import JournalError
-from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.records import Record, folded
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Slot
@@ -31,7 +30,6 @@ def recover(transactions: Transactions, now_ns: int) -> list[Slot]:
     except KeyError as error:
         raise JournalError(f"it names {error}, which does not exist") from None
     for session in left.sessions:
-        session.watch = ProcessWatch(board, session.line, session.pid, session.started, has_lifeline=session.is_ready)
         session.beat_ns, session.told = now_ns, session.state
         table.add(session)
     for reply in left.replies:

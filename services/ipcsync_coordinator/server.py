@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 import zmq
 
@@ -28,7 +27,7 @@ from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.kept import Kept
 from ipcsync_coordinator.limits import Sender, StrikeCounter, cut
-from ipcsync_coordinator.liveness import PauseCredit, warn_without_pidfds
+from ipcsync_coordinator.liveness import PauseCredit, is_gone, warn_without_pidfds
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover
@@ -199,7 +198,7 @@ class Server:
     # --- life and death -----------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Watch the sessions of the earlier coordinator; those that died meanwhile are lost."""
+        """Watch the sessions of the earlier coordinator; the first tick finds those that died meanwhile."""
         for slot in self._differing:
             log.error("journal and board differ", extra=fields(slot=slot.index, name=slot.name, state=slot.state))
             if slot.state == "free":
@@ -210,9 +209,6 @@ class Server:
         for session in self.sessions:
             if session.is_ready:
                 self.handlers.watch(session)
-            on_end = partial(self.handlers.bury, session)
-            if session.was_confirmed and not session.watch.watch_at_once(on_end):
-                on_end()
 
     def _died(self, serial: int) -> None:
         session = self.registry.sessions.get(serial)
@@ -315,7 +311,9 @@ class Server:
         if session.state == "live":
             if self._is_silent(session, now_ns):
                 self.handlers.lose(session, "ttl")
-        elif session.watch.has_let_go() or not (session.is_ready or session.watch.holds_lifeline()):
+        elif is_gone(self.board, session) or not (
+            session.is_ready or self.board.has_lifeline(self.board.session(session.line))
+        ):
             # Its goodbye was lost, it called exec, or it was never ready, and expired with its lifeline held.
             self.handlers.bury(session)
         elif self.registry.drains(session) and self._is_silent(session, now_ns):
@@ -341,7 +339,5 @@ class Server:
         self.feed.close()
         self._zap.close()
         self._context.term()
-        for session in self.sessions:
-            session.watch.close()
         if resources is not None:
             resources.close()

@@ -17,7 +17,6 @@ from ipcsync_coordinator.tombstones import Origin
 
 if TYPE_CHECKING:
     from ipcsync._board import Peer
-    from ipcsync_coordinator.liveness import ProcessWatch
 
 SlotState = Literal["free", "open", "broken", "closed", "kept"]
 SessionState = Literal["live", "expired", "closed", "gone"]
@@ -67,8 +66,7 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
     """One client of a process. What this coordinator alone has of it is in no row.
 
     It is "gone" once it can touch nothing any more, and its line is free. `started` is its process's start time, 0 if
-    it is unknown. `was_confirmed`: its process has once been watched by a pidfd. Up to `forgotten` the replies to its
-    requests are not kept.
+    it is unknown. Up to `forgotten` the replies to its requests are not kept.
     """
 
     state: SessionState = "live"
@@ -81,7 +79,6 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
     opened_ns: int = 0
     why_not_event: str | None = None
     is_ready: bool = False
-    was_confirmed: bool = False
     forgotten: int = 0
 
     def __post_init__(self) -> None:
@@ -89,7 +86,7 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
         """The slots that it may still touch."""
         self.left: set[int] = set()
         """The slots whose `left` has it, or had."""
-        self.watch: ProcessWatch  # from its welcome, or a recovery, on
+        self.has_lifeline = self.is_ready  # its process had it, once that was ready
         self.peer: Peer | None = None  # says whether its process lives, once that is ready
         self.is_dead = False  # its process is, and not gone yet
         self.beat_ns = 0  # the latest heartbeat seen

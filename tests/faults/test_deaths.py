@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import signal
@@ -17,15 +16,13 @@ from ipcsync._linux.process import Process, is_running, pid_namespace, start_tim
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_coordinator import liveness
-from ipcsync_coordinator.limits import Sender
-from ipcsync_coordinator.liveness import ProcessWatch
+from ipcsync_coordinator.state import Session
 from tests.faults import actions, fixtures, pid_reuse
 from tests.faults.fixtures import Blocked, ForeignPeer, until_lost
 from tests.kit import remote
 from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
-from tests.unit.coordinator.coordinator_world import Frame
 
 pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper, pytest.mark.own_coordinator]
 
@@ -272,47 +269,26 @@ def test_row_07_a_pid_with_another_start_time_is_another_process() -> None:
     assert not is_running(os.getpid(), started - 1)
 
 
-class _Loop:
-    """Counts who is watched."""
-
-    def __init__(self) -> None:
-        self.readers: list[object] = []
-
-    def add_reader(self, fd: object, _: object) -> None:
-        self.readers.append(fd)
-
-    def remove_reader(self, fd: object) -> None:
-        self.readers.remove(fd)
-
-
-def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_connection(
-    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+def test_row_07_a_process_is_gone_once_its_pid_is_anothers_and_counts_only_for_a_session_that_is_ready(
+    client: ipcsync.Client,
 ) -> None:
-    loop = _Loop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-    watch = ProcessWatch(client._session.lease.board, 0)
-    watch.begin(Sender(b"first", Frame(os.getpid())))
-    found = [
-        watch.confirm(Sender(routing, None), lambda: None) for routing in (b"another connection", b"first", b"first")
-    ]
-    assert found == [False, True, False]
-    assert len(loop.readers) == 1
-    watch.close()
-    assert not loop.readers
+    board, me, started = client._session.lease.board, os.getpid(), start_time(os.getpid()) or 0
+    assert [liveness.has_ended(me, when) for when in (started, started + 1)] == [False, True]
+    session = Session(1 << 16 | 1, "s", "s", me, started=started + 1)
+    assert not liveness.is_gone(board, session)  # before it spoke again, its pid might have been reused
+    session.is_ready = True
+    assert liveness.is_gone(board, session)
 
 
 def test_row_07_a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_keeps_none(
-    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def has_none(_: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    board = client._session.lease.board
-    watch = ProcessWatch(board, 0, os.getpid(), 1, has_lifeline=True)
     monkeypatch.setattr(liveness, "start_time", has_none)
     before = descriptors()
-    assert watch.watch_at_once(lambda: None)
-    assert not watch.is_confirmed
+    assert liveness.has_ended(os.getpid(), 1) is None
     assert descriptors() == before
 
 

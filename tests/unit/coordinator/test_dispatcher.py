@@ -159,7 +159,7 @@ def test_a_hello_when_descriptors_are_short_leaves_no_session_behind(
     def fail(_pid: int) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("ipcsync_coordinator.liveness.start_time", fail)
+    monkeypatch.setattr("ipcsync_coordinator.handlers.start_time", fail)
     hello = messages.Hello(os.urandom(16), _drivers.name())
     frame = codec.encode_request(1, hello, b"", 0)
     sender = Sender(b"r", Frame(os.getpid()))

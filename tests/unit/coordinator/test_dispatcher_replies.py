@@ -251,21 +251,6 @@ def test_each_frame_is_measured_whatever_becomes_of_it(world: World) -> None:
     assert 2 <= world.metrics._sum_s < 60
 
 
-def test_who_is_not_confirmed_yet_is_looked_at_with_each_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Session, Sender]] = []
-    monkeypatch.setattr(world.handlers, "confirm", lambda *told: seen.append(told))
-    token = world.hello().token
-    entry = _entry(world, token)
-    sender = Sender(b"routing", Frame(os.getpid()))
-    frame = codec.encode_request(1, messages.Stats(), token, 0)
-    world.dispatcher.handle(frame, sender, time.monotonic_ns())
-    assert seen == [(entry, sender)]
-    monkeypatch.setattr(entry.watch, "_watched_by", "a loop")
-    seen.clear()
-    world.dispatcher.handle(frame, sender, time.monotonic_ns())
-    assert seen == []
-
-
 def test_a_late_hello_opens_no_session(world: World) -> None:
     hello = messages.Hello(os.urandom(16), _drivers.name())
     assert world.handle(codec.encode_request(1, hello, b"", time.monotonic_ns() - 1)) is None

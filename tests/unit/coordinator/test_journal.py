@@ -333,22 +333,3 @@ def test_a_coordinator_set_to_fewer_replies_keeps_as_many_as_sessions_were_grant
     for _ in range(2):
         world.begin(world.events.held())
         assert [world.dispatcher.handle(frame, SENDER, time.monotonic_ns()) for frame in frames] == replies
-
-
-def test_whose_process_was_confirmed_is_known_after_any_number_of_starts(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = world.hello().token
-    entry = world.sessions.find(token)
-    assert entry is not None
-    entry.was_confirmed = True
-    world.registry.touched.sessions.add(entry)
-    world.transactions.commit()
-    words = world.files.words
-    words[journal_files.CARRIED_OUT + words[journal_files.CURRENT]] = 0  # as if killed before the mark
-    monkeypatch.setattr(journal, "_LEAST_LIMIT", 0)  # so that each start writes it all anew
-    for _ in range(3):
-        world.begin(world.events.held())
-        again = world.sessions.find(token)
-        assert again is not None
-        assert again.was_confirmed
