@@ -1,7 +1,7 @@
 """The CUDA events behind the slots: made some at a time, given out as rings, destroyed once no process can touch them.
 
-And only once no record of them is pending: until then they are set aside, count as before, and are asked for again each
-second. What a dead process left pending may stay so for ever.
+And only once no record of them is pending: until then they are set aside by the keeper, count as before, and are asked
+for again each second.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 
 from ipcsync.errors import DeviceMismatch, DriverError, IpcSyncError, QuotaExceeded
 from ipcsync_keeper.events import SharedCudaEvent
 from ipcsync_keeper.link import DriverClient
-
-_AT_A_TIME = 256
-"""How many events that were set aside are asked for again at a time."""
 
 
 @dataclass(eq=False)
@@ -40,18 +36,13 @@ class Pool:
         self._limit = limit
         self._step = step
         self._events = {shared.serial: shared for shared in held}
-        self._aside: dict[int, None] = {}  # in the order in which they are asked for again
-        self._asked: list[int] = []  # of those
+        self.aside = 0
+        """How many events of dead recorders are set aside, with a pending record."""
 
     @property
     def made(self) -> int:
         """How many CUDA events there are, with the probes and those that are set aside."""
-        return len(self._events) + len(self._aside) + sum(each.probe is not None for each in self._devices.values())
-
-    @property
-    def aside(self) -> int:
-        """How many of dead recorders are set aside, with a pending record."""
-        return len(self._aside)
+        return len(self._events) + self.aside + sum(each.probe is not None for each in self._devices.values())
 
     @property
     def devices(self) -> list[str]:
@@ -73,7 +64,7 @@ class Pool:
             self._make_room(device, missing)
             room = self._limit - self.made
             if missing > room:
-                aside = f", {len(self._aside)} of them set aside with a pending record" if self._aside else ""
+                aside = f", {self.aside} of them set aside with a pending record" if self.aside else ""
                 raise QuotaExceeded(
                     f"there are {self.made} CUDA events already{aside} (--max-cuda-events)", limit=self._limit
                 )
@@ -110,28 +101,21 @@ class Pool:
     def destroy(self, ring: list[int]) -> None:
         """Destroy a ring of a dead recorder, whose state is unknown; what is pending is set aside."""
         if ring:
-            for serial in ring:
-                del self._events[serial]
-            self._driver.destroy(ring, self._set_aside)
+            self._destroy(ring)
 
-    def _set_aside(self, pending: list[int]) -> None:
-        self._aside.update(dict.fromkeys(pending))
+    def _destroy(self, serials: list[int]) -> None:
+        for serial in serials:
+            del self._events[serial]
+        self._driver.destroy(serials, partial(setattr, self, "aside"))
 
     def destroy_aside(self) -> None:
-        """Ask again for some of those set aside, unless an answer to that is due."""
-        if self._aside and not self._asked:
-            self._asked = list(islice(self._aside, _AT_A_TIME))
-            self._driver.destroy(self._asked, self._settle)
-
-    def _settle(self, pending: list[int]) -> None:
-        for serial in self._asked:
-            del self._aside[serial]
-        self._asked = []
-        self._set_aside(pending)  # behind the others: those are asked for next
+        """Ask again for some of those that are set aside."""
+        if self.aside:
+            self._destroy([])
 
     def sweep(self, used: Iterable[int]) -> None:
         """Destroy the events of an earlier coordinator that are not `used`: their state is unknown."""
-        self.destroy(list(self._events.keys() - set(used)))
+        self._destroy(list(self._events.keys() - set(used)))  # of none: how many were set aside before
 
     def probe_handle(self, uuid: str) -> bytes:
         """The handle of an event that is kept for clients that test whether handles open."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from ipcsync.errors import DriverError, InvalidDevice
 
 _PROBE_S = 4.0  # what is found stays, so a busy machine must not be the reason; a request lasts longer
 _PAUSE_S = 0.0005
+_AT_A_TIME = 256  # of those that are set aside
 
 
 class SharedCudaEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -46,6 +48,7 @@ class EventStore:
         self._made: dict[int, tuple[SharedCudaEvent, Any]] = {}
         self._probes: dict[str, SharedCudaEvent] = {}
         self._why_not_timeline: dict[str, str | None] = {}
+        self._aside: dict[int, None] = {}  # to be destroyed, in the order in which they are asked for again
 
     def make(self, device: str, count: int) -> list[SharedCudaEvent]:
         """`count` new events on a device that is served here; DriverError, and none, if one cannot be made."""
@@ -74,25 +77,26 @@ class EventStore:
         self._made[shared.serial] = shared, event
         return shared
 
-    def destroy(self, serials: list[int]) -> list[int]:
-        """Destroy these events; unknown ones are gone already. Those with a pending record are kept, and returned.
+    def destroy(self, serials: list[int]) -> int:
+        """Destroy these events, or with none of them some of those that are set aside; returns how many then are.
 
-        A driver makes the next event in the place of a destroyed one, where the pending record could still signal it,
-        or block its records if the process that made it is dead.
+        Set aside is what has a pending record, which a dead process may leave for ever. A driver makes the next event
+        in the place of a destroyed one, where the record could still signal it, or block its records. Unknown ones are
+        gone already.
         """
         driver = _drivers.load()
-        pending = []
-        for serial in serials:
+        for serial in serials or list(islice(self._aside, _AT_A_TIME)):
             if serial not in self._made:
                 continue
+            self._aside.pop(serial, None)
             shared, event = self._made[serial]
             self._enter(shared.device)
             if int(driver.cuEventQuery(event)[0]) == ERROR_NOT_READY:
-                pending.append(serial)
+                self._aside[serial] = None  # behind the others
                 continue
             del self._made[serial]
             _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
-        return pending
+        return len(self._aside)
 
     def probe(self, device: str) -> bytes:
         """The handle of an event that is kept for clients that test whether handles open."""
@@ -101,9 +105,9 @@ class EventStore:
         return self._probes[device].handle
 
     def held(self) -> list[SharedCudaEvent]:
-        """All events but those of `probe`."""
-        probes = {shared.serial for shared in self._probes.values()}
-        return [shared for shared, _ in self._made.values() if shared.serial not in probes]
+        """All events but those of `probe`, and those that are set aside."""
+        others = self._aside.keys() | {shared.serial for shared in self._probes.values()}
+        return [shared for shared, _ in self._made.values() if shared.serial not in others]
 
     def why_not_timeline(self, device: str) -> str | None:
         """Why timeline words do not work on this device, None if they do; tested once, with real calls."""

@@ -26,7 +26,7 @@ from ipcsync_keeper.events import SharedCudaEvent
 
 log = logging.getLogger("ipcsync.coordinator")
 
-VERSION = 5  # of the requests, and of what a coordinator inherits
+VERSION = 6  # of the requests, and of what a coordinator inherits
 _PATIENCE_S = 10.0
 _LENGTH = 4
 _CHUNK = 1 << 18
@@ -119,12 +119,14 @@ class DriverClient:
         """Make interprocess events, numbered and exported. `then` gets them, also those that come too late."""
         self._ask("make", device, count, then=lambda made: then(msgspec.convert(made, list[SharedCudaEvent])))
 
-    def destroy(self, serials: list[int], then: Callable[[list[int]], None]) -> None:
-        """Destroy these events without waiting; `then` gets those that are kept, since a record of them is pending."""
+    def destroy(self, serials: list[int], then: Callable[[int], None]) -> None:
+        """Destroy these events without waiting; `then` is told how many are set aside, as by `EventStore.destroy`."""
 
         def convert(answer: Any) -> None:
-            _log_failure(answer)
-            then([] if isinstance(answer, IpcSyncError) else msgspec.convert(answer, list[int]))
+            if isinstance(answer, IpcSyncError):
+                log.error("the driver could not do a request", extra=fields(why=answer))
+            else:
+                then(int(answer))
 
         self._post("destroy", [serials], convert)
 
@@ -140,7 +142,7 @@ class DriverClient:
 
     def report_serving(self) -> None:
         """Report that requests are served."""
-        self._post("serving", [], _log_failure)
+        self._post("serving", [], lambda _: None)
 
     def drain(self) -> None:
         """From the loop: read answers, and send what had no room. EOFError if the other end is gone."""
@@ -188,11 +190,6 @@ class DriverClient:
         is_error, value = message
         self._then.popleft()(codec.error_of(msgspec.convert(value, Failure)) if is_error else value)
         return True
-
-
-def _log_failure(answer: Any) -> None:
-    if isinstance(answer, IpcSyncError):
-        log.error("the driver could not do a request", extra=fields(why=answer))
 
 
 def _end_at_once() -> NoReturn:
