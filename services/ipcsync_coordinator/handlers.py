@@ -197,7 +197,7 @@ class Handlers:
     def _bye(self, session: Session, body: messages.Bye) -> messages.Message:
         # Appended later, it would keep the replies to all others back until then.
         slots = [self._registry.slots[index] for index in session.attached]
-        used = sum(len(slot.active) + len(slot.draining) + len(slot.left) + slot.depth for slot in slots)
+        used = sum(len(slot.active) + len(slot.draining) + slot.depth for slot in slots)
         self.transactions.journal.make_room(512 * len(slots) + 10 * used)
         self._end(session, released=body.released)
         return _DONE

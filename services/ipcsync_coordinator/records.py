@@ -14,7 +14,7 @@ from ipcsync_coordinator.tombstones import Origin, Tombstone
 
 
 class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One session's attachment to a slot: "active", "draining" or "left", "" if there is none any more.
+    """One session's attachment to a slot: "active" or "draining", "" if there is none any more.
 
     A slot's own row has as many as hold it, so the record of each that comes or goes would grow with their number.
     """
@@ -26,14 +26,12 @@ class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @classmethod
     def of(cls, slot: Slot, serial: int) -> AttachmentRecord:
         """The record of a session's attachment to a slot."""
-        for state, serials in (("active", slot.active), ("draining", slot.draining), ("left", slot.left)):
-            if serial in serials:
-                return cls(slot.index, serial, state)
-        return cls(slot.index, serial, "")
+        state = "active" if serial in slot.active else "draining" if serial in slot.draining else ""
+        return cls(slot.index, serial, state)
 
     def apply(self, slot: Slot) -> None:
         """Have the slot's row say the same."""
-        for state, serials in (("active", slot.active), ("draining", slot.draining), ("left", slot.left)):
+        for state, serials in (("active", slot.active), ("draining", slot.draining)):
             (serials.add if state == self.state else serials.discard)(self.serial)
 
 

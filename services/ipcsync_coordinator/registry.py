@@ -88,11 +88,8 @@ class Registry:
             slot.origin is not None for slot in slots
         )
         for slot in slots:
-            slot.left &= self.sessions.keys()  # sessions that are gone do not count any more
             for serial in slot.active | slot.draining:
                 self.sessions[serial].attached.add(slot.index)
-            for serial in slot.left:
-                self.sessions[serial].left.add(slot.index)
 
     def break_slot(self, slot: Slot) -> None:
         """Break a use whose state is unknown, as its recorder's expiry would: that session ends first.
@@ -203,8 +200,6 @@ class Registry:
                 self.streams.pop(name, None)
         session.streams.clear()
         if not session.attached and (released or session.state != "expired"):
-            for index in session.left:
-                self.slots[index].left.discard(session.serial)
             del self.sessions[session.serial]
             self._free_lines.append(session.line)
             session.state = "gone"
@@ -265,7 +260,7 @@ class Registry:
         slot.incarnation += 1
         slot.state, slot.name, slot.device, slot.engine = "open", name, device, engine
         slot.depth, slot.ring = depth, list(ring)
-        slot.recorder, slot.is_drained, slot.left, slot.remains = None, False, set(), None
+        slot.recorder, slot.is_drained, slot.remains = None, False, None
         slot.origin, slot.node, slot.reason, slot.good, slot.is_tombstone = origin, node, "", 0, False
         slot.ended, slot.ended_ns, slot.told = "", 0, ""
         self._taken += 1
@@ -305,12 +300,12 @@ class Registry:
         return slot
 
     def close(self, session: Session, index: int, incarnation: int, *, released: bool, drained: bool = False) -> None:
-        """End a session's use of a slot. A second call does nothing; EventClosed for a slot that it never used.
+        """End a session's use of a slot, unless that use is over. EventClosed if the session is not attached to it.
 
         `drained`: the session recorded here, and all its records are complete, though it has not released the slot.
         """
         slot = self._used(index, incarnation)
-        if incarnation < slot.incarnation or session.serial in slot.left:
+        if incarnation < slot.incarnation or slot.is_over:
             return
         if index not in session.attached:
             raise EventClosed(f"this session is not attached to slot {index}: it cannot close it for others")
@@ -398,7 +393,6 @@ class Registry:
         if slot.index not in session.attached:
             self._check_attachments(session)
         session.attached.add(slot.index)
-        slot.left.discard(session.serial)
         self.touched.attachments.add((slot, session.serial))
         slot.draining.discard(session.serial)
         slot.active.add(session.serial)
@@ -413,8 +407,6 @@ class Registry:
         slot.active.discard(session.serial)
         if released:
             slot.draining.discard(session.serial)
-            slot.left.add(session.serial)
-            session.left.add(slot.index)
             session.attached.discard(slot.index)
         else:
             slot.draining.add(session.serial)

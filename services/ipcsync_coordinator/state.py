@@ -84,8 +84,6 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
     def __post_init__(self) -> None:
         self.attached: set[int] = set()
         """The slots that it may still touch."""
-        self.left: set[int] = set()
-        """The slots whose `left` has it, or had."""
         self.has_lifeline = self.is_ready  # its process had it, once that was ready
         self.peer: Peer | None = None  # says whether its process lives, once that is ready
         self.is_dead = False  # its process is, and not gone yet
@@ -103,7 +101,7 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
 class Slot(Struct, eq=False, array_like=True, dict=True):
     """One place for a shared event. `ended`: how its use did, also once it is free.
 
-    `active` sessions have it open; `draining` ones closed it but may still touch it; `left` ones have released it.
+    `active` sessions have it open; `draining` ones closed it but may still touch it.
     `is_drained` once it is closed and all its records are complete: its timeline word is not written any more, and
     waiters ahead are released. `ring` has the serials of its CUDA events.
 
@@ -132,7 +130,6 @@ class Slot(Struct, eq=False, array_like=True, dict=True):
     recorder: Recorder | None = None
     active: set[int] = set()
     draining: set[int] = set()
-    left: set[int] = set()
     is_drained: bool = False
     origin: Origin | None = None
     node: str = ""

@@ -57,11 +57,8 @@ class Coordinator:
     ) -> tuple[Any, ...]:
         slot = reg.slot
         todo: list[Values] = []
-        slot = slot._replace(active=slot.active & ~s)
-        if released:
-            slot = slot._replace(draining=slot.draining & ~s, left=slot.left | s)
-        else:
-            slot = slot._replace(draining=slot.draining | s)
+        draining = slot.draining & ~s if released else slot.draining | s
+        slot = slot._replace(active=slot.active & ~s, draining=draining)
         if slot.rec == s:
             if breaks and slot.state in (OPEN, CLOSED) and not slot.drained:
                 value = None if self.has("watermark at the effect") else self.watermark(world, slot.base)
@@ -83,7 +80,7 @@ class Coordinator:
             good = slot.state != BROKEN and world.completed >= world.recorded
             what = "ask" if self.has("ring decided at the effect") else "back" if good else "destroy"
             todo += [("unrelease",), ("state", FREE)] + ([("ring", slot.ring, what)] if slot.ring else [])
-            slot = Slot(inc=slot.inc, left=slot.left)
+            slot = Slot(inc=slot.inc)
         return reg._replace(slot=slot), todo
 
     def end(self, world: World, reg: Reg, s: int, state: str, *, breaks: bool, released: bool) -> tuple[Any, ...]:
@@ -122,7 +119,7 @@ class Coordinator:
             return world, reg, todo, ("done",)
         if op[0] == "close":
             _, inc, released, drained = op
-            if inc != slot.inc or slot.left & s or not (slot.active | slot.draining) & s:
+            if inc != slot.inc or not (slot.active | slot.draining) & s:
                 return world, reg, [], ("done",)
             reg, todo = self.leave(world, reg, s, breaks=False, released=released, drained=drained)
             if reg.sess[s - 1] != "live" and not (reg.slot.active | reg.slot.draining) & s:
@@ -140,7 +137,7 @@ class Coordinator:
             return world, reg, [], ("quota",)
         elif recorder and slot.rec not in (0, s):
             return world, reg, [], ("taken",)
-        slot = slot._replace(active=slot.active | s, draining=slot.draining & ~s, left=slot.left & ~s)
+        slot = slot._replace(active=slot.active | s, draining=slot.draining & ~s)
         if recorder and not slot.rec:
             slot = slot._replace(rec=s)
             todo += [("rec", s)]

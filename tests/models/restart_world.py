@@ -69,7 +69,6 @@ class Slot(NamedTuple):
     rec: int = 0
     active: int = 0
     draining: int = 0
-    left: int = 0
     drained: bool = False
 
 

@@ -198,11 +198,9 @@ def _folded(read: list[records.Record]) -> object:
     for record in read:
         for slot in record.slots:
             row = asdict(slot) | {"recorder": slot.recorder and asdict(slot.recorder)}
-            slots[slot.index] = {
-                name: value for name, value in row.items() if name not in ("active", "draining", "left")
-            }
+            slots[slot.index] = {name: value for name, value in row.items() if name not in ("active", "draining")}
             holders[slot.index] = dict.fromkeys(slot.active, "active")
-            holders[slot.index] |= dict.fromkeys(slot.draining, "draining") | dict.fromkeys(slot.left, "left")
+            holders[slot.index] |= dict.fromkeys(slot.draining, "draining")
         for each in record.attachments:
             holders[each.index][each.serial] = each.state
         for one in record.sessions:

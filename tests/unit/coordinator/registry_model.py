@@ -32,7 +32,6 @@ class Model:
         self.live: set[int] = set()
         self.there: set[int] = set()  # live, or may still touch something (its own line, if it only fell silent)
         self.silent: set[int] = set()
-        self.left: set[tuple[int, Key]] = set()
 
     def named(self, name: str) -> Key | None:
         found = [key for key, use in self.uses.items() if name and use.name == name and use.state == "open"]
@@ -43,14 +42,12 @@ class Model:
         use = self.uses[key]
         use.active.add(session)
         use.holders.add(session)
-        self.left.discard((session, key))
 
     def leave(self, session: int, key: Key, *, broke: bool, released: bool, drained: bool = False) -> None:
         use = self.uses[key]
         use.active.discard(session)
         if released:
             use.holders.discard(session)
-            self.left.add((session, key))
         if use.recorder == session:
             if broke and not use.is_drained:
                 use.state = "broken"

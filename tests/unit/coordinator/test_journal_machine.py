@@ -46,7 +46,6 @@ def _plain(record: Record) -> object:
             "recorder": slot.recorder and asdict(slot.recorder),
             "active": set(slot.active),
             "draining": set(slot.draining),
-            "left": slot.left & sessions.keys(),
         }
         for slot in record.slots
     }

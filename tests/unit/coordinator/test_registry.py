@@ -141,7 +141,6 @@ def test_who_closed_a_use_is_forgotten_with_its_session_and_not_kept_by_the_slot
         guest = scene.session("guest")
         scene.open(guest, "e")
         scene.close(guest, slot)
-        scene.close(guest, slot)
         scene.registry.end_session(guest, released=True)
     assert not slot.draining
     assert len(slot.active) == 1

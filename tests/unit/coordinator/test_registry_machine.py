@@ -40,7 +40,6 @@ _Row = TypeVar("_Row", Session, Slot)
 _LIMITS = Settings(pool=3, max_sessions=3, max_attachments=2, max_streams=2)
 _LINES = _LIMITS.pool + 2 * _LIMITS.kept_slots
 _LOCK = 17
-_NOBODY = 1 << 40  # the serial of no session
 _NAMES = ("", "a", "b")
 _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED, "kept": BROKEN}
 
@@ -205,8 +204,9 @@ class Machine(RuleBasedStateMachine):
             self.registry.close(session, *key, released=released, drained=drained)
         except errors.EventClosed:
             assert not has_it
-            assert (session.serial, key) not in self.model.left
+            assert key in self.model.uses
             return
+        assert has_it or key not in self.model.uses
         if has_it:
             self.model.leave(session.serial, key, broke=False, released=released, drained=drained)
             self.model.settle(session.serial)
@@ -310,8 +310,6 @@ class Machine(RuleBasedStateMachine):
         known = {serial: _as_read(session) for serial, session in old.sessions.items()}
         self.sessions.update(known)
         slots = [_as_read(slot) for slot in old.slots.values()]
-        for slot in slots:
-            slot.left.add(_NOBODY)  # what is gone is not asked for
         new.restore(list(known.values()), slots, list(old._free_lines))
         new.count, new.high_water, new.streams = old.count, old.high_water, dict(old.streams)
         new.touched.slots.update(slots)
@@ -320,10 +318,8 @@ class Machine(RuleBasedStateMachine):
             slot.told = slot.ended or "opened"
         for session in known.values():
             session.told = session.state
-        assert not any(_NOBODY in slot.left for slot in slots)
         for serial, session in known.items():
             assert session.attached == old.sessions[serial].attached
-            assert session.left == {slot.index for slot in slots if serial in slot.left}
         self.registry = new
 
     # --- what always holds --------------------------------------------------------------------------------------------
@@ -415,8 +411,8 @@ class Machine(RuleBasedStateMachine):
         touched = self.registry.touched
         for slot, serial in touched.attachments:
             if slot not in touched.slots:
-                *rest, active, draining, left = self.journal["slot", slot.index]
-                sets = zip((active, draining, left), (slot.active, slot.draining, slot.left), strict=True)
+                *rest, active, draining = self.journal["slot", slot.index]
+                sets = zip((active, draining), (slot.active, slot.draining), strict=True)
                 changed = ((was - {serial}) | (now & {serial}) for was, now in sets)
                 self.journal["slot", slot.index] = (*rest, *changed)
         self.journal.update((("slot", slot.index), _slot_as_it_is(slot)) for slot in touched.slots)
@@ -427,10 +423,7 @@ class Machine(RuleBasedStateMachine):
                 self.journal.pop(("session", session.serial), None)
         now: dict[tuple[str, int], Any] = {}
         for index, slot in self.registry.slots.items():
-            *rest, left = self.journal["slot", index]
-            there = left & self.registry.sessions.keys()  # of a session that is gone, nobody asks any more
-            assert (*rest, there) == _slot_as_it_is(slot)
-            now["slot", index] = self.journal["slot", index]
+            now["slot", index] = _slot_as_it_is(slot)
         for session in self.registry.sessions.values():
             now["session", session.serial] = (session.state, frozenset(session.streams))
         assert self.journal == now
@@ -441,8 +434,6 @@ class Machine(RuleBasedStateMachine):
     def nothing_grows_that_should_not(self) -> None:
         assert len(self.registry.slots) <= _LINES
         assert len(self.registry.sessions) <= _LIMITS.max_sessions
-        for session in self.registry.sessions.values():
-            assert len(session.left) <= _LINES
 
 
 def _as_read(row: _Row) -> _Row:
@@ -452,7 +443,7 @@ def _as_read(row: _Row) -> _Row:
 
 def _slot_as_it_is(slot: Slot) -> Any:
     recorder = None if slot.recorder is None else slot.recorder.serial
-    sets = frozenset(slot.active), frozenset(slot.draining), frozenset(slot.left)
+    sets = frozenset(slot.active), frozenset(slot.draining)
     return slot.state, slot.incarnation, slot.name, recorder, slot.is_drained, slot.held, *sets
 
 
