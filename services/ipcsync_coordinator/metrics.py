@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 
 from ipcsync._logs import fields, is_round
 from ipcsync.errors import IpcSyncError, ProtocolError
@@ -23,7 +23,7 @@ class Metrics:
         self.refusals: Counter[str] = Counter()
         self.deaths: Counter[str] = Counter({"pidfd": 0, "ttl": 0})
         self.resyncs = 0
-        self.results: dict[str, Counter[str]] = {}
+        self.results: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._buckets = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
@@ -42,10 +42,7 @@ class Metrics:
 
     def count_result(self, op: str, result: str) -> None:
         """Count the result of a request: "ok", the name of its error, "late" or "internal"."""
-        counter = self.results.get(op)
-        if counter is None:
-            counter = self.results[op] = Counter()
-        counter[result] += 1
+        self.results[op][result] += 1
 
     def observe(self, seconds: float) -> None:
         """Add the time that a frame took, valid or not."""

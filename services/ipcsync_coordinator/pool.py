@@ -7,18 +7,11 @@ for again each second.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 
 from ipcsync.errors import DeviceMismatch, DriverError, IpcSyncError, QuotaExceeded
 from ipcsync_keeper.events import SharedCudaEvent
 from ipcsync_keeper.link import DriverClient
-
-
-@dataclass(eq=False)
-class _Device:
-    spare: list[int] = field(default_factory=list)
-    probe: bytes | None = None
 
 
 class Pool:
@@ -31,7 +24,8 @@ class Pool:
     def __init__(
         self, devices: list[str], driver: DriverClient, limit: int, step: int = 64, held: Iterable[SharedCudaEvent] = ()
     ) -> None:
-        self._devices = {uuid: _Device() for uuid in devices}
+        self._spare: dict[str, list[int]] = {uuid: [] for uuid in devices}
+        self._probes: dict[str, bytes] = {}
         self._driver = driver
         self._limit = limit
         self._step = step
@@ -42,51 +36,52 @@ class Pool:
     @property
     def made(self) -> int:
         """How many CUDA events there are, with the probes and those that are set aside."""
-        return len(self._events) + self.aside + sum(each.probe is not None for each in self._devices.values())
+        return len(self._events) + self.aside + len(self._probes)
 
     @property
     def devices(self) -> list[str]:
         """The UUIDs of the devices that this coordinator serves."""
-        return list(self._devices)
+        return list(self._spare)
 
-    def _device(self, uuid: str) -> _Device:
-        device = self._devices.get(uuid)
-        if device is None:
-            served = ", ".join(self._devices)
+    def _spare_of(self, uuid: str) -> list[int]:
+        spare = self._spare.get(uuid)
+        if spare is None:
+            served = ", ".join(self._spare)
             raise DeviceMismatch(f"the coordinator does not serve device {uuid!r:.80}; it serves {served}")
-        return device
+        return spare
 
     def take(self, uuid: str, depth: int) -> list[int]:
         """A ring of `depth` unused events; QuotaExceeded beyond the limit."""
-        device = self._device(uuid)
-        missing = depth - len(device.spare)
+        spare = self._spare_of(uuid)
+        missing = depth - len(spare)
         if missing > 0:
-            self._make_room(device, missing)
+            self._make_room(spare, missing)
             room = self._limit - self.made
             if missing > room:
                 aside = f", {self.aside} of them set aside with a pending record" if self.aside else ""
                 raise QuotaExceeded(
                     f"there are {self.made} CUDA events already{aside} (--max-cuda-events)", limit=self._limit
                 )
-            take_in = partial(self._add, device)
+            take_in = partial(self._add, spare)
             try:
                 self._driver.make(uuid, min(max(missing, self._step), room), take_in)
             except DriverError:  # it has no room for spare ones
                 self._driver.make(uuid, missing, take_in)
-        ring = device.spare[-depth:]
-        del device.spare[-depth:]
+        ring = spare[-depth:]
+        del spare[-depth:]
         return ring
 
-    def _add(self, device: _Device, made: list[SharedCudaEvent]) -> None:
+    def _add(self, spare: list[int], made: list[SharedCudaEvent]) -> None:
         self._events.update((shared.serial, shared) for shared in made)
-        device.spare += [shared.serial for shared in made]
+        spare += [shared.serial for shared in made]
 
-    def _make_room(self, device: _Device, missing: int) -> None:
+    def _make_room(self, spare: list[int], missing: int) -> None:
         """Destroy as many spare events of other devices as the limit asks for: no process has them."""
-        for other in self._devices.values():
+        for other in self._spare.values():
             too_many = self.made + missing - self._limit
-            if too_many > 0 and other is not device:
-                ring, other.spare = other.spare[:too_many], other.spare[too_many:]
+            if too_many > 0 and other is not spare:
+                ring = other[:too_many]
+                del other[:too_many]
                 self.destroy(ring)
 
     def handles(self, ring: list[int]) -> list[bytes]:
@@ -96,7 +91,7 @@ class Pool:
     def give_back(self, ring: list[int]) -> None:
         """Take back a ring that every session has released."""
         for serial in ring:
-            self._devices[self._events[serial].device].spare.append(serial)
+            self._spare[self._events[serial].device].append(serial)
 
     def destroy(self, ring: list[int]) -> None:
         """Destroy a ring of a dead recorder, whose state is unknown; what is pending is set aside."""
@@ -119,17 +114,17 @@ class Pool:
 
     def probe_handle(self, uuid: str) -> bytes:
         """The handle of an event that is kept for clients that test whether handles open."""
-        device = self._device(uuid)
-        if device.probe is None:
-            device.probe = self._driver.probe(uuid)
-        return device.probe
+        self._spare_of(uuid)
+        if uuid not in self._probes:
+            self._probes[uuid] = self._driver.probe(uuid)
+        return self._probes[uuid]
 
     def why_not_event(self, uuid: str) -> str | None:
         """Why event handles cannot be made on a device, None if they can; tested with real calls.
 
         DeviceMismatch for a device that is not served here.
         """
-        self._device(uuid)
+        self._spare_of(uuid)
         try:
             self.probe_handle(uuid)
         except IpcSyncError as error:
@@ -138,5 +133,5 @@ class Pool:
 
     def why_not_timeline(self, uuid: str) -> str | None:
         """Why timeline words do not work on a device, None if they do; tested with real calls."""
-        self._device(uuid)
+        self._spare_of(uuid)
         return self._driver.why_not_timeline(uuid)

@@ -170,7 +170,7 @@ class Scene:
         for session in world.registry.sessions.values():
             assert world.board.session(session.line).state == _LINES[session.state]
         used = {serial for slot in world.registry.slots.values() for serial in slot.ring}
-        spare = {serial for device in world.pool._devices.values() for serial in device.spare}
+        spare = {serial for serials in world.pool._spare.values() for serial in serials}
         assert not used & spare
         assert used | spare == {shared.serial for shared in world.events.held()}
         read, is_carried_out = Journal(world.files, records.Record).read()
