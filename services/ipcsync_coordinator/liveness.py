@@ -15,14 +15,16 @@ log = logging.getLogger("ipcsync.coordinator")
 
 
 def has_ended(pid: int, started: int) -> bool | None:
-    """Whether the kernel has torn a process down; None if there is no pidfd to ask."""
+    """Whether the kernel has torn a process down; None where pidfds are refused."""
     try:
         with closing(PidFd(pid)) as pidfd:
             return pidfd.is_dead or start_time(pid) != started
     except ProcessLookupError:
         return True
-    except OSError:  # it is refused, or descriptors are short, which proves nothing
+    except PidFdError:
         return None
+    except OSError:  # descriptors are short, which proves nothing: the next tick asks again
+        return False
 
 
 def is_gone(board: Board, session: Session) -> bool:

@@ -288,7 +288,7 @@ def test_row_07_a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_keep
 
     monkeypatch.setattr(liveness, "start_time", has_none)
     before = descriptors()
-    assert liveness.has_ended(os.getpid(), 1) is None
+    assert liveness.has_ended(os.getpid(), 1) is False
     assert descriptors() == before
 
 
