@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
@@ -45,15 +46,6 @@ class JournalError(Exception):
     """The journal cannot be read; the message says where it is invalid."""
 
 
-def _read(log: int, size: int) -> bytes:
-    """The first `size` bytes, or as many as there are; one call reads 2 GiB at most."""
-    parts, at = [], 0
-    while at < size and (part := os.pread(log, size - at, at)):
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)
-
-
 class Journal:
     """Appends to the current log, and starts the other one when it has grown too long. `whole` records everything."""
 
@@ -76,7 +68,7 @@ class Journal:
 
     def read(self) -> tuple[list[Record], bool]:
         """All records, and whether the effects of the last one were carried out. Raises JournalError."""
-        data = memoryview(_read(self._log, self._end))
+        data = memoryview(Path(f"/proc/self/fd/{self._log}").read_bytes())[: self._end]
         if len(data) != self._end:
             raise JournalError(f"the log has {len(data)} bytes, and {self._end} are said to be valid")
         records, at = [], 0
