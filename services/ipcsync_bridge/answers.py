@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -21,10 +21,9 @@ from ipcsync.errors import (
     ProtocolError,
     QuotaExceeded,
     RecorderLost,
-    SessionLost,
     WaitTimeout,
 )
-from ipcsync_bridge import handover, wire
+from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports
 from ipcsync_bridge.links import Follower
@@ -37,9 +36,8 @@ _ONLY_TIMELINE = (
     "the event {name!r} of node {node!r} uses the engine 'event', and only what is on 'timeline' can be waited for on "
     "other nodes: record it with engine='timeline'"
 )
-
-
 _MOST_OPENING = 1_024  # questions at once that need the coordinator
+_Question: TypeAlias = wire.Open | wire.Attach | wire.Events | wire.Follow
 
 
 @dataclass(eq=False)
@@ -59,7 +57,7 @@ class Answers:
         self._attaching = 0  # of them, those that may attach to something just now
         self._may_attach, self._has_attached = asyncio.Event(), asyncio.Event()
         self._may_attach.set()
-        self._visits: set[wire.Key] = set()  # attached to, but not exported
+        self._held: dict[wire.Key, float] = {}  # attached to, but not exported: from when on it is to be closed
         self._closing: list[wire.Key] = []  # the same, and the close is being sent
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
@@ -69,10 +67,7 @@ class Answers:
             follower.last_asked = now
         if isinstance(body, wire.Ping):
             self._ping(follower, answer)
-        elif isinstance(body, wire.Keep):
-            if follower is not None and body.epoch == self.session.epoch:
-                self._keep(follower, set(body.keys), now)
-        elif isinstance(body, wire.Open | wire.Attach | wire.Events) and answer is not None:
+        elif isinstance(body, wire.Open | wire.Attach | wire.Events | wire.Follow) and answer is not None:
             if self._opening >= _MOST_OPENING:
                 self.begin(_refuse(answer, QuotaExceeded("too many questions are under way", limit=_MOST_OPENING)))
                 return
@@ -82,15 +77,14 @@ class Answers:
             raise ProtocolError(f"{type(body).__name__} is not a request", code="invalid")
 
     def _ping(self, follower: Follower | None, answer: Answer | None) -> None:
-        links = 0 if follower is None else len(follower.keys) - len(follower.doubtful)
         if answer is not None:
-            me = self.identity
-            pong = wire.Pong(me.term, me.epoch, me.owner, me.life, links)
-            self.begin(answer(wire.encode(pong)))
+            self.begin(answer(wire.encode(self._pong(follower))))
 
-    async def _answer(
-        self, sender: str, body: wire.Open | wire.Attach | wire.Events, answer: Answer, now: float
-    ) -> None:
+    def _pong(self, follower: Follower | None) -> wire.Pong:
+        me = self.identity
+        return wire.Pong(me.term, me.epoch, me.owner, 0 if follower is None else follower.version)
+
+    async def _answer(self, sender: str, body: _Question, answer: Answer, now: float) -> None:
         try:
             await self._may_attach.wait()
             self._attaching += 1
@@ -106,29 +100,42 @@ class Answers:
             self._opening -= 1
         await answer(data)
 
-    async def _reply_to(self, sender: str, body: wire.Open | wire.Attach | wire.Events, now: float) -> wire.Message:
+    async def _reply_to(self, sender: str, body: _Question, now: float) -> wire.Message:
         if isinstance(body, wire.Events):
             return await self._list(body.prefix)
-        if isinstance(body, wire.Open):
-            return await self._open(sender, body.names, now)
-        return await self._attach(sender, body, now)
+        if isinstance(body, wire.Follow):
+            return await self._follow(sender, body, now)
+        found = await (self._open(body.name) if isinstance(body, wire.Open) else self._attach(body))
+        if isinstance(found, Export):
+            found = self._add(self._follower(sender, now), found)
+        return wire.State(self.identity.term, self.identity.epoch, found)
 
-    def _state(self, sender: str, exports: list[Export | wire.Row], now: float) -> wire.State:
+    async def _follow(self, sender: str, body: wire.Follow, now: float) -> wire.Pong:
+        """Send a node the news of all that it wants, and of nothing else."""
         follower = self._follower(sender, now)
-        rows = []
-        for export in exports:
-            if isinstance(export, Export):
-                if export.key not in follower.keys and len(follower.keys) >= self.settings.max_links:
-                    raise QuotaExceeded(
-                        f"node {sender!r} waits for {self.settings.max_links} events here already",
-                        limit=self.settings.max_links,
-                    )
-                follower.answered(export.key, time.monotonic())
-                export.followers.add(sender)
-                rows.append(export.read())
-            else:
-                rows.append(export)
-        return wire.State(self.identity.term, self.identity.epoch, self.identity.life, rows)
+        if body.epoch == self.session.epoch:
+            wanted = set(body.keys)
+            fresh = wanted if body.is_afresh else wanted - follower.keys.keys()
+            for found in await asyncio.gather(*map(self._by_key, fresh)):
+                row = found if isinstance(found, wire.Row) else self._add(follower, found)
+                follower.answered(row.key, time.monotonic())
+                self.publisher.put(follower, row)
+            unwanted, is_all = follower.unwanted(wanted, now)
+            self._drop(follower, unwanted)
+            if is_all:
+                follower.version = body.version
+        return self._pong(follower)
+
+    def _add(self, follower: Follower, export: Export) -> wire.Row:
+        """Send a node the news of an export from now on; its present row."""
+        if export.key not in follower.keys and len(follower.keys) >= self.settings.max_links:
+            raise QuotaExceeded(
+                f"node {follower.node!r} waits for {self.settings.max_links} events here already",
+                limit=self.settings.max_links,
+            )
+        follower.answered(export.key, time.monotonic())
+        export.followers.add(follower.node)
+        return export.read()
 
     def _follower(self, sender: str, now: float) -> Follower:
         follower = self._followers.get(sender)
@@ -141,46 +148,26 @@ class Answers:
             follower = self._followers[sender] = Follower(sender, now)
         return follower
 
-    async def _open(self, sender: str, names: list[str], now: float) -> wire.State:
-        found = await self._by_names(names)
-        refused: dict[int, wire.Refused] = {}
-        exports: list[Export | wire.Row] = []
-        for place, each in enumerate(found):
-            if isinstance(each, Export):
-                exports.append(each)
-            elif isinstance(each, SessionLost):
-                raise each
-            else:
-                text = str(each).encode()[: wire.MAX_REFUSAL].decode(errors="ignore")
-                refused[place] = wire.Refused(type(each).__name__, text)
-        return replace(self._state(sender, exports, now), refused=refused)
-
-    async def _by_names(self, names: list[str]) -> list[Export | IpcSyncError]:
-        found: dict[str, Export | IpcSyncError] = {
-            name: EventClosed(f"node {self.settings.node!r} exports no event named {name!r} (--export)", event=name)
-            for name in names
-        }
-        wanted = [name for name in found if self.settings.exports_name(name)]
-        replies = await self.session.ask_all([messages.Open(name, engine="timeline") for name in wanted])
-        found.update({name: self._export(name, reply) for name, reply in zip(wanted, replies, strict=True)})
-        return [found[name] for name in names]
-
-    def _export(self, name: str, reply: messages.Message | IpcSyncError) -> Export | IpcSyncError:
-        if isinstance(reply, EngineMismatch) and "uses the engine 'event'" in str(reply):
-            return EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self.settings.node))
-        if isinstance(reply, IpcSyncError):
-            return reply
+    async def _open(self, name: str) -> Export:
+        if not self.settings.exports_name(name):
+            raise EventClosed(f"node {self.settings.node!r} exports no event named {name!r} (--export)", event=name)
+        try:
+            reply = await self.session.ask(messages.Open(name, engine="timeline"))
+        except EngineMismatch as error:
+            if "uses the engine 'event'" in str(error):
+                raise EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self.settings.node)) from None
+            raise
         assert isinstance(reply, messages.Attachment)
         return self.exports.put(reply)
 
-    async def _attach(self, sender: str, body: wire.Attach, now: float) -> wire.State:
+    async def _attach(self, body: wire.Attach) -> Export | wire.Row:
         if body.epoch != self.session.epoch:
             raise NodeLost(
                 f"node {self.settings.node!r} has another coordinator now",
                 node=self.settings.node,
                 reason="restarted",
             )
-        return self._state(sender, await asyncio.gather(*map(self._by_key, body.keys)), now)
+        return await self._by_key(body.key)
 
     async def _by_key(self, key: wire.Key) -> Export | wire.Row:
         known = self.exports.get(key)
@@ -200,7 +187,7 @@ class Answers:
             return self.exports.put(reply)
         if reply.origin is not None:  # a mirror, which is another node's; its recorder may not close it
             return wire.Row(*key, state="gone")
-        self.visit(key)
+        self.hold([key])
         if not is_exported:
             return wire.Row(*key, state="gone")
         raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self.settings.node))
@@ -227,22 +214,17 @@ class Answers:
 
     # --- the end of exports -------------------------------------------------------------------------------------------
 
-    def visit(self, key: wire.Key) -> None:
-        """Note that the bridge is attached to a use that it does not export; `close_unused` releases it."""
-        self._visits.add(key)
+    def hold(self, keys: Iterable[wire.Key], until: float = 0.0) -> None:
+        """Note that the bridge is attached to these; from `until` on `close_unused` releases what is not exported."""
+        self._held.update(dict.fromkeys(keys, until))
 
     def came_late(self, attached: Attachment) -> None:
         """The same of an event of this node whose request was given up. A mirror is not closed: others may use it."""
         if attached.origin is None:
-            self.visit((attached.slot, attached.incarnation))
-
-    def _keep(self, follower: Follower, wanted: set[wire.Key], now: float) -> None:
-        unwanted = follower.keep(wanted, now)
-        over = {key for key in follower.doubtful if (export := self.exports.get(key)) is None or export.row.has_ended}
-        self._drop(follower, unwanted | over)  # who learns later that one is over needs no news of it
+            self.hold([(attached.slot, attached.incarnation)])
 
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:
-        follower.drop(set(keys))
+        follower.drop(keys)
         for key in keys:
             export = self.exports.get(key)
             if export is not None:
@@ -259,9 +241,7 @@ class Answers:
         Questions wait meanwhile: one that attaches to a use again must not find it closed behind its request.
         """
         now = time.monotonic()
-        for follower in self._followers.values():
-            self._drop(follower, follower.outdated(now))
-        if not self._may_attach.is_set() or not (self._visits or self._unused()):
+        if not self._may_attach.is_set() or not (self._unused() or any(now >= until for until in self._held.values())):
             return
         self._may_attach.clear()
         try:
@@ -270,12 +250,15 @@ class Answers:
                 await self._has_attached.wait()
             for export in self._unused():
                 self.exports.drop(export)
-                self._visits.add(export.key)
-            self._closing, self._visits = [key for key in self._visits if self.exports.get(key) is None], set()
+                self.hold([export.key])
+            due = [key for key, until in self._held.items() if now >= until]
+            self._closing = [key for key in due if self.exports.get(key) is None]
+            for key in due:
+                del self._held[key]
             replies = await self.session.ask_all([messages.Close(*key) for key in self._closing])
             for key, reply in zip(self._closing, replies, strict=True):
                 if isinstance(reply, WaitTimeout | ConnectError | QuotaExceeded):
-                    self.visit(key)  # closed later, unless it is exported by then
+                    self.hold([key])  # closed later, unless it is exported by then
             self._closing = []
         finally:
             self._may_attach.set()
@@ -286,23 +269,8 @@ class Answers:
     # --- from one code to the next ------------------------------------------------------------------------------------
 
     def leave(self) -> list[wire.Key]:
-        """What is attached to for nothing, and not closed yet."""
-        return [*self._visits, *self._closing]
-
-    def resume(self, left: handover.State, now: float) -> None:
-        """Go on with what other code left. Followers are sent everything again: changes meanwhile were not seen."""
-        for key in left.visits:
-            self.visit(key)
-        for attachment in left.exports:
-            self.exports.put(attachment)
-        for follower in left.followers:
-            self._followers[follower.node] = follower
-            follower.last_asked, follower.is_sent_to = now, False
-            for key in follower.keys:
-                export = self.exports.get(key)
-                if export is not None:
-                    export.followers.add(follower.node)
-                    self.publisher.put(follower, export.row)
+        """What is attached to, for an export or for nothing."""
+        return [*(export.key for export in self.exports), *self._held, *self._closing]
 
 
 async def _refuse(answer: Answer, error: IpcSyncError) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Coroutine
@@ -63,17 +64,15 @@ class Bridge:
         self._transport = transport
         self.counters = Counters()
         self._left = left
-        life, term = (os.urandom(16), 0) if left is None else (left.life, left.term)
-        self.me = Identity(settings.node, owner, session.epoch, life, term)
+        self.me = Identity(settings.node, owner, session.epoch, 0 if left is None else left.term)
         self.counters.handovers = 0 if left is None else left.handovers
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done = asyncio.Event()
-        self._has_ended = False
         self._has_name = left is not None
         self._wake = asyncio.Event()
         self.why = "stopped"
-        questions = Questions(transport, settings.link_ttl, self.begin)
+        questions = Questions(transport, settings.link_ttl)
         self.nodes = Nodes(transport, self.me, settings.link_ttl, questions.owner_of)
         self.publisher = Publisher(transport, self.me, self.counters, self.begin)
         self.exports = Exports(session.board, self.publisher.changed_on_thread, self.publisher.failed_on_thread)
@@ -91,7 +90,7 @@ class Bridge:
             questions,
             self.mirrors,
             self.subscriber,
-            visit=self.answers.visit,
+            visit=lambda key: self.answers.hold([key]),
             describe=self._describe,
         )
         self._announcements: Announcements | None = None
@@ -140,7 +139,6 @@ class Bridge:
             await asyncio.wait(self._tasks, timeout=_CANCEL_S)
         self.exports.close()
         await self._transport.close()
-        self._has_ended = True
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
@@ -150,32 +148,25 @@ class Bridge:
 
     def leave(self, began: float) -> handover.State:
         """What other code needs to go on, once `run` has ended and nothing changes it any more."""
-        if not self._has_ended:
-            raise RuntimeError("news that come now would be stored, and the new code would not know of them")
         return handover.State(
             session=self._session.hand_over(),
             began=began,
-            life=self.me.life,
             term=self.me.term,
-            sources=list(self.subscriber.sources.values()),
             lost=self.subscriber.lost,
             mirrors=[mirror.attachment for mirror in self.mirrors],
-            followers=list(self.publisher.followers.values()),
-            exports=[export.attachment for export in self.exports],
-            visits=self.answers.leave(),
+            held=self.answers.leave(),
             claims=self.names.claims,
             over=self.names.over,
             handovers=self.counters.handovers + 1,
         )
 
     def _resume(self, left: handover.State) -> None:
-        now = time.monotonic()
         self.names.claims, self.names.over = left.claims, left.over
-        self.subscriber.resume(left, now)
-        self.answers.resume(left, now)
-        self.begin(self._connect(left.began))
+        self.subscriber.resume(left, time.monotonic())
+        self.answers.hold(left.held, math.inf)
+        self.begin(self._connect(left))
 
-    async def _connect(self, began: float) -> None:
+    async def _connect(self, left: handover.State) -> None:
         """Connect, however long that takes: links that other code left do not end because the servers are away."""
         while True:
             try:
@@ -184,8 +175,10 @@ class Bridge:
             except Unavailable as error:
                 log.warning("nats", extra=fields(error=error))
                 await asyncio.sleep(_AGAIN_S)
+        now = time.monotonic()
+        self.answers.hold(left.held, now + self._settings.link_ttl)  # until then each peer has said what it wants
         self.connected()
-        log.info("took over", extra=fields(mirrors=len(self.mirrors), pause_s=time.monotonic() - began))
+        log.info("took over", extra=fields(mirrors=len(self.mirrors), pause_s=now - left.began))
 
     async def _publish(self) -> None:
         """Publish what changes. If that fails, the bridge ends: peers would go on trusting its pings."""

@@ -17,10 +17,9 @@ from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment, Welcome
 from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import wire
-from ipcsync_bridge.links import Follower, Source
 from ipcsync_bridge.wire import Key
 
-VERSION = 3
+VERSION = 4
 
 VARIABLE = "IPCSYNC_BRIDGE_HANDOVER"
 """Of the environment, for the new code: the file's descriptor."""
@@ -35,18 +34,17 @@ class Session(Struct, frozen=True):
 
 
 class State(Struct, frozen=True):
-    """All that only a bridge knows; `claims`, `over`: of `Names`. Times are CLOCK_MONOTONIC's, in seconds."""
+    """What others do not tell the new code. `held`: what its session is attached to. `claims`, `over`: of `Names`.
+
+    `began`: CLOCK_MONOTONIC, in seconds.
+    """
 
     session: Session
     began: float
-    life: bytes
     term: int
-    sources: list[Source]
     lost: dict[str, tuple[bytes, str]]
     mirrors: list[Attachment]
-    followers: list[Follower]
-    exports: list[Attachment]
-    visits: list[Key]
+    held: list[Key]
     claims: dict[Key, tuple[str, int]]
     over: set[Key]
     handovers: int

@@ -3,12 +3,15 @@
 What travels are facts that only grow: "of this use, all up to g is complete". So news may be repeated, late or in
 another order, and merging them is a maximum within one identity. What is lost is sent again.
 
-They are structs, which a bridge leaves to the code that goes on in its place as they are.
+Which uses a node wants has a number, which each change of it changes. The other node answers each ping with the number
+of what it sends news of; while that is not the present one, or 0 after a restart, it is sent all of it again.
 """
 
 from __future__ import annotations
 
-from msgspec import Struct
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from ipcsync_bridge.wire import Key, Row
 
@@ -18,7 +21,8 @@ _PINGS = 4  # at least, in a TTL
 _ANSWER_S = 3.0  # from an answer until it is used, or was asked for again: three pings, and three tries of a question
 
 
-class Source(Struct):
+@dataclass(eq=False)
+class Source:
     """A node, in one epoch of it, of whose events some are mirrored here.
 
     It counts as alive until the sending of the last ping that it answered, and `ttl_s` from there.
@@ -28,18 +32,28 @@ class Source(Struct):
     epoch: bytes
     ttl_s: float
     alive_until: float
-    links: dict[Key, Row] = {}  # what is known of its uses
+    links: dict[Key, Row] = field(default_factory=dict)  # what is known of its uses
     term: int = 0
-    life: bytes = b""  # of the bridge that was asked for all links
     next_ping: float = 0.0
     last_received: float = 0.0
-    wants_sync: bool = False
-    was_unequal: bool = False  # the last answer said another number of links than there are
+    version: int = field(default_factory=lambda: 1 + secrets.randbits(61))  # of which uses are wanted
+    known_version: int = 0
+    """Which it sends news of, as it last said."""
 
     @property
     def ping_s(self) -> float:
         """The time between two pings."""
         return min(_PING_S, self.ttl_s / _PINGS)
+
+    def link(self, row: Row) -> None:
+        """Want the news of a use, of which `row` is known."""
+        self.links[row.key] = self.links.get(row.key, row).merged(row)
+        self.version += 1
+
+    def unlink(self, key: Key) -> None:
+        """Want no news of a use any more."""
+        self.links.pop(key, None)
+        self.version += 1
 
     def touch(self, now: float) -> None:
         """Note that a question sent at `now` was answered."""
@@ -52,11 +66,11 @@ class Source(Struct):
         self.term = term
         return True
 
-    def answered(self, life: bytes, sent: float, now: float) -> None:
-        """Note an answer to a question `sent` then. Another bridge than that before does not know of the links."""
+    def answered(self, version: int, sent: float, now: float) -> None:
+        """Note an answer to what was `sent` then, and which version of what is wanted it names."""
         self.touch(sent)
         self.last_received = now
-        self.wants_sync |= life != self.life
+        self.known_version = version
 
     def pinged(self, now: float) -> None:
         """Note that a ping was sent at `now`."""
@@ -70,25 +84,26 @@ class Source(Struct):
         """Note that this process stood still until `now`: silence before does not count."""
         self.touch(now)
         self.next_ping = min(self.next_ping, now)
-        self.wants_sync = True
 
     def is_silent(self, now: float) -> bool:
         """Whether the node has been silent for the whole TTL."""
         return now >= self.alive_until
 
 
-class Follower(Struct):
-    """A node that mirrors events of this one, and what to send it next: at most one row for each use."""
+@dataclass(eq=False)
+class Follower:
+    """A node that mirrors events of this one, and what to send it next: at most one row for each use.
+
+    `keys` are the uses that it wants, each with the time until which it may not know that it does.
+    """
 
     node: str
     last_asked: float
-    keys: set[Key] = set()
-    doubtful: set[Key] = set()
-    """Of the keys, those that it did not want, as it said when it may not have known of them."""
+    keys: dict[Key, float] = field(default_factory=dict)
+    version: int = 0  # of what it wants, as it last said
     is_sent_to: bool = False
-    _rows: dict[Key, Row] = {}  # to be sent
-    _sent: dict[Key, Row] = {}  # sent, and not acknowledged
-    _answered: dict[Key, float] = {}  # until when it may not know of a key
+    _rows: dict[Key, Row] = field(default_factory=dict)  # to be sent
+    _sent: dict[Key, Row] = field(default_factory=dict)  # sent, and not acknowledged
 
     def put(self, row: Row) -> bool:
         """Send it this state of a use, if it wants it. Whether that replaces an older one that was not sent yet."""
@@ -112,28 +127,20 @@ class Follower(Struct):
 
     def answered(self, key: Key, now: float) -> None:
         """Send it the news of a use from now on: it has asked, and the answer is under way."""
-        self.keys.add(key)
-        self.doubtful.discard(key)
-        self._answered[key] = now + _ANSWER_S
+        self.keys[key] = now + _ANSWER_S
 
-    def keep(self, wanted: set[Key], now: float) -> set[Key]:
-        """Take in which keys it wants. Returns those to drop: none that it may not have known of when it said so."""
-        unwanted = self.keys - wanted
-        self.doubtful = {key for key in unwanted if now < self._answered.get(key, 0.0)}
-        return unwanted - self.doubtful
+    def unwanted(self, wanted: set[Key], now: float) -> tuple[set[Key], bool]:
+        """Of its keys, those that it does not want, and whether these are all: not if it may not know of some yet."""
+        unwanted = self.keys.keys() - wanted
+        known = {key for key in unwanted if now >= self.keys[key]}
+        return known, known == unwanted
 
-    def outdated(self, now: float) -> set[Key]:
-        """The doubtful keys that it would have asked for again by now."""
-        return {key for key in self.doubtful if now >= self._answered.get(key, 0.0)}
-
-    def drop(self, keys: set[Key]) -> None:
+    def drop(self, keys: Iterable[Key]) -> None:
         """Stop sending it these."""
-        self.keys -= keys
-        self.doubtful -= keys
         for key in keys:
+            self.keys.pop(key, None)
             self._rows.pop(key, None)
             self._sent.pop(key, None)
-            self._answered.pop(key, None)
 
     @property
     def pending(self) -> int:

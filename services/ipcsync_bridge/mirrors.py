@@ -45,7 +45,10 @@ class Mirror:
         self._line = board.slot(attachment.slot)
         self.has_sent_closed = self._line.state == CLOSED  # by the code before this one, if it is
         self._word = Futex(self._line.completed_address)
-        self._recorded = self._completed = self._lost = 0
+        # Of an earlier code in this process, too: what is stored never becomes less.
+        self._recorded = self._line.recorded - self._base
+        self._completed = self._line.completed - self._base
+        self._lost = 0
 
     def store(self) -> None:
         """Store what the row says and the board does not have. Nothing once the coordinator has finished the use."""

@@ -12,7 +12,7 @@ from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.names import Names
-from ipcsync_bridge.questions import Opened, Questions
+from ipcsync_bridge.questions import Questions
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Nodes
 from ipcsync_bridge.subscriber import Subscriber
@@ -46,8 +46,7 @@ class RemoteRequests:
             return await self._list_nodes(timeout)
         if want.what == "bridge":
             return self.describe()
-        with self.subscriber.linking():
-            await (self._attach if want.what == "attach" else self._open)(want, timeout)
+        await (self._attach if want.what == "attach" else self._open)(want, timeout)
         return None
 
     # --- lists --------------------------------------------------------------------------------------------------------
@@ -85,15 +84,15 @@ class RemoteRequests:
     async def _open(self, want: messages.Want, timeout: float) -> None:
         if not want.node:
             claim = await self.names.find(want.name, timeout)
-            key, epoch = (claim.slot, claim.incarnation), bytes.fromhex(claim.epoch)
+            origin = Origin(bytes.fromhex(claim.epoch), claim.slot, claim.incarnation)
             if claim.node == self.settings.node:
-                await self.session.ask(_import(want, Origin(epoch, *key), claim.node))
+                await self.session.ask(_import(want, origin, claim.node))
             else:
-                await self._link_by_key(want, claim.node, epoch, key, timeout)
+                await self._link(want, claim.node, wire.Attach(origin.epoch, origin.key), timeout)
         elif want.node == self.settings.node:
             await self._open_here(want)
         else:
-            await self._link(want, want.node, await self.questions.open(want.node, want.name, timeout))
+            await self._link(want, want.node, wire.Open(want.name), timeout)
 
     async def _open_here(self, want: messages.Want) -> None:
         """Open an event of this very node: attach to it for a moment, to learn its use."""
@@ -118,18 +117,13 @@ class RemoteRequests:
                 "fleet",
                 reason="restarted",
             )
-        await self._link_by_key(want, node, want.epoch, (want.slot, want.incarnation), timeout)
+        await self._link(want, node, wire.Attach(want.epoch, (want.slot, want.incarnation)), timeout)
 
-    async def _link_by_key(self, want: messages.Want, node: str, epoch: bytes, key: wire.Key, timeout: float) -> None:
+    async def _link(self, want: messages.Want, node: str, question: wire.Open | wire.Attach, timeout: float) -> None:
+        """Mirror the use that a node answers with, which answers the want."""
         sent = time.monotonic()
-        state = await self.questions.ask(node, wire.Attach(epoch, [key]), wire.State, timeout)
-        if len(state.rows) != 1:
-            raise ProtocolError(f"node {node!r} answered with {len(state.rows)} events", code="reply")
-        await self._link(want, node, Opened(state, state.rows[0], sent))
-
-    async def _link(self, want: messages.Want, node: str, opened: Opened) -> None:
-        """Mirror the use that a node has answered with, which answers the want."""
-        state, row, sent = opened
+        state = await self.questions.ask(node, question, wire.State, timeout)
+        row = state.row
         if row.state == "gone":
             raise RecorderLost(f"the event of this point (slot {row.slot} of node {node!r}) is gone", cause="gone")
         source = self.subscriber.source_of(node, state, sent)
@@ -142,7 +136,7 @@ class RemoteRequests:
             attached = await self.session.insist(_import(want, origin, node))
         except IpcSyncError as error:
             if origin not in self.mirrors:
-                source.links.pop(row.key, None)
+                source.unlink(row.key)
             if isinstance(error, NodeLost) and error.reason is None:
                 return  # lost for good on this node, as the coordinator has answered the session
             raise

@@ -40,14 +40,13 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 62))]
 class Identity:
     """What this bridge says of itself.
 
-    `owner` tells this machine's bridge from another one under the same name, `epoch` one coordinator from another, and
-    `life` this bridge, which knows who follows what, from one before it that was killed. `term` is that of the name.
+    `owner` tells this machine's bridge from another one under the same name, `epoch` one coordinator from another.
+    `term` is that of the name.
     """
 
     node: str
     owner: bytes
     epoch: bytes
-    life: bytes
     term: int = 0
 
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -240,7 +242,8 @@ class Transport:
         if not message.headers:
             asked.set_result(message.data)
         elif message.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
-            asked.set_exception(nats.errors.NoRespondersError())
+            node = message.subject.split(".")[-2]
+            asked.set_exception(Unreachable(f"no bridge of node {node!r} listens"))
 
     def _answering(self, subject: str) -> Answer:
         async def answer(data: bytes) -> None:
@@ -265,24 +268,30 @@ class Transport:
             return False
         return True
 
-    async def ask(self, to: str, data: bytes, timeout: float) -> bytes:
-        """Ask a node: its answer. Unreachable at once if none listens, or as CutOff; TimeoutError after `timeout` s."""
+    async def ask(self, to: str, data: bytes, timeout: float, again_s: float = math.inf) -> bytes:
+        """Ask a node, and again each `again_s`: the first answer. TimeoutError if none comes in `timeout` seconds.
+
+        Unreachable at once if no node listens, or as CutOff.
+        """
         if not self._nats.is_connected:
             raise CutOff(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
         subject = self._subject(to, f"ask.{self._settings.node}")
         reply = self._subject(self._settings.node, f"answer.{to}.{secrets.token_hex(16)}")
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._asked[reply] = answer
+        until = time.monotonic() + timeout
         try:
-            answer = self._asked[reply] = asyncio.get_running_loop().create_future()
-            await self._nats.publish(subject, data, reply=reply)
-            return await asyncio.wait_for(answer, timeout)
-        except nats.errors.NoRespondersError:
-            raise Unreachable(f"no bridge of node {to!r} listens") from None
-        except (nats.errors.TimeoutError, asyncio.TimeoutError):
-            raise TimeoutError(f"node {to!r} did not answer within {timeout:g} s") from None
-        except _NOT_SENT as error:
-            raise Unreachable(str(error)) from error
+            while not answer.done() and (left := until - time.monotonic()) > 0:
+                try:
+                    await self._nats.publish(subject, data, reply=reply)
+                except _NOT_SENT as error:
+                    raise Unreachable(str(error)) from error
+                await asyncio.wait((answer,), timeout=min(left, again_s))
+            if not answer.done():
+                raise TimeoutError(f"node {to!r} did not answer within {timeout:g} s")
+            return await answer
         finally:
-            self._asked.pop(reply, None)
+            del self._asked[reply]
 
     # --- the store ----------------------------------------------------------------------------------------------------
 

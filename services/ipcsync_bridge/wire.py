@@ -14,13 +14,11 @@ from msgspec import Meta, Struct
 from ipcsync._wire import codec, messages
 from ipcsync.errors import ProtocolError, QuotaExceeded
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 64 * 1024
 MAX_ANSWER = MAX_BYTES - 256  # of a coordinator's reply that a message, or a request to the coordinator, holds
 MAX_ROWS = 1_000  # of one message
 MAX_KEYS = 5_000
-MAX_NAMES = 100
-MAX_REFUSAL = 500  # bytes of a refusal's text where there may be many
 
 StateName: TypeAlias = Literal["open", "closed", "broken", "gone"]
 CauseName: TypeAlias = Literal["", "died", "expired"]
@@ -80,16 +78,16 @@ class _Body(Struct, frozen=True, array_like=True, tag=str.lower):
 
 
 class Open(_Body, frozen=True):
-    """Ask for the events of some names, which are created if they do not exist. Answered by State."""
+    """Ask for the event of a name, which is created if it does not exist. Answered by State."""
 
-    names: Annotated[list[Annotated[str, Meta(max_length=255)]], Meta(min_length=1, max_length=MAX_NAMES)]
+    name: Annotated[str, Meta(max_length=255)]
 
 
 class Attach(_Body, frozen=True):
-    """Ask for uses of slots, and for their news from now on. Answered by State."""
+    """Ask for a use of a slot. Answered by State."""
 
     epoch: Id
-    keys: Annotated[list[Key], Meta(max_length=MAX_ROWS)]
+    key: Key
 
 
 class Ping(_Body, frozen=True):
@@ -102,10 +100,15 @@ class Events(_Body, frozen=True):
     prefix: Annotated[str, Meta(max_length=255)]
 
 
-class Keep(_Body, frozen=True):
-    """All the uses whose news the asker still wants. Not answered."""
+class Follow(_Body, frozen=True):
+    """All the uses whose news the asker wants, under a number of its own. Answered by Pong, once they are sent.
+
+    `is_afresh`: it may have missed some, and wants the news of all now, not only of those that it did not want before.
+    """
 
     epoch: Id
+    version: Count
+    is_afresh: bool
     keys: Annotated[list[Key], Meta(max_length=MAX_KEYS)]
 
 
@@ -117,26 +120,20 @@ class Refused(_Body, frozen=True):
 
 
 class State(_Body, frozen=True):
-    """How the uses that were asked for are; their news come by themselves, as long as the bridge has this `life`.
-
-    `refused` says why a name has no row, by its place among those asked for.
-    """
+    """How the use that was asked for is; its news come by themselves from now on."""
 
     term: Count
     epoch: Id
-    life: Id
-    rows: Rows
-    refused: Annotated[dict[Count, Refused], Meta(max_length=MAX_NAMES)] = {}
+    row: Row
 
 
 class Pong(_Body, frozen=True):
-    """The node is alive, and sends the asker the news of `links` uses."""
+    """The node is alive, and sends the asker the news of what it wants by the Follow of this `version`, 0 for none."""
 
     term: Count
     epoch: Id
     owner: Id
-    life: Id
-    links: Count
+    version: Count
 
 
 class Listed(_Body, frozen=True):
@@ -165,7 +162,7 @@ class Over(_Body, frozen=True):
     reason: Text
 
 
-Message: TypeAlias = Open | Attach | Ping | Events | Keep | State | Pong | Listed | Refused | News | Ack | Over
+Message: TypeAlias = Open | Attach | Ping | Events | Follow | State | Pong | Listed | Refused | News | Ack | Over
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _body: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()

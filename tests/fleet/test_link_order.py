@@ -8,7 +8,6 @@ import pytest
 
 from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire.messages import Attachment, Origin
-from ipcsync_bridge.bridge import Bridge
 from ipcsync_bridge.exports import Export
 from ipcsync_bridge.mirrors import Mirror
 from ipcsync_bridge.wire import Row
@@ -23,6 +22,8 @@ class _Line:
 
     def __init__(self, **words: int) -> None:
         self.values: dict[str, Any] = {"incarnation": 7, "state": OPEN, "has_expired": False, "lost": 0, **words}
+        self.values.setdefault("recorded", 100)
+        self.values.setdefault("completed", 100)
         self.order: list[str] = []
         self.futex = self
 
@@ -80,21 +81,17 @@ def test_link_order_nothing_is_stored_on_a_use_that_is_over(words: dict[str, int
     assert not {step for step in line.order if " " in step or step == "wake"}
 
 
-def test_link_order_new_code_stores_what_was_left_and_nothing_on_a_use_that_is_over() -> None:
-    for words, stored in (({}, ["recorded 105", "completed 103", "wake", "wake"]), ({"state": BROKEN}, [])):
-        line = _Line(**words)
-        mirror = Mirror(_Board(line), _ATTACHMENT, Row(1, 2, recorded=5, completed=3))  # type: ignore[arg-type] # as above
-        mirror._word = line  # type: ignore[assignment]
-        assert line.order == ["state"]  # nothing of the last use is left to clear
+def test_link_order_new_code_stores_what_is_newer_than_what_the_old_one_stored() -> None:
+    line = _Line(recorded=105, completed=104)
+    mirror = _mirror(line, Row(1, 2))
+    for row, stored in (
+        (Row(1, 2, recorded=4, completed=4), []),
+        (Row(1, 2, recorded=6, completed=5), ["recorded 106", "completed 105"]),
+    ):
+        line.order.clear()
+        mirror.row = row
         mirror.store()
-        assert [step for step in line.order if step not in ("state", "incarnation")] == stored
-
-
-def test_link_order_nothing_is_left_to_new_code_before_the_old_one_has_ended() -> None:
-    bridge = Bridge.__new__(Bridge)
-    bridge._has_ended = False
-    with pytest.raises(RuntimeError, match="would not know of them"):
-        bridge.leave(0.0)
+        assert [step for step in line.order if " " in step] == stored
 
 
 class _Nothing:
@@ -105,7 +102,6 @@ class _Nothing:
 
 def _export(**words: int) -> Export:
     line = _Line(recorded=107, watermark=0, **words)
-    line.values.setdefault("completed", 100)
     export = Export.__new__(Export)
     export.key, export._base, export._line, export._dependencies = (3, 7), 100, line, _Nothing()  # type: ignore[assignment]
     return export

@@ -103,7 +103,7 @@ def _names(transport: Any) -> Names:
     async def nobody(_node: str, _timeout: float) -> bytes | None:
         return None
 
-    me = Identity("a", b"o" * 16, b"e" * 16, b"l" * 16)
+    me = Identity("a", b"o" * 16, b"e" * 16)
     return Names(transport, Nodes(transport, me, 1.0, nobody), Counters())
 
 
@@ -147,13 +147,12 @@ def test_nothing_is_said_to_be_flushed_by_a_connection_that_is_lost(server: Serv
 def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server: Server) -> None:
     async def scenario() -> None:
         async with _transport(server.url) as transport:
-            nothing: Any = None
-            questions = Questions(transport, 5.0, nothing)
+            questions = Questions(transport, 5.0)
             holder = await nats.connect(server.url)
 
             async def answer(message: Any) -> None:
                 await asyncio.sleep(1.5 * ASK_S)
-                await message.respond(wire.encode(wire.Pong(1, b"e" * 16, b"o" * 16, b"c" * 16, 0)))
+                await message.respond(wire.encode(wire.Pong(1, b"e" * 16, b"o" * 16, 0)))
 
             await holder.subscribe("ipcsync.main.b.ask.*", cb=answer)
             await flushed(holder, DEADLINE_S)

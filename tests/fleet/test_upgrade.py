@@ -168,7 +168,7 @@ def test_code_that_cannot_go_on_is_refused_and_the_old_one_stays(
     client = node.client()
     sound = (code / "wire.py").read_text()
     # Of another size: bytecode that is less than a second old stands for any source of the same size.
-    (code / "wire.py").write_text(sound.replace("VERSION = 1\n", "VERSION = 77\n"))
+    (code / "wire.py").write_text(sound.replace("VERSION = 2\n", "VERSION = 77\n"))
     ask(node)
     until(lambda: is_served(node).count("goes on") == 1, "the outcome", UPGRADE_S)
     assert "bridges 77: stop it, and start anew" in node.text()

@@ -3,8 +3,8 @@
 The network loses, repeats, delays and reorders. All of that is one rule here: whatever once was true on the recording
 node may be heard on the other at any later moment, any number of times, or never. The recorder dies or closes, its slot
 is used anew, its node restarts; the waiting node suspects it at any time, its own bridge dies, mirrors are let go of
-and asked for again. The waiting node's bridge is upgraded at any time: it leaves what it knows to the new code, which
-stores that on the mirrors and goes on; meanwhile the coordinator may finish them.
+and asked for again. The waiting node's bridge is upgraded at any time: the new code knows what the mirrors say, and
+nothing else.
 
     python -m tests.models.link_model            the world as it should be, then every planted mistake
 """
@@ -24,8 +24,8 @@ MISTAKES = {
     "listens on": "a mirror that is finished hears further news",
     "no tombstone": "a lost mirror that was let go of is linked anew",
     "empty tombstone": "what was good of a lost mirror is forgotten with it",
-    "leaves early": "the old code still stores news when it has written down what it leaves",
-    "goes on blindly": "the new code stores on mirrors that the coordinator has finished meanwhile",
+    "forgets": "the new code stores the first news over what the mirrors say",
+    "goes on blindly": "the new code stores on mirrors that the coordinator has finished",
 }
 
 
@@ -59,7 +59,7 @@ class World(NamedTuple):
     """`uses` of the slot one after another, `facts` that were true ever, `truth` of what was complete while it counted.
 
     On the waiting node: a mirror of each use or None, the tombstones, and what somebody has seen there, for good.
-    `left` is what its bridge left of the mirrors to the code that is to go on, None but during an upgrade.
+    `unheard`: the mirrors of which the bridge's present code has heard nothing.
     """
 
     uses: tuple[Use, ...]
@@ -69,7 +69,7 @@ class World(NamedTuple):
     tombstones: tuple[int | None, ...]
     seen_good: frozenset[tuple[int, int]] = frozenset()
     seen_lost: frozenset[tuple[int, int]] = frozenset()
-    left: tuple[Mirror | None, ...] | None = None
+    unheard: frozenset[int] = frozenset()
 
 
 class Violation(AssertionError):  # noqa: N818 - what a checker calls it
@@ -85,17 +85,13 @@ def start(uses: int) -> World:
 def moves(world: World, mistake: str) -> Iterator[tuple[str, World]]:
     """All that may happen next."""
     yield from _at_home(world, mistake)
-    if world.left is None:
-        yield "the bridge leaves to new code", world._replace(left=world.mirrors)
-    else:
-        yield "the new code goes on", _gone_on(world, world.left, mistake)
+    there = frozenset(use for use, mirror in enumerate(world.mirrors) if mirror is not None)
+    yield "the bridge goes on with new code", world._replace(unheard=there)
     for use, mirror in enumerate(world.mirrors):
-        if world.left is None:
-            yield from _linking(world, use, mirror, mistake)
+        yield from _linking(world, use, mirror, mistake)
         if mirror is None:
             continue
-        if world.left is None or mistake == "leaves early":
-            yield from _hearing(world, use, mirror, mistake)
+        yield from _hearing(world, use, mirror, mistake)
         if mirror.state != "broken":
             yield f"mirror {use}: its node is lost, or a bridge", _put(world, use, mirror._replace(state="broken"))
         yield f"somebody looks at mirror {use}", _seen(world, use, mirror)
@@ -149,18 +145,13 @@ def _linking(world: World, use: int, mirror: Mirror | None, mistake: str) -> Ite
 
 
 def _hearing(world: World, use: int, mirror: Mirror, mistake: str) -> Iterator[tuple[str, World]]:
+    is_first = use in world.unheard
+    listens = mirror.state != "broken" or mistake == "listens on" or (mistake == "goes on blindly" and is_first)
+    known = Mirror() if mistake == "forgets" and is_first else mirror
     for fact in world.facts:
-        if (fact.use == use or mistake == "no identity") and (mirror.state != "broken" or mistake == "listens on"):
-            yield f"mirror {use} hears {fact}", _put(world, use, _merged(mirror, fact, mistake))
-
-
-def _gone_on(world: World, left: tuple[Mirror | None, ...], mistake: str) -> World:
-    """The new code has stored what was left to it, but on mirrors that the coordinator has finished."""
-    mirrors = []
-    for now, then in zip(world.mirrors, left, strict=True):
-        is_over = now is not None and now.state == "broken" and mistake != "goes on blindly"
-        mirrors.append(now if is_over else then)
-    return world._replace(mirrors=tuple(mirrors), left=None)
+        if (fact.use == use or mistake == "no identity") and listens:
+            heard = world._replace(unheard=world.unheard - {use})
+            yield f"mirror {use} hears {fact}", _put(heard, use, _merged(known, fact, mistake))
 
 
 def _put(world: World, use: int, mirror: Mirror | None) -> World:

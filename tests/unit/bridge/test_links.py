@@ -12,12 +12,11 @@ import pytest
 from ipcsync_bridge.links import RETRY_S, Follower, Source
 from ipcsync_bridge.wire import Row
 
-LIFE, OTHER = b"c" * 16, b"d" * 16
 KEY = (1, 2)
 
 
 def source() -> Source:
-    return Source("a", b"e" * 16, ttl_s=5.0, alive_until=105.0, life=LIFE)
+    return Source("a", b"e" * 16, ttl_s=5.0, alive_until=105.0)
 
 
 def test_merging_is_a_maximum_in_any_order() -> None:
@@ -58,12 +57,14 @@ def test_what_is_lost_may_only_grow() -> None:
         assert link.lost == expected
 
 
-def test_another_bridge_than_that_before_is_asked_for_all_links() -> None:
+def test_each_change_of_what_is_wanted_has_a_version_of_its_own() -> None:
     one = source()
-    one.answered(LIFE, 100.0, 100.1)
-    assert not one.wants_sync
-    one.answered(OTHER, 101.0, 101.1)
-    assert one.wants_sync
+    versions = [one.version]
+    one.link(Row(*KEY))
+    versions.append(one.version)
+    one.unlink(KEY)
+    versions += [one.version, source().version]
+    assert len({0, *versions}) == 5
 
 
 def test_a_node_is_lost_a_ttl_after_the_sending_of_the_last_ping_that_it_answered() -> None:
@@ -105,7 +106,7 @@ def test_another_epoch_or_a_lower_term_is_not_this_life_of_the_node() -> None:
 
 
 def follower(count: int = 3) -> Follower:
-    return Follower("b", 100.0, {(slot, 1) for slot in range(count)})
+    return Follower("b", 100.0, {(slot, 1): 0.0 for slot in range(count)})
 
 
 def test_what_was_not_told_yet_is_replaced_by_what_is_newer() -> None:
@@ -193,3 +194,10 @@ def test_more_than_a_message_holds_goes_in_several() -> None:
     for slot in range(5):
         one.put(Row(slot, 1, 1))
     assert [len(one.take(2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_what_a_node_was_just_answered_is_kept_though_it_does_not_want_it_yet() -> None:
+    one = follower()
+    one.answered((0, 1), 100.0)
+    assert one.unwanted({(1, 1)}, 101.0) == ({(2, 1)}, False)
+    assert one.unwanted({(1, 1)}, 110.0) == ({(0, 1), (2, 1)}, True)

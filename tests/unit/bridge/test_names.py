@@ -52,7 +52,7 @@ async def _nobody(_node: str, _timeout: float) -> bytes | None:
 
 
 def _nodes(store: Any, node: str, owner: bytes, epoch: bytes, ttl_s: float = 1.0, is_there: Any = _nobody) -> Nodes:
-    return Nodes(store, Identity(node, owner, epoch, b"l" * 16), ttl_s, is_there)
+    return Nodes(store, Identity(node, owner, epoch), ttl_s, is_there)
 
 
 def _names(store: Any, node: str, ttl_s: float, is_there: Any = _nobody, counters: Counters | None = None) -> Names:

@@ -57,7 +57,7 @@ class _Wire:
         return wire.encode(wire.Ack())
 
 
-_ME = Identity("a", b"o" * 16, b"e" * 16, b"l" * 16)
+_ME = Identity("a", b"o" * 16, b"e" * 16)
 
 
 def _publish(rows: int, monkeypatch: pytest.MonkeyPatch, *lost: Exception) -> tuple[Follower, list[Any]]:
@@ -68,7 +68,7 @@ def _publish(rows: int, monkeypatch: pytest.MonkeyPatch, *lost: Exception) -> tu
     async def run() -> Follower:
         tasks: list[asyncio.Task[object]] = []
         one = Publisher(transport, _ME, Counters(), lambda work: tasks.append(asyncio.ensure_future(work)))
-        follower = one.followers["b"] = Follower("b", 0.0, {(slot, 1) for slot in range(rows)})
+        follower = one.followers["b"] = Follower("b", 0.0, {(slot, 1): 0.0 for slot in range(rows)})
         for generation in (1, 2):
             for slot in range(rows):
                 one.put(follower, wire.Row(slot, 1, generation, generation))

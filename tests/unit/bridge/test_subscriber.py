@@ -14,48 +14,77 @@ from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.mirrors import Mirrors
+from ipcsync_bridge.questions import Questions
 from ipcsync_bridge.subscriber import Subscriber
 
-_EPOCH, _LIFE = b"e" * 16, b"l" * 16
+_EPOCH = b"e" * 16
 
 
 def _subscriber(transport: Any = None) -> Subscriber:
     none: Any = None
     begin: Any = asyncio.create_task
     settings = Settings("b", ("nats://127.0.0.1:4222",))
-    return Subscriber(settings, transport, none, Mirrors(none, none), Counters(), begin, lambda: None)
+    questions = Questions(transport, settings.link_ttl)
+    return Subscriber(settings, transport, questions, Mirrors(none, none), Counters(), begin, lambda: None)
 
 
 class _Peer:
-    """A node that sends the news of so many uses, until it is told that none is wanted. The first such word is lost."""
+    """A node that answers pings, and what it was told that is wanted. The first `lost` such words are."""
 
-    def __init__(self, links: int) -> None:
-        self.links = links
-        self.kept = 0
+    def __init__(self, lost: int = 0) -> None:
+        self._lost = lost
+        self._version = 0
+        self.told: list[wire.Follow] = []
 
-    async def ask(self, _to: str, data: bytes, _timeout: float) -> bytes:
-        assert isinstance(wire.decode(data), wire.Ping)
-        return wire.encode(wire.Pong(1, _EPOCH, b"o" * 16, _LIFE, self.links))
+    async def ask(self, _to: str, data: bytes, *_times: float) -> bytes:
+        body = wire.decode(data)
+        if isinstance(body, wire.Follow):
+            self.told.append(body)
+            if len(self.told) > self._lost:
+                self._version = body.version
+        return wire.encode(wire.Pong(1, _EPOCH, b"o" * 16, self._version))
 
-    async def send(self, _to: str, data: bytes) -> bool:
-        assert wire.decode(data) == wire.Keep(_EPOCH, [])
-        self.kept += 1
-        if self.kept > 1:
-            self.links = 0
-        return True
+    def restart(self) -> None:
+        """Begin as another bridge, which knows of nobody."""
+        self._version = 0
 
 
-def test_a_node_is_asked_until_it_sends_no_news_of_what_is_not_wanted_any_more() -> None:
+def _state(row: wire.Row) -> wire.State:
+    return wire.State(1, _EPOCH, row)
+
+
+def test_a_node_is_told_with_each_ping_that_nothing_is_wanted_until_it_knows() -> None:
     async def scenario() -> None:
-        peer = _Peer(2)
+        peer = _Peer(lost=2)
         one = _subscriber(peer)
-        source = one.source_of("a", wire.State(1, _EPOCH, _LIFE, []), time.monotonic())
-        for kept in (1, 2):
+        source = one.source_of("a", _state(wire.Row(1, 2)), time.monotonic())
+        for told in (1, 2):
             await one._ping(source, time.monotonic())
-            await asyncio.sleep(0)
-            assert (peer.kept, list(one.sources)) == (kept, ["a"])
+            assert (len(peer.told), list(one.sources)) == (told, ["a"])
         await one._ping(source, time.monotonic())
         assert not one.sources
+
+    asyncio.run(scenario())
+
+
+def test_a_node_is_told_what_is_wanted_once_and_again_after_each_change_and_by_whom_it_was_not_told() -> None:
+    async def scenario() -> None:
+        peer, row = _Peer(), wire.Row(1, 2)
+        one = _subscriber(peer)
+        source = one.source_of("a", _state(row), time.monotonic())
+        one.link(source, row)
+
+        async def told() -> list[tuple[bool, list[wire.Key]]]:
+            peer.told.clear()
+            for _ in range(3):
+                await one._ping(source, time.monotonic())
+            return [(each.is_afresh, each.keys) for each in peer.told]
+
+        assert await told() == [(True, [(1, 2)])]
+        one.link(source, wire.Row(3, 4))
+        assert await told() == [(False, [(1, 2), (3, 4)])]
+        peer.restart()
+        assert await told() == [(True, [(1, 2), (3, 4)])]
 
     asyncio.run(scenario())
 
@@ -66,19 +95,35 @@ def _news(*rows: wire.Row) -> wire.News:
 
 def test_news_that_overtake_the_answer_that_makes_their_use_known_count() -> None:
     one, row = _subscriber(), wire.Row(1, 2)
-    with one.linking():
-        one.receive("a", _news(wire.Row(1, 2, 7, 7), wire.Row(3, 4, 9, 9)))
-        one.receive("a", _news(wire.Row(1, 2, 5, 5)))
-        source = one.source_of("a", wire.State(1, _EPOCH, _LIFE, [row]), 0.0)
-        one.link(source, row)
+    one.receive("a", _news(wire.Row(1, 2, 7, 7), wire.Row(3, 4, 9, 9)))
+    one.receive("a", _news(wire.Row(1, 2, 5, 5)))
+    source = one.source_of("a", _state(row), 0.0)
+    one.link(source, row)
     assert source.links == {(1, 2): wire.Row(1, 2, 7, 7)}
 
 
-def test_news_of_a_use_that_is_not_being_linked_are_forgotten() -> None:
+def test_of_news_that_nobody_has_asked_for_only_the_newest_uses_are_kept() -> None:
     one = _subscriber()
-    one.receive("a", _news(wire.Row(1, 2, 7, 7)))
-    assert not one._early
-    with one.linking():
-        one.receive("a", _news(wire.Row(1, 2, 7, 7)))
-        assert one._early
-    assert not one._early
+    for slot in range(3_000):
+        one.receive("a", _news(wire.Row(slot, 1, 7, 7)))
+    assert len(one._early) == 1_000
+    source = one.source_of("a", _state(wire.Row(2_999, 1)), 0.0)
+    one.link(source, wire.Row(2_999, 1))
+    assert source.links == {(2_999, 1): wire.Row(2_999, 1, 7, 7)}
+
+
+def test_a_use_that_its_node_does_not_know_is_gone_for_good() -> None:
+    one, row = _subscriber(), wire.Row(1, 2, 3, 3)
+    source = one.source_of("a", _state(row), 0.0)
+    one.link(source, row)
+    for news in (wire.Row(1, 2, state="gone"), wire.Row(1, 2, 5, 5)):
+        one.receive("a", _news(news))
+        assert source.links[1, 2].state == "gone"
+
+
+def test_what_another_node_says_of_a_use_counts_nothing() -> None:
+    one, row = _subscriber(), wire.Row(1, 2)
+    one.receive("evil", _news(wire.Row(1, 2, 7, 7)))
+    source = one.source_of("a", _state(row), 0.0)
+    one.link(source, row)
+    assert source.links == {(1, 2): row}
