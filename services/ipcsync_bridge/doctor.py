@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import secrets
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ipcsync.cli.doctor.report import Findings, Outcome, Result
+from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import certificates, config, wire
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
-
     from ipcsync_bridge.config import Settings
+    from ipcsync_bridge.transport import Transport
 
 _ANSWER_S = 2.0
 _SOON_DAYS = 14
@@ -42,6 +42,7 @@ def main(runtime_dir: str | None, as_json: bool, **given: Any) -> None:
     """
     from ipcsync._wire import endpoints
 
+    logging.getLogger("ipcsync.bridge").addHandler(logging.NullHandler())  # the findings say it
     directory = runtime_dir or endpoints.runtime_dir()
     asyncio.run(run(config.load(directory, given), directory)).print(as_json=as_json)
 
@@ -52,14 +53,13 @@ class Context:
 
     settings: Settings
     directory: str
-    errors: list[str] = field(default_factory=list)  # that the server told of, in lower case
-    nats: Client | None = None
+    connected: Transport | None = None
 
     @property
-    def client(self) -> Client:
+    def transport(self) -> Transport:
         """The connection, which is there from the check `server` on."""
-        assert self.nats is not None
-        return self.nats
+        assert self.connected is not None
+        return self.connected
 
     def subject(self, node: str, kind: str, sender: str) -> str:
         """On which `sender` speaks to `node`."""
@@ -69,10 +69,11 @@ class Context:
         """Whether the server forbids what is done on a subject, as it says behind it."""
         from ipcsync_bridge.transport import flushed
 
-        before = len(self.errors)
+        self.transport.last_error = ""
         await work
-        await flushed(self.client, _ANSWER_S)
-        return any(subject.lower() in error and "permissions violation" in error for error in self.errors[before:])
+        await flushed(self.transport.client, _ANSWER_S)
+        said = self.transport.last_error.lower()
+        return subject.lower() in said and "permissions violation" in said
 
 
 async def run(settings: Settings, directory: str) -> Findings:
@@ -83,8 +84,8 @@ async def run(settings: Settings, directory: str) -> Findings:
         for name, check, is_vital in CHECKS:
             found.add(name, found.skips or await _tried(check, context), is_vital=is_vital)
     finally:
-        if context.nats is not None:
-            await context.nats.close()
+        if context.connected is not None:
+            await context.connected.close()
     return found
 
 
@@ -94,8 +95,8 @@ async def _tried(check: Callable[[Context], Awaitable[Outcome]], context: Contex
 
     try:
         return await check(context)
-    except (nats.errors.Error, nats.js.errors.Error, OSError, asyncio.TimeoutError) as error:
-        said = context.errors[-1] if context.errors else str(error) or type(error).__name__
+    except (nats.errors.Error, nats.js.errors.Error, IpcSyncError, OSError, asyncio.TimeoutError) as error:
+        said = str(error) or type(error).__name__
         return "fail", said, "See the servers' log, and their permissions for this node (deploy/nats)."
 
 
@@ -143,43 +144,21 @@ async def _certificates(context: Context) -> Outcome:
 
 
 async def _server(context: Context) -> Outcome:
-    import nats
+    from ipcsync_bridge.transport import Transport
 
-    from ipcsync_bridge.transport import tls_of
-
-    settings = context.settings
-
-    async def failed(error: Exception) -> None:
-        context.errors.append(str(error).lower())
-
-    connecting = nats.connect(
-        list(settings.servers),
-        name=f"ipcsync doctor {settings.node}",
-        error_cb=failed,
-        allow_reconnect=False,
-        connect_timeout=int(_ANSWER_S),
-        inbox_prefix=f"_INBOX_{settings.node}".encode(),
-        tls=tls_of(settings),
-        user_credentials=settings.credentials or None,
-    )
-    try:
-        context.nats = await asyncio.wait_for(connecting, len(settings.servers) * _ANSWER_S + 1.0)  # it goes on trying
-    except asyncio.TimeoutError:
-        context.errors.append(
-            f"no server answers: {context.errors[-1] if context.errors else ', '.join(settings.servers)}"
-        )
-        raise
+    context.connected = Transport(context.settings)
+    await context.transport.connect(len(context.settings.servers) * _ANSWER_S + 1.0)
+    client = context.transport.client
     trips = []
     for _ in range(5):
         began = time.monotonic()
-        await context.client.flush(timeout=int(_ANSWER_S))
+        await client.flush(timeout=int(_ANSWER_S))
         trips.append(time.monotonic() - began)
-    version = context.client.connected_server_version
-    url = context.client.connected_url
+    version = client.connected_server_version
     number = f"{version.major}.{version.minor}.{version.patch}"
-    detail = f"{url.geturl() if url else ''}, nats-server {number}, round trip {sorted(trips)[2] * 1000:.2f} ms"
-    if context.client.max_payload < wire.MAX_BYTES:
-        why = f"max_payload is {context.client.max_payload} bytes"
+    detail = f"{context.transport.server}, nats-server {number}, round trip {sorted(trips)[2] * 1000:.2f} ms"
+    if client.max_payload < wire.MAX_BYTES:
+        why = f"max_payload is {client.max_payload} bytes"
         return "fail", why, f"Bridges send {wire.MAX_BYTES}: raise it in the configuration."
     if (version.major, version.minor) < _OLDEST:
         return "warn", detail, f"The oldest that was tried is {_OLDEST[0]}.{_OLDEST[1]}."
@@ -189,7 +168,7 @@ async def _server(context: Context) -> Outcome:
 async def _jetstream(context: Context) -> Outcome:
     import nats.js.errors
 
-    jetstream = context.client.jetstream(timeout=_ANSWER_S)
+    jetstream = context.transport.client.jetstream(timeout=_ANSWER_S)
     try:
         await jetstream.account_info()
     except nats.js.errors.ServiceUnavailableError as error:
@@ -210,7 +189,7 @@ async def _jetstream(context: Context) -> Outcome:
 
 
 async def _permissions(context: Context) -> Outcome:
-    client, settings = context.client, context.settings
+    client, settings = context.transport.client, context.settings
     node = settings.node
     refused: list[str] = []
     for kind, rest in (("ask", ""), ("answer", f".{_NOBODY}")):
@@ -239,11 +218,11 @@ async def _is_response_refused(context: Context) -> bool:
     """Whether this node may not respond on another's subject, to a question of its own that names it as its reply's."""
     node = context.settings.node
     question = context.subject(node, "ask", node)
-    heard = await context.client.subscribe(question)
+    heard = await context.transport.client.subscribe(question)
     subject = context.subject(_NOBODY, "ask", _NOBODY)
-    await context.client.publish(question, b"", reply=subject)
+    await context.transport.client.publish(question, b"", reply=subject)
     await heard.next_msg(timeout=_ANSWER_S)
-    return await context.is_refused(subject, context.client.publish(subject, b""))
+    return await context.is_refused(subject, context.transport.client.publish(subject, b""))
 
 
 async def _try_to_write(context: Context, subject: str) -> None:
@@ -255,7 +234,7 @@ async def _try_to_write(context: Context, subject: str) -> None:
 
     headers = {"Nats-Expected-Last-Subject-Sequence": str(_NEVER)}
     try:
-        await context.client.jetstream(timeout=_ANSWER_S).publish(subject, b"", headers=headers)
+        await context.transport.client.jetstream(timeout=_ANSWER_S).publish(subject, b"", headers=headers)
     except nats.js.errors.NoStreamResponseError:
         return  # there is no store so far
     except nats.js.errors.APIError as error:
@@ -278,7 +257,9 @@ async def _name(context: Context) -> Outcome:
             return "ok", f"{node!r} is this machine's, and its bridge answers", ""
         return "fail", f"{node!r} is another machine's, whose bridge answers", "Give each node a name of its own."
     try:
-        bucket = await context.client.jetstream(timeout=_ANSWER_S).key_value(f"ipcsync_{context.settings.fleet}")
+        bucket = await context.transport.client.jetstream(timeout=_ANSWER_S).key_value(
+            f"ipcsync_{context.settings.fleet}"
+        )
         owner = decode((await bucket.get(f"nodes.{node}")).value or b"", Owner)
     except (nats.js.errors.NotFoundError, nats.js.errors.KeyNotFoundError):
         owner = None
@@ -291,21 +272,12 @@ async def _name(context: Context) -> Outcome:
 
 async def _who_answers(context: Context) -> bytes | None:
     """The owner id of the bridge that has the node's name now."""
-    import nats.errors
+    from ipcsync_bridge.transport import Unreachable
 
-    node = context.settings.node
-    reply = f"{context.subject(node, 'answer', node)}.{secrets.token_hex(16)}"
-    heard = await context.client.subscribe(reply)
-    await context.client.publish(context.subject(node, "ask", node), wire.encode(wire.Ping()), reply=reply)
     try:
-        answer = await heard.next_msg(timeout=_ANSWER_S)
-    except (nats.errors.TimeoutError, asyncio.TimeoutError):
+        body = wire.decode(await context.transport.ask(context.settings.node, wire.encode(wire.Ping()), _ANSWER_S))
+    except (Unreachable, TimeoutError):
         return None
-    finally:
-        await heard.unsubscribe()
-    if answer.headers:  # the server's: no node listens
-        return None
-    body = wire.decode(answer.data)
     return body.owner if isinstance(body, wire.Pong) else None
 
 

@@ -101,6 +101,13 @@ class Transport:
         None is for one try of a bridge that has links already: it takes seconds, and does not ask the server to answer.
         """
         self._listener = listener
+        await self.connect(_TRY_S if timeout is None else timeout)
+        await self._subscribe("ask.*", self._on_ask)
+        if timeout is not None:
+            await self._flush()
+
+    async def connect(self, timeout: float) -> None:
+        """Connect, only to ask. Unavailable if that cannot be within `timeout` seconds."""
         self._nats = Client()
         settings = self._settings
         try:
@@ -122,20 +129,20 @@ class Transport:
                 user_credentials=settings.credentials or None,
             )
             # nats-py itself tries for ever, and may wait for ever for the end of a connection.
-            await _within(connecting, _TRY_S if timeout is None else timeout)
+            await _within(connecting, timeout)
         except (*_NOT_SENT, ssl.SSLError) as error:
             why = self.last_error or str(error) or type(error).__name__
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
-        for kind, callback in (("ask.*", self._on_ask), ("answer.*.*", self._on_answer)):
-            await self._nats.subscribe(
-                self._subject(settings.node, kind),
-                cb=callback,
-                pending_msgs_limit=_MOST_PENDING,
-                pending_bytes_limit=_PENDING_BYTES,
-            )
+        await self._subscribe("answer.*.*", self._on_answer)
         self._limit_silence()
-        if timeout is not None:
-            await self._flush()
+
+    async def _subscribe(self, kind: str, callback: Callable[[Msg], Awaitable[None]]) -> None:
+        await self._nats.subscribe(
+            self._subject(self._settings.node, kind),
+            cb=callback,
+            pending_msgs_limit=_MOST_PENDING,
+            pending_bytes_limit=_PENDING_BYTES,
+        )
 
     def _limit_silence(self) -> None:
         """Have the kernel drop the connection once what was sent is not taken in for a link's TTL.
@@ -216,6 +223,11 @@ class Transport:
             await self._nats.close()
         except _NOT_SENT:
             log.debug("nats: not closed")
+
+    @property
+    def client(self) -> Client:
+        """The connection itself, for what only the doctor asks."""
+        return self._nats
 
     @property
     def server(self) -> str:
