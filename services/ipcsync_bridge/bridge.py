@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ipcsync._inbox import Inbox
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import messages
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionLost
@@ -74,8 +75,9 @@ class Bridge:
         self.why = "stopped"
         questions = Questions(transport, settings.link_ttl)
         self.nodes = Nodes(transport, self.me, settings.link_ttl, questions.owner_of)
-        self.publisher = Publisher(transport, self.me, self.counters, self.begin)
-        self.exports = Exports(session.board, self.publisher.changed_on_thread, self.publisher.failed_on_thread)
+        self.publisher = Publisher(transport, self.me, self.counters, self.begin, self._failed)
+        failures = Inbox(self._failed)
+        self.exports = Exports(session.board, self.publisher.changed_on_thread, failures.put)
         self.answers = Answers(settings, session, self.exports, self.publisher, self.me, self.begin)
         session.on_late = self.answers.came_late
         self.mirrors = Mirrors(session, self.begin)
@@ -111,7 +113,6 @@ class Bridge:
             self._announcements = Announcements(
                 self._session, self.remote_requests, self.names, self.mirrors, self.exports, self.counters, self.begin
             )
-            self.begin(self._publish())
             log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.me.term))
             report_serving()
             await self._tick_until_done()
@@ -180,13 +181,10 @@ class Bridge:
         self.connected()
         log.info("took over", extra=fields(mirrors=len(self.mirrors), pause_s=now - left.began))
 
-    async def _publish(self) -> None:
-        """Publish what changes. If that fails, the bridge ends: peers would go on trusting its pings."""
-        try:
-            await self.publisher.run()
-        except Exception:
-            log.exception("failed: other nodes are sent no news any more")
-            self.stop("expired")
+    def _failed(self, error: Exception) -> None:
+        """End, since other nodes are sent no news any more, and would go on trusting this one's pings."""
+        log.error("failed: other nodes are sent no news any more", exc_info=error)
+        self.stop("expired")
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Start a task; its failure is logged."""
@@ -319,7 +317,7 @@ class Bridge:
                     state="linked" if heard else "lost",
                     mirrored=len(source.links) if source is not None else 0,
                     followed=len(follower.keys) if follower is not None else 0,
-                    pending=follower.pending if follower is not None else 0,
+                    pending=len(follower.rows) if follower is not None else 0,
                     last_heard_s=round(now - max(heard), 3) if heard else None,
                     reason=reason if not heard else "",
                 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ipcsync_bridge.wire import Key, Row
 
@@ -102,28 +103,28 @@ class Follower:
     keys: dict[Key, float] = field(default_factory=dict)
     version: int = 0  # of what it wants, as it last said
     is_sent_to: bool = False
-    _rows: dict[Key, Row] = field(default_factory=dict)  # to be sent
-    _sent: dict[Key, Row] = field(default_factory=dict)  # sent, and not acknowledged
+    rows: dict[Key, Row] = field(default_factory=dict)
+    """What it does not have yet, as far as it has said, the oldest first."""
+
+    _sent: dict[Key, Row] = field(default_factory=dict)  # of them, those of the last message
 
     def put(self, row: Row) -> bool:
         """Send it this state of a use, if it wants it. Whether that replaces an older one that was not sent yet."""
-        is_conflated = row.key in self._rows
+        old = self.rows.pop(row.key, None)
         if row.key in self.keys:
-            self._rows[row.key] = row
-        return is_conflated
+            self.rows[row.key] = row
+        return old is not None and self._sent.get(row.key) is not old
 
     def take(self, most: int) -> list[Row]:
-        """Take the rows to send now, until `acked` or `unanswered`."""
-        self._sent = {key: self._rows.pop(key) for key in list(self._rows)[:most]}
+        """The rows to send now, and again unless `acked` is called."""
+        self._sent = dict(islice(self.rows.items(), most))
         return list(self._sent.values())
 
     def acked(self) -> None:
         """Note that it has what was sent."""
-        self._sent = {}
-
-    def unanswered(self) -> None:
-        """Send again what was sent, unless newer rows have come: it may have been lost."""
-        self._rows, self._sent = {**self._sent, **self._rows}, {}
+        for key, row in self._sent.items():
+            if self.rows.get(key) is row:
+                del self.rows[key]
 
     def answered(self, key: Key, now: float) -> None:
         """Send it the news of a use from now on: it has asked, and the answer is under way."""
@@ -139,10 +140,4 @@ class Follower:
         """Stop sending it these."""
         for key in keys:
             self.keys.pop(key, None)
-            self._rows.pop(key, None)
-            self._sent.pop(key, None)
-
-    @property
-    def pending(self) -> int:
-        """How many rows it does not have yet, as far as it has said."""
-        return len(self._rows.keys() | self._sent.keys())
+            self.rows.pop(key, None)

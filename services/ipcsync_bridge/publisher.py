@@ -25,7 +25,7 @@ _ROW_S = 20e-6  # of rest for each row of many: some three times what it costs t
 
 
 class Publisher:
-    """The followers by node, and a task for each that is to be sent news. `begin` starts a task."""
+    """The followers by node, and a task for each that is to be sent news. `begin` starts one; `failed` is its end."""
 
     def __init__(
         self,
@@ -33,23 +33,19 @@ class Publisher:
         identity: Identity,
         counters: Counters,
         begin: Callable[[Coroutine[Any, Any, object]], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._transport = transport
         self._identity = identity
         self._counters = counters
         self._begin = begin
         self._changes = Inbox(self._changed)
-        self._failures = Inbox(self._fail)
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failed = failed
         self.followers: dict[str, Follower] = {}
 
     def changed_on_thread(self, exports: list[Export]) -> None:
         """Exports have other rows; called by the thread that looks at them."""
         self._changes.put(exports)
-
-    def failed_on_thread(self, error: Exception) -> None:
-        """A thread that looks at exports has ended; `run` raises its error."""
-        self._failures.put(error)
 
     def _changed(self, exports: list[Export]) -> None:
         for export in exports:
@@ -57,14 +53,6 @@ class Publisher:
                 follower = self.followers.get(node)
                 if follower is not None:
                     self.put(follower, export.row)
-
-    def _fail(self, error: Exception) -> None:
-        if not self._failure.done():
-            self._failure.set_exception(error)
-
-    async def run(self) -> None:
-        """Raise what has ended a thread that looks at exports, or a task that sends."""
-        await self._failure
 
     def put(self, follower: Follower, row: wire.Row) -> None:
         """Send a follower this state of a use."""
@@ -77,8 +65,8 @@ class Publisher:
         try:
             while rows := follower.take(wire.MAX_ROWS):
                 await self._send(follower, rows)
-        except Exception as error:  # noqa: BLE001 - `run` raises it
-            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - who trusts this node's pings must not go on
+            self._failed(error)
         finally:
             follower.is_sent_to = False
 
@@ -87,10 +75,8 @@ class Publisher:
         try:
             await self._transport.ask(follower.node, wire.encode(body), _ANSWER_S)
         except TimeoutError:
-            follower.unanswered()
-            return
+            return  # it may have been lost
         except Unreachable:
-            follower.unanswered()
             await asyncio.sleep(RETRY_S)
             return
         follower.acked()

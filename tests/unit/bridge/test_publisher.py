@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from ipcsync_bridge.links import Follower
 from ipcsync_bridge.publisher import Publisher
 from ipcsync_bridge.store import Identity
 from ipcsync_bridge.transport import CutOff, Unreachable
+from tests.kit.until import DEADLINE_S
 
 
 def test_looks_that_take_more_than_their_share_rest_in_proportion() -> None:
@@ -60,6 +62,10 @@ class _Wire:
 _ME = Identity("a", b"o" * 16, b"e" * 16)
 
 
+def _raise(error: Exception) -> None:
+    raise error
+
+
 def _publish(rows: int, monkeypatch: pytest.MonkeyPatch, *lost: Exception) -> tuple[Follower, list[Any]]:
     """Two changes of each of so many uses, the second when the first are told."""
     monkeypatch.setattr(publisher, "_ROW_S", 0.001)
@@ -67,7 +73,7 @@ def _publish(rows: int, monkeypatch: pytest.MonkeyPatch, *lost: Exception) -> tu
 
     async def run() -> Follower:
         tasks: list[asyncio.Task[object]] = []
-        one = Publisher(transport, _ME, Counters(), lambda work: tasks.append(asyncio.ensure_future(work)))
+        one = Publisher(transport, _ME, Counters(), lambda work: tasks.append(asyncio.ensure_future(work)), _raise)
         follower = one.followers["b"] = Follower("b", 0.0, {(slot, 1): 0.0 for slot in range(rows)})
         for generation in (1, 2):
             for slot in range(rows):
@@ -84,13 +90,13 @@ def test_after_many_rows_a_node_is_told_nothing_for_a_while(monkeypatch: pytest.
     follower, told = _publish(100, monkeypatch)
     assert told[1][0] - told[0][0] >= 0.099
     assert {row.recorded for row in told[1][1].rows} == {2}
-    assert follower.pending == 0
+    assert not follower.rows
 
 
 def test_a_few_rows_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     follower, told = _publish(3, monkeypatch)
     assert len(told) == 2
-    assert follower.pending == 0
+    assert not follower.rows
 
 
 @pytest.mark.parametrize("lost", [TimeoutError(), Unreachable("gone"), CutOff("no connection")], ids=repr)
@@ -99,16 +105,11 @@ def test_news_that_nobody_acknowledges_are_sent_again_with_what_is_newer(
 ) -> None:
     follower, told = _publish(3, monkeypatch, lost)
     assert [row.recorded for row in told[-1][1].rows] == [2, 2, 2]
-    assert follower.pending == 0
+    assert not follower.rows
 
 
-def test_what_ends_a_thread_that_looks_is_raised_to_who_tells() -> None:
-    async def run() -> None:
-        nothing: Any = None
-        one = Publisher(nothing, _ME, Counters(), nothing)
-        watcher = Watcher(one.changed_on_thread, one.failed_on_thread, Budget())
-        watcher.add(None)  # type: ignore[arg-type] # no export
-        with pytest.raises(AttributeError):
-            await one.run()
-
-    asyncio.run(asyncio.wait_for(run(), 30))
+def test_what_ends_a_thread_that_looks_is_told() -> None:
+    failures: SimpleQueue[Exception] = SimpleQueue()
+    watcher = Watcher(lambda _: None, failures.put, Budget())
+    watcher.add(None)  # type: ignore[arg-type] # no export
+    assert isinstance(failures.get(timeout=DEADLINE_S), AttributeError)
