@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from ipcsync_bridge.config import Settings
 
@@ -40,32 +39,18 @@ def own(settings: Settings) -> Certificate:
             side.do_handshake()
         except ssl.SSLWantReadError:
             waiting.append(side)
-    return _of(server.getpeercert())
-
-
-def of_server(url: str, settings: Settings, timeout: float) -> Certificate:
-    """A server's, which it shows once it has told in the clear that it wants TLS. OSError, ssl.SSLError."""
-    where = urlsplit(url)
-    host = where.hostname or ""
-    context = ssl.create_default_context(cafile=settings.tls_ca)
-    if settings.tls_cert:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
-    with socket.create_connection((host, where.port or 4222), timeout) as plain:
-        said = b""
-        while not said.endswith(b"\r\n"):
-            said += plain.recv(1) or b"\r\n"
-        with context.wrap_socket(plain, server_hostname=host) as ciphered:
-            return _of(ciphered.getpeercert())
+    return of(server.getpeercert() or {})
 
 
 def authority(settings: Settings) -> Certificate:
     """The certificate of an authority of `--tls-ca` that expires first."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(settings.tls_ca)
-    return min(map(_of, context.get_ca_certs()), key=lambda each: each.days_left)
+    return min(map(of, context.get_ca_certs()), key=lambda each: each.days_left)
 
 
-def _of(found: Any) -> Certificate:  # noqa: ANN401 - what the module gives has no type
+def of(found: Mapping[str, Any]) -> Certificate:
+    """One as `ssl` describes it, in which what is not there is empty."""
     names = [name for kind, name in found.get("subjectAltName", ()) if kind == "DNS"]
     names += [value for part in found["subject"] for key, value in part if key == "commonName"]
     ends = ssl.cert_time_to_seconds(found["notAfter"])

@@ -122,12 +122,10 @@ async def _certificates(context: Context) -> Outcome:
     if not settings.tls_cert:
         return "warn", "none of this node's own: the servers know it by other means", ""
     try:
-        mine = await asyncio.to_thread(certificates.own, settings)
-        theirs = await asyncio.to_thread(certificates.of_server, settings.servers[0], settings, _ANSWER_S)
-        authority = await asyncio.to_thread(certificates.authority, settings)
+        mine, authority = certificates.own(settings), certificates.authority(settings)
     except (ssl.SSLError, OSError) as error:
         return "fail", str(error), "Certificates, their key and --tls-ca must be of one authority, and not ended."
-    ends = {"this node's": mine.days_left, "the server's": theirs.days_left, "the authority's": authority.days_left}
+    ends = {"this node's": mine.days_left, "the authority's": authority.days_left}
     detail = ", ".join(f"{whose} ends in {days:.0f} days" for whose, days in ends.items())
     if mine.name != settings.node:
         return (
@@ -162,6 +160,11 @@ async def _server(context: Context) -> Outcome:
         return "fail", why, f"Bridges send {wire.MAX_BYTES}: raise it in the configuration."
     if (version.major, version.minor) < _OLDEST:
         return "warn", detail, f"The oldest that was tried is {_OLDEST[0]}.{_OLDEST[1]}."
+    if context.transport.certificate:
+        days = certificates.of(context.transport.certificate).days_left
+        detail += f", its certificate ends in {days:.0f} days"
+        if days < _SOON_DAYS:
+            return "warn", detail, "Renew it there."
     return "ok", detail, ""
 
 

@@ -161,6 +161,12 @@ class Transport:
         writer = getattr(self._nats._transport, "_io_writer", None)  # noqa: SLF001 - see above
         return writer if isinstance(writer, asyncio.StreamWriter) else None
 
+    @property
+    def certificate(self) -> dict[str, Any]:
+        """The server's certificate, as `ssl` describes it; empty without TLS."""
+        writer = self._writer()
+        return (writer.get_extra_info("peercert") if writer is not None else None) or {}
+
     async def _flush(self) -> None:
         try:
             await flushed(self._nats, _CONNECT_S)

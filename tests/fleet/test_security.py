@@ -178,7 +178,8 @@ def test_the_doctor_tries_certificates_and_permissions(server: Server, authority
     status, found = examine("--node", "prefill-0", *where, *authority.flags("prefill-0"))
     assert status == 0, found
     assert found["certificates"]["result"] == "warn"  # they are made for two days
-    assert "this node's ends in 2 days, the server's ends in 2 days" in found["certificates"]["detail"]
+    assert "this node's ends in 2 days, the authority's ends in 2 days" in found["certificates"]["detail"]
+    assert "its certificate ends in 2 days" in found["server"]["detail"]
     assert "not to speak as another node" in found["permissions"]["detail"]
     status, found = examine("--node", "prefill-0", *where, *authority.flags("decode-0"))
     assert status == 1
