@@ -140,80 +140,62 @@ class Names:
             )
         return True
 
-    async def release(self, key: tuple[int, int]) -> None:
+    async def release(self, use: tuple[int, int]) -> None:
         """Free the name of a use that is over. What cannot be removed now is removed at the next `keep`."""
-        if key in self.claims:
-            self.over.add(key)
-            await self._remove(key)
-
-    async def _remove(self, key: tuple[int, int]) -> None:
-        claim = self.claims.get(key)
-        if claim is None:
-            return
-        name, revision = claim
-        try:
-            if revision < 0:
-                revision = await self._revision_of(name, self._claim_of(key), ~revision)
-            if key not in self.over:
-                return  # claimed again meanwhile
-            if revision:
-                await self.transport.cas(name, None, revision, STORE_S)
-        except (Unavailable, Unreachable) as error:
-            log.info("name stays claimed until the store answers", extra=fields(name=name, error=error))
-            return
-        except Conflict:
-            pass  # somebody else's by now, or removed by an earlier try
-        if self.claims.get(key) is claim:  # and not written again meanwhile
-            self._forget(key)
-
-    def _forget(self, key: tuple[int, int]) -> None:
-        self.claims.pop(key, None)
-        self.over.discard(key)
-
-    async def _revision_of(self, name: str, value: bytes, last: int) -> int:
-        """The revision of a claim that may have been written at `last`, or may still be; 0 if it cannot any more.
-
-        It is written again: what is still under way expects an earlier revision, and is refused from then on.
-        """
-        for _ in range(TRIES):
-            found = await self.transport.read(name, STORE_S)
-            if found is not None and found[0] == value:
-                return found[1]
-            if found is not None and found[1] > last:
-                return 0
+        if (claim := self.claims.get(use)) is not None:
+            self.over.add(use)
             try:
-                return await self.transport.cas(name, value, 0 if found is None else found[1], STORE_S)
-            except Conflict:
-                continue
-        raise Unavailable(f"the key {name} changes all the time")
+                await self._settle(use)
+            except (Unavailable, Unreachable) as error:
+                name = _name_of(claim[0])
+                log.info("name stays claimed until the store answers", extra=fields(name=name, error=error))
 
     async def keep(self) -> None:
         """Claim again what the store has lost, and give up what another node has by now. Raises Unavailable."""
-        await for_each(list(self.claims), self._keep_claim)
+        await for_each(list(self.claims), self._settle)
 
-    async def _keep_claim(self, use: tuple[int, int]) -> None:
-        if use not in self.claims or use in self.over:
-            await self._remove(use)
-            return
-        key, _ = self.claims[use]
+    async def _settle(self, use: tuple[int, int]) -> None:
+        """Have the store hold a claim, or none any more of a use that is over.
+
+        A write that may still be under way expects an earlier revision than any of these, and is refused from then on.
+        """
         value = self._claim_of(use)
-        found = await self.transport.read(key, STORE_S)
-        if use in self.over or use not in self.claims:
-            return  # by now
-        if found is not None and found[0] != value:
-            self._lose(use, key, found[0])
-            return
-        if found is None:
-            self.claims[use] = key, ~0  # until the store has said so: a write that times out may be done later
-        try:
-            revision = await self.transport.cas(key, value, 0, STORE_S) if found is None else found[1]
-        except Conflict:
-            return
-        is_freed = use in self.over or use not in self.claims
-        self.claims[use] = key, revision
-        if is_freed:
-            self.over.add(use)
-            await self._remove(use)
+        for _ in range(TRIES):
+            if (claim := self.claims.get(use)) is None:
+                return
+            key, revision = claim
+            found = await self.transport.read(key, STORE_S)
+            if self.claims.get(use) is not claim:
+                continue  # claimed again meanwhile
+            is_mine, last = found is not None and found[0] == value, 0 if found is None else found[1]
+            is_over = use in self.over
+            if is_mine and not is_over:
+                self.claims[use] = key, last
+                return
+            if found is not None and not is_over:
+                self._lose(use, key, found[0])
+                return
+            if is_over and not is_mine and (revision >= 0 or last > ~revision):
+                self._forget(use)
+                return
+            try:
+                if is_mine:
+                    await self.transport.cas(key, None, last, STORE_S)
+                    if self.claims.get(use) is claim:
+                        self._forget(use)
+                    return
+                self.claims[use] = key, ~last  # until the store has said so: a write that times out may be done later
+                revision = await self.transport.cas(key, value, last, STORE_S)
+                if use not in self.claims:
+                    self.over.add(use)  # freed meanwhile
+                self.claims[use] = key, revision
+            except Conflict:
+                continue
+        raise Unavailable(f"the key of {use} changes all the time")
+
+    def _forget(self, use: tuple[int, int]) -> None:
+        self.claims.pop(use, None)
+        self.over.discard(use)
 
     def _lose(self, use: tuple[int, int], key: str, value: bytes) -> None:
         """Give up a name that is another's by the store. No session is told: its event goes on, as do its waiters."""

@@ -73,14 +73,14 @@ def test_a_name_that_could_not_be_freed_is_freed_later_and_never_claimed_again()
         store: Any = _Store()
         names = _names(store, "a", 1.0)
         await names.nodes.take()
-        store.held["names.x"] = b"mine", 7
-        names.claims[3, 1] = "names.x", 7
+        store.held["names.eA"] = names._claim_of((3, 1)), 7
+        names.claims[3, 1] = "names.eA", 7
         store.is_silent = True
         await names.release((3, 1))
-        assert "names.x" in store.held
+        assert "names.eA" in store.held
         store.is_silent = False
         assert await _keeps(names)
-        assert "names.x" not in store.held
+        assert "names.eA" not in store.held
         assert names.claims == {}
 
     asyncio.run(scenario())
