@@ -26,7 +26,7 @@ from ipcsync.errors import (
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports
-from ipcsync_bridge.links import Follower
+from ipcsync_bridge.links import UNSURE, Follower
 from ipcsync_bridge.publisher import Publisher
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity
@@ -122,8 +122,7 @@ class Answers:
                 self.publisher.put(follower, row)
             unwanted, is_all = follower.unwanted(wanted, now)
             self._drop(follower, unwanted)
-            if is_all:
-                follower.version = body.version
+            follower.version = body.version if is_all else UNSURE
         return self._pong(follower)
 
     def _add(self, follower: Follower, export: Export) -> wire.Row:

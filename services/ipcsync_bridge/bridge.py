@@ -69,9 +69,8 @@ class Bridge:
         self.counters.handovers = 0 if left is None else left.handovers
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._done = asyncio.Event()
+        self._done = self._loop.create_future()
         self._has_name = left is not None
-        self._wake = asyncio.Event()
         self.why = "stopped"
         questions = Questions(transport, settings.link_ttl)
         self.nodes = Nodes(transport, self.me, settings.link_ttl, questions.owner_of)
@@ -81,8 +80,7 @@ class Bridge:
         self.answers = Answers(settings, session, self.exports, self.publisher, self.me, self.begin)
         session.on_late = self.answers.came_late
         self.mirrors = Mirrors(session, self.begin)
-        wake = self._wake.set
-        self.subscriber = Subscriber(settings, transport, questions, self.mirrors, self.counters, self.begin, wake)
+        self.subscriber = Subscriber(settings, questions, self.mirrors, self.counters, self.begin)
         self.names = Names(transport, self.nodes, self.counters, self.subscriber.last_received)
         self.remote_requests = RemoteRequests(
             settings,
@@ -122,10 +120,10 @@ class Bridge:
 
     def stop(self, why: str) -> None:
         """Begin to end. Any other reason goes before "reloaded"."""
-        if not self._done.is_set() or self.why == "reloaded":
+        if not self._done.done() or self.why == "reloaded":
             self.why = why
-            self._done.set()
-            self._wake.set()
+        if not self._done.done():
+            self._done.set_result(None)
 
     async def _end(self) -> None:
         is_final = self.why not in ("expired", "reloaded")
@@ -145,7 +143,7 @@ class Bridge:
 
     async def pause(self) -> bool:
         """Stop asking the coordinator, to end as "reloaded". Returns False, and goes on, if it does not answer."""
-        return not self._done.is_set() and await self._session.pause(_PAUSE_S)
+        return not self._done.done() and await self._session.pause(_PAUSE_S)
 
     def leave(self, began: float) -> handover.State:
         """What other code needs to go on, once `run` has ended and nothing changes it any more."""
@@ -214,7 +212,7 @@ class Bridge:
         house = 0.0
         self._next_keys = last + _KEYS_S
         late_s = min(_LATE_S, self._settings.link_ttl / 4)
-        while not self._done.is_set():
+        while not self._done.done():
             now = time.monotonic()
             if now - last > _TICK_S + late_s:
                 self.subscriber.paused(now)
@@ -226,14 +224,11 @@ class Bridge:
             except IpcSyncError as error:
                 self._session_is_lost(error)
                 return
-            due = self.subscriber.do_due(now)
+            due = self.subscriber.lose_silent(now)
             if now >= house:
                 house = now + _TICK_S
                 self._keep_house(now)
-            self._wake.clear()
-            timer = self._loop.call_later(max(min(due, house) - time.monotonic(), 0.0), self._wake.set)
-            await self._wake.wait()
-            timer.cancel()
+            await asyncio.wait((self._done,), timeout=max(min(due, house) - time.monotonic(), 0.0))
 
     def _keep_house(self, now: float) -> None:
         if self._announcements is not None:
@@ -262,9 +257,8 @@ class Bridge:
     # --- what other nodes say -----------------------------------------------------------------------------------------
 
     def connected(self) -> None:
-        """The connection is back: ask for what was missed, and look at the keys."""
+        """The connection is back: look at the keys. News that were missed are sent again."""
         self._next_keys = 0.0
-        self.subscriber.reconnected(time.monotonic())
 
     def closed(self, why: str) -> None:
         """The connection will not come back: end, to be started again."""

@@ -17,6 +17,8 @@ from itertools import islice
 from ipcsync_bridge.wire import Key, Row
 
 RETRY_S = 0.1
+UNSURE = 1
+"""The version of a node that sends news of something which its peer may not want, or not know that it does."""
 _PING_S = 1.0
 _PINGS = 4  # at least, in a TTL
 _ANSWER_S = 3.0  # from an answer until it is used, or was asked for again: three pings, and three tries of a question
@@ -35,9 +37,8 @@ class Source:
     alive_until: float
     links: dict[Key, Row] = field(default_factory=dict)  # what is known of its uses
     term: int = 0
-    next_ping: float = 0.0
     last_received: float = 0.0
-    version: int = field(default_factory=lambda: 1 + secrets.randbits(61))  # of which uses are wanted
+    version: int = field(default_factory=lambda: 2 + secrets.randbits(61))  # of which uses are wanted
     known_version: int = 0
     """Which it sends news of, as it last said."""
 
@@ -72,19 +73,6 @@ class Source:
         self.touch(sent)
         self.last_received = now
         self.known_version = version
-
-    def pinged(self, now: float) -> None:
-        """Note that a ping was sent at `now`."""
-        self.next_ping = now + self.ping_s
-
-    def unreachable(self, now: float) -> None:
-        """Note that no node listens there, as the server says: ping again soon, to find a restarted bridge."""
-        self.next_ping = min(self.next_ping, now + RETRY_S)
-
-    def paused(self, now: float) -> None:
-        """Note that this process stood still until `now`: silence before does not count."""
-        self.touch(now)
-        self.next_ping = min(self.next_ping, now)
 
     def is_silent(self, now: float) -> bool:
         """Whether the node has been silent for the whole TTL."""
@@ -128,6 +116,8 @@ class Follower:
 
     def answered(self, key: Key, now: float) -> None:
         """Send it the news of a use from now on: it has asked, and the answer is under way."""
+        if key not in self.keys:
+            self.version = min(self.version, UNSURE)
         self.keys[key] = now + _ANSWER_S
 
     def unwanted(self, wanted: set[Key], now: float) -> tuple[set[Key], bool]:

@@ -25,6 +25,11 @@ class Questions:
     transport: Transport
     link_ttl: float
 
+    @property
+    def _again_s(self) -> float:
+        """After how long without an answer a question is sent again."""
+        return min(ASK_S, self.link_ttl / 4)
+
     async def ask(self, node: str, body: wire.Message, kind: type[T], timeout: float) -> T:
         """A node's answer. A bridge that is being started again is waited for; NodeLost if none comes."""
         until = time.monotonic() + min(timeout, self.link_ttl)
@@ -32,7 +37,7 @@ class Questions:
         why = ""
         while (left := until - time.monotonic()) > 0:
             try:
-                reply = wire.decode(await self.transport.ask(node, data, left, ASK_S))
+                reply = wire.decode(await self.transport.ask(node, data, left, self._again_s))
             except (Unreachable, TimeoutError) as error:
                 why = str(error)
                 await asyncio.sleep(min(RETRY_S, max(until - time.monotonic(), 0.0)))
@@ -52,7 +57,7 @@ class Questions:
         until = time.monotonic() + timeout
         while (left := until - time.monotonic()) > 0:
             try:
-                body = wire.decode(await self.transport.ask(node, wire.encode(wire.Ping()), left, ASK_S))
+                body = wire.decode(await self.transport.ask(node, wire.encode(wire.Ping()), left, self._again_s))
                 if isinstance(body, wire.Pong):
                     return body.owner
             except CutOff as error:

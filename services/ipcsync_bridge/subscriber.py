@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -11,14 +13,13 @@ from typing import Any
 from ipcsync._board.layout import REASONS
 from ipcsync._logs import fields
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import IpcSyncError, NodeLost, QuotaExceeded, SessionLost
+from ipcsync.errors import IpcSyncError, NodeLost, QuotaExceeded
 from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.links import Source
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.questions import ASK_S, Questions
-from ipcsync_bridge.transport import Transport, Unreachable
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -28,15 +29,13 @@ _MOST_EARLY = 1000
 
 @dataclass(eq=False)
 class Subscriber:
-    """The sources of this node's mirrors. `begin` does something beside all else, `wake` has `do_due` called soon."""
+    """The sources of this node's mirrors. `begin` does something beside all else."""
 
     settings: Settings
-    transport: Transport
     questions: Questions
     mirrors: Mirrors
     counters: Counters
     begin: Callable[[Coroutine[Any, Any, object]], None]
-    wake: Callable[[], None]
     sources: dict[str, Source] = field(default_factory=dict)  # by node
     lost: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # by node: epoch, reason
 
@@ -72,9 +71,8 @@ class Subscriber:
     def _add(self, node: str, epoch: bytes, now: float) -> Source:
         ttl = self.settings.link_ttl
         source = self.sources[node] = Source(node, epoch, ttl, now + ttl)
-        source.pinged(now)
         self.lost.pop(node, None)
-        self.wake()  # it is looked at in time
+        self.begin(self._keep(source))
         return source
 
     def link(self, source: Source, row: wire.Row) -> None:
@@ -162,57 +160,44 @@ class Subscriber:
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 
-    def do_due(self, now: float) -> float:
-        """Do what is due, and return when the next thing is."""
-        due = now + 3600.0
-        for source in list(self.sources.values()):
-            if source.is_silent(now):
-                self._lose(source, "silent")
-                continue
-            if now >= source.next_ping:
-                source.pinged(now)
-                self.begin(self._ping(source, now))
-            due = min(due, source.alive_until, source.next_ping)
-        return due
+    def lose_silent(self, now: float) -> float:
+        """Lose the nodes that have been silent for their TTL, and return when the next one will have been."""
+        for source in [each for each in self.sources.values() if each.is_silent(now)]:
+            self._lose(source, "silent")
+        return min((source.alive_until for source in self.sources.values()), default=math.inf)
 
     def paused(self, now: float) -> None:
-        """Note that this process stood still: silence meanwhile does not count."""
+        """Note that this process stood still until `now`: silence before does not count."""
         for source in self.sources.values():
-            source.paused(now)
+            source.touch(now)
 
-    def reconnected(self, now: float) -> None:
-        """Ping all nodes at once. News that were missed while the connection was away are sent again."""
-        for source in self.sources.values():
-            source.next_ping = now
-        self.wake()
+    async def _keep(self, source: Source) -> None:
+        """Ping a node until it is lost, or nothing is wanted of it."""
+        while self.sources.get(source.node) is source:
+            due = time.monotonic() + source.ping_s
+            await self._ping(source)
+            await asyncio.sleep(due - time.monotonic())
 
-    async def _ping(self, source: Source, sent: float) -> None:
+    async def _ping(self, source: Source) -> None:
+        """Ask a node whether it is there, and tell it which news are wanted, if it does not know."""
         self.counters.pings += 1
-        try:
-            body = wire.decode(await self.transport.ask(source.node, wire.encode(wire.Ping()), self.settings.link_ttl))
-        except Unreachable:
+        if not await self._ask(source, wire.Ping(), source.ttl_s):
             self.counters.pings_lost += 1
-            source.unreachable(time.monotonic())
-            self.wake()
-            return
-        except TimeoutError:
-            self.counters.pings_lost += 1
-            return
-        if isinstance(body, wire.Pong):
-            self._take_answer(source, body, sent)
-            if source.known_version != source.version and len(source.links) <= wire.MAX_KEYS:
-                await self._follow(source, time.monotonic())
+        elif source.known_version != source.version and len(source.links) <= wire.MAX_KEYS:
+            self.counters.resyncs += source.known_version == 0
+            body = wire.Follow(source.epoch, source.version, source.known_version == 0, list(source.links))
+            await self._ask(source, body, ASK_S)
 
-    async def _follow(self, source: Source, sent: float) -> None:
-        """Tell a node of which uses news are wanted."""
-        self.counters.resyncs += source.known_version == 0
-        body = wire.Follow(source.epoch, source.version, source.known_version == 0, list(source.links))
+    async def _ask(self, source: Source, body: wire.Ping | wire.Follow, timeout: float) -> bool:
+        """Whether a node answers as it does to a ping; takes in what it says."""
+        sent = time.monotonic()
         try:
-            self._take_answer(source, await self.questions.ask(source.node, body, wire.Pong, ASK_S), sent)
-        except SessionLost:
-            raise
-        except IpcSyncError as error:  # told again with the next ping, which finds out when it is back, or lost
-            log.debug("not told what is wanted", extra=fields(node=source.node, why=error))
+            pong = await self.questions.ask(source.node, body, wire.Pong, timeout)
+        except IpcSyncError as error:
+            log.debug("not answered", extra=fields(node=source.node, what=type(body).__name__, why=error))
+            return False
+        self._take_answer(source, pong, sent)
+        return True
 
     def _take_answer(self, source: Source, body: wire.Pong, sent: float) -> None:
         if self.sources.get(source.node) is not source:
@@ -226,7 +211,6 @@ class Subscriber:
         source.answered(body.version, sent, time.monotonic())
         if not source.links and body.version == source.version:
             del self.sources[source.node]  # not before: what says that nothing is wanted may not have come
-        self.wake()
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 

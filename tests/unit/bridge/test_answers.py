@@ -21,7 +21,7 @@ from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
-from ipcsync_bridge.links import Follower
+from ipcsync_bridge.links import UNSURE, Follower
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity
@@ -78,7 +78,7 @@ def test_what_nobody_follows_is_closed_once_no_question_can_be_for_it(client: ip
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         row = state.row
-        assert await _follow(answers, [], time.monotonic()) == 0
+        assert await _follow(answers, [], time.monotonic()) == UNSURE
         await answers.close_unused()
         assert len(exports) == 1, "the answer may not have come before it said so"
         assert await _follow(answers, [], time.monotonic() + 60) == 7  # it wants none of them

@@ -22,10 +22,9 @@ _EPOCH = b"e" * 16
 
 def _subscriber(transport: Any = None) -> Subscriber:
     none: Any = None
-    begin: Any = asyncio.create_task
     settings = Settings("b", ("nats://127.0.0.1:4222",))
     questions = Questions(transport, settings.link_ttl)
-    return Subscriber(settings, transport, questions, Mirrors(none, none), Counters(), begin, lambda: None)
+    return Subscriber(settings, questions, Mirrors(none, none), Counters(), lambda work: work.close())
 
 
 class _Peer:
@@ -59,9 +58,9 @@ def test_a_node_is_told_with_each_ping_that_nothing_is_wanted_until_it_knows() -
         one = _subscriber(peer)
         source = one.source_of("a", _state(wire.Row(1, 2)), time.monotonic())
         for told in (1, 2):
-            await one._ping(source, time.monotonic())
+            await one._ping(source)
             assert (len(peer.told), list(one.sources)) == (told, ["a"])
-        await one._ping(source, time.monotonic())
+        await one._ping(source)
         assert not one.sources
 
     asyncio.run(scenario())
@@ -77,7 +76,7 @@ def test_a_node_is_told_what_is_wanted_once_and_again_after_each_change_and_by_w
         async def told() -> list[tuple[bool, list[wire.Key]]]:
             peer.told.clear()
             for _ in range(3):
-                await one._ping(source, time.monotonic())
+                await one._ping(source)
             return [(each.is_afresh, each.keys) for each in peer.told]
 
         assert await told() == [(True, [(1, 2)])]
