@@ -254,7 +254,8 @@ class Answers:
             self._closing = [key for key in due if self.exports.get(key) is None]
             for key in due:
                 del self._held[key]
-            replies = await self.session.ask_all([messages.Close(*key) for key in self._closing])
+            closes = [self.session.ask(messages.Close(*key)) for key in self._closing]
+            replies = await asyncio.gather(*closes, return_exceptions=True)
             for key, reply in zip(self._closing, replies, strict=True):
                 if isinstance(reply, WaitTimeout | ConnectError | QuotaExceeded):
                     self.hold([key])  # closed later, unless it is exported by then

@@ -61,10 +61,6 @@ class Context:
         assert self.connected is not None
         return self.connected
 
-    def subject(self, node: str, kind: str, sender: str) -> str:
-        """On which `sender` speaks to `node`."""
-        return f"ipcsync.{self.settings.fleet}.{node}.{kind}.{sender}"
-
     async def is_refused(self, subject: str, work: Awaitable[object]) -> bool:
         """Whether the server forbids what is done on a subject, as it says behind it."""
         from ipcsync_bridge.transport import flushed
@@ -196,10 +192,10 @@ async def _permissions(context: Context) -> Outcome:
     node = settings.node
     refused: list[str] = []
     for kind, rest in (("ask", ""), ("answer", f".{_NOBODY}")):
-        subject = context.subject(_NOBODY, kind, node) + rest
+        subject = context.transport.subject(_NOBODY, f"{kind}.{node}{rest}")
         if await context.is_refused(subject, client.publish(subject, b"")):
             refused.append(f"to speak on {subject}")
-        subject = context.subject(node, kind, "*") + (rest and ".*")
+        subject = context.transport.subject(node, f"{kind}.*{rest and '.*'}")
         if await context.is_refused(subject, client.subscribe(subject)):
             refused.append(f"to hear {subject}")
     bucket = f"$KV.ipcsync_{settings.fleet}"
@@ -209,7 +205,7 @@ async def _permissions(context: Context) -> Outcome:
         return "fail", f"forbidden: {', '.join(refused)}", "deploy/nats has what each node needs."
     advice = "Fine on one machine. Elsewhere any member could speak for another: deploy/nats has permissions."
     level: Result = "warn" if settings.tls_ca else "ok"
-    subject = context.subject(_NOBODY, "ask", _NOBODY)
+    subject = context.transport.subject(_NOBODY, f"ask.{_NOBODY}")
     if not await context.is_refused(subject, client.publish(subject, b"")):
         return level, "all that it needs, and to speak as any other node", advice
     if not await _is_response_refused(context):
@@ -220,9 +216,9 @@ async def _permissions(context: Context) -> Outcome:
 async def _is_response_refused(context: Context) -> bool:
     """Whether this node may not respond on another's subject, to a question of its own that names it as its reply's."""
     node = context.settings.node
-    question = context.subject(node, "ask", node)
+    question = context.transport.subject(node, f"ask.{node}")
     heard = await context.transport.client.subscribe(question)
-    subject = context.subject(_NOBODY, "ask", _NOBODY)
+    subject = context.transport.subject(_NOBODY, f"ask.{_NOBODY}")
     await context.transport.client.publish(question, b"", reply=subject)
     await heard.next_msg(timeout=_ANSWER_S)
     return await context.is_refused(subject, context.transport.client.publish(subject, b""))

@@ -10,9 +10,8 @@ import contextlib
 import copy
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import cast
 
 from ipcsync._board import OPEN, Board
 from ipcsync._deadline import deadline_of
@@ -168,34 +167,17 @@ class BridgeSession:
 
     async def ask(self, body: Message) -> Message:
         """The reply's body; raises the error that it carries, WaitTimeout after 5 s, or SessionLost."""
-        async with self._asking():
-            return await self._begin_asking(body)
-
-    async def ask_all(self, bodies: Iterable[Message]) -> list[Message | IpcSyncError]:
-        """For each request its reply's body, or the error that `ask` raises. All are sent at once."""
-        async with self._asking():
-            found = await asyncio.gather(*map(self._begin_asking, bodies), return_exceptions=True)
-        for each in found:
-            if isinstance(each, BaseException) and not isinstance(each, IpcSyncError):
-                raise each
-        return cast("list[Message | IpcSyncError]", found)
-
-    def _begin_asking(self, body: Message) -> asyncio.Future[Message]:
-        codec.check_body(body)
-        outcome: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        if self._is_closed:
-            raise self._closed()
-        self._asked.put((Request(body, self._came_late if isinstance(body, Open | Attach) else None), outcome))
-        self._owner.ring()
-        return outcome
-
-    @contextlib.asynccontextmanager
-    async def _asking(self) -> AsyncIterator[None]:
         await self._goes_on.wait()
         self.check()
+        codec.check_body(body)
+        if self._is_closed:
+            raise self._closed()
+        outcome: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._asked.put((Request(body, self._came_late if isinstance(body, Open | Attach) else None), outcome))
+        self._owner.ring()
         self._unanswered += 1
         try:
-            yield
+            return await outcome
         finally:
             self._unanswered -= 1
 

@@ -138,7 +138,7 @@ class Transport:
 
     async def _subscribe(self, kind: str, callback: Callable[[Msg], Awaitable[None]]) -> None:
         await self._nats.subscribe(
-            self._subject(self._settings.node, kind),
+            self.subject(self._settings.node, kind),
             cb=callback,
             pending_msgs_limit=_MOST_PENDING,
             pending_bytes_limit=_PENDING_BYTES,
@@ -173,7 +173,8 @@ class Transport:
         except _NOT_SENT as error:
             raise Unavailable(f"the NATS server does not answer: {self.last_error or error}") from error
 
-    def _subject(self, node: str, kind: str) -> str:
+    def subject(self, node: str, kind: str) -> str:
+        """On which `node` is spoken to; who speaks stands in `kind`."""
         return f"ipcsync.{self._settings.fleet}.{node}.{kind}"
 
     async def _failed(self, error: Exception) -> None:
@@ -250,7 +251,7 @@ class Transport:
             return
         if not message.reply:
             self._listener.received(sender, message.data, None)
-        elif message.reply.startswith(self._subject(sender, f"answer.{self._settings.node}.")):
+        elif message.reply.startswith(self.subject(sender, f"answer.{self._settings.node}.")):
             self._listener.received(sender, message.data, self._answering(message.reply))
 
     async def _on_answer(self, message: Msg) -> None:
@@ -281,7 +282,7 @@ class Transport:
         if not self._nats.is_connected:
             return False
         try:
-            await self._nats.publish(self._subject(to, f"ask.{self._settings.node}"), data)
+            await self._nats.publish(self.subject(to, f"ask.{self._settings.node}"), data)
         except _NOT_SENT:
             return False
         return True
@@ -293,8 +294,8 @@ class Transport:
         """
         if not self._nats.is_connected:
             raise CutOff(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
-        subject = self._subject(to, f"ask.{self._settings.node}")
-        reply = self._subject(self._settings.node, f"answer.{to}.{secrets.token_hex(16)}")
+        subject = self.subject(to, f"ask.{self._settings.node}")
+        reply = self.subject(self._settings.node, f"answer.{to}.{secrets.token_hex(16)}")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._asked[reply] = answer
         until = time.monotonic() + timeout

@@ -296,12 +296,12 @@ def test_a_failure_of_the_bridge_itself_answers_who_waits(client: ipcsync.Client
 def test_a_close_that_the_coordinator_did_not_take_is_asked_for_again(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch, refusal: Exception
 ) -> None:
-    async def refuse(_: object) -> list[Exception]:
-        return [refusal]
+    async def refuse(_: object) -> messages.Message:
+        raise refusal
 
     async def scenario(session: BridgeSession) -> None:
         answers, _ = _answers(session, _Host())
-        monkeypatch.setattr(session, "ask_all", refuse)
+        monkeypatch.setattr(session, "ask", refuse)
         answers.hold([(3, 1)])
         await answers.close_unused()
         assert answers.leave() == [(3, 1)]
