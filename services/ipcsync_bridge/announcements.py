@@ -94,14 +94,8 @@ class Announcements:
 
     async def _check_claims(self) -> None:
         """Free the names whose events have ended."""
-        claims = list(self.names.claims)
-        if not claims:
-            return
-        rows = await self.session.insist(messages.ListEvents(""))
-        assert isinstance(rows, messages.EventList)
-        there = {(row.slot, row.incarnation) for row in rows.events if row.state == "open"}
-        for key in claims:
-            if key not in there:
+        for key in list(self.names.claims):
+            if not self.session.is_open(key):
                 await self.names.release(key)
 
     # --- wants --------------------------------------------------------------------------------------------------------

@@ -209,7 +209,6 @@ class Bridge:
 
     async def _tick_until_done(self) -> None:
         last = time.monotonic()
-        house = 0.0
         self._next_keys = last + _KEYS_S
         late_s = min(_LATE_S, self._settings.link_ttl / 4)
         while not self._done.done():
@@ -225,10 +224,8 @@ class Bridge:
                 self._session_is_lost(error)
                 return
             due = self.subscriber.lose_silent(now)
-            if now >= house:
-                house = now + _TICK_S
-                self._keep_house(now)
-            await asyncio.wait((self._done,), timeout=max(min(due, house) - time.monotonic(), 0.0))
+            self._keep_house(now)
+            await asyncio.wait((self._done,), timeout=max(min(due, now + _TICK_S) - time.monotonic(), 0.0))
 
     def _keep_house(self, now: float) -> None:
         if self._announcements is not None:
@@ -278,7 +275,9 @@ class Bridge:
             else:
                 self.answers.asked(sender, body, answer, time.monotonic())
         except ProtocolError as error:
-            self._count_invalid(sender, error)
+            count = self.counters.invalid_messages = self.counters.invalid_messages + 1
+            if is_round(count):
+                log.warning("invalid message", extra=fields(node=sender[:80], why=error, count=count))
 
     def _take_news(self, sender: str, body: wire.News, answer: Answer | None) -> None:
         self.counters.news_received += 1
@@ -286,12 +285,6 @@ class Bridge:
         if answer is not None:
             self.counters.acks += 1
             self.begin(answer(wire.encode(wire.Ack())))
-
-    def _count_invalid(self, sender: str, error: IpcSyncError) -> None:
-        """Count a message that no bridge sends."""
-        count = self.counters.invalid_messages = self.counters.invalid_messages + 1
-        if is_round(count):
-            log.warning("invalid message", extra=fields(node=sender[:80], why=error, count=count))
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
 
