@@ -75,8 +75,7 @@ class Bridge:
         questions = Questions(transport, settings.link_ttl)
         self.nodes = Nodes(transport, self.me, settings.link_ttl, questions.owner_of)
         self.publisher = Publisher(transport, self.me, self.counters, self.begin, self._failed)
-        failures = Inbox(self._failed)
-        self.exports = Exports(session.board, self.publisher.changed_on_thread, failures.put)
+        self.exports = Exports(session.board, Inbox(self.publisher.changed).put, Inbox(self._failed).put)
         self.answers = Answers(settings, session, self.exports, self.publisher, self.me, self.begin)
         session.on_late = self.answers.came_late
         self.mirrors = Mirrors(session, self.begin)

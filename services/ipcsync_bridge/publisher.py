@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
-from ipcsync._inbox import Inbox
 from ipcsync_bridge import wire
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Export
@@ -24,30 +24,19 @@ _MANY = 64  # rows of one message
 _ROW_S = 20e-6  # of rest for each row of many: some three times what it costs the receiver
 
 
+@dataclass(eq=False)
 class Publisher:
     """The followers by node, and a task for each that is to be sent news. `begin` starts one; `failed` is its end."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        identity: Identity,
-        counters: Counters,
-        begin: Callable[[Coroutine[Any, Any, object]], None],
-        failed: Callable[[Exception], None],
-    ) -> None:
-        self._transport = transport
-        self._identity = identity
-        self._counters = counters
-        self._begin = begin
-        self._changes = Inbox(self._changed)
-        self._failed = failed
-        self.followers: dict[str, Follower] = {}
+    transport: Transport
+    identity: Identity
+    counters: Counters
+    begin: Callable[[Coroutine[Any, Any, object]], None]
+    failed: Callable[[Exception], None]
+    followers: dict[str, Follower] = field(default_factory=dict)
 
-    def changed_on_thread(self, exports: list[Export]) -> None:
-        """Exports have other rows; called by the thread that looks at them."""
-        self._changes.put(exports)
-
-    def _changed(self, exports: list[Export]) -> None:
+    def changed(self, exports: list[Export]) -> None:
+        """Send the rows of exports, which have changed, to those who follow them."""
         for export in exports:
             for node in export.followers:
                 follower = self.followers.get(node)
@@ -56,31 +45,31 @@ class Publisher:
 
     def put(self, follower: Follower, row: wire.Row) -> None:
         """Send a follower this state of a use."""
-        self._counters.conflated += follower.put(row)
+        self.counters.conflated += follower.put(row)
         if not follower.is_sent_to:
             follower.is_sent_to = True
-            self._begin(self._send_all(follower))
+            self.begin(self._send_all(follower))
 
     async def _send_all(self, follower: Follower) -> None:
         try:
             while rows := follower.take(wire.MAX_ROWS):
                 await self._send(follower, rows)
         except Exception as error:  # noqa: BLE001 - who trusts this node's pings must not go on
-            self._failed(error)
+            self.failed(error)
         finally:
             follower.is_sent_to = False
 
     async def _send(self, follower: Follower, rows: list[wire.Row]) -> None:
-        body = wire.News(self._identity.term, self._identity.epoch, rows)
+        body = wire.News(self.identity.term, self.identity.epoch, rows)
         try:
-            await self._transport.ask(follower.node, wire.encode(body), _ANSWER_S)
+            await self.transport.ask(follower.node, wire.encode(body), _ANSWER_S)
         except TimeoutError:
             return  # it may have been lost
         except Unreachable:
             await asyncio.sleep(RETRY_S)
             return
         follower.acked()
-        self._counters.news_sent += 1
-        self._counters.rows_sent += len(rows)
+        self.counters.news_sent += 1
+        self.counters.rows_sent += len(rows)
         if len(rows) > _MANY:
             await asyncio.sleep(_ROW_S * len(rows))
