@@ -89,7 +89,7 @@ class Follower:
     node: str
     last_asked: float
     keys: dict[Key, float] = field(default_factory=dict)
-    version: int = 0  # of what it wants, as it last said
+    version: int = UNSURE  # of what it wants, as it last said
     is_sent_to: bool = False
     rows: dict[Key, Row] = field(default_factory=dict)
     """What it does not have yet, as far as it has said, the oldest first."""
@@ -117,7 +117,7 @@ class Follower:
     def answered(self, key: Key, now: float) -> None:
         """Send it the news of a use from now on: it has asked, and the answer is under way."""
         if key not in self.keys:
-            self.version = min(self.version, UNSURE)
+            self.version = UNSURE
         self.keys[key] = now + _ANSWER_S
 
     def unwanted(self, wanted: set[Key], now: float) -> tuple[set[Key], bool]:

@@ -17,7 +17,7 @@ from ipcsync.errors import IpcSyncError, NodeLost, QuotaExceeded
 from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.links import Source
+from ipcsync_bridge.links import UNSURE, Source
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.questions import ASK_S, Questions
 
@@ -62,6 +62,7 @@ class Subscriber:
                     f"{self.settings.max_nodes} nodes are linked already", limit=self.settings.max_nodes
                 )
             source = self._add(node, state.epoch, sent)
+            source.known_version = UNSURE
         if not source.is_of(state.term, state.epoch):
             raise NodeLost(f"another machine has the name of node {node!r}", node=node, reason="replaced")
         source.touch(sent)

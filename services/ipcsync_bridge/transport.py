@@ -21,6 +21,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import nats
@@ -37,7 +38,7 @@ from ipcsync_bridge.config import Settings
 
 log = logging.getLogger("ipcsync.bridge")
 T = TypeVar("T")
-Answer: TypeAlias = Callable[[bytes], Coroutine[Any, Any, None]]
+Answer: TypeAlias = Callable[[bytes], Coroutine[Any, Any, object]]
 
 _MOST_PENDING = 8_192  # messages that came and were not read yet
 _PENDING_BYTES = 16 * 1024 * 1024
@@ -252,7 +253,7 @@ class Transport:
         if not message.reply:
             self._listener.received(sender, message.data, None)
         elif message.reply.startswith(self.subject(sender, f"answer.{self._settings.node}.")):
-            self._listener.received(sender, message.data, self._answering(message.reply))
+            self._listener.received(sender, message.data, partial(self._publish, message.reply))
 
     async def _on_answer(self, message: Msg) -> None:
         asked = self._asked.get(message.subject)
@@ -264,25 +265,16 @@ class Transport:
             node = message.subject.split(".")[-2]
             asked.set_exception(Unreachable(f"no bridge of node {node!r} listens"))
 
-    def _answering(self, subject: str) -> Answer:
-        async def answer(data: bytes) -> None:
-            if self._nats.is_connected:
-                try:
-                    await self._nats.publish(subject, data)
-                except _NOT_SENT:
-                    log.debug("nats: an answer was not sent")
-
-        return answer
-
     async def send(self, to: str, data: bytes) -> bool:
-        """Send a node what it does not answer; False if nothing was sent.
+        """Send a node what it does not answer; False if nothing was sent."""
+        return await self._publish(self.subject(to, f"ask.{self._settings.node}"), data)
 
-        That is so while there is no connection: nats-py would keep it, and what comes late is useless.
-        """
+    async def _publish(self, subject: str, data: bytes) -> bool:
+        """Nothing is sent while there is no connection: nats-py would keep it, and what comes late is useless."""
         if not self._nats.is_connected:
             return False
         try:
-            await self._nats.publish(self.subject(to, f"ask.{self._settings.node}"), data)
+            await self._nats.publish(subject, data)
         except _NOT_SENT:
             return False
         return True

@@ -13,6 +13,7 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
+from ipcsync_bridge.links import UNSURE
 from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.questions import Questions
 from ipcsync_bridge.subscriber import Subscriber
@@ -32,7 +33,7 @@ class _Peer:
 
     def __init__(self, lost: int = 0) -> None:
         self._lost = lost
-        self._version = 0
+        self._version = UNSURE  # it has answered an open
         self.told: list[wire.Follow] = []
 
     async def ask(self, _to: str, data: bytes, *_times: float) -> bytes:
@@ -79,7 +80,7 @@ def test_a_node_is_told_what_is_wanted_once_and_again_after_each_change_and_by_w
                 await one._ping(source)
             return [(each.is_afresh, each.keys) for each in peer.told]
 
-        assert await told() == [(True, [(1, 2)])]
+        assert await told() == [(False, [(1, 2)])]
         one.link(source, wire.Row(3, 4))
         assert await told() == [(False, [(1, 2), (3, 4)])]
         peer.restart()
