@@ -65,9 +65,11 @@ class Answers:
         follower = self._followers.get(sender)
         if follower is not None:
             follower.last_asked = now
+        if answer is None:
+            raise ProtocolError(f"{type(body).__name__} without an answer", code="invalid")
         if isinstance(body, wire.Ping):
-            self._ping(follower, answer)
-        elif isinstance(body, wire.Open | wire.Attach | wire.Events | wire.Follow) and answer is not None:
+            self.begin(answer(wire.encode(self._pong(follower))))
+        elif isinstance(body, wire.Open | wire.Attach | wire.Events | wire.Follow):
             if self._opening >= _MOST_OPENING:
                 self.begin(_refuse(answer, QuotaExceeded("too many questions are under way", limit=_MOST_OPENING)))
                 return
@@ -75,10 +77,6 @@ class Answers:
             self.begin(self._answer(sender, body, answer, now))
         else:
             raise ProtocolError(f"{type(body).__name__} is not a request", code="invalid")
-
-    def _ping(self, follower: Follower | None, answer: Answer | None) -> None:
-        if answer is not None:
-            self.begin(answer(wire.encode(self._pong(follower))))
 
     def _pong(self, follower: Follower | None) -> wire.Pong:
         me = self.identity

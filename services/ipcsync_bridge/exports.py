@@ -36,7 +36,6 @@ class Export:
     """One use of a slot of this node that others wait for. `followers` are those nodes."""
 
     def __init__(self, board: Board, attachment: Attachment) -> None:
-        self.attachment = attachment
         self.key: Key = (attachment.slot, attachment.incarnation)
         self.followers: set[str] = set()
         self._base = attachment.base
@@ -57,7 +56,7 @@ class Export:
         """Whether it is to be looked at soon; if not, its next record is to wake the bridge."""
         soon = self.is_busy or self.is_in_flight
         # Asked for, not remembered: an earlier export of the use, not removed yet, may store too.
-        if bool(self._line.followed) is soon and self._line.incarnation == self.attachment.incarnation:
+        if bool(self._line.followed) is soon and self._line.incarnation == self.key[1]:
             self._line.followed = not soon
         return soon
 

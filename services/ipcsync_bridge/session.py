@@ -38,7 +38,6 @@ class BridgeSession:
         self.board = board
         self.epoch = welcome.epoch
         connection.starts = lambda: board.starts
-        self.serial = welcome.serial
         self.feed = welcome.feed
         """The endpoint of the coordinator's announcements."""
         self._welcome = welcome
