@@ -166,6 +166,26 @@ def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server:
     asyncio.run(scenario())
 
 
+def test_a_question_that_was_lost_is_asked_again_and_has_one_answer(server: Server) -> None:
+    async def scenario() -> None:
+        async with _transport(server.url) as transport:
+            holder = await nats.connect(server.url)
+            replies: list[str] = []
+
+            async def answer(message: Any) -> None:
+                replies.append(message.reply)
+                if len(replies) > 1:
+                    await message.respond(message.data)
+
+            await holder.subscribe("ipcsync.main.b.ask.*", cb=answer)
+            await flushed(holder, DEADLINE_S)
+            assert await transport.ask("b", b"is anybody there", DEADLINE_S, 0.05) == b"is anybody there"
+            assert len(set(replies)) == 1 < len(replies)
+            await holder.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("is_back", [False, True])
 def test_a_connection_that_is_closed_while_it_is_made_anew_ends(
     server: Server, monkeypatch: pytest.MonkeyPatch, is_back: bool
