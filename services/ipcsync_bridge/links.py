@@ -39,8 +39,10 @@ class Source:
     term: int = 0
     last_received: float = 0.0
     version: int = field(default_factory=lambda: 2 + secrets.randbits(61))  # of which uses are wanted
-    known_version: int = 0
+    known_version: int = UNSURE
     """Which it sends news of, as it last said."""
+    has_missed: bool = False
+    """Whether news that it has sent may not have come to this code, until it sends all again."""
 
     @property
     def ping_s(self) -> float:
@@ -73,6 +75,7 @@ class Source:
         self.touch(sent)
         self.last_received = now
         self.known_version = version
+        self.has_missed &= version != self.version
 
     def is_silent(self, now: float) -> bool:
         """Whether the node has been silent for the whole TTL."""

@@ -17,7 +17,7 @@ from ipcsync.errors import IpcSyncError, NodeLost, QuotaExceeded
 from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.links import UNSURE, Source
+from ipcsync_bridge.links import Source
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.questions import ASK_S, Questions
 
@@ -62,7 +62,6 @@ class Subscriber:
                     f"{self.settings.max_nodes} nodes are linked already", limit=self.settings.max_nodes
                 )
             source = self._add(node, state.epoch, sent)
-            source.known_version = UNSURE
         if not source.is_of(state.term, state.epoch):
             raise NodeLost(f"another machine has the name of node {node!r}", node=node, reason="replaced")
         source.touch(sent)
@@ -185,8 +184,8 @@ class Subscriber:
         if not await self._ask(source, wire.Ping(), source.ttl_s):
             self.counters.pings_lost += 1
         elif source.known_version != source.version and len(source.links) <= wire.MAX_KEYS:
-            self.counters.resyncs += source.known_version == 0
-            body = wire.Follow(source.epoch, source.version, source.known_version == 0, list(source.links))
+            self.counters.resyncs += source.has_missed or source.known_version == 0
+            body = wire.Follow(source.epoch, source.version, source.has_missed, list(source.links))
             await self._ask(source, body, ASK_S)
 
     async def _ask(self, source: Source, body: wire.Ping | wire.Follow, timeout: float) -> bool:
@@ -222,5 +221,5 @@ class Subscriber:
             assert attached.origin is not None
             epoch, node = attached.origin.epoch, attached.origin.node
             if node not in self.sources and self.lost.get(node, (b"", ""))[0] != epoch:
-                self._add(node, epoch, now)
+                self._add(node, epoch, now).has_missed = True
             self.mirror(attached, wire.Row(attached.origin.slot, attached.origin.incarnation))

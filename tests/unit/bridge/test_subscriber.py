@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
 
+from ipcsync._wire import messages
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
@@ -84,7 +86,8 @@ def test_a_node_is_told_what_is_wanted_once_and_again_after_each_change_and_by_w
         one.link(source, wire.Row(3, 4))
         assert await told() == [(False, [(1, 2), (3, 4)])]
         peer.restart()
-        assert await told() == [(True, [(1, 2), (3, 4)])]
+        assert await told() == [(False, [(1, 2), (3, 4)])]
+        assert one.counters.resyncs == 1
 
     asyncio.run(scenario())
 
@@ -127,3 +130,19 @@ def test_what_another_node_says_of_a_use_counts_nothing() -> None:
     source = one.source_of("a", _state(row), 0.0)
     one.link(source, row)
     assert source.links == {(1, 2): row}
+
+
+def test_new_code_asks_for_all_news_again_though_its_peer_has_not_noticed() -> None:
+    async def scenario() -> None:
+        peer, mirrors = _Peer(), SimpleNamespace(put=lambda *_: None, store=lambda *_: None)
+        await peer.ask("a", wire.encode(wire.Follow(_EPOCH, 77, False, [(1, 2)])))
+        one = _subscriber(peer)
+        one.mirrors = mirrors  # type: ignore[assignment] # as much of them as is used
+        origin = messages.Origin(_EPOCH, 1, 2, "a")
+        mirror = messages.Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], [], origin)
+        one.resume(SimpleNamespace(lost={}, mirrors=[mirror]), time.monotonic())  # type: ignore[arg-type] # as above
+        for _ in range(3):
+            await one._ping(one.sources["a"])
+        assert [(each.is_afresh, each.keys) for each in peer.told[1:]] == [(True, [(1, 2)])]
+
+    asyncio.run(scenario())
