@@ -16,7 +16,6 @@ from itertools import islice
 
 from ipcsync_bridge.wire import Key, Row
 
-RETRY_S = 0.1
 UNSURE = 1
 """The version of a node that sends news of something which its peer may not want, or not know that it does."""
 _PING_S = 1.0

@@ -15,7 +15,8 @@ from typing import Any
 from ipcsync_bridge import wire
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Export
-from ipcsync_bridge.links import RETRY_S, Follower
+from ipcsync_bridge.links import Follower
+from ipcsync_bridge.questions import RETRY_S
 from ipcsync_bridge.store import Identity
 from ipcsync_bridge.transport import Transport, Unreachable
 
