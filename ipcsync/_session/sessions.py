@@ -33,6 +33,9 @@ class Session(Protocol):
     def is_connected(self) -> bool:
         """Whether the session lives, as far as this process knows."""
 
+    def check(self) -> None:
+        """Raise the error of a session that is over."""
+
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event."""
 
@@ -67,7 +70,10 @@ def session_of(epoch: bytes) -> Session:
     fork.check()
     session = first_of(epoch, _sessions.copy())
     if session is None:
-        raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
+        raise ConnectError(
+            "this point needs a client of its coordinator in this process: call ipcsync.connect(), or await "
+            "ipcsync.aconnect(), first"
+        )
     return session
 
 

@@ -323,6 +323,8 @@ def test_an_unpickled_point_finds_its_client(coordinator: ipcsync.Coordinator) -
             assert (again.event_name, again.device, again.is_recorded) == ("e", event.device, True)
         with pytest.raises(ipcsync.ConnectError):
             await pickle.loads(pickle.dumps(point)).query()
+        with ipcsync.connect(coordinator.endpoint):  # any client of the coordinator does
+            assert await pickle.loads(pickle.dumps(point)).query()
 
     asyncio.run(scenario())
 

@@ -292,10 +292,10 @@ def test_a_connect_of_an_abandoned_loop_closes_its_session(
     notices = client.watch(timeout=LONG_S)
     _await_notice(notices, "session_opened", "main")
     with stopped(coordinator):
-        before = threads_named("ipcsync-requests")
+        before = threads_named("ipcsync-alone")
         _abandon(
             lambda: ipcsync.aconnect(coordinator.endpoint, name="late", timeout=LONG_S),
-            lambda: threads_named("ipcsync-requests") - before,
+            lambda: threads_named("ipcsync-alone") - before,
         )
     _await_notice(notices, "session_opened", "late")
     until(_collects(lambda: len(client.list_sessions()) == 1), "it is closed", LONG_S)
@@ -340,7 +340,7 @@ def test_an_exception_in_the_middle_of_a_submit_leaves_no_session(
 
     with pytest.raises(Interruption):
         asyncio.run(connect())
-    until(lambda: not threads_named("ipcsync-requests"), "the call is over")
+    until(lambda: not threads_named("ipcsync-alone"), "the call is over")
     until(lambda: "late" not in [row.name for row in client.list_sessions()], "no session is left")
 
 

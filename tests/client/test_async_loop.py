@@ -146,7 +146,7 @@ def test_points_that_were_unpickled_are_attached_to_without_blocking_the_loop(
 ) -> None:
     stream = ipcsync.Stream()
     events = [client.event(f"e{number}", recorder=True) for number in range(2)]
-    points = [AsyncPoint(_unpickle(bytes(event.record(stream))), None) for event in events]
+    points = [AsyncPoint(_unpickle(bytes(event.record(stream)))) for event in events]
 
     async def scenario() -> None:
         async with ipcsync.aconnect(coordinator.endpoint) as mine:

@@ -61,7 +61,7 @@ def test_a_client_that_was_lost_and_not_closed_hides_no_later_one_from_points_of
 
     async def query() -> None:
         async with ipcsync.aconnect(endpoint):
-            await pickle.loads(pickle.dumps(AsyncPoint(_unpickle(data), None))).query()
+            await pickle.loads(pickle.dumps(AsyncPoint(_unpickle(data)))).query()
 
     with ipcsync.connect(endpoint), pytest.raises(ipcsync.StalePoint):
         _unpickle(data).query()

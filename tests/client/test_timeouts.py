@@ -149,7 +149,7 @@ def test_the_first_use_of_an_unpickled_point_is_part_of_its_wait_in_asyncio(
     async def scenario() -> float:
         async with await ipcsync.aconnect(client.endpoint) as mine:
             client.close()
-            point = AsyncPoint(unpickled, None)
+            point = AsyncPoint(unpickled)
             calls: dict[str, Callable[[], Awaitable[object]]] = {
                 "synchronize": lambda: point.synchronize(0.1),
                 "wait": lambda: point.wait(ipcsync.Stream(), timeout=0.1),

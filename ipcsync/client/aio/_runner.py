@@ -13,24 +13,21 @@ import asyncio
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from ipcsync import _drivers
-from ipcsync._deadline import FULL_NS, bounded, deadline_of, left_of
+from ipcsync._deadline import bounded, deadline_of, left_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
-from ipcsync._native.stream import Stream
 from ipcsync._session.attachments import AttachmentRef
-from ipcsync._session.session import Session
+from ipcsync._session.sessions import Session
 from ipcsync._session.waits import Pending
 from ipcsync._worker import start
-from ipcsync.client.event import SharedEvent
-from ipcsync.client.point import Point
-from ipcsync.errors import WaitTimeout
 
 _log = logging.getLogger("ipcsync")
 
@@ -38,7 +35,6 @@ T = TypeVar("T")
 
 _REQUESTS = 16
 _TURN_S = 0.01  # a thread's start takes no longer, unless all are busy
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
 class Pool:
@@ -85,9 +81,22 @@ def _make_all(calls: SimpleQueue[Callable[[], object] | None], idle: deque[None]
     calls.put(None)
 
 
-def request_pool() -> Pool:
-    """The threads of one asynchronous client's requests."""
-    return Pool("ipcsync-requests", _REQUESTS)
+_pools: WeakKeyDictionary[Session, Pool] = WeakKeyDictionary()
+
+
+def _pool_of(session: Session) -> Pool:
+    """The threads of one session's requests."""
+    pool = _pools.get(session)
+    if pool is None:
+        pool = _pools[session] = Pool("ipcsync-requests", _REQUESTS)
+    return pool
+
+
+def end_requests(session: Session) -> None:
+    """End these threads behind the requests made so far."""
+    pool = _pools.pop(session, None)
+    if pool is not None:
+        pool.shutdown()
 
 
 class _Call(Generic[T]):
@@ -97,9 +106,9 @@ class _Call(Generic[T]):
         self._loop_calls = LoopCalls()
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._fn = deque([fn])  # until it begins, or never will
-        self._undo = deque([undo] if undo is not None else ())  # until it is called, once
+        self._undo = undo
         self._results: list[T] = []
-        self._is_wanted = True
+        self._first = deque([None])  # taken by the first of the two, the result and the one who gives up
 
     def make(self) -> None:
         """Make it, on a thread of a pool."""
@@ -108,124 +117,62 @@ class _Call(Generic[T]):
         except IndexError:
             return
         try:
-            result = fn()
+            self._results.append(fn())
         except BaseException as error:  # noqa: BLE001 - the awaiting task gets it
             self._loop_calls.soon(_resolve, self.future, error)
             return
-        self._results.append(result)
-        self._undo_if_unwanted()
-        self._loop_calls.soon(_resolve, self.future, None, result)
+        self._arrive()
+        self._loop_calls.soon(_resolve, self.future, None, self._results[0])
 
     def give_up(self, *, surely: bool) -> None:
         """No task waits for it. `surely`: it is made all the same."""
-        self._is_wanted = False
         if not surely:
             self._fn.clear()
-        self._undo_if_unwanted()
+        self._arrive()
 
-    def _undo_if_unwanted(self) -> None:
-        """Undo on a thread of its own, since this may be called on the loop's, or by the garbage collector."""
-        # Asked on both sides, each after its own word: one of them sees the other's.
-        if self._is_wanted or not self._results:
-            return
+    def _arrive(self) -> None:
+        """The second one undoes it, on a thread of its own: this may be the loop's, or the garbage collector's."""
         try:
-            undo = self._undo.popleft()
+            self._first.pop()
         except IndexError:
-            return  # the other side does it
-        start(partial(undo, self._results[0]), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
+            if self._undo is not None and self._results:
+                undo = partial(self._undo, self._results[0])
+                start(undo, "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
 
 
-class Runner:
-    """Runs the calls of one asynchronous client's events and points."""
+async def request(
+    session: Session,
+    fn: Callable[..., T],
+    timeout: float | None = None,
+    undo: Callable[[T], object] | None = None,
+    *,
+    alone: bool = False,
+) -> T:
+    """Return `fn(timeout=…)`, which asks the coordinator; `undo` gets its result if this is cancelled meanwhile.
 
-    def __init__(self, session: Session, requests: Pool) -> None:
-        self.session = session
-        self.requests = requests
-        runners.append(weakref.ref(self, runners.remove))
+    `timeout` (None: the session's) includes the wait for a thread of the session's pool. `alone`: on a thread of its
+    own, for what may wait for more than a reply.
+    """
+    session.check()
+    seconds = bounded(session.timeout if timeout is None else timeout)
+    deadline = deadline_of(seconds)
 
-    async def request(
-        self,
-        fn: Callable[..., T],
-        timeout: float | None = None,
-        undo: Callable[[T], object] | None = None,
-        *,
-        alone: bool = False,
-    ) -> T:
-        """Return `fn(timeout=…)`, which asks the coordinator; `undo` gets its result if this is cancelled meanwhile.
+    def ask() -> T:
+        left = left_of(deadline)
+        return fn(timeout=left if seconds - left > _TURN_S else seconds)
 
-        `timeout` (None: the session's) includes the wait for a thread of the pool. `alone`: on a thread of its own, for
-        what may wait for more than a reply.
-        """
-        self.session.check()
-        seconds = bounded(self.session.timeout if timeout is None else timeout)
-        deadline = deadline_of(seconds)
-
-        def ask() -> T:
-            left = left_of(deadline)
-            return fn(timeout=left if seconds - left > _TURN_S else seconds)
-
-        return await (run_alone(ask, undo) if alone else run(self.requests, ask, undo))
-
-    async def over(self, attached: AttachmentRef, pending: Pending) -> None:
-        """Wait until the point is complete or recorded; raises the error that ends the wait."""
-        fork.check()
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = attached.when_done(pending, partial(LoopCalls().soon, _resolve, future))
-        try:
-            await future
-        finally:
-            attached.forget(entry)
-
-    async def record(
-        self, event: SharedEvent, stream: Stream, timeout: float | None, after: Sequence[Point] = ()
-    ) -> Point:
-        """Record as soon as there is room in the ring."""
-        deadline = deadline_of(timeout)
-        await self.all_recorded(after, timeout)
-        engine, pause_s = event._engine, _FIRST_PAUSE_S
-        while True:
-            try:
-                return event.record(stream, timeout=0, after=after)
-            except WaitTimeout:
-                oldest = engine.oldest_in_the_way
-            left_s = left_of(deadline)
-            if not oldest:  # one of these, which may end at any moment
-                if not left_s:
-                    engine.raise_no_turn(timeout, "another thread's record or another process's wait is under way")
-                await asyncio.sleep(min(pause_s, left_s))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                continue
-            pause_s = _FIRST_PAUSE_S
-            told = asyncio.get_running_loop().call_later(FULL_NS / 1e9, engine.note_full, oldest)
-            try:
-                await self.over(event._attached, Pending(engine, oldest, None if timeout is None else left_s))
-            except WaitTimeout:
-                engine.raise_full(oldest, timeout)
-            finally:
-                told.cancel()
-
-    async def all_recorded(self, points: Sequence[Point], timeout: float | None = None) -> None:
-        """Wait until all points are recorded, so that a stream can wait for them, at most `timeout` seconds."""
-        deadline = deadline_of(timeout)
-        for point in points:
-            attached = point._bound()
-            if attached.engine.generation < point.generation:
-                left = None if timeout is None else left_of(deadline)
-                await self.over(attached, Pending(attached.engine, point.generation, left, recorded=True))
-
-    async def wait(self, point: Point, stream: Stream, timeout: float | None, *, ahead: bool) -> None:
-        """Queue the wait as soon as the record is made."""
-        deadline_of(timeout)
-        try:
-            point.wait(stream, timeout=0, ahead=ahead)
-        except WaitTimeout:
-            attached = point._bound()
-            await self.over(attached, Pending(attached.engine, point.generation, timeout, recorded=True))
-            point.wait(stream, timeout=0, ahead=ahead)  # it does not block: a recorded generation stays recorded
+    return await (run_alone(ask, undo) if alone else run(_pool_of(session), ask, undo))
 
 
-runners: list[weakref.ref[Runner]] = []
-"""The runners of this process: an unpickled point looks for its own among them."""
+async def over(attached: AttachmentRef, pending: Pending) -> None:
+    """Wait until the point is complete or recorded; raises the error that ends the wait."""
+    fork.check()
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    entry = attached.when_done(pending, partial(LoopCalls().soon, _resolve, future))
+    try:
+        await future
+    finally:
+        attached.forget(entry)
 
 
 async def run(pool: Pool, fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, surely: bool = False) -> T:

@@ -7,15 +7,14 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
-from ipcsync.client.aio._runner import Runner
+from ipcsync.client.aio._runner import request
 from ipcsync.client.client import Client
 
 
 class Asynchronous(Protocol):
-    """What has twins: the client that it wraps, and what runs its calls."""
+    """What has twins: it wraps a client."""
 
     _client: Client
-    _runner: Runner
 
 
 P = ParamSpec("P")
@@ -38,7 +37,8 @@ def twin(
             timeout = options.pop("timeout", None)
             ask = functools.partial(getattr(self._client, method.__name__), *arguments, **options)
             # One of the whole fleet is looked for until the timeout, which must not take a thread from others.
-            return result(self, await self._runner.request(ask, timeout, undo, alone=bool(options.get("fleet"))))
+            is_long = bool(options.get("fleet"))
+            return result(self, await request(self._client._session, ask, timeout, undo, alone=is_long))
 
         theirs = inspect.signature(method)
         told = theirs.replace(return_annotation=inspect.signature(result).return_annotation)

@@ -28,12 +28,11 @@ from ipcsync.client._connecting import connect
 from ipcsync.client._opening import note_depth
 from ipcsync.client._recording import chosen
 from ipcsync.client._twins import ClientView
-from ipcsync.client.aio import _fan_in
-from ipcsync.client.aio._runner import Pool, Runner, request_pool, run, run_alone, with_owner
+from ipcsync.client.aio._fan_in import synchronize_all, wait_all
+from ipcsync.client.aio._runner import Pool, end_requests, request, run, run_alone, with_owner
 from ipcsync.client.aio._twin import taking, twin
-from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
+from ipcsync.client.aio.event import AsyncPoint, AsyncReservation, AsyncSharedEvent, attached, record
 from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying, AsyncUpcoming
-from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.client import Client, warn_if_dropped
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
@@ -108,18 +107,12 @@ class Connecting(Coroutine[Any, Any, "AsyncClient"]):
 
 
 async def _open(open_session: Callable[[], Client]) -> AsyncClient:
-    requests = request_pool()
-
     def open_quietly() -> Client:
         client = open_session()
         client._finalizer.detach()  # of an abandoned loop the collector drops it before the coroutine closes it
         return client
 
-    try:
-        return AsyncClient(await run(requests, open_quietly, Client.close), requests)
-    except BaseException:
-        requests.shutdown()
-        raise
+    return AsyncClient(await run_alone(open_quietly, Client.close))
 
 
 def _close_all(events: list[SharedEvent]) -> None:
@@ -134,10 +127,9 @@ class AsyncClient(ClientView, AsyncClosing):
     request's `timeout` and its errors are as in `Client`.
     """
 
-    def __init__(self, client: Client, requests: Pool) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._session, self._prefix = client._session, client.prefix
-        self._runner = Runner(client._session, requests)
         warn_if_dropped(self, client._session)
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -145,12 +137,12 @@ class AsyncClient(ClientView, AsyncClosing):
     @twin(Client.event, SharedEvent.close)
     def event(self, event: SharedEvent) -> AsyncSharedEvent:
         """Open a shared event, or create it; as `Client.event`. If it is cancelled, what it opened is closed again."""
-        return AsyncSharedEvent(event, self._runner)
+        return AsyncSharedEvent(event)
 
     @twin(Client.events, _close_all)
     def events(self, events: list[SharedEvent]) -> list[AsyncSharedEvent]:
         """Open many shared events, all or none; as `Client.events`. If it is cancelled, they are closed again."""
-        return [AsyncSharedEvent(event, self._runner) for event in events]
+        return [AsyncSharedEvent(event) for event in events]
 
     async def record(
         self,
@@ -168,11 +160,10 @@ class AsyncClient(ClientView, AsyncClosing):
         key = (address, get_ident() if address in LEGACY else 0, chosen.device_index, engine)
         event = self._client._unnamed.events.get(key)
         if event is None or event.is_lost:
-            event = await self._runner.request(partial(self._client._unnamed.take, key, depth))
+            event = await request(self._session, partial(self._client._unnamed.take, key, depth))
         if depth is not None:
             note_depth(event, depth)
-        points = await attached(after)
-        return AsyncPoint(await self._runner.record(event, chosen, timeout, points), self._runner)
+        return await record(event, chosen, timeout, await attached(after))
 
     async def record_all(
         self,
@@ -192,12 +183,12 @@ class AsyncClient(ClientView, AsyncClosing):
         everything = self._client._everything
         joined, waits = everything.join(parse(device), chosen(streams))
         record = partial(everything.record, joined, waits, engine, timeout, points)
-        return AsyncPoint(await run_alone(record, surely=True), self._runner)
+        return AsyncPoint(await run_alone(record, surely=True))
 
     @twin(Client.reserve, Reservation.close)
     def reserve(self, reservation: Reservation) -> AsyncReservation:
         """A point that this session will record later; as `Client.reserve`. If it is cancelled, it is closed again."""
-        return AsyncReservation(reservation, self._runner)
+        return AsyncReservation(reservation)
 
     def replay(
         self,
@@ -214,7 +205,7 @@ class AsyncClient(ClientView, AsyncClosing):
         ended again; if leaving is, it goes on by itself.
         """
         self._session.check()
-        return AsyncReplaying(self._runner, waits, records, stream, timeout, ahead=ahead)
+        return AsyncReplaying(self._session, waits, records, stream, timeout, ahead=ahead)
 
     def next(
         self,
@@ -229,7 +220,7 @@ class AsyncClient(ClientView, AsyncClosing):
         Entering it waits for the points' records. Within the block no other task may replay: do not await there.
         """
         self._session.check()
-        return AsyncUpcoming(self._runner, waits, records, None, timeout, ahead=ahead)
+        return AsyncUpcoming(self._session, waits, records, None, timeout, ahead=ahead)
 
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""
@@ -242,14 +233,14 @@ class AsyncClient(ClientView, AsyncClosing):
         key = wire.unpack(data)
         found = self._session.find(key)
         if found is None:
-            found = await self._runner.request(partial(self._session.attach, key), timeout)
-        return AsyncPoint(Point(found, key.generation), self._runner)
+            found = await request(self._session, partial(self._session.attach, key), timeout)
+        return AsyncPoint(Point(found, key.generation))
 
     async def synchronize_all(
         self, points: Iterable[AsyncPoint], *, timeout: float | None = None, lost: Literal["raise", "skip"] = "raise"
     ) -> list[AsyncPoint]:
         """Wait until every point is complete, at most `timeout` seconds in all; as `ipcsync.synchronize_all`."""
-        return await _fan_in.synchronize_all(points, timeout, lost)
+        return await synchronize_all(points, timeout, lost)
 
     async def wait_all(
         self,
@@ -265,16 +256,16 @@ class AsyncClient(ClientView, AsyncClosing):
         """
         self._session.check()
         refuse_small_number(stream, 0)
-        return await _fan_in.wait_all(self._runner, points, resolve(stream), timeout, lost)
+        return await wait_all(points, resolve(stream), timeout, lost)
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
         """Wait until the GPU work of the lost recorder of `point` has ended; as `Client.wait_over`."""
         self._session.check()
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
-        _, plain, left = await point._bound(timeout)
+        attached, left = await point._bound(timeout)
         for pause_s in pauses(left, *BETWEEN_LOOKS_S):
-            is_over = look_whether_over(plain._bound().engine)
+            is_over = look_whether_over(attached.engine)
             if is_over is not False:
                 break
             await asyncio.sleep(pause_s)
@@ -356,4 +347,4 @@ class AsyncClient(ClientView, AsyncClosing):
 
     def _close(self) -> None:
         self._client.close()
-        self._runner.requests.shutdown()
+        end_requests(self._session)

@@ -1,26 +1,27 @@
-"""Shared events and points for asyncio. They wrap the ones without `Async` in their names: see `aio.client`."""
+"""Shared events, points and reservations for asyncio. They wrap the ones without `Async` in their names."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ipcsync._closing import AsyncClosing
-from ipcsync._deadline import deadline_of, left_of
+from ipcsync._deadline import FULL_NS, deadline_of, left_of
 from ipcsync._engines import Engine
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._native.foreign import refuse_small_number
-from ipcsync._native.stream import resolve
+from ipcsync._native.stream import Stream, resolve
 from ipcsync._session import sessions
 from ipcsync._session.waits import Pending
 from ipcsync.client._twins import EventView, PointView
-from ipcsync.client.aio._runner import Runner, run_alone, runners
+from ipcsync.client.aio._runner import over, request, run_alone
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.point import Point, attach
-from ipcsync.errors import ConnectError, IpcSyncError
+from ipcsync.client.point import Point
+from ipcsync.client.reservation import Reservation
+from ipcsync.errors import ConnectError, IpcSyncError, WaitTimeout
 from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
@@ -28,21 +29,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
+
 
 class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
     """A named channel of GPU work, for asyncio; see `SharedEvent`. An asynchronous context manager that closes it."""
 
-    def __init__(self, event: SharedEvent, runner: Runner) -> None:
+    def __init__(self, event: SharedEvent) -> None:
         self._event = event
         self._engine, self._attached = event._engine, event._attached
-        self._runner = runner
 
     @property
     def _is_open(self) -> bool:  # type: ignore[override] # nothing here sets it
         return self._event._is_open
 
     def _point(self, generation: int) -> AsyncPoint:
-        return AsyncPoint(Point(self._attached, generation), self._runner)
+        return AsyncPoint(Point(self._attached, generation))
 
     async def record(
         self, stream: StreamLike | None = None, *, timeout: float | None = None, after: Iterable[AsyncPoint] = ()
@@ -53,8 +55,7 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
         """
         self._check()
         chosen = resolve(stream, self.device.index)
-        point = await self._runner.record(self._event, chosen, timeout, await attached(after))
-        return AsyncPoint(point, self._runner)
+        return await record(self._event, chosen, timeout, await attached(after))
 
     async def close(self) -> None:
         """Close this object, as `SharedEvent.close`. If it is cancelled, the close goes on."""
@@ -62,43 +63,94 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
             await run_alone(self._event.close, surely=True)
 
 
+async def record(event: SharedEvent, stream: Stream, timeout: float | None, after: Sequence[Point]) -> AsyncPoint:
+    """Record as soon as there is room in the ring."""
+    deadline = deadline_of(timeout)
+    await all_recorded(after, timeout)
+    engine, pause_s = event._engine, _FIRST_PAUSE_S
+    while True:
+        try:
+            return AsyncPoint(event.record(stream, timeout=0, after=after))
+        except WaitTimeout:
+            oldest = engine.oldest_in_the_way
+        left_s = left_of(deadline)
+        if not oldest:  # one of these, which may end at any moment
+            if not left_s:
+                engine.raise_no_turn(timeout, "another thread's record or another process's wait is under way")
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            continue
+        pause_s = _FIRST_PAUSE_S
+        told = asyncio.get_running_loop().call_later(FULL_NS / 1e9, engine.note_full, oldest)
+        try:
+            await over(event._attached, Pending(engine, oldest, None if timeout is None else left_s))
+        except WaitTimeout:
+            engine.raise_full(oldest, timeout)
+        finally:
+            told.cancel()
+
+
+class AsyncReservation(AsyncClosing):
+    """One record that this session will make, for asyncio; see `Reservation`. Made by `AsyncClient.reserve`.
+
+    An asynchronous context manager that closes it.
+    """
+
+    def __init__(self, reservation: Reservation) -> None:
+        self._reservation = reservation
+
+    @property
+    def point(self) -> AsyncPoint:
+        """The point of the record, made already or not."""
+        return AsyncPoint(self._reservation.point)
+
+    async def record(self, stream: StreamLike | None = None, *, after: Iterable[AsyncPoint] = ()) -> AsyncPoint:
+        """Record after all work submitted to `stream` so far, once; as `Reservation.record`."""
+        chosen = resolve(stream, self._reservation.point.device.index)
+        points = await attached(after)
+        await all_recorded(points)
+        return AsyncPoint(self._reservation.record(chosen, after=points))
+
+    async def close(self) -> None:
+        """Close it, as `Reservation.close`. If it is cancelled, the close goes on."""
+        if not fork.is_in_bad_fork():
+            await run_alone(self._reservation.close, surely=True)
+
+    def __repr__(self) -> str:
+        return repr(self._reservation).replace("Reservation", "AsyncReservation", 1)
+
+
 class AsyncPoint(PointView):
     """A record of a shared event, made already or not, for asyncio; see `Point`. Immutable, hashable, and pickles.
 
-    `bytes(point)` are the same 48 bytes as of `Point`. An unpickled one belongs to the process's asynchronous client of
-    its coordinator; it must be awaited once before `event_name`, `device` and `is_recorded` are known.
+    `bytes(point)` are the same 48 bytes as of `Point`. An unpickled one belongs to the process's client of its
+    coordinator; it must be awaited once before `event_name`, `device` and `is_recorded` are known.
     """
 
-    __slots__ = ("__weakref__", "_generation", "_point", "_runner")
+    __slots__ = ("__weakref__", "_generation", "_point")
 
-    def __init__(self, point: Point, runner: Runner | None) -> None:
+    def __init__(self, point: Point) -> None:
         self._point = point
         self._generation = point.generation
-        self._runner = runner
 
-    async def _bound(self, timeout: float | None = None) -> tuple[Runner, Point, float | None]:
-        """The runner, the point, attached now if it was not, and what that leaves of a wait's timeout."""
-        if self._runner is not None:
-            return self._runner, self._point, timeout
-        deadline = deadline_of(timeout)
-        key = self._point._key
-        runner = _runner_of(key.epoch)
+    async def _bound(self, timeout: float | None = None) -> tuple[AttachmentRef, float | None]:
+        """The attachment, asked for now if it is not known, and what that leaves of a wait's timeout."""
+        deadline, attached = deadline_of(timeout), self._point._attached
+        if attached is not None:
+            return attached, timeout
 
         def left() -> float | None:
             return None if timeout is None else left_of(deadline)
 
         # `left` is asked once it is a thread's turn.
-        attachment = runner.session.find(key)
-        if attachment is None:
-            attachment = await runner.request(lambda timeout: attach(runner.session, key, left()))  # noqa: ARG005
-        self._point = Point(attachment, key.generation)
-        self._runner = runner
-        return runner, self._point, left()
+        session = sessions.session_of(self._point._key.epoch)
+        attached = await request(session, lambda timeout: self._point._bound(left()))  # noqa: ARG005
+        return attached, left()
 
     def _known(self) -> AttachmentRef:
-        if self._runner is None:
+        if self._point._attached is None:
             raise ConnectError("this point was unpickled and not used yet: await one of its methods first")
-        return self._point._bound()
+        return self._point._attached
 
     async def wait(
         self, stream: StreamLike | None = None, *, timeout: float | None = None, ahead: bool = False
@@ -107,23 +159,26 @@ class AsyncPoint(PointView):
         fork.check()
         refuse_small_number(stream, 0)
         chosen = resolve(stream)
-        runner, point, left = await self._bound(timeout)
-        await runner.wait(point, chosen, left, ahead=ahead)
+        attached, left = await self._bound(timeout)
+        try:
+            self._point.wait(chosen, timeout=0, ahead=ahead)
+        except WaitTimeout:
+            await over(attached, Pending(attached.engine, self._generation, left, recorded=True))
+            self._point.wait(chosen, timeout=0, ahead=ahead)  # it does not block: what is recorded stays recorded
 
     async def query(self) -> bool:
         """Whether it is complete; as `Point.query`."""
-        _, point, _ = await self._bound()
-        return await _asked(point, point.query)
+        return await self._asked(self._point.query)
 
     async def synchronize(self, timeout: float | None = None) -> None:
         """Wait until it is complete; as `Point.synchronize`."""
-        runner, point, left = await self._bound(timeout)
-        attached, began, is_complete = point._bound(), monotonic_ns(), False
+        attached, left = await self._bound(timeout)
+        began, is_complete = monotonic_ns(), False
         try:
-            await runner.over(attached, Pending(attached.engine, point.generation, left))
+            await over(attached, Pending(attached.engine, self._generation, left))
             is_complete = True
         finally:
-            attached.engine.synchronized(point.generation, began, is_complete=is_complete)
+            attached.engine.synchronized(self._generation, began, is_complete=is_complete)
 
     def add_done_callback(self, fn: Callable[[AsyncPoint], object]) -> None:
         """Have `fn(point)` called once by the running loop, when the point is complete or can never be."""
@@ -135,8 +190,17 @@ class AsyncPoint(PointView):
 
     async def exception(self) -> IpcSyncError | None:
         """Why the point can never be complete; None if it is, or still can be."""
-        _, point, _ = await self._bound()
-        return await _asked(point, point.exception)
+        return await self._asked(self._point.exception)
+
+    async def _asked(self, ask: Callable[[], T]) -> T:
+        """`ask()`: on a thread where it asks the driver, which another thread's call may keep from an answer."""
+        engine = (await self._bound())[0].engine
+        if isinstance(engine, Engine) and engine.kind == "event" and self._generation > engine.known_complete:
+            return await run_alone(ask)
+        answer = ask()
+        if not answer:
+            await asyncio.sleep(0)  # who asks until it is complete must not keep the loop from what completes it
+        return answer
 
     def __bytes__(self) -> bytes:
         return bytes(self._point)
@@ -150,8 +214,8 @@ class AsyncPoint(PointView):
     def __repr__(self) -> str:
         return repr(self._point).replace("Point", "AsyncPoint", 1)
 
-    def __reduce__(self) -> tuple[Any, tuple[Point]]:
-        return _unpickle, (self._point,)
+    def __reduce__(self) -> tuple[type[AsyncPoint], tuple[Point]]:
+        return AsyncPoint, (self._point,)
 
 
 async def attached(points: Iterable[AsyncPoint]) -> list[Point]:
@@ -160,30 +224,16 @@ async def attached(points: Iterable[AsyncPoint]) -> list[Point]:
     for point in points:
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"an asynchronous client's points are AsyncPoints, but got {type(point).__name__}")
-        plain.append((await point._bound())[1])
+        await point._bound()
+        plain.append(point._point)
     return plain
 
 
-def _unpickle(point: Point) -> AsyncPoint:
-    return AsyncPoint(point, None)
-
-
-def _runner_of(epoch: bytes) -> Runner:
-    fork.check()
-    living = [reference() for reference in list(runners)]
-    by_session = {runner.session: runner for runner in living if runner is not None}
-    session = sessions.first_of(epoch, by_session)
-    if session is None:
-        raise ConnectError("this point needs an asynchronous client of its coordinator here: await ipcsync.aconnect()")
-    return by_session[session]
-
-
-async def _asked(point: Point, ask: Callable[[], T]) -> T:
-    """`ask()`: on a thread where it asks the driver, which another thread's call may keep from an answer."""
-    engine = point._bound().engine
-    if isinstance(engine, Engine) and engine.kind == "event" and point.generation > engine.known_complete:
-        return await run_alone(ask)
-    answer = ask()
-    if not answer:
-        await asyncio.sleep(0)  # who asks until it is complete must not keep the loop from what completes it
-    return answer
+async def all_recorded(points: Sequence[Point], timeout: float | None = None) -> None:
+    """Wait until all points are recorded, so that a stream can wait for them, at most `timeout` seconds."""
+    deadline = deadline_of(timeout)
+    for point in points:
+        attached = point._bound()
+        if attached.engine.generation < point.generation:
+            left = None if timeout is None else left_of(deadline)
+            await over(attached, Pending(attached.engine, point.generation, left, recorded=True))

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ipcsync._native import fork
-from ipcsync.client.aio._runner import Runner, run_alone, with_owner
-from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
+from ipcsync.client.aio._runner import run_alone, with_owner
+from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, all_recorded, attached
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.replay import Replay, Replaying
 from ipcsync.client.graphs.upcoming import Upcoming
 from ipcsync.errors import CaptureError
 from ipcsync.typing import StreamLike
+
+if TYPE_CHECKING:
+    from ipcsync._session.session import Session
 
 T = TypeVar("T")
 
@@ -22,12 +25,11 @@ T = TypeVar("T")
 class AsyncReplay:
     """What a block of `AsyncClient.replay` gives: behind it, `replay[record]` is the point of each GraphRecord."""
 
-    def __init__(self, replay: Replay, runner: Runner) -> None:
+    def __init__(self, replay: Replay) -> None:
         self._replay = replay
-        self._runner = runner
 
     def __getitem__(self, record: GraphRecord) -> AsyncPoint:
-        return AsyncPoint(self._replay[record], self._runner)
+        return AsyncPoint(self._replay[record])
 
     @property
     def is_used(self) -> bool:
@@ -40,7 +42,7 @@ class _Block:
 
     def __init__(
         self,
-        runner: Runner,
+        session: Session,
         waits: Mapping[GraphWait, AsyncPoint],
         records: Mapping[GraphRecord, AsyncSharedEvent],
         stream: StreamLike | None,
@@ -48,7 +50,7 @@ class _Block:
         *,
         ahead: bool,
     ) -> None:
-        self._runner = runner
+        self._session = session
         self._waits = dict(waits)
         self._records = dict(records)
         self._stream = stream
@@ -59,12 +61,12 @@ class _Block:
     async def _made(self) -> Replaying:
         points = await attached(self._waits.values())
         if not self._ahead:
-            await self._runner.all_recorded(points, self._timeout)
+            await all_recorded(points, self._timeout)
         events = {record: event._event for record, event in self._records.items()}
         waits = dict(zip(self._waits, points, strict=True))
         if self._replaying is not None:
             raise CaptureError("a replay is used once: ask the client for another one")
-        self._replaying = Replaying(self._runner.session, waits, events, self._stream, self._timeout, self._ahead)
+        self._replaying = Replaying(self._session, waits, events, self._stream, self._timeout, self._ahead)
         return self._replaying
 
 
@@ -75,7 +77,7 @@ class AsyncReplaying(_Block):
         replaying = await self._made()
         replaying._locate()
         await self._run(replaying._enter, lambda _: replaying._end_from_outside())
-        return AsyncReplay(replaying._replay, self._runner)
+        return AsyncReplay(replaying._replay)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -97,7 +99,7 @@ class AsyncUpcoming(_Block):
 
     async def __aenter__(self) -> AsyncReplay:
         self._upcoming = Upcoming(await self._made())
-        return AsyncReplay(self._upcoming.__enter__(), self._runner)
+        return AsyncReplay(self._upcoming.__enter__())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
