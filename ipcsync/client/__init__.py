@@ -6,7 +6,7 @@ from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, PeerInfo, SessionInfo
 from ipcsync.client._connecting import connect, default_client
 from ipcsync.client._fan_in import synchronize_all, wait_all
-from ipcsync.client._opening import DEFAULT_DEPTH
+from ipcsync.client._options import DEFAULT_DEPTH
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ipcsync._locks import OuterLock, under
 from ipcsync._native import fork
 from ipcsync._wire import names
-from ipcsync.client._opening import ConnectOptions
+from ipcsync.client._options import ConnectOptions
 from ipcsync.client.client import Client
 from ipcsync.errors import ClientClosed, SessionLost
 from ipcsync.typing import Chains, EngineChoice

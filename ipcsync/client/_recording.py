@@ -18,8 +18,7 @@ from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.attachments import Opening
 from ipcsync._session.owner import check_may_wait
 from ipcsync._session.session import Session
-from ipcsync.client._opening import OpenOptions, open_events
-from ipcsync.client.event import SharedEvent
+from ipcsync.client.event import OpenOptions, SharedEvent, open_events
 from ipcsync.client.point import Point
 from ipcsync.errors import DriverError, EventClosed, QuotaExceeded, Reentered, WaitTimeout
 from ipcsync.typing import EngineChoice, StreamLike

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ipcsync._native import fork
 from ipcsync._native.device import Device
@@ -80,6 +82,24 @@ class ClientView:
     def __repr__(self) -> str:
         state = "connected" if self.is_connected else "closed"
         return f"<ipcsync.{type(self).__name__} {self.name!r} {state} {self.endpoint}>"
+
+
+def warn_if_dropped(client: object, session: Session) -> weakref.finalize[[Session], Any]:
+    """Have a client that is dropped warn, if its session lives."""
+    finalizer = weakref.finalize(client, _dropped, session)
+    finalizer.atexit = False
+    return finalizer
+
+
+def _dropped(session: Session) -> None:
+    if session.is_connected:
+        who = f"the client {session.name!r}" if session.name else "a client"
+        warnings.warn(
+            f"{who} of {session.endpoint} was dropped before it was closed: its session, with three threads and some "
+            "descriptors, stays until this process ends",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
 
 class EventView(Generic[PointT]):

@@ -2,56 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import warnings
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from threading import get_ident
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from msgspec.structs import replace
 
 from ipcsync._closing import Closing
-from ipcsync._deadline import deadline_of
-from ipcsync._engines import queued
 from ipcsync._native import device as devices
-from ipcsync._native.context import LEGACY, uuid_of
+from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import Opening
 from ipcsync._session.feed import Notice
 from ipcsync._session.session import Session
-from ipcsync._wire import endpoints, messages
+from ipcsync._wire import messages
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
-from ipcsync.client._opening import (
-    ConnectOptions,
-    Naming,
-    OpenOptions,
-    check_node,
-    chosen_depth,
-    chosen_engine,
-    note_depth,
-    open_events,
-    open_named,
-    open_stream,
-    plain,
-)
+from ipcsync.client._options import ConnectOptions
 from ipcsync.client._recording import Everything, UnnamedEvents, chosen
-from ipcsync.client._twins import ClientView
-from ipcsync.client.event import SharedEvent
+from ipcsync.client._twins import ClientView, warn_if_dropped
+from ipcsync.client.event import Naming, OpenOptions, SharedEvent, check_node, note_depth, open_events, open_named
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
-from ipcsync.client.graphs.lanes import beside
 from ipcsync.client.graphs.replay import Replaying, end_all
 from ipcsync.client.graphs.upcoming import Upcoming
-from ipcsync.client.point import Point, bound, wait_over
+from ipcsync.client.point import Point, bound, resume, wait_over
 from ipcsync.client.reservation import RING, Reservation
-from ipcsync.errors import ConnectError, WaitTimeout
+from ipcsync.errors import DeviceMismatch, InvalidDevice
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
-
-if TYPE_CHECKING:
-    from ipcsync._session.traced import Tracing
 
 
 class Client(ClientView, Closing):
@@ -69,24 +47,13 @@ class Client(ClientView, Closing):
     _session_prefix = ""  # `list_sessions` and `watch` show only sessions whose names begin with it
 
     def __init__(self, options: ConnectOptions, naming: Naming | None = None) -> None:
-        if options.chains not in ("stream", "session"):
-            raise ValueError(f"chains is 'stream' or 'session', but got {options.chains!r}")
         self._naming = naming or Naming(options.prefix)
         self._prefix = self._naming.prefix
-        endpoint, name, trace = options.endpoint, options.name or "", options.trace
-        tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name)
-        try:
-            endpoint = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
-        except (ValueError, FileNotFoundError) as error:
-            raise ConnectError(f"the default endpoint cannot be used: {error}") from None
-        depends_on_all = options.chains == "session"
-        self._session = Session(
-            endpoints.absolute(endpoint), plain(name), behind_all=depends_on_all, shown=self._naming.shown
-        )
-        self._session.engine, self._session.depth = chosen_engine(options.engine), chosen_depth(options.depth)
+        self._session = Session(options.endpoint, options.name, behind_all=options.behind_all, shown=self._naming.shown)
+        self._session.engine, self._session.depth = options.engine, options.depth
         self._unnamed = UnnamedEvents(self._session)
         self._everything = Everything(self._unnamed)
-        self._session.begin(options.timeout, options.lease_ttl, tracing)
+        self._session.begin(options.timeout, options.lease_ttl, options.tracing)
         self._finalizer = warn_if_dropped(self, self._session)
 
     def _drop(self) -> None:
@@ -301,16 +268,7 @@ class Client(ClientView, Closing):
         StreamCapturing, and the capture stays valid. Reentered in a handler within a call that waits or records.
         """
         self._session.check()
-        deadline = deadline_of(timeout)
-        first, ordinal = stream_handle(stream)
-        for handle in (first, *(each._handle for each in beside(first, ordinal))):
-            while lost := queued.lost_on(handle, ordinal):  # again: more may be lost meanwhile
-                if not queued.await_passed(lost, handle, ordinal, deadline, self._session.check_liveness):
-                    raise WaitTimeout(
-                        f"the stream was not past its lost waits within {timeout} s: go on with a new stream",
-                        timeout=timeout,
-                    )
-                queued.drop(lost)
+        resume(stream, timeout, self._session.check_liveness)
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the event's first point.
@@ -356,7 +314,17 @@ class Client(ClientView, Closing):
         Raises DeviceMismatch if `device` is another one, or if this process does not see the specification's;
         InvalidDevice, QuotaExceeded, and ProtocolError for an invalid name or priority.
         """
-        return open_stream(self._session, self._naming, name, device, priority, timeout)
+        body = messages.OpenStream(
+            name=self._naming.full(name),
+            device="" if device is None else uuid_of(devices.parse(device)),
+            default_device=uuid_of(current_ordinal()),
+            priority=priority,
+        )
+        spec = self._session.request(body, messages.StreamSpec, timeout)
+        try:
+            return Stream(ordinal_of(spec.device), spec.priority)
+        except InvalidDevice as error:
+            raise DeviceMismatch(f"the stream {name!r} is on a device that is not visible here: {error}") from None
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
@@ -435,7 +403,7 @@ class Client(ClientView, Closing):
         self, prefix: str, timeout: float | None, check: Callable[[], None] | None = None
     ) -> Generator[Notice, None, None]:
         begin = self._naming.begin(prefix)
-        return _shown(self._session.notices(begin, self._session_prefix, timeout, check), self._naming)
+        return self._naming.shown_in(self._session.notices(begin, self._session_prefix, timeout, check))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -450,37 +418,3 @@ class Client(ClientView, Closing):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client is one session of one process: connect again in the process that needs one")
-
-
-def warn_if_dropped(client: object, session: Session) -> weakref.finalize[[Session], Any]:
-    """Have a client that is dropped warn, if its session lives."""
-    finalizer = weakref.finalize(client, _dropped, session)
-    finalizer.atexit = False
-    return finalizer
-
-
-def _dropped(session: Session) -> None:
-    if session.is_connected:
-        who = f"the client {session.name!r}" if session.name else "a client"
-        warnings.warn(
-            f"{who} of {session.endpoint} was dropped before it was closed: its session, with three threads and some "
-            "descriptors, stays until this process ends",
-            ResourceWarning,
-            stacklevel=2,
-        )
-
-
-def _shown(notices: Iterator[Notice], naming: Naming) -> Generator[Notice, None, None]:
-    for notice in notices:
-        is_event = not notice.kind.startswith("session_")
-        yield dataclasses.replace(notice, name=naming.shown(notice.name)) if is_event else notice
-
-
-def _tracing(directory: str | os.PathLike[str], name: str) -> Tracing | None:
-    """The trace of a client named `name`, None without a directory."""
-    if not os.fspath(directory):
-        return None
-    from ipcsync._session.traced import Tracing
-    from ipcsync._trace.writer import prepare
-
-    return Tracing(prepare(directory), name)

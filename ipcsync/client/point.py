@@ -1,4 +1,4 @@
-"""A point: one generation of one shared event. Every wait is for a point."""
+"""A point: one generation of one shared event. Every wait is for a point; and what is waited for after a loss."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ipcsync._deadline import deadline_of, left_of, pauses
+from ipcsync._engines import queued
 from ipcsync._engines.core import PointBase, shortened
 from ipcsync._native import fork
+from ipcsync._native.stream import stream_handle
 from ipcsync._session import sessions
 from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
 from ipcsync.client._twins import PointView
+from ipcsync.client.graphs.lanes import beside
 from ipcsync.errors import IpcSyncError, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike
 
@@ -204,3 +207,17 @@ def look_whether_over(engine: Engine) -> bool | None:
     engine.guard.check_liveness()
     engine.check()  # after the look: it proves that the words were this use's
     return is_over
+
+
+def resume(stream: StreamLike | None, timeout: float | None, check: Callable[[], None]) -> None:
+    """Block until `stream` is past the waits that were lost, and forget them; `check` raises what ends that."""
+    deadline = deadline_of(timeout)
+    first, ordinal = stream_handle(stream)
+    for handle in (first, *(each._handle for each in beside(first, ordinal))):
+        while lost := queued.lost_on(handle, ordinal):  # again: more may be lost meanwhile
+            if not queued.await_passed(lost, handle, ordinal, deadline, check):
+                raise WaitTimeout(
+                    f"the stream was not past its lost waits within {timeout} s: go on with a new stream",
+                    timeout=timeout,
+                )
+            queued.drop(lost)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ipcsync._native import fork
+from ipcsync._wire.names import plain
 from ipcsync.client import Client
-from ipcsync.client._opening import ConnectOptions, Naming, plain
+from ipcsync.client._options import ConnectOptions
+from ipcsync.client.event import Naming
 
 
 class Namespace(Naming):

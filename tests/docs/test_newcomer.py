@@ -22,7 +22,7 @@ import zmq
 import ipcsync
 from ipcsync._board import layout
 from ipcsync._wire import messages
-from ipcsync.client._opening import DEFAULT_DEPTH
+from ipcsync.client._options import DEFAULT_DEPTH
 from ipcsync.testing import StreamGate
 from ipcsync.typing import CoordinatorSettings
 from ipcsync_coordinator.config import Settings

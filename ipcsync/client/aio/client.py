@@ -25,16 +25,15 @@ from ipcsync._session.feed import Notice
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client._connecting import connect
-from ipcsync.client._opening import note_depth
 from ipcsync.client._recording import chosen
-from ipcsync.client._twins import ClientView
+from ipcsync.client._twins import ClientView, warn_if_dropped
 from ipcsync.client.aio._fan_in import synchronize_all, wait_all
 from ipcsync.client.aio._runner import Pool, end_requests, request, run, run_alone, with_owner
 from ipcsync.client.aio._twin import taking, twin
 from ipcsync.client.aio.event import AsyncPoint, AsyncReservation, AsyncSharedEvent, attached, record
 from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying, AsyncUpcoming
-from ipcsync.client.client import Client, warn_if_dropped
-from ipcsync.client.event import SharedEvent
+from ipcsync.client.client import Client
+from ipcsync.client.event import SharedEvent, note_depth
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over
 from ipcsync.client.reservation import Reservation

@@ -1,0 +1,88 @@
+"""What a client is made with: the arguments of `connect`, and what the environment has in place of those not given."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, cast
+
+from ipcsync._wire import endpoints
+from ipcsync._wire.names import plain
+from ipcsync.errors import ConnectError
+from ipcsync.typing import Chains, EngineChoice
+
+if TYPE_CHECKING:
+    from ipcsync._session.traced import Tracing
+
+DEFAULT_DEPTH = 16
+"""How many records of an event may be in flight on the `event` engine, unless its creator says otherwise."""
+
+
+class ConnectOptions:
+    """The arguments of `connect`, checked. Raises what it does for them."""
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        name: str | None = None,
+        timeout: float = 5.0,
+        lease_ttl: float | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        chains: Chains = "stream",
+        prefix: str = "",
+        engine: EngineChoice = "auto",
+        depth: int | None = None,
+    ) -> None:
+        if chains not in ("stream", "session"):
+            raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
+        self.behind_all: bool = chains == "session"
+        self.timeout = timeout
+        self.lease_ttl = lease_ttl
+        self.prefix: str = plain(prefix, "prefix")
+        self.tracing: Tracing | None = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name)
+        try:
+            where = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
+        except (ValueError, FileNotFoundError) as error:
+            raise ConnectError(f"the default endpoint cannot be used: {error}") from None
+        self.endpoint: str = endpoints.absolute(where)
+        self.name: str = plain(name or "")
+        self.engine: EngineChoice = _chosen_engine(engine)
+        self.depth: int = _chosen_depth(depth)
+
+
+def check_depth(depth: int) -> None:
+    """ValueError or TypeError for an invalid one."""
+    if isinstance(depth, bool) or not isinstance(depth, int):
+        raise TypeError(f"depth is an int, but got {type(depth).__name__}")
+    if not 1 <= depth <= 1024:
+        raise ValueError(f"depth is from 1 to 1024, but got {depth}")
+
+
+def _chosen_engine(engine: EngineChoice) -> EngineChoice:
+    """$IPCSYNC_ENGINE in place of "auto". ValueError for another one."""
+    of_environment = engine == "auto"
+    found = os.environ.get("IPCSYNC_ENGINE", "") or "auto" if of_environment else engine
+    if found not in ("auto", "event", "timeline"):
+        where = "IPCSYNC_ENGINE" if of_environment else "engine"
+        raise ValueError(f"{where} is 'auto', 'event' or 'timeline', but got {found!r}")
+    return cast("EngineChoice", found)
+
+
+def _chosen_depth(depth: int | None) -> int:
+    """$IPCSYNC_DEPTH in place of None. ValueError or TypeError for an invalid one."""
+    if depth is not None:
+        check_depth(depth)
+        return depth
+    found = os.environ.get("IPCSYNC_DEPTH", "") or str(DEFAULT_DEPTH)
+    if not (found.isascii() and found.isdigit() and len(found) <= 4 and 1 <= int(found) <= 1024):
+        raise ValueError(f"IPCSYNC_DEPTH is from 1 to 1024, but got {found!r:.80}")
+    return int(found)
+
+
+def _tracing(directory: str | os.PathLike[str], name: str | None) -> Tracing | None:
+    """The trace of a client named `name`, None without a directory."""
+    if not os.fspath(directory):
+        return None
+    from ipcsync._session.traced import Tracing
+    from ipcsync._trace.writer import prepare
+
+    return Tracing(prepare(directory), name or "")
