@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync._closing import Closing
-from ipcsync._deadline import deadline_of, left_of
+from ipcsync._deadline import deadline_of, left_of, pauses
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import EventBase, shortened
 from ipcsync._native import device as devices
@@ -351,23 +351,17 @@ def _open_in_fleet(session: Session, name: str, options: OpenOptions, opening: O
 
 
 def _find(session: Session, name: str, options: OpenOptions, opening: Opening, seconds: float) -> SharedEvent:
-    deadline = time.monotonic() + seconds
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        left = max(deadline - time.monotonic(), 0.0)
+    deadline, why = deadline_of(seconds), ""
+    # A request that waits at the bridge delays others. So the bridge says soon that the name is not claimed yet.
+    for pause_s in pauses(seconds, _FIRST_PAUSE_S, _LONGEST_PAUSE_S):  # each look asks the fleet's store
         try:
             session.check()
-            return _open_to_wait(session, [name], replace(options, timeout=left), [opening], "")[0]
+            return _open_to_wait(session, [name], replace(options, timeout=left_of(deadline)), [opening], "")[0]
         except WaitTimeout as error:
-            # It is not claimed yet. The bridge says so soon, since a request that waits delays others.
-            if time.monotonic() + pause_s >= deadline:
-                raise WaitTimeout(
-                    f"no process in the fleet has opened {name!r} as its recorder within {seconds} s: {error}",
-                    event=name,
-                    timeout=seconds,
-                ) from None
+            why = str(error)
         time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)  # each look asks the fleet's store
+    text = f"no process in the fleet has opened {name!r} as its recorder within {seconds} s: {why}"
+    raise WaitTimeout(text, event=name, timeout=seconds)
 
 
 def _open_to_wait(
