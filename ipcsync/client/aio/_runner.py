@@ -10,13 +10,14 @@ itself.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
 from queue import SimpleQueue
-from typing import Generic, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from ipcsync import _drivers
@@ -28,10 +29,13 @@ from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.sessions import Session
 from ipcsync._session.waits import Pending
 from ipcsync._worker import start
+from ipcsync.client.client import Client
 
 _log = logging.getLogger("ipcsync")
 
+P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
 
 _REQUESTS = 16
 _TURN_S = 0.01  # a thread's start takes no longer, unless all are busy
@@ -228,3 +232,51 @@ def _resolve(future: asyncio.Future[T], error: BaseException | None, result: T |
         future.set_result(cast("T", result))
     else:
         future.set_exception(error)
+
+
+# --- twins of methods that ask: each has the parameters of the one that it wraps --------------------------------------
+
+
+class Asynchronous(Protocol):
+    """What has twins: it wraps a client."""
+
+    _client: Client
+
+
+A = TypeVar("A", bound=Asynchronous)
+
+
+def twin(
+    method: Callable[Concatenate[Client, P], T], undo: Callable[[T], object] | None = None
+) -> Callable[[Callable[[A, T], R]], Callable[Concatenate[A, P], Coroutine[Any, Any, R]]]:
+    """Decorate what makes the asynchronous result from the one of `method`, which is called on a thread.
+
+    If the call is cancelled meanwhile, `undo` gets that result.
+    """
+
+    def decorate(result: Callable[[A, T], R]) -> Callable[Concatenate[A, P], Coroutine[Any, Any, R]]:
+        @wraps(result)
+        async def call(self: A, *arguments: Any, **options: Any) -> R:
+            timeout = options.pop("timeout", None)
+            ask = partial(getattr(self._client, method.__name__), *arguments, **options)
+            # One of the whole fleet is looked for until the timeout, which must not take a thread from others.
+            is_long = bool(options.get("fleet"))
+            return result(self, await request(self._client._session, ask, timeout, undo, alone=is_long))
+
+        theirs = inspect.signature(method)
+        told = theirs.replace(return_annotation=inspect.signature(result).return_annotation)
+        call.__signature__ = told  # type: ignore[attr-defined] # what help() shows
+        return cast("Callable[Concatenate[A, P], Coroutine[Any, Any, R]]", call)
+
+    return decorate
+
+
+def taking(function: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Decorate a function that has the parameters of `function`."""
+
+    def decorate(other: Callable[..., R]) -> Callable[P, R]:
+        told = inspect.signature(function).replace(return_annotation=inspect.signature(other).return_annotation)
+        other.__signature__ = told  # type: ignore[attr-defined] # what help() shows
+        return cast("Callable[P, R]", other)
+
+    return decorate

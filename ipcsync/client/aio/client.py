@@ -27,10 +27,16 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeIn
 from ipcsync.client._connecting import connect
 from ipcsync.client._recording import chosen
 from ipcsync.client._twins import ClientView, warn_if_dropped
-from ipcsync.client.aio._fan_in import synchronize_all, wait_all
-from ipcsync.client.aio._runner import Pool, end_requests, request, run, run_alone, with_owner
-from ipcsync.client.aio._twin import taking, twin
-from ipcsync.client.aio.event import AsyncPoint, AsyncReservation, AsyncSharedEvent, attached, record
+from ipcsync.client.aio._runner import Pool, end_requests, request, run, run_alone, taking, twin, with_owner
+from ipcsync.client.aio.event import (
+    AsyncPoint,
+    AsyncReservation,
+    AsyncSharedEvent,
+    attached,
+    record,
+    synchronize_all,
+    wait_all,
+)
 from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying, AsyncUpcoming
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent, note_depth
