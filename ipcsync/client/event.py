@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -189,16 +188,10 @@ class Naming:
         """This client's name; the whole name for an event of other clients, to which a point has led."""
         return name.removeprefix(self.prefix)
 
-    @contextmanager
-    def shown_in_errors(self) -> Iterator[None]:
-        """In the block, an error that is raised has this client's name in `event`."""
-        try:
-            yield
-        except IpcSyncError as error:
-            event = getattr(error, "event", "")
-            if event and self.prefix:
-                error.event = self.shown(event)  # type: ignore[attr-defined] # asked for above
-            raise
+    def show_in(self, error: BaseException) -> None:
+        """Give an error this client's name in `event`."""
+        if isinstance(error, IpcSyncError) and self.prefix and (event := getattr(error, "event", "")):
+            error.event = self.shown(event)  # type: ignore[attr-defined] # asked for above
 
     def shown_in(self, notices: Iterator[Notice]) -> Generator[Notice, None, None]:
         """The notices, with this client's names of events."""
@@ -254,14 +247,14 @@ def open_named(session: Session, naming: Naming, names: Sequence[str], options: 
     openings = [Opening() for _ in full]
     session.check()
     try:
-        with naming.shown_in_errors():
-            if options.node is not None:
-                return _open_on_node(session, full, options, openings, options.node)
-            if options.fleet:
-                return [_open_in_fleet(session, full[0], options, openings[0])]
-            return open_events(session, full, options, openings)
-    except BaseException:
+        if options.node is not None:
+            return _open_on_node(session, full, options, openings, options.node)
+        if options.fleet:
+            return [_open_in_fleet(session, full[0], options, openings[0])]
+        return open_events(session, full, options, openings)
+    except BaseException as error:
         session.abandon(openings)
+        naming.show_in(error)
         raise
 
 
