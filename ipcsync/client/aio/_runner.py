@@ -179,7 +179,9 @@ async def over(attached: AttachmentRef, pending: Pending) -> None:
         attached.forget(entry)
 
 
-async def run(pool: Pool, fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, surely: bool = False) -> T:
+async def run(
+    pool: Pool | None, fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, surely: bool = False
+) -> T:
     """Return `fn()`, run on a thread of the pool with the CUDA context that is current on this one.
 
     If this is cancelled before `fn` begins, it never does, unless `surely`; afterwards its result goes to `undo`. So it
@@ -188,7 +190,10 @@ async def run(pool: Pool, fn: Callable[[], T], undo: Callable[[T], object] | Non
     fork.check()
     call = _Call(partial(_there, fn, _current_context()), undo)
     try:
-        pool.submit(call.make)
+        if pool is None:
+            start(call.make, "ipcsync-alone", lambda _: call.make())
+        else:
+            pool.submit(call.make)
         return await call.future
     except BaseException:
         call.give_up(surely=surely)
@@ -200,11 +205,7 @@ async def run_alone(fn: Callable[[], T], undo: Callable[[T], object] | None = No
 
     `surely`: `fn` is called also if this is cancelled before.
     """
-    pool = Pool("ipcsync-alone")
-    try:
-        return await run(pool, fn, undo, surely=surely)
-    finally:
-        pool.shutdown()
+    return await run(None, fn, undo, surely=surely)
 
 
 def _current_context() -> DriverObject:
