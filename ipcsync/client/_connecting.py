@@ -68,17 +68,8 @@ def connect(
 
 _lock = OuterLock()  # a finalizer or a signal handler may ask in the middle of a connect
 _client: Client | None = None
-_listeners: list[_Listener] = []
-
-
-class _Listener:
-    """A callback, hashable or not, and the client it was last called with."""
-
-    __slots__ = ("tell", "told")
-
-    def __init__(self, tell: Callable[[Client], object]) -> None:
-        self.tell = tell
-        self.told: Client | None = None
+_listeners: list[Callable[[Client], object]] = []
+_told = 0  # how many of them were told of this client
 
 
 def default_client(*, on_connect: Callable[[Client], object] | None = None) -> Client:
@@ -111,14 +102,14 @@ def _name() -> str:
 
 
 def _get(on_connect: Callable[[Client], object] | None) -> Client:
+    global _told  # noqa: PLW0603 - one a process
     client = _present() or _connect()
-    if on_connect is not None and all(listener.tell != on_connect for listener in _listeners):
-        _listeners.append(_Listener(on_connect))
-    for listener in _listeners:
-        # It may ask for the client too, and so tell others, or get one that connected meanwhile.
-        if client is _client and listener.told is not client:
-            listener.told = client
-            listener.tell(client)
+    if on_connect is not None and on_connect not in _listeners:
+        _listeners.append(on_connect)
+    # One may ask for the client too, and so tell others, or connect another one.
+    while _told < len(_listeners) and client is _client:
+        _told += 1
+        _listeners[_told - 1](client)
     return client
 
 
@@ -139,13 +130,14 @@ def _present() -> Client | None:
 
 
 def _connect() -> Client:
-    global _client  # noqa: PLW0603 - one a process
+    global _client, _told  # noqa: PLW0603 - one a process
     client = Client.__new__(Client)  # before it has a session, so that an exception anywhere finds it here
     try:
         Client.__init__(client, ConnectOptions(name=_name()))
         if _client is not None:  # a call within this one, on the same thread, was first
             client.close()
             return _client
+        _told = 0  # first: an exception in between leaves no client
         _client = client
     except BaseException:
         if _client is not client:
