@@ -48,8 +48,7 @@ class Child:
     def __init__(self, task: Task, args: tuple[Any, ...], label: str) -> None:
         self._label = label
         self._limit = task.limit
-        self._answer: tuple[str, Any, str] | None = None
-        self._failure: ChildError | None = None
+        self._answer: tuple[str, Any, str] | None = None  # what it sent, or "failed" with the ChildError
         self._was_asked = self._was_killed = False
         self._has_begun = False  # its function
         self._began = time.monotonic()
@@ -71,17 +70,12 @@ class Child:
         """
         __tracebackhide__ = True  # so that pytest shows the test's own line
         self._was_asked = True
-        if self._answer is None and self._failure is None:
-            self._receive(timeout)
-        if self._failure is not None:
-            raise self._failure
-        assert self._answer is not None
-        kind, value, trace = self._answer
+        kind, value, trace = self._answer or self._receive(timeout)
         if kind != "returned":
-            raise self._error(value, trace)
+            raise value if kind == "failed" else self._error(value, trace)
         return value
 
-    def _receive(self, timeout: float | None) -> None:
+    def _receive(self, timeout: float | None) -> tuple[str, Any, str]:
         """Read the answer, or find out why there is none."""
         over = self._began + self._limit + _GRACE_S
         until = over if timeout is None else min(over, time.monotonic() + timeout)
@@ -89,21 +83,17 @@ class Child:
             self._hear(until)
         self._hear(until)
         if self._answer is not None:
-            return
+            return self._answer
         if not self._child.has_ended() and time.monotonic() < over:
             raise ChildError(f"{self._label} (pid {self.pid}) did not end within {timeout} s; it runs on")
         late = not self._child.has_ended()
         self.kill()
         trace = os.pread(self._trace, 1 << 20, 0).decode(errors="replace").strip()
         late = late or trace.startswith("Timeout (")  # the text of faulthandler
-        why = (
-            f"ran past its {self._limit:g} s"
-            if late
-            else f"ended without a result: {child.in_words(self._child.status)}"
-        )
-        self._failure = ChildError(
-            f"{self._label} (pid {self.pid}) {why}{_block(trace)}", traceback=trace, status=self._child.status
-        )
+        how = f"ended without a result: {child.in_words(self._child.status)}"
+        text = f"{self._label} (pid {self.pid}) {f'ran past its {self._limit:g} s' if late else how}{_block(trace)}"
+        self._answer = "failed", ChildError(text, traceback=trace, status=self._child.status), ""
+        return self._answer
 
     def _hear(self, until: float) -> None:
         """Read one message, that the function has begun or the answer, if it comes by `until` (monotonic)."""
@@ -127,7 +117,7 @@ class Child:
         It gets a second from its function's begin; one that still runs then is ended with its test, as it should be.
         """
         __tracebackhide__ = True
-        if self._was_asked or self._was_killed or self._answer is not None or self._failure is not None:
+        if self._was_asked or self._was_killed or self._answer is not None:
             return
         self._hear(self._began + self._limit)
         self._hear(time.monotonic() + _UNASKED_S)
@@ -155,7 +145,7 @@ class Child:
 
     def close(self) -> None:
         """Kill it if it runs, and close its files; warns of an exception if `result` was never called."""
-        if not self._was_asked and self._answer is None and self._failure is None and self._child.connection.poll(0):
+        if not self._was_asked and self._answer is None and self._child.connection.poll(0):
             # It ended in the middle of its answer, or that cannot be rebuilt here: nobody has asked for it.
             with contextlib.suppress(Exception):
                 for _ in range(2):
