@@ -37,7 +37,7 @@ class ConnectOptions:
         self.behind_all: bool = chains == "session"
         self.timeout = timeout
         self.lease_ttl = lease_ttl
-        self.prefix: str = plain(prefix, "prefix")
+        self.prefix = prefix
         self.tracing: Tracing | None = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name)
         try:
             where = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
