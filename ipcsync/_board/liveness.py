@@ -21,7 +21,6 @@ from ipcsync._linux.last_lock import LastLock
 from ipcsync._linux.process import Process, pid_namespace, start_time
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._locks import CallLock, under
-from ipcsync._shared import items_of
 
 log = logging.getLogger("ipcsync")
 
@@ -133,7 +132,7 @@ def show_end(board: Board, line: SessionLine, *, by_exec: bool = False) -> None:
 def _hold(board: Board, serial: int, by_exec: bool) -> int:
     held = _held.get(board.epoch)
     if held is None:
-        for epoch, other in items_of(_held):
+        for epoch, other in _held.copy().items():
             if not other.is_held_by_others(_COORDINATOR):  # it is dead, so its board is not used any more
                 del _held[epoch]
                 other.drop()

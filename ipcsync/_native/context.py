@@ -16,7 +16,6 @@ from ipcsync import _drivers
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_INVALID_CONTEXT
 from ipcsync._native import fork
-from ipcsync._shared import items_of
 from ipcsync.errors import InvalidDevice
 
 LEGACY = (0, 1, 2)
@@ -179,7 +178,7 @@ def stream_call(
 
 def ordinal_of_context(context: DriverObject) -> int:
     """The device of a context, which need not be current."""
-    for ordinal, known in items_of(_primary):  # retained, so no other context can have its address
+    for ordinal, known in _primary.copy().items():  # retained, so no other context can have its address
         if known == context:
             return ordinal
     with OnDevice(0, context) as inside, inside:

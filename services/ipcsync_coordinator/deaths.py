@@ -12,7 +12,6 @@ from collections.abc import Callable
 from ipcsync._board import Peer
 from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
 from ipcsync._logs import fields
-from ipcsync._shared import items_of
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -72,7 +71,7 @@ class _Thread:
     def _look(self) -> int:
         """Report who died; returns for how many nanoseconds to wait for the others."""
         futexes, count, slice_ns = self._futexes, 1, _SLICE_NS
-        for serial, peer in items_of(self.peers):
+        for serial, peer in self.peers.copy().items():
             owner = peer.owner  # before the question, so that a mark after it ends the wait
             if not peer.is_alive():
                 if self.peers.pop(serial, None) is not None:

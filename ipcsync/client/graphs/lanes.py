@@ -11,7 +11,6 @@ from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.stream import Stream
 from ipcsync._native.words import take
-from ipcsync._shared import items_of
 from ipcsync.errors import CaptureError
 
 _MANY = 32  # lanes
@@ -62,7 +61,7 @@ def _make(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
 
 def _take_free(home: DriverObject) -> Lane | None:
     """The lane of a stream without replays now, once there are many: a program may make a stream for each launch."""
-    for stream_id, lane in items_of(lanes_of_process) if len(lanes_of_process) >= _MANY else ():
+    for stream_id, lane in lanes_of_process.copy().items() if len(lanes_of_process) >= _MANY else ():
         if int(lane.home) == int(home) and lane.leave():
             del lanes_of_process[stream_id]
             return lane
@@ -81,4 +80,4 @@ def beside(launch: DriverObject, ordinal: int) -> list[Stream]:
 
 def lanes() -> list[Lane]:
     """All lanes of this process."""
-    return [lane for _, lane in items_of(lanes_of_process)]
+    return list(lanes_of_process.copy().values())  # a copy, since a finalizer may change the table within any step
