@@ -292,12 +292,10 @@ class Server:
         place = self._startup.place
         try:
             if place.mend():
-                log.warning("the runtime directory's lock file was removed: made anew", extra=fields(path=place.path))
+                log.warning("the file that says who serves was removed: made anew", extra=fields(path=place.path))
             if place.is_own:
                 for path in place.lost_sockets():
                     self._listen_anew(path)
-        except FileNotFoundError:
-            return  # the directory was removed
         except OSError as error:
             if is_round(self._mend_failures):
                 log.error("the runtime directory cannot be mended", extra=fields(path=place.path, why=error))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ipcsync._board import Board
-from ipcsync._board.runtime_dir import RELOAD, Place
+from ipcsync._board.runtime_dir import KEEPER, RELOAD, Place
 from ipcsync._linux import locks
 from ipcsync._linux.child import die_with
 from ipcsync._wire import messages
@@ -59,7 +59,7 @@ def create(config: KeeperConfig) -> Startup:
         resources.close()
         raise
     requests, feed = (listening.detach() for listening in resources.sockets)
-    place, journal = resources.directory.place, resources.journal
+    place, journal = resources.directory, resources.journal
     return Startup(startup, resources.board, place, (requests, feed), journal, DriverClient(ours), resources)
 
 
@@ -83,7 +83,7 @@ def inherit(kept: str, settings: Mapping[str, object] | None = None) -> Startup:
     _be_the_only_one(words)
     journal = JournalFiles(words, (first, second))
     board = Board(board_file, config.board)  # its name may be gone by now, which ends no session
-    place = Place(config.keeper.runtime_dir, lock)
+    place = Place(config.keeper.runtime_dir, lock, config.keeper_pid, KEEPER)
     return Startup(config, board, place, (requests, feed), journal, DriverClient(end))
 
 

@@ -18,8 +18,8 @@ from tests.kit.raw_client import run_coordinator
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import IPCSYNC
 
-_FILES = {"lock": ["lock"], "sockets": ["coordinator.sock", "feed.sock"], "one socket": ["feed.sock"]}
-_FILES["all"] = [*_FILES["lock"], *_FILES["sockets"]]
+_FILES = {"who serves": ["serving.json"], "sockets": ["coordinator.sock", "feed.sock"], "one socket": ["feed.sock"]}
+_FILES["all"] = [*_FILES["who serves"], *_FILES["sockets"]]
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def served_client(served: subprocess.Popen[bytes], directory: Path) -> Iterator[
 
 
 def _assert_is_whole(directory: Path, client: ipcsync.Client, keeper: int) -> None:
-    """Sockets and lock are there, for new clients and against a second coordinator."""
+    """All files are there, for new clients, and the lock is, against a second coordinator."""
     until(lambda: {path.name for path in directory.iterdir()} >= set(_FILES["all"]), "all files are there")
-    until(lambda: (found := who_serves(str(directory))) and found.pid == keeper, "the lock is held")
+    until(lambda: (found := who_serves(str(directory))) and found.pid == keeper, "it says who serves")
     with ipcsync.connect(client.endpoint, name="new", timeout=DEADLINE_S) as new, new.event("e") as event:
         assert new.epoch == client.epoch
         assert {row.name for row in new.list_sessions()} == {"old", "new"}
@@ -73,9 +73,9 @@ def test_single_files_that_are_removed_are_made_anew_and_that_is_logged(
             (directory / name).unlink()
         _assert_is_whole(directory, served_client, stats["keeper_pid"])
     log = (tmp_path / "log").read_text()
-    assert log.count("lock file was removed: made anew") == (2 if what in ("lock", "all") else 0)
+    assert log.count("the file that says who serves was removed: made anew") == 2 * ("serving.json" in _FILES[what])
     assert log.count("a socket in the runtime directory was removed: made anew") == 2 * len(
-        [name for name in _FILES[what] if name != "lock"]
+        [name for name in _FILES[what] if name != "serving.json"]
     )
     if stats["keeper_pid"] != stats["pid"]:
         os.kill(stats["pid"], signal.SIGKILL)
@@ -86,7 +86,7 @@ def test_single_files_that_are_removed_are_made_anew_and_that_is_logged(
         _assert_is_whole(directory, served_client, stats["keeper_pid"])
 
 
-# --- the lock, in one process -----------------------------------------------------------------------------------------
+# --- the place, in one process ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -107,54 +107,39 @@ def _nothing(_: Path) -> None:
     pass
 
 
-def _of_another(directory: Path) -> None:
-    (directory / "lock").write_text("1\n\n0\nother\n\n")
-
-
 def _gone(directory: Path) -> None:
     for path in directory.iterdir():
         path.unlink()
     directory.rmdir()
 
 
-def _open_to_all(directory: Path) -> None:
-    (directory / "lock").unlink()
-    directory.chmod(0o777)
+def _of_another(directory: Path) -> None:
+    directory.rename(directory.with_name("former"))
+    directory.mkdir()
 
 
-@pytest.mark.parametrize("change", [_nothing, _of_another, _open_to_all])
+@pytest.mark.parametrize("change", [_nothing, _of_another, _gone])
 def test_a_place_that_is_whole_or_anothers_is_left_alone(
     owned: RuntimeDir, directory: Path, change: Callable[[Path], None]
 ) -> None:
-    if change is _of_another:
-        (directory / "lock").unlink()
     change(directory)
-    before = {path.name: path.read_bytes() for path in directory.iterdir() if path.name == "lock"}
-    assert not owned.place.mend()
-    assert {path.name: path.read_bytes() for path in directory.iterdir() if path.name == "lock"} == before
-    assert owned.place.is_own is (change is _nothing)
-    assert owned.place.lost_sockets() == []
-    directory.chmod(0o700)
-
-
-def test_a_directory_that_is_gone_is_not_made_anew(owned: RuntimeDir, directory: Path) -> None:
-    _gone(directory)
-    with pytest.raises(FileNotFoundError):
-        owned.place.mend()
-    assert not directory.exists()
+    before = {path.name: path.stat().st_ino for path in directory.glob("*")}
+    assert not owned.mend()
+    assert {path.name: path.stat().st_ino for path in directory.glob("*")} == before
+    assert directory.exists() is (change is not _gone)
+    assert owned.is_own is (change is _nothing)
 
 
 def test_a_socket_that_is_another_one_is_lost_and_one_by_its_other_name_is_not(owned: RuntimeDir) -> None:
-    place = owned.place
-    place.shut()
-    assert place.lost_sockets() == []
-    place.reopen()
-    first, second = place.sockets
+    owned.shut()
+    assert owned.lost_sockets() == []
+    owned.reopen()
+    first, second = owned.sockets
     os.unlink(first)
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(first)  # perhaps with the number that the first one had
-        assert place.lost_sockets() == [first]
-        place.saw_bound(first)
-        assert place.lost_sockets() == []
+        assert owned.lost_sockets() == [first]
+        owned.saw_bound(first)
+        assert owned.lost_sockets() == []
         os.unlink(second)
-        assert place.lost_sockets() == [second]
+        assert owned.lost_sockets() == [second]

@@ -88,7 +88,7 @@ def test_row_12_a_stale_socket_that_was_shut_for_want_of_descriptors_is_removed(
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(directory / "coordinator.sock.full"))
     coordinator = new_coordinator(runtime_dir=str(directory))
-    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock", "feed.sock", "lock"]
+    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock", "feed.sock", "serving.json"]
     coordinator.stop()
 
 
@@ -294,7 +294,7 @@ def test_row_48_the_end_of_the_first_coordinator_leaves_the_seconds_files_alone(
         old.event("e", recorder=True)
         second = _take_over(new_coordinator, directory)
         files = {path.name: path.stat().st_ino for path in directory.iterdir()}
-        assert set(files) == {"coordinator.sock", "feed.sock", "lock"}
+        assert set(files) == {"coordinator.sock", "feed.sock", "serving.json"}
         with ipcsync.connect(second.endpoint) as client:
             os.kill(first.pid, number)
             until(lambda: not first.is_running, "the first one's end")
@@ -339,14 +339,18 @@ def test_row_48_descriptors_that_run_short_shut_nobody_elses_sockets(
     bound = [socket.socket(socket.AF_UNIX) for _ in owned.sockets]
     for each, path in zip(bound, owned.sockets, strict=True):
         each.bind(path)
-    owned.place.shut()
-    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock.full", "feed.sock.full", "lock"]
-    owned.place.reopen()
-    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock", "feed.sock", "lock"]
+    owned.shut()
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "coordinator.sock.full",
+        "feed.sock.full",
+        "serving.json",
+    ]
+    owned.reopen()
+    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock", "feed.sock", "serving.json"]
     second = _take_over(new_coordinator, directory)
-    owned.place.shut()
-    owned.place.reopen()
-    assert not owned.place.is_own
+    owned.shut()
+    owned.reopen()
+    assert not owned.is_own
     ipcsync.connect(second.endpoint).close()
     for each in bound:
         each.close()

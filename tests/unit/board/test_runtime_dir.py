@@ -15,6 +15,7 @@ import pytest
 from ipcsync._board import Board, runtime_dir
 from ipcsync._board.board import is_abandoned
 from ipcsync._board.runtime_dir import RuntimeDir, RuntimeDirError, who_serves
+from ipcsync._linux.process import pid_namespace
 from ipcsync._wire import endpoints
 from ipcsync.errors import ConnectError
 
@@ -37,7 +38,7 @@ def test_a_directory_is_made_private_whatever_the_umask_and_removed_when_it_was_
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert directory.endpoint == f"ipc://{path}/coordinator.sock"
-    assert (path / "lock").read_text() == f"{os.getpid()}\n"
+    assert who_serves(str(path)) == (os.getpid(), "", pid_namespace())
     directory.close()
     assert not path.exists()
 
@@ -62,15 +63,16 @@ def test_a_second_one_is_refused_and_the_first_untouched(path: Path) -> None:
     with pytest.raises(RuntimeDirError, match=f"another coordinator \\(pid {os.getpid()}\\) serves"):
         RuntimeDir(str(path))
     assert (path / "coordinator.sock").exists()
-    assert (path / "lock").exists()
+    assert (path / "serving.json").exists()
     first.close()
     RuntimeDir(str(path)).close()
 
 
-def test_a_lock_of_a_file_that_is_no_longer_there_excludes_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One opens the lock file, and before it locks it the last owner has ended and removed it."""
+def test_a_lock_of_a_directory_that_is_no_longer_there_excludes_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One opens the directory, and before it locks it the last owner has ended and removed it."""
     last = RuntimeDir(str(path))
-    (path / "keep").touch()
     flock = fcntl.flock
     calls: list[int] = []
 
@@ -93,7 +95,7 @@ def test_one_that_only_looks_who_serves_does_not_refuse_one_that_starts(
 ) -> None:
     RuntimeDir(str(path)).close()
     path.mkdir(0o700)
-    looking = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    looking = os.open(path, os.O_RDONLY)
     fcntl.flock(looking, fcntl.LOCK_SH)
     sleep = time.sleep
     slept: list[float] = []
@@ -107,16 +109,18 @@ def test_one_that_only_looks_who_serves_does_not_refuse_one_that_starts(
     monkeypatch.setattr(time, "sleep", look_for_a_while)
     started = RuntimeDir(str(path))
     assert len(slept) == 3
-    assert who_serves(str(path)) == (os.getpid(), "", 0)
+    assert who_serves(str(path)) == (os.getpid(), "", pid_namespace())
     started.close()
 
 
 def test_one_that_looks_for_ever_is_named_as_that(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_dir, "_LONGEST_LOOK_S", 0.01)
     path.mkdir(0o700, parents=True)
-    looking = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    looking = os.open(path, os.O_RDONLY)
     fcntl.flock(looking, fcntl.LOCK_SH)
-    with pytest.raises(RuntimeDirError, match=f"no coordinator serves {path}, but a process locks {path}/lock: end it"):
+    with pytest.raises(
+        RuntimeDirError, match=f"no coordinator serves {path}, but a process locks that directory: end it"
+    ):
         RuntimeDir(str(path))
     assert who_serves(str(path)) is None
     os.close(looking)
@@ -157,40 +161,30 @@ def test_another_mode_is_refused(path: Path, mode: int) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-def test_a_parent_that_is_no_directory_and_a_lock_that_is_no_file_are_refused(path: Path, tmp_path: Path) -> None:
+def test_a_parent_that_is_no_directory_and_a_file_that_cannot_be_written_are_refused(
+    path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(RuntimeDirError, match="cannot make the runtime directory"):
         RuntimeDir(str(path))
     (tmp_path / "a").unlink()
-    (path / "lock").mkdir(parents=True)
+    (path / "serving.json").mkdir(parents=True)
     path.chmod(0o700)
-    with pytest.raises(RuntimeDirError, match="cannot open"):
+    with pytest.raises(RuntimeDirError, match=f"cannot write {path}/serving.json: Is a directory"):
         RuntimeDir(str(path))
-    (path / "lock").rmdir()
-    (path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RuntimeDirError, match="cannot open"):
-        RuntimeDir(str(path))
+    (path / "serving.json").rmdir()
+    for name in ("serving.json", "serving.json.new"):
+        (path / name).symlink_to(tmp_path / "elsewhere")
+    RuntimeDir(str(path)).close()
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_pipe_in_place_of_a_file_is_refused_and_holds_nobody_up(path: Path) -> None:
-    path.mkdir(parents=True, mode=0o700)
-    os.mkfifo(path / "lock")
-    os.mkfifo(path / runtime_dir.OUTCOME)
-    with pytest.raises(RuntimeDirError, match="not a regular file"):
-        RuntimeDir(str(path))
-    assert who_serves(str(path)) is None
-    assert runtime_dir.read_outcome(str(path)) == (0, None, "")
-    os.unlink(path / "lock")
+def test_whatever_the_file_says_a_locked_directory_is_served(path: Path) -> None:
     directory = RuntimeDir(str(path))
-    try:
-        directory.sign()
-        os.unlink(path / "lock")
-        os.mkfifo(path / "lock")
-        assert not directory.place.is_own
-        assert not directory.place.mend()
-    finally:
-        directory.close()
+    for said in ("", "[1]", '{"pid": 1}', '{"pid": "x", "role": "", "namespace": 0}'):
+        (path / "serving.json").write_text(said)
+        assert who_serves(str(path)) == (0, "", 0)
+    directory.close()
 
 
 def test_what_is_no_socket_is_refused_and_neither_lock_nor_directory_is_left(path: Path) -> None:
