@@ -12,6 +12,5 @@ from ipcsync._board.layout import (
     RUNNING,
     STOPPED,
 )
+from ipcsync._board.lines import SessionLine, SlotLine
 from ipcsync._board.liveness import Peer, peer_of
-from ipcsync._board.session_line import SessionLine
-from ipcsync._board.slot_line import SlotLine

@@ -12,9 +12,7 @@ import time
 from typing import Literal
 
 from ipcsync._board import layout
-from ipcsync._board.session_line import SessionLine
-from ipcsync._board.slot_line import SlotLine
-from ipcsync._board.words import Word, fence
+from ipcsync._board.lines import Line, SessionLine, SlotLine, Word, fence
 from ipcsync._linux import locks
 from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.process import pid_namespace, start_time
@@ -26,7 +24,7 @@ _kept: list[mmap.mmap] = []  # mappings that outlive their boards: their pages a
 _LIFELINE = 0  # the coordinator's lock: on the header's first byte; a session's is on the first byte of its line
 
 
-class Board:
+class Board(Line):
     """A mapped board: `words` is all of it as 8-byte words; in this process it lies at `address`, `length` bytes long.
 
     `header` equals `running_header` while the coordinator has neither died nor stopped, and no program has overwritten
@@ -68,11 +66,9 @@ class Board:
             self._map = mmap.mmap(mapped, length)
         finally:
             os.close(mapped)
-        self.words: memoryview[int] = memoryview(self._map).cast("Q")
-        self.first: int = 0
         self._bytes: memoryview[int] = memoryview(self._map)
         self._anchor = ctypes.c_char.from_buffer(self._map)
-        self.address: int = ctypes.addressof(self._anchor)
+        super().__init__(self._bytes.cast("Q"), ctypes.addressof(self._anchor))
         self.length: int = length
         self.coordinator: tuple[int, int, int] = (pid, started, namespace)
         self.header: memoryview[int] = self.words[: layout.H_STATE + 1]

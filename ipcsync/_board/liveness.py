@@ -16,7 +16,7 @@ import logging
 import os
 
 from ipcsync._board.board import Board
-from ipcsync._board.session_line import SessionLine
+from ipcsync._board.lines import SessionLine
 from ipcsync._linux.last_lock import LastLock
 from ipcsync._linux.process import Process, pid_namespace, start_time
 from ipcsync._linux.robust import OWNER_DIED

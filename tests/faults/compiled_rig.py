@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ipcsync import errors
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
-from ipcsync._board.session_line import SessionLine
+from ipcsync._board.lines import SessionLine
 from ipcsync._engines import core as _core
 from ipcsync._engines.loss import Loss
 from ipcsync._linux.fork import ForkMark
