@@ -22,7 +22,7 @@ from ipcsync._engines import Engine, Guard
 from ipcsync._native import context
 from ipcsync._native.device import Device
 from ipcsync._session.finished import Finished
-from ipcsync._session.waits import Pending, WaitEntry, Waits
+from ipcsync._session.waits import Waits
 from ipcsync._wire.messages import Attachment, Break, Close, Message, Remains
 from ipcsync._wire.point import PointKey
 from ipcsync.errors import (
@@ -52,25 +52,12 @@ _BEAT_S = 0.05  # for a close that no call waits for
 class AttachmentRef:
     """One attachment, as events and points of this process hold it."""
 
-    __slots__ = ("__weakref__", "_waits", "device", "engine")
+    __slots__ = ("__weakref__", "device", "engine", "waits")
 
     def __init__(self, waits: Waits, engine: Engine) -> None:
-        self._waits = waits
+        self.waits: Waits = waits  # those of its session
         self.engine: Engine = engine
         self.device: Device = Device(engine.ordinal)
-
-    def when_done(
-        self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False
-    ) -> WaitEntry:
-        """Call `notify(None)` once the point is complete, or `notify(error)`; on a thread of the session.
-
-        `is_callback`: `notify` is a user's, and may block. Else it returns at once.
-        """
-        return self._waits.add(pending, notify, is_callback=is_callback)
-
-    def forget(self, entry: WaitEntry) -> None:
-        """Cancel a wait. If it ends at this moment, `notify` may still be called."""
-        self._waits.remove(entry)
 
 
 class _Session(Protocol):

@@ -33,7 +33,11 @@ class Pending:
     """One wait: for a point to be complete, or (`recorded`) merely to be recorded.
 
     It ends as `Point.synchronize` and `Point.wait` end on the host, with the same errors; `timeout` in seconds or None.
+    What it is added for is then called with None, or with the error that ended it.
     """
+
+    notify: Callable[[Exception | None], object]
+    is_callback: bool
 
     def __init__(
         self, engine: Engine, generation: int, timeout: float | None = None, *, recorded: bool = False
@@ -45,9 +49,21 @@ class Pending:
         self._recorded = recorded
         self._since = time.monotonic_ns()  # the call, or when it was found not recorded last
         self._next_check = self._since + _CHECK_NS
+        self._error: Exception | None = None
+        self._failing_since = 0.0
 
     def has_ended(self) -> bool:
-        """Whether the point is complete, or recorded; does not block. Raises the error that ends the wait."""
+        """Whether it is over; does not block."""
+        try:
+            has_ended = self._look()
+        except Exception as error:  # noqa: BLE001 - the waiter gets it
+            self._error = error
+            return not (self.is_callback and self._may_pass(error))
+        self._error, self._failing_since = None, 0.0
+        return has_ended
+
+    def _look(self) -> bool:
+        """Whether the point is complete, or recorded. Raises the error that ends the wait."""
         if self._is_there():
             return True
         now = time.monotonic_ns()
@@ -69,6 +85,24 @@ class Pending:
             return False
         return True
 
+    def _may_pass(self, error: Exception) -> bool:
+        """Whether a later look may succeed, and the point still be complete.
+
+        A callback is not given the error, and asks the point what happened: by then that may say that nothing did.
+        """
+        if isinstance(error, IpcSyncError) and not isinstance(error, DriverError):
+            return False
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        return now - self._failing_since < _FAILING_S
+
+    def end(self) -> None:
+        """Call `notify`. An exception of it is logged, also one that would end a thread (SystemExit)."""
+        try:
+            self.notify(self._error)
+        except BaseException:
+            log.exception("a done callback of %s failed", self)
+
     def __str__(self) -> str:
         return f"generation {self._generation} of {self.engine.label}"
 
@@ -87,49 +121,6 @@ class Pending:
             return  # the next look raises it
 
 
-class WaitEntry:
-    """One wait of `Waits`, and what to call when it is over: with None, or with the error that ended it."""
-
-    __slots__ = ("_failing_since", "error", "is_callback", "notify", "pending")
-
-    def __init__(
-        self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False
-    ) -> None:
-        self.pending: Pending = pending
-        self.notify: Callable[[Exception | None], object] = notify
-        self.is_callback: bool = is_callback
-        self.error: Exception | None = None
-        self._failing_since = 0.0
-
-    def has_ended(self) -> bool:
-        """Whether it is over; `error` is then None or the error that ended it."""
-        try:
-            has_ended = self.pending.has_ended()
-        except Exception as error:  # noqa: BLE001 - the waiter gets it
-            self.error = error
-            return not (self.is_callback and self._may_pass(error))
-        self.error, self._failing_since = None, 0.0
-        return has_ended
-
-    def _may_pass(self, error: Exception) -> bool:
-        """Whether a later look may succeed, and the point still be complete.
-
-        A callback is not given the error, and asks the point what happened: by then that may say that nothing did.
-        """
-        if isinstance(error, IpcSyncError) and not isinstance(error, DriverError):
-            return False
-        now = time.monotonic()
-        self._failing_since = self._failing_since or now
-        return now - self._failing_since < _FAILING_S
-
-    def call(self) -> None:
-        """Call `notify`. An exception of it is logged, also one that would end a thread (SystemExit)."""
-        try:
-            self.notify(self.error)
-        except BaseException:
-            log.exception("a done callback of %s failed", self.pending)
-
-
 class Waits:
     """The waits of a client. One thread looks at all of them: it starts with the first, and ends when none is left.
 
@@ -139,29 +130,26 @@ class Waits:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[WaitEntry, None] = {}  # in the order in which they came
-        self._due: deque[WaitEntry] = deque()
+        self._waiting: dict[Pending, None] = {}  # in the order in which they came
+        self._due: deque[Pending] = deque()
         self._lookers = [self._new_looker()]  # the last one goes on, the others look at one wait each
         self._watch = Worker("ipcsync-watch", lambda: len(self._waiting) > 1, self._replace_stuck)
         self._caller = self._new_caller()
 
-    def add(
-        self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False
-    ) -> WaitEntry:
+    def add(self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False) -> None:
         """Call `notify(None)` once the point is complete or recorded, or `notify(error)`; on a thread of the client.
 
         `is_callback`: `notify` is a user's, and may block. Else it returns at once.
         """
-        entry = WaitEntry(pending, notify, is_callback=is_callback)
-        self._waiting[entry] = None
-        self._lookers[-1].worker.ensure()
+        pending.notify, pending.is_callback = notify, is_callback
+        self._waiting[pending] = None
+        self._lookers[-1].ensure()
         if len(self._waiting) > 1:
             self._watch.ensure()
-        return entry
 
-    def remove(self, entry: WaitEntry) -> None:
+    def remove(self, pending: Pending) -> None:
         """Cancel a wait. If it ends at this moment, `notify` may still be called."""
-        self._waiting.pop(entry, None)
+        self._waiting.pop(pending, None)
 
     @property
     def count(self) -> int:
@@ -181,53 +169,53 @@ class Waits:
         if len(lookers) < _LOOKERS and last.is_stuck:
             lookers.append(self._new_looker())
         self._lookers = lookers
-        lookers[-1].worker.ensure()
+        lookers[-1].ensure()
 
     def _poll(self, looker: _Thread) -> None:
         blocked = {other.engine for other in self._lookers[:-1]}
-        waiting = [entry for entry in self._waiting if entry.pending.engine not in blocked]
+        waiting = [pending for pending in self._waiting if pending.engine not in blocked]
         began = time.monotonic()
         # Asked from the last to the first, reported from the first to the last: of two waits that end at this moment,
         # the one that was added first is first.
         over = []
-        for entry in reversed(waiting):
-            looker.begin(_LOOK_S, entry.pending.engine)
-            if entry.has_ended():
-                over.append(entry)
+        for pending in reversed(waiting):
+            looker.begin(_LOOK_S, pending.engine)
+            if pending.has_ended():
+                over.append(pending)
             if looker.end():
                 return  # the next one looks at all of these again
-        for entry in reversed(over):
-            self._notify(entry)
+        for pending in reversed(over):
+            self._notify(pending)
         if self._due:
             if self._caller.is_stuck:
                 self._caller = self._new_caller()
-            self._caller.worker.ensure()
+            self._caller.ensure()
         if over:
             return
         # The first is the most likely to end first. With many waits, looking takes half of the time at most.
         took = time.monotonic() - began
         if waiting:
             seconds = _ALONE_S if len(waiting) == 1 else max(_AMONG_S, took)
-            looker.begin(seconds + _LOOK_S, waiting[0].pending.engine)
-            waiting[0].pending.pause(seconds)
+            looker.begin(seconds + _LOOK_S, waiting[0].engine)
+            waiting[0].pause(seconds)
             looker.end()
         elif self._waiting:
             time.sleep(_WATCH_S)
         else:
-            self._caller.worker.join(_CHECK_NS / 1e9)
+            self._caller.join(_CHECK_NS / 1e9)
 
-    def _notify(self, entry: WaitEntry) -> None:
-        if self._waiting.pop(entry, entry) is entry:
+    def _notify(self, pending: Pending) -> None:
+        if self._waiting.pop(pending, pending) is pending:
             return  # cancelled meanwhile
-        if entry.is_callback:
-            self._due.append(entry)
+        if pending.is_callback:
+            self._due.append(pending)
         else:
-            entry.call()
+            pending.end()
 
     def _call(self, caller: _Thread) -> None:
         caller.begin(_STUCK_S)
         try:
-            self._due.popleft().call()
+            self._due.popleft().end()
         finally:
             caller.end()
 
@@ -237,12 +225,12 @@ class Waits:
         `closer` is the id of the thread that waits for this: a callback may close its own client.
         """
         deadline = time.monotonic() + timeout
-        self._lookers[-1].worker.join(timeout, pause)
+        self._lookers[-1].join(timeout, pause)
         if self._caller.id != closer:
-            self._caller.worker.join(max(0.0, deadline - time.monotonic()), pause)
+            self._caller.join(max(0.0, deadline - time.monotonic()), pause)
 
 
-class _Thread:
+class _Thread(Worker):
     """Does one thing after another, until one of them does not return in time: then it ends with that."""
 
     def __init__(self, name: str, has_work: Callable[[], bool], work: Callable[[_Thread], None]) -> None:
@@ -250,7 +238,7 @@ class _Thread:
         self.is_replaced = False
         self.id = 0
         self._due = math.inf  # by when it should have done what it does
-        self.worker = Worker(name, lambda: has_work() and not self.is_replaced, lambda: work(self))
+        super().__init__(name, lambda: has_work() and not self.is_replaced, lambda: work(self))
 
     def begin(self, seconds: float, engine: Engine | None = None) -> None:
         """It does what may take so long."""

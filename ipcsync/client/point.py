@@ -125,7 +125,7 @@ class Point(PointBase, PointView):
             raise TypeError(f"a callback is callable, but got {type(fn).__name__}")
         attached = self._bound()
         attached.engine.check()
-        attached.when_done(Pending(attached.engine, self._generation), lambda _: fn(self), is_callback=True)
+        attached.waits.add(Pending(attached.engine, self._generation), lambda _: fn(self), is_callback=True)
 
     def exception(self) -> IpcSyncError | None:
         """Why the point can never be complete; None if it is, or still can be.

@@ -172,11 +172,11 @@ async def over(attached: AttachmentRef, pending: Pending) -> None:
     """Wait until the point is complete or recorded; raises the error that ends the wait."""
     fork.check()
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    entry = attached.when_done(pending, partial(LoopCalls().soon, _resolve, future))
+    attached.waits.add(pending, partial(LoopCalls().soon, _resolve, future))
     try:
         await future
     finally:
-        attached.forget(entry)
+        attached.waits.remove(pending)
 
 
 async def run(

@@ -297,9 +297,10 @@ def test_a_wait_is_over_when_its_point_is_and_one_that_is_forgotten_says_nothing
 
     with StreamGate(stream):
         engine.record(stream._handle, engine.ordinal, 1)
-        late = opening.attached.when_done(Pending(engine, 1), forgotten.append, is_callback=is_callback)
-        opening.attached.when_done(Pending(engine, 1), settle, is_callback=is_callback)
-        opening.attached.forget(late)
+        late = Pending(engine, 1)
+        opening.attached.waits.add(late, forgotten.append, is_callback=is_callback)
+        opening.attached.waits.add(Pending(engine, 1), settle, is_callback=is_callback)
+        opening.attached.waits.remove(late)
         assert settled == []
     assert over.wait(30)
     assert (settled, forgotten) == ([None], [])
