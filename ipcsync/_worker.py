@@ -29,6 +29,15 @@ _REPLACERS = (  # and what must be the standard library's own
 )
 
 
+beats: dict[int, Callable[[], object]] = {}
+"""By the thread that keeps a session alive: what a call that waits on that thread does meanwhile."""
+
+
+def has_a_beat() -> bool:
+    """Whether the calling thread keeps a session alive, so that it may wait for no such thread."""
+    return threading.get_ident() in beats
+
+
 class Latch:
     """Set once; any thread may wait for it, and an exception may end a wait at any instruction.
 

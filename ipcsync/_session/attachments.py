@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 from weakref import WeakValueDictionary
 
-from ipcsync._board import Board
 from ipcsync._deadline import left_of
-from ipcsync._engines import Engine, Guard
+from ipcsync._engines import Engine
 from ipcsync._native import context
 from ipcsync._native.device import Device
+from ipcsync._session.connection import Connection
 from ipcsync._session.finished import Finished
+from ipcsync._session.lease import SessionLease
 from ipcsync._session.waits import Waits
 from ipcsync._wire.messages import Attachment, Break, Close, Message, Remains
 from ipcsync._wire.point import PointKey
@@ -127,21 +128,20 @@ class Use:
 class AttachmentTable:
     """All attachments of one client. The session's owner calls its methods; any thread may call `find`.
 
-    `send` asks the coordinator, for some seconds at most; `shown(name)` is the user's name for a name there.
+    `shown(name)` is the user's name for a name of the coordinator's.
     """
 
     def __init__(
         self,
-        board: Board,
-        guard: Guard,
-        send: Callable[[Close | Break, float], object],
+        lease: SessionLease,
+        connection: Connection,
         waits: Waits,
         tracing: Tracing | None = None,
         shown: Callable[[str], str] = str,
     ) -> None:
-        self._board = board
-        self._guard = guard
-        self._send = send
+        self._board = lease.board
+        self._lease = lease
+        self._connection = connection
         self._waits = waits
         self._tracing = tracing
         self._shown = shown
@@ -199,10 +199,8 @@ class AttachmentTable:
             ordinal = here if reply.origin is not None else context.ordinal_of(reply.device)
         except InvalidDevice as error:
             raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
-        if self._tracing is None:
-            engine = Engine(self._board, self._guard, reply, ordinal)
-        else:
-            engine = self._tracing.engine(self._board, self._guard, reply, ordinal, self._waits)
+        traced = self._tracing and self._tracing.engine(self._board, self._lease, reply, ordinal, self._waits)
+        engine = traced or Engine(self._board, self._lease, reply, ordinal)
         engine.name = self._shown(reply.name)
         for old in self.ending:
             # What this session recorded there, attached to again: both share the chain. Of a use that only waited, the
@@ -217,7 +215,7 @@ class AttachmentTable:
             ordinal = context.ordinal_of(remains.device)
         except InvalidDevice:
             ordinal = here  # nothing of it is used
-        finished = Finished(self._board, self._guard, remains, ordinal, self._shown(remains.name))
+        finished = Finished(self._board, self._lease, remains, ordinal, self._shown(remains.name))
         found = AttachmentRef(self._waits, cast("Engine", finished))  # it has what a point asks of an engine
         self._finished[remains.slot, remains.incarnation] = found
         return found
@@ -363,7 +361,8 @@ class AttachmentTable:
     def _sent(self, body: Close | Break, seconds: float) -> bool:
         """Whether the coordinator took it, or never will. QuotaExceeded if it has no memory for it now."""
         try:
-            self._send(body, seconds)
+            self._check()  # many may be pending, and each may take its whole time
+            self._connection.request(body, self._lease.welcome.token, seconds, self._check)
         except (WaitTimeout, ConnectError):
             return False  # sent again later, under a new id: twice does nothing
         except QuotaExceeded:
@@ -374,14 +373,15 @@ class AttachmentTable:
             log.warning("slot %d may stay open until this client is closed: %s", body.slot, error)
         return True
 
+    def _check(self) -> None:
+        """In each slice: what the coordinator should know it is told whatever became of the lease."""
+        self._lease.beat()
+        self._lease.check_coordinator()
+
     def forget_closes(self) -> None:
         """The goodbye of the session covers them."""
         self.ending = [use for use in self.ending if use.life < Life.RELEASED]
         self._late.clear()
-
-    def end(self) -> None:
-        """Forget `send`: the coordinator is told nothing any more."""
-        self._send = _to_nobody
 
     def beat(self) -> None:
         """At each beat: end what nobody uses, ask for what is due, and tell what was not taken."""
@@ -395,7 +395,3 @@ class AttachmentTable:
                 except QuotaExceeded as error:
                     log.debug("a break waits: %s", error)
         self.tell()
-
-
-def _to_nobody(_body: Close | Break, _timeout: float) -> None:
-    raise ClientClosed("the session is over")

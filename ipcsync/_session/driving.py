@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from ipcsync._engines import Guard
 from ipcsync._session.attachments import AttachmentTable, Life, Use
+from ipcsync._session.owner import Owner
 from ipcsync.errors import IpcSyncError
 
 T = TypeVar("T")
@@ -29,14 +30,12 @@ _STANDING_S = 1.0
 
 
 class Driving:
-    """The driver calls of one session. `post` has the owner call a function; `period_s` is that of its beats."""
+    """The driver calls of one session. `period_s` is that of the owner's beats."""
 
-    def __init__(
-        self, table: AttachmentTable, guard: Guard, post: Callable[[Callable[[], object]], object], period_s: float
-    ) -> None:
+    def __init__(self, table: AttachmentTable, guard: Guard, owner: Owner, period_s: float) -> None:
         self._table = table
         self._guard = guard
-        self._post = post
+        self._owner = owner
         self._period_s = period_s
         self._wakes: SimpleQueue[bool] = SimpleQueue()
         self._since = 0.0  # when the look that is under way began
@@ -65,7 +64,6 @@ class Driving:
 
     def stop(self) -> None:
         """Have the thread end; the owner makes no calls any more."""
-        self._post = _to_nobody
         self._wakes.put(False)
 
     def standing_s(self) -> float:
@@ -103,18 +101,18 @@ class Driving:
             if is_alive:
                 self._try(use, "wait for what is pending of", use.engine.watch_pending)
         if any(use.engine.chain.wants_break and not use.engine.chain.has_asked for use in uses):
-            self._post(self._table.beat)
+            self._owner.wake()
         return is_alive and any(use.engine.chain.is_due for use in uses)
 
     def settle(self, use: Use) -> None:
         """Release a closed use if possible, and have the owner know how far it is."""
         is_known = use.life is Life.RELEASED
         if not is_known and self._try(use, "release", use.engine.try_release):
-            self._post(partial(self._table.advance, use, Life.RELEASED))
+            self._owner.post(partial(self._table.advance, use, Life.RELEASED))
         elif use.life < Life.DRAINED:
             life = Life.DRAINED if self._is_drained(use) else Life.DRAINING
             if life > use.life:
-                self._post(partial(self._table.advance, use, life))
+                self._owner.post(partial(self._table.advance, use, life))
 
     def _is_drained(self, use: Use) -> bool:
         """Whether a recorder that still drains has no work left."""
@@ -136,7 +134,3 @@ class Driving:
             log.log(level, "cannot %s the event %r: %s", what, use.engine.name, error)
             use.has_failed = True
             return None
-
-
-def _to_nobody(_call: Callable[[], object]) -> None:
-    """What was found of a use whose session is over."""

@@ -6,8 +6,7 @@ import copy
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import get_ident
 from time import monotonic_ns
 
@@ -18,6 +17,7 @@ from ipcsync._linux.process import PidFd, PidFdError, Process, pid_namespace
 from ipcsync._locks import know_turns
 from ipcsync._native import fork
 from ipcsync._wire.messages import Welcome
+from ipcsync._worker import beats, has_a_beat
 from ipcsync.errors import (
     ClientClosed,
     CoordinatorLost,
@@ -101,9 +101,8 @@ class SessionLease:
 
         A finalizer may wait on a thread that beats, for this session or another one: then this beats, for a minute.
         """
-        beating = _beating.get(get_ident())
-        if beating is not None:
-            beating.beat_within()
+        if (beat := beats.get(get_ident())) is not None:
+            beat()
         self.check()
         if not self.coordinator_is_alive():
             self._diagnose()
@@ -170,15 +169,6 @@ class SessionLease:
         """A descriptor that is readable once the coordinator's process is gone; -1 if there is none."""
         return -1 if self._pidfd is None else self._pidfd.fileno()
 
-    @contextmanager
-    def on_this_thread(self) -> Iterator[None]:
-        """A block in which the calling thread keeps the lease alive, so that it may wait for no such thread."""
-        _beating[get_ident()] = self
-        try:
-            yield
-        finally:
-            _beating.pop(get_ident(), None)  # not there if this module was reloaded meanwhile
-
     def begin_beat(self) -> None:
         """Beat, and let calls within the next minute beat too."""
         self.beat()
@@ -222,15 +212,6 @@ class SessionLease:
     def announce_death(self) -> None:
         """Mark this process as dead for its peers: it is about to end, though this session may still drain."""
         self._life.give_up()
-
-
-_beating: dict[int, SessionLease] = {}
-"""The lease that a thread keeps alive."""
-
-
-def has_a_beat() -> bool:
-    """Whether the calling thread keeps a session alive, so that it may wait for no such thread."""
-    return get_ident() in _beating
 
 
 know_turns(has_a_beat)  # a finalizer that the garbage collector calls there waits for no lock for long

@@ -11,17 +11,18 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from ipcsync._deadline import left_of
 from ipcsync._native import fork
-from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease, has_a_beat
-from ipcsync._worker import Job
+from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
+from ipcsync._worker import Job, beats, has_a_beat
 from ipcsync.errors import (
     ClientClosed,
     ForkedProcessError,
@@ -101,7 +102,10 @@ class Owner:
         pidfd, period_s = self._lease.coordinator_fd, self._lease.period_s
         if pidfd < 0:
             period_s = min(period_s, _LIFELINE_S)
-        with self._lease.on_this_thread(), select.epoll() as poll:
+        with ExitStack() as undo:
+            beats[threading.get_ident()] = self._lease.beat_within
+            undo.callback(beats.pop, threading.get_ident(), None)  # none if the module was reloaded meanwhile
+            poll = undo.enter_context(select.epoll())
             poll.register(self._fd, select.EPOLLIN | select.EPOLLET)
             if pidfd >= 0:
                 poll.register(pidfd, select.EPOLLIN)

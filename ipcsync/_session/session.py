@@ -30,14 +30,14 @@ from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentT
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
-from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease, has_a_beat
+from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
 from ipcsync._session.owner import CallerGone, Owner, OwnerGone, block_signals
 from ipcsync._session.trials import Trials
 from ipcsync._session.waits import Waits
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
-from ipcsync._worker import Job, Latch, check_threads, start
+from ipcsync._worker import Job, Latch, check_threads, has_a_beat, start
 from ipcsync.errors import ClientClosed, ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
 from ipcsync.typing import EngineChoice
 
@@ -178,8 +178,8 @@ class Session:
         self.lease.depends_on_all = self._behind_all
         undo.callback(self.lease.stop)
         self.owner = Owner(self.lease)
-        self.attachments = AttachmentTable(board, self.lease, self._tell, self.waits, tracing, self._shown)
-        self.driving = Driving(self.attachments, self.lease, self.owner.post, min(welcome.heartbeat, LONGEST_BEAT_S))
+        self.attachments = AttachmentTable(self.lease, connection, self.waits, tracing, self._shown)
+        self.driving = Driving(self.attachments, self.lease, self.owner, self.lease.period_s)
         self.trials = Trials(self.lease.line, self.check)
         if not outliving.may_be_served():
             liveness.show_end(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
@@ -228,16 +228,6 @@ class Session:
         """In each slice of the first request: beat, and look whether it goes on."""
         self.lease.beat()
         self.lease.check_liveness()
-
-    def _tell(self, body: messages.Close | messages.Break, timeout: float) -> None:
-        """Tell the coordinator what it should know, whatever became of the lease."""
-
-        def check() -> None:
-            self.lease.beat()
-            self.lease.check_coordinator()
-
-        check()  # many may be pending, and each may take its whole time
-        self.connection.request(body, self.token, timeout, check)
 
     # --- calls of other threads ---------------------------------------------------------------------------------------
 
@@ -556,8 +546,6 @@ class Session:
         is_pinned = pinned.is_any(board.address, board.length)
         is_unpinned = not is_pinned or (is_quiet and pinned.unpin(board.address, board.length))
         board.close(keep_mapping=is_used or not is_unpinned)
-        self.attachments.end()  # which refers to the session, and the collector alone would find it; likewise
-        self.trials.end(self._closed())
         forget_child()  # only now: a child's copy of the descriptor keeps the lifeline
 
     def __repr__(self) -> str:

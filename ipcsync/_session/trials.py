@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet
 
 from cuda.bindings.driver import CUipcEventHandle
 
@@ -27,7 +26,7 @@ from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
 from ipcsync._session.finished import Finished
 from ipcsync._wire.messages import ProbeReply
-from ipcsync.errors import ClientClosed, DriverError, HandleError, WaitTimeout
+from ipcsync.errors import DriverError, HandleError, WaitTimeout
 from ipcsync.typing import EngineChecks
 
 log = logging.getLogger("ipcsync")
@@ -44,7 +43,7 @@ class Trials:
 
     def __init__(self, line: SessionLine, check: Callable[[], None]) -> None:
         self._line = line
-        self._check = check
+        self._check = WeakMethod(check)  # of the session, which has this
         self._works_on: set[tuple[str, int]] = set()
         self._why_not: dict[int, str] = {}  # by devices
         self._trials: WeakSet[_Trial] = WeakSet()  # each is held by its caller alone, who may be ended at any step
@@ -55,7 +54,8 @@ class Trials:
         trial = _Trial()
         try:
             self._trials.add(trial)
-            self._check()  # behind it: who ends the session sees this block, or this the end
+            if (check := self._check()) is not None:
+                check()  # behind it: who ends the session sees this block, or this the end
             yield
         finally:
             self._trials.discard(trial)
@@ -64,14 +64,6 @@ class Trials:
     def are_under_way(self) -> bool:
         """Whether a call is within one: then the board may get a registered page at any moment."""
         return bool(self._trials)
-
-    def end(self, error: ClientClosed) -> None:
-        """Forget `check`: nothing is tried any more, and who still tries gets this error."""
-
-        def refuse() -> None:
-            raise copy.copy(error)  # each with a traceback of its own
-
-        self._check = refuse
 
     def test(self, engine: Engine | Finished) -> None:
         """Test an engine, if it is the first of its kind here. Raises EngineMismatch if it does not work."""

@@ -159,12 +159,16 @@ def test_a_close_and_a_break_that_found_no_memory_are_asked_for_again(
     opened = world.ask(messages.Open("held", recorder=True, engine="timeline"), token)
     assert isinstance(opened, messages.Attachment)
 
-    def send(body: Message, _seconds: float) -> None:
+    def request(body: Message, *_: object) -> None:
         reply = world.ask(body, token)
         if isinstance(reply, messages.Failure):
             raise codec.error_of(reply)
 
-    table = AttachmentTable(world.board, SimpleNamespace(), send, Waits())
+    lease: Any = SimpleNamespace(
+        board=world.board, welcome=SimpleNamespace(token=token), beat=lambda: None, check_coordinator=lambda: None
+    )
+    connection: Any = SimpleNamespace(request=request)
+    table = AttachmentTable(lease, connection, Waits())
     engine: Any = SimpleNamespace(slot=opened.slot, incarnation=opened.incarnation, is_recorder=True)
     engine.chain = SimpleNamespace(has_asked=False, wants_break=True)
     table.give_back(opened)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 from ipcsync._board import Board
 from ipcsync._deadline import deadline_of
@@ -28,7 +30,8 @@ class Coordinator:
         self.timeouts: list[float] = []
         self.refusal: IpcSyncError | None = None
 
-    def send(self, body: Close | Break, timeout: float) -> None:
+    def request(self, body: Close | Break, _token: bytes, timeout: float, check: Callable[[], None]) -> None:
+        check()
         self.timeouts.append(timeout)
         if self.refusal is not None:
             raise self.refusal
@@ -44,6 +47,11 @@ class Lease:
 
     depends_on_all = False
     line_index = 0
+    welcome = SimpleNamespace(token=b"")
+
+    def beat(self) -> None: ...
+
+    def check_coordinator(self) -> None: ...
 
     def check(self) -> None: ...
 
@@ -61,9 +69,12 @@ class Scene:
     def __init__(self, board: Board) -> None:
         self.board = board
         self.coordinator = Coordinator()
-        self.lease = Lease()
-        self.table = AttachmentTable(board, self.lease, self.coordinator.send, Waits())
-        self.driving = Driving(self.table, self.lease, lambda call: call(), 60.0)
+        self.lease = cast("Any", Lease())
+        self.lease.board = board
+        connection: Any = self.coordinator
+        self.table = AttachmentTable(self.lease, connection, Waits())
+        owner: Any = SimpleNamespace(post=lambda call: call(), wake=self.table.beat)
+        self.driving = Driving(self.table, self.lease, owner, 60.0)
         self.trials = Trials(board.session(0), self.lease.check)
         self.device = context.uuid_of(0)
         self.session: Any = self  # as far as an opening needs it

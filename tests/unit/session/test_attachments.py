@@ -234,16 +234,6 @@ def test_an_event_of_a_device_that_is_not_visible_is_refused_and_nothing_is_atta
     assert context.ordinal_of(scene.device) == 0
 
 
-def test_an_ended_session_is_told_nothing_more(scene: Scene) -> None:
-    opening = scene.open()
-    scene.table.end()
-    opening.close()
-    scene.table.give_back(scene.reply(1))
-    scene.table.tell()
-    assert scene.coordinator.heard() == []
-    assert not scene.table.has_closes
-
-
 def test_that_a_recorders_work_is_over_is_told_once_though_it_is_still_waited_for_here(scene: Scene) -> None:
     opening = scene.open(recorder=True)
     assert opening.attached is not None
