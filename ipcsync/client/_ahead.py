@@ -12,7 +12,7 @@ from ipcsync._native import context
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._native.words import take
-from ipcsync._session import sessions
+from ipcsync._session.session import is_here
 from ipcsync.errors import EngineMismatch
 from ipcsync.typing import StreamLike
 
@@ -34,7 +34,7 @@ def check(engine: Engine, stream: StreamLike | None) -> None:
 
 def check_recorder(engine: Engine) -> None:
     """Raise EngineMismatch if this process records the event."""
-    if engine.is_recorder or sessions.has(engine.board.epoch, engine.recorder):
+    if engine.is_recorder or is_here(engine.board.epoch, engine.recorder):
         raise EngineMismatch(
             f"{engine.label} is recorded in this process, where a stream that waits ahead may share a hardware queue "
             "with the one that is to record, and hold it back: record first, and wait without ahead=True"

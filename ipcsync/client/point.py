@@ -11,7 +11,7 @@ from ipcsync._engines import queued
 from ipcsync._engines.core import PointBase, shortened
 from ipcsync._native import fork
 from ipcsync._native.stream import stream_handle
-from ipcsync._session import sessions
+from ipcsync._session.session import Session, session_of
 from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
@@ -55,7 +55,7 @@ class Point(PointBase, PointView):
     def _bound(self, longest_s: float | None = None) -> AttachmentRef:
         """The attachment, asked for at the first use as `attach` does."""
         if self._attached is None:
-            session = sessions.session_of(self._unbound.epoch)
+            session = session_of(self._unbound.epoch)
             self._attached = attach(session, self._unbound, longest_s)
         return self._attached
 
@@ -169,7 +169,7 @@ def _unpickle(data: bytes) -> Point:
     return point
 
 
-def attach(session: sessions.Session, key: PointKey, longest_s: float | None) -> AttachmentRef:
+def attach(session: Session, key: PointKey, longest_s: float | None) -> AttachmentRef:
     """A point's attachment: asked for within the session's timeout, and within `longest_s` if that is less.
 
     Another node has the session's timeout in any case: shorter, its silence would be taken for its loss.

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import ipcsync
-from ipcsync._session import sessions
 from ipcsync._session.finished import Finished
+from ipcsync._session.session import is_here
 from ipcsync.typing import EngineName
 from tests.kit.descriptors import descriptors
 from tests.soak.history import NO_NAME, Op, Record, Result, path_of
@@ -408,7 +408,7 @@ class Worker:
 def _is_own(point: ipcsync.Point) -> bool:
     """Whether a session of this process records its event: then no stream may wait ahead."""
     engine = point._bound().engine
-    return not isinstance(engine, Finished) and sessions.has(engine.board.epoch, engine.recorder)
+    return not isinstance(engine, Finished) and is_here(engine.board.epoch, engine.recorder)
 
 
 def main(plan: Plan, truth: Truth, index: int, life: int) -> None:

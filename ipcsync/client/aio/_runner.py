@@ -26,7 +26,7 @@ from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
 from ipcsync._session.attachments import AttachmentRef
-from ipcsync._session.sessions import Session
+from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
 from ipcsync._worker import start
 from ipcsync.client.client import Client

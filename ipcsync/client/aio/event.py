@@ -14,7 +14,7 @@ from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
-from ipcsync._session import sessions
+from ipcsync._session.session import session_of
 from ipcsync._session.waits import Pending
 from ipcsync.client._fan_in import wait_all as wait_for_all
 from ipcsync.client._twins import EventView, PointView
@@ -144,7 +144,7 @@ class AsyncPoint(PointView):
             return None if timeout is None else left_of(deadline)
 
         # `left` is asked once it is a thread's turn.
-        session = sessions.session_of(self._point._key.epoch)
+        session = session_of(self._point._key.epoch)
         attached = await request(session, lambda timeout: self._point._bound(left()))  # noqa: ARG005
         return attached, left()
 

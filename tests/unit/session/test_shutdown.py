@@ -9,7 +9,7 @@ import pytest
 
 from ipcsync._native import device as devices
 from ipcsync._native import pinned
-from ipcsync._session import sessions
+from ipcsync._session.life import living
 from ipcsync._session.owner import Owner
 from ipcsync._session.session import Session
 
@@ -43,7 +43,8 @@ def test_a_board_stays_mapped_while_a_gpu_may_write_to_it_or_a_call_may_register
     session.driving = SimpleNamespace(stop=_ignore)
     session.trials = SimpleNamespace(are_under_way=is_used == "a call")
     session._driver_thread = SimpleNamespace(join=_ignore, is_alive=lambda: is_used == "the driver")
-    sessions.add(session)
+    living.append(session)
     devices.collectors.append(session._collect)
-    session._release(_ignore)
+    session._forget_child = _ignore
+    session._release()
     assert kept == [keeps]
