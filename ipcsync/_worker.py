@@ -6,7 +6,6 @@ A signal's handler raises in the main thread, and may end a call that waits for 
 from __future__ import annotations
 
 import _thread
-import itertools
 import logging
 import sys
 import threading
@@ -70,15 +69,19 @@ class Latch:
 
 
 class Job(Latch, Generic[T]):
-    """`function()`, which another thread calls once, and for which one thread waits. It is set once that is over."""
+    """`function()`, which another thread calls once, and for which one thread waits. It is set once that is over.
 
-    __slots__ = ("_error", "_function", "_value", "has_begun", "is_wanted")
+    What it made for a caller that was gone is undone, by `undo`.
+    """
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    __slots__ = ("_function", "_undo", "error", "has_begun", "is_wanted", "value")
+
+    def __init__(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> None:
         super().__init__()
         self._function: Callable[[], T] | None = function
-        self._error: BaseException | None = None
-        self._value: T | None = None
+        self._undo = [] if undo is None else [undo]  # until it is called, once
+        self.error: BaseException | None = None
+        self.value: T | None = None
         self.has_begun: bool = False
         self.is_wanted: bool = True
         """False once the caller is gone."""
@@ -88,27 +91,42 @@ class Job(Latch, Generic[T]):
         self.has_begun = True
         try:
             assert self._function is not None
-            self._value = self._function()
+            self.value = self._function()
         except BaseException as error:  # noqa: BLE001 - raised by `result`
-            self._error = error
+            self.error = error
         self._function = None
         self.set()
+        self._undo_if_unwanted()
+
+    def give_up(self) -> None:
+        """No caller waits for it any more."""
+        self.is_wanted = False
+        self._undo_if_unwanted()
+
+    def _undo_if_unwanted(self) -> None:
+        # Asked on both sides, each after its own word: one of them sees the other's, and the first undoes it.
+        if self.has_succeeded and not self.is_wanted:
+            try:
+                undo = self._undo.pop()
+            except IndexError:
+                return
+            undo(self.result())
 
     def fail(self, error: BaseException) -> None:
         """Nobody can call it."""
-        self._error = error
+        self.error = error
         self.set()
 
     @property
     def has_succeeded(self) -> bool:
         """Whether it returned."""
-        return self.is_set and self._error is None
+        return self.is_set and self.error is None
 
     def result(self) -> T:
         """What the function returned; raises what it raised."""
-        if self._error is not None:
-            raise self._error
-        return cast("T", self._value)
+        if self.error is not None:
+            raise self.error
+        return cast("T", self.value)
 
 
 def check_threads() -> None:
@@ -208,26 +226,12 @@ class Worker:
 
 
 def errand(function: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """`function()` on a thread of its own, for a caller who may be ended by an exception while it waits.
-
-    What it made for a caller that was gone is undone, by `undo`. Raises what the function raises.
-    """
-    job, turns = Job(function), itertools.count()
-
-    def undo_if_unwanted() -> None:
-        # Asked on both sides, each after its own word: one of them sees the other's, and the first undoes it.
-        if job.has_succeeded and not job.is_wanted and next(turns) == 0:
-            undo(job.result())
-
-    def run() -> None:
-        job.run()
-        undo_if_unwanted()
-
+    """`function()` on a thread of its own, for a caller who may be ended by an exception while it waits: see `Job`."""
+    job = Job(function, undo)
     try:
-        start(run, "ipcsync-errand", job.fail)
+        start(job.run, "ipcsync-errand", job.fail)
         job.wait()
         return job.result()
     except BaseException:
-        job.is_wanted = False
-        undo_if_unwanted()
+        job.give_up()
         raise

@@ -183,7 +183,7 @@ class Owner:
         try:
             return self.result_of(self.submit(job), deadline, timeout)
         except BaseException:  # also of a submit that was interrupted behind its put
-            job.is_wanted = False
+            job.give_up()
             raise
 
     def result_of(self, job: Job[T], deadline: int, timeout: float) -> T:

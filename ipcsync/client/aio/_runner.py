@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from queue import SimpleQueue
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from ipcsync import _drivers
@@ -28,7 +28,7 @@ from ipcsync._native import context, fork
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
-from ipcsync._worker import start
+from ipcsync._worker import Job, start
 from ipcsync.client.client import Client
 
 _log = logging.getLogger("ipcsync")
@@ -103,45 +103,34 @@ def end_requests(session: Session) -> None:
         pool.shutdown()
 
 
-class _Call(Generic[T]):
+class _Call(Job[T]):
     """`fn()` on another thread, for a task that may be cancelled, or whose loop may be abandoned, at any moment."""
 
     def __init__(self, fn: Callable[[], T], undo: Callable[[T], object] | None) -> None:
+        super().__init__(fn, undo and partial(_undo_elsewhere, undo))
         self._loop_calls = LoopCalls()
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._fn = deque([fn])  # until it begins, or never will
-        self._undo = undo
-        self._results: list[T] = []
-        self._first = deque([None])  # taken by the first of the two, the result and the one who gives up
+        self._turn = [None]  # until it begins, or never will
 
     def make(self) -> None:
         """Make it, on a thread of a pool."""
         try:
-            fn = self._fn.popleft()
+            self._turn.pop()
         except IndexError:
             return
-        try:
-            self._results.append(fn())
-        except BaseException as error:  # noqa: BLE001 - the awaiting task gets it
-            self._loop_calls.soon(_resolve, self.future, error)
-            return
-        self._arrive()
-        self._loop_calls.soon(_resolve, self.future, None, self._results[0])
+        self.run()
+        self._loop_calls.soon(_resolve, self.future, self.error, self.value)
 
-    def give_up(self, *, surely: bool) -> None:
+    def abandon(self, *, surely: bool) -> None:
         """No task waits for it. `surely`: it is made all the same."""
         if not surely:
-            self._fn.clear()
-        self._arrive()
+            self._turn.clear()
+        self.give_up()
 
-    def _arrive(self) -> None:
-        """The second one undoes it, on a thread of its own: this may be the loop's, or the garbage collector's."""
-        try:
-            self._first.pop()
-        except IndexError:
-            if self._undo is not None and self._results:
-                undo = partial(self._undo, self._results[0])
-                start(undo, "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
+
+def _undo_elsewhere(undo: Callable[[T], object], made: T) -> None:
+    """Undo on a thread of its own, since this may be called on the loop's, or by the garbage collector."""
+    start(partial(undo, made), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
 
 
 async def request(
@@ -196,7 +185,7 @@ async def run(
             pool.submit(call.make)
         return await call.future
     except BaseException:
-        call.give_up(surely=surely)
+        call.abandon(surely=surely)
         raise
 
 
