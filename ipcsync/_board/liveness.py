@@ -35,10 +35,10 @@ class Peer:
 
     __slots__ = (
         "_board",
-        "_line",
         "_process",
         "_shows_end",
         "label",
+        "line",
         "lock",
         "pid",
         "serial",
@@ -47,30 +47,20 @@ class Peer:
     def __init__(self, board: Board, serial: int) -> None:
         self.serial = serial
         self._board = board
-        self._line: SessionLine = board.session(serial & 0xFFFF)
+        self.line: SessionLine = board.session(serial & 0xFFFF)
         self._process: Process | None = None
         # Kept, since the line may be another session's later; ("", 0) if it is already.
-        self._shows_end = self._line.end_is_shown
-        self.lock = self._line.lock if self._shows_end else 0  # of what shows the process's end; 0: nothing
+        self._shows_end = self.line.end_is_shown
+        self.lock = self.line.lock if self._shows_end else 0  # of what shows the process's end; 0: nothing
         self.label, self.pid = board.who(serial)  # after the process: the line was this session's then
-        self._shows_end = self._shows_end and self._line.serial == serial
+        self._shows_end = self._shows_end and self.line.serial == serial
 
     def is_alive(self) -> bool:
         """Whether the process still runs and still has its session's line. Costs about 0.2 µs."""
-        owner = self.owner  # before the serial, which another session changes later
-        if self._line.serial != self.serial:
+        owner = self.line.owner  # before the serial, which another session changes later
+        if self.line.serial != self.serial:
             return False
         return not owner & OWNER_DIED if owner else self._ask_the_kernel()
-
-    @property
-    def owner(self) -> int:
-        """The word that the kernel marks; 0: no thread holds it."""
-        return self._line.owner
-
-    @property
-    def owner_address(self) -> int:
-        """Its address in this process."""
-        return self._line.owner_address
 
     def is_over(self) -> bool | None:
         """Whether the process, and every child forked from it, has closed all files; None if that is never known.
@@ -80,12 +70,12 @@ class Peer:
         return is_over(self._board, self.serial) if self._shows_end else None
 
     def _ask_the_kernel(self) -> bool:
-        pid, started, namespace = self._line.process
+        pid, started, namespace = self.line.process
         if not pid or namespace != pid_namespace():
-            return self._board.has_lifeline(self._line)
+            return self._board.has_lifeline(self.line)
         if self._process is None:
             self._process = Process(pid, started)
-        return self._process.is_alive() and self._line.serial == self.serial
+        return self._process.is_alive() and self.line.serial == self.serial
 
 
 class OwnPeer(Peer):
@@ -95,7 +85,7 @@ class OwnPeer(Peer):
 
     def is_alive(self) -> bool:
         """Whether the session still has its line."""
-        return self._line.serial == self.serial
+        return self.line.serial == self.serial
 
     def is_over(self) -> bool | None:
         """None: a process that asks is not over."""

@@ -28,7 +28,7 @@ from ipcsync._session.connection import Request, expect, zmq_context
 from ipcsync._session.feed import Notice
 from ipcsync._session.life import CALL_S, TOLD_S, SessionLife, living
 from ipcsync._session.owner import CallerGone, OwnerGone
-from ipcsync._wire import codec, messages
+from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
 from ipcsync._worker import Job, check_threads, has_a_beat, start
@@ -106,7 +106,6 @@ class Session(SessionLife):
         `timeout` in seconds, the session's own by default.
         """
         self.check()
-        codec.check_body(body)
         seconds = self.timeout if timeout is None else timeout
         deadline = deadline_of(seconds)
         request = Request(body)

@@ -72,14 +72,14 @@ class _Thread:
         """Report who died; returns for how many nanoseconds to wait for the others."""
         futexes, count, slice_ns = self._futexes, 1, _SLICE_NS
         for serial, peer in self.peers.copy().items():
-            owner = peer.owner  # before the question, so that a mark after it ends the wait
+            owner = peer.line.owner  # before the question, so that a mark after it ends the wait
             if not peer.is_alive():
                 if self.peers.pop(serial, None) is not None:
                     self._on_death(serial)
             elif owner == 0:
                 slice_ns = int(_LOOK_S * 1e9)
             else:
-                futexes.put(count, peer.owner_address)
+                futexes.put(count, peer.line.owner_address)
                 futexes.expect(count, owner)
                 count += 1
         futexes.count = count

@@ -86,15 +86,15 @@ def test_a_death_is_told_once(
         monkeypatch.setattr(futex, "_syscall", _refused(getattr(errno, refusal)))
     others = [_assign(board, index, os.getpid()) for index in range(128)]
     for other in others:
-        other._line.owner = WAITERS | 17
+        other.line.owner = WAITERS | 17
         watch.watch(other)
     dying = _assign(board, 128, peer.pid)
     peer.call(_show, board.path, 128)
     watch.watch(dying)
-    assert dying.owner & WAITERS
+    assert dying.line.owner & WAITERS
     peer.kill()
     assert died.get(timeout=DEADLINE_S) == dying.serial
-    assert dying.owner == WAITERS | OWNER_DIED
+    assert dying.line.owner == WAITERS | OWNER_DIED
     watch.watch(others[0])  # has the threads look once more
     assert died.empty()
 
@@ -104,11 +104,11 @@ def test_who_is_marked_already_is_told_of_and_who_is_forgotten_is_not(
 ) -> None:
     first, second, third = (_assign(board, index, os.getpid()) for index in range(3))
     for each in (first, second):
-        each._line.owner = WAITERS | 17
+        each.line.owner = WAITERS | 17
         watch.watch(each)
     watch.forget(first.serial)
     for each in (first, third):
-        each._line.owner = WAITERS | OWNER_DIED
+        each.line.owner = WAITERS | OWNER_DIED
     watch.watch(third)
     assert died.get(timeout=DEADLINE_S) == third.serial
     assert died.empty()
