@@ -14,9 +14,8 @@ from typing import Literal
 from ipcsync._board import layout
 from ipcsync._board.lines import Line, SessionLine, SlotLine, Word, fence
 from ipcsync._linux import locks
-from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.process import pid_namespace, start_time
-from ipcsync._linux.robust import OWNER_DIED
+from ipcsync._linux.robust import OWNER_DIED, DeathMark
 from ipcsync.errors import CoordinatorLost, ProtocolError
 
 _HEADER = struct.Struct("=QQ16sQQQQQQQQ")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ipcsync._linux import robust
-from ipcsync._linux.death_mark import DeathMark
+from ipcsync._linux.robust import DeathMark
 from tests.kit.until import until
 from tests.unit.linux.shared_word import Word
 
