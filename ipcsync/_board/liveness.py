@@ -17,7 +17,7 @@ import os
 
 from ipcsync._board.board import Board
 from ipcsync._board.lines import SessionLine
-from ipcsync._linux.last_lock import LastLock
+from ipcsync._linux.locks import LastLock
 from ipcsync._linux.process import Process, pid_namespace, start_time
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._locks import CallLock, under

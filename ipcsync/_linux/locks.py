@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import struct
+from contextlib import suppress
 
+_FD = struct.Struct("i")
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 
 
@@ -32,3 +35,82 @@ def is_locked(fd: int, offset: int) -> bool:
     """Whether a descriptor other than `fd`'s own open file description holds a lock of the byte at `offset`."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0))
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+class LastLock:
+    """Shared locks of bytes of the file at `path`, held while any process lives that has this one's open files.
+
+    Such a process is this one, until it ends or calls exec, and each child forked from it, by whichever code. No
+    method releases a lock.
+
+    The kernel closes a dying process's files one by one, the youngest first since Linux 4.3, and a driver's may take
+    long. The locks must be released last, so no descriptor holds them: the open file lies unread in a socket. Closing
+    the socket is one of those steps, and the file in it is closed only after all of them (task_work_run runs what a
+    step adds after the others).
+    """
+
+    def __init__(self, path: str) -> None:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            keeper, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            with keeper, sender:
+                socket.send_fds(sender, [b"\0"], [file])
+                self._fd = keeper.detach()  # a socket object would be closed when the interpreter ends
+        finally:
+            os.close(file)
+        self.inode: int = os.fstat(self._fd).st_ino
+
+    def hold(self, offset: int) -> None:
+        """Take the shared lock of the byte at `offset`. Raises OSError."""
+        file = self._look()
+        try:
+            share(file, offset)
+        finally:
+            os.close(file)
+
+    def _look(self) -> int:
+        """A descriptor of the open file in the socket, which stays in the socket."""
+        flags = socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+        keeper = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM, 0, self._fd)
+        try:
+            _, [(_, _, data)], *_ = keeper.recvmsg(1, socket.CMSG_LEN(_FD.size), flags)
+        finally:
+            keeper.detach()
+        return int(_FD.unpack(data)[0])
+
+    def survive_exec(self) -> None:
+        """Keep the locks across exec, of this process and of its children."""
+        os.set_inheritable(self._fd, True)
+
+    def is_held_by_others(self, offset: int) -> bool:
+        """Whether another open file has a lock of the byte at `offset`."""
+        file = self._look()
+        try:
+            return is_locked(file, offset)
+        finally:
+            os.close(file)
+
+    def drop(self) -> None:
+        """Release this process's locks, once no process asks for them any more."""
+        os.close(self._fd)
+
+
+def holders(inodes: set[int]) -> dict[int, list[int]]:
+    """The processes that have the sockets of these `LastLock`s, as far as this one may see them.
+
+    Looks at all of /proc, once.
+    """
+    found: dict[str, list[int]] = {f"socket:[{inode}]": [] for inode in inodes}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for target in _open_files(pid) & found.keys():
+            found[target].append(int(pid))
+    return dict(zip(inodes, found.values(), strict=True))
+
+
+def _open_files(pid: str) -> set[str]:
+    files = set()
+    with suppress(OSError):  # it is gone, or another user's
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # it was closed meanwhile
+                files.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return files

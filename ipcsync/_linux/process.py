@@ -7,8 +7,12 @@ import io
 import math
 import os
 import select
+import socket
+import struct
 
 from ipcsync.errors import IpcSyncError
+
+_UCRED = struct.Struct("3i")  # pid, uid, gid
 
 
 def start_time(pid: int) -> int | None:
@@ -52,6 +56,12 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process at the other end of a Unix socket, when it connected or began to listen. OSError."""
+    pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid
 
 
 def resident_bytes(pid: int) -> int:

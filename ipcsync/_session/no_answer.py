@@ -8,14 +8,12 @@ import getpass
 import os
 import socket
 import stat
-import struct
 
 from ipcsync._board.runtime_dir import KEEPER, SHUT, Serving, who_serves
-from ipcsync._linux.process import is_stopped
+from ipcsync._linux.process import is_stopped, peer_of
 from ipcsync._wire import endpoints
 
 _START = "start one with: ipcsync coordinator"
-_UCRED = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 
 
 def why(endpoint: str) -> str:
@@ -35,9 +33,7 @@ def why(endpoint: str) -> str:
             return f"the socket is stale, since its coordinator has ended: {_START}"
         if failure not in (0, errno.EAGAIN):
             return f"the socket cannot be connected to: {os.strerror(failure)}"
-        listener = 0
-        if not failure:
-            listener = _UCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+        listener = 0 if failure else peer_of(probe)[0]
     return _without_reply(directory, who_serves(directory), listener)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from pathlib import Path
 
 import zmq
 
+from ipcsync._linux.process import peer_of
 from ipcsync._wire import endpoints
 from ipcsync.errors import ConnectError
 
-_UCRED = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 _RULE = "a coordinator serves its own uid only"
 
 
@@ -91,5 +90,4 @@ def _uid_of_peer(frame: zmq.Frame) -> int | None:
     with connection:
         if connection.family != socket.AF_UNIX:
             return None
-        _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return int(uid)
+        return peer_of(connection)[1]

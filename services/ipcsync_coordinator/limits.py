@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import socket
-import struct
 import termios
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,8 +18,9 @@ from typing import Any
 import msgspec
 import zmq
 
+from ipcsync._linux.process import peer_of
+
 DOMAIN = b"ipcsync"
-_UCRED = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 _SMALL = 4096
 UNREAD_BYTES = 16 << 20
 
@@ -150,8 +150,7 @@ def disconnect(descriptor: int, pid: int) -> bool:
             os.close(duplicate)
             raise
         with connection:
-            peer, _, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-            if pid and peer == pid:
+            if pid and peer_of(connection)[0] == pid:
                 connection.shutdown(socket.SHUT_RDWR)
                 return True
     return False

@@ -16,7 +16,7 @@ import pytest
 import ipcsync
 from ipcsync._drivers import outliving
 from ipcsync._linux import locks
-from ipcsync._linux.last_lock import LastLock
+from ipcsync._linux.locks import LastLock
 from ipcsync.typing import EngineName
 from tests.faults import actions, fixtures, over_actions
 from tests.faults.fixtures import ForeignPeer, until_lost
