@@ -99,7 +99,7 @@ cdef class ReplayingBase:
     cdef Lane try_enter(self, Lane lane):
         """The lane, if the bracket is open; None if it serves another stream now."""
         cdef Bracket bracket = self._replay
-        self.check_places(bracket)
+        self.check_items(bracket)
         self.check_points(bracket)
         self.check_events(bracket, lane)
         self.await_room(bracket, lane)
@@ -121,33 +121,19 @@ cdef class ReplayingBase:
             lane.lock.give()
         return lane
 
-    cdef bint check_places(self, Bracket bracket) except -1:
-        cdef Item *item
-        cdef bint is_sorted = True
-        cdef int index
-        for index in range(bracket.gates + bracket.taps):
-            item = &bracket.items[index]
-            item.address, item.order = (<Place>item.place)._address, (<Place>item.place)._order
-            if (<Place>item.place)._index != self._ordinal or item.order == 0:
-                self._raise_place(<Place>item.place)
-            if index != 0 and index != bracket.gates and item.order < (item - 1).order:
-                is_sorted = False
-        if not is_sorted:
-            bracket.sort()
-        if bracket._is_ahead:
-            self._check_passing()
-        return True
-
-    cdef bint check_points(self, Bracket bracket) except -1:
-        """Wait until the points are recorded; what their gates wait for."""
+    cdef bint check_items(self, Bracket bracket) except -1:
+        """Look at gates and taps, in the order of their captures behind that, and at what they wait for or record on."""
         cdef Item *item
         cdef Use *use = NULL
         cdef PyObject *core
         cdef PyObject *event = NULL
+        cdef bint is_sorted = True
         cdef int index
         bracket.fed = bracket.recorded = 0
         for index in range(bracket.gates):
             item = &bracket.items[index]
+            self.check_place(item)
+            is_sorted = is_sorted and (index == 0 or item.order > (item - 1).order)
             core = <PyObject *>(<PointBase>item.value).core
             if core == <PyObject *>None:
                 core = self.core_of_point(<PointBase>item.value)
@@ -160,11 +146,30 @@ cdef class ReplayingBase:
             use.highest = max(use.highest, item.generation)
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             item = &bracket.items[index]
+            self.check_place(item)
+            is_sorted = is_sorted and (index == bracket.gates or item.order > (item - 1).order)
             if item.value != event:
                 event = item.value
+                if not ((<EventBase>event)._is_open and (<EventBase>event)._is_recorder):
+                    (<EventBase>event)._raise_not_recorder()
                 use = bracket.use_of(<Core?>(<EventBase>event).attached.engine, bracket.fed, &bracket.recorded)
             item.use, item.generation = use, 0
             use.count += 1
+        if not is_sorted:
+            bracket.sort()
+        return True
+
+    cdef inline bint check_place(self, Item *item) except -1:
+        item.address, item.order = (<Place>item.place)._address, (<Place>item.place)._order
+        if (<Place>item.place)._index != self._ordinal or item.order == 0:
+            self._raise_place(<Place>item.place)
+        return True
+
+    cdef bint check_points(self, Bracket bracket) except -1:
+        """Wait until the points are recorded."""
+        cdef int index
+        if bracket._is_ahead:
+            self._check_passing()
         for index in range(bracket.fed):
             self.check_use(bracket, &bracket.uses[index])
         return True
@@ -215,18 +220,12 @@ cdef class ReplayingBase:
 
     cdef bint check_events(self, Bracket bracket, Lane lane) except -1:
         """Raise unless the records are possible."""
-        cdef PyObject *event = NULL
         cdef Core core
         cdef Use *use
         cdef Wait wait
         cdef int64_t oldest
         cdef int index
         bracket.is_slow = bracket._is_ahead
-        for index in range(bracket.gates, bracket.gates + bracket.taps):
-            if bracket.items[index].value != event:
-                event = bracket.items[index].value
-                if not ((<EventBase>event)._is_open and (<EventBase>event)._is_recorder):
-                    (<EventBase>event)._raise_not_recorder()
         for index in range(bracket.fed, bracket.fed + bracket.recorded):
             use = &bracket.uses[index]
             core = <Core>use.core
