@@ -20,6 +20,7 @@ from ipcsync.errors import IpcSyncError, QuotaExceeded
 
 _MEMORY = 8 << 20
 _END_S = 1.0
+_USUAL_DESCRIPTORS = 1024
 
 
 def look(what: str, *, descriptors: int, threads: int) -> None:
@@ -39,9 +40,17 @@ def look(what: str, *, descriptors: int, threads: int) -> None:
         raise shortage(error, what) or error from None
 
 
+def limits_of(kind: int) -> tuple[int, int]:
+    """The soft and the hard limit (getrlimit(2)); what a process usually has where a sandbox refuses to say."""
+    try:
+        return resource.getrlimit(kind)
+    except OSError:
+        return (_USUAL_DESCRIPTORS,) * 2 if kind == resource.RLIMIT_NOFILE else (resource.RLIM_INFINITY,) * 2
+
+
 def raise_descriptors(wanted: int) -> None:
     """Raise this process's soft limit of descriptors to `wanted`, or as far as it may. For programs of our own only."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = limits_of(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -86,7 +95,7 @@ def shortage(error: BaseException, what: str) -> QuotaExceeded | None:
         where = getattr(error, "filename", None)
         return QuotaExceeded(f"there is no room on the disk for {what}" + (f": {where}" if where else ""))
     if number == errno.EFBIG:
-        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        most, _ = limits_of(resource.RLIMIT_FSIZE)
         return QuotaExceeded(f"a file of {what} would be larger than this process may write (`ulimit -f`)", limit=most)
     return None
 
@@ -97,7 +106,7 @@ def _no_descriptors(what: str, *, of_machine: bool) -> QuotaExceeded:
             most = int(file.read())
             return QuotaExceeded(f"the machine has no file descriptor left for {what} (fs.file-max)", limit=most)
         return QuotaExceeded(f"the machine has no file descriptor left for {what} (fs.file-max)")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = limits_of(resource.RLIMIT_NOFILE)
     higher = "" if hard == soft else f", or raise the limit (`ulimit -n`, up to {hard})"
     return QuotaExceeded(
         f"this process has too few of its {soft} file descriptors left for {what}{_holders()}: close some{higher}",
@@ -120,7 +129,7 @@ def _holders() -> str:
 
 
 def _no_threads(what: str) -> QuotaExceeded:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    soft, _ = limits_of(resource.RLIMIT_NPROC)
     limit = 0 if soft == resource.RLIM_INFINITY else soft
     count = len(os.listdir("/proc/self/task"))
     return QuotaExceeded(
@@ -131,7 +140,7 @@ def _no_threads(what: str) -> QuotaExceeded:
 
 
 def _no_memory(what: str) -> QuotaExceeded:
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    soft, _ = limits_of(resource.RLIMIT_AS)
     limit = 0 if soft == resource.RLIM_INFINITY else soft
     bound = f" of its {limit} bytes of address space (`ulimit -v`)" if limit else ""
     return QuotaExceeded(f"this process has too little memory left{bound} for {what}", limit=limit)

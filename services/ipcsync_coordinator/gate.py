@@ -57,7 +57,7 @@ def count() -> int:
 
 def _usable() -> int:
     """How many descriptors may be open before the gate shuts, under the present limit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, _ = room.limits_of(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft - soft // 3
 
 
@@ -113,7 +113,7 @@ class Gate:
     def start(self) -> None:
         """Begin to let connections in. QuotaExceeded if not a single session has room."""
         if self.sessions() < 1:
-            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            soft, _ = room.limits_of(resource.RLIMIT_NOFILE)
             least = (self._own + 2 * _PER_SESSION) * 3 // 2 + 1
             raise QuotaExceeded(
                 f"a coordinator needs {least} file descriptors for its first session, and may have {soft}: raise the "

@@ -144,5 +144,5 @@ def listen(path: str) -> socket.socket:
 
 def _backlog() -> int:
     """How many connections may wait; at a coordinator's start they may be accepted before they are counted (`Gate`)."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, _ = room.limits_of(resource.RLIMIT_NOFILE)
     return max(1, min(128, soft // 16)) if soft != resource.RLIM_INFINITY else 128

@@ -73,6 +73,7 @@ assert coordinator.stop() == 0
         ("memfd_create", errno.ENOSYS, True),
         ("madvise", errno.EINVAL, True),
         ("futex_waitv", errno.ENOSYS, True),
+        ("prlimit64", errno.EPERM, True),
         pytest.param("futex_waitv", errno.EPERM, True, marks=pytest.mark.thorough),
         pytest.param("pidfd_open", errno.EPERM, True, marks=pytest.mark.thorough),
         pytest.param("memfd_create", errno.EPERM, True, marks=pytest.mark.thorough),

@@ -8,8 +8,22 @@ import platform
 import struct
 
 NUMBERS = {
-    "x86_64": {"pidfd_open": 434, "memfd_create": 319, "flock": 73, "madvise": 28, "futex_waitv": 449},
-    "aarch64": {"pidfd_open": 434, "memfd_create": 279, "flock": 32, "madvise": 233, "futex_waitv": 449},
+    "x86_64": {
+        "pidfd_open": 434,
+        "memfd_create": 319,
+        "flock": 73,
+        "madvise": 28,
+        "futex_waitv": 449,
+        "prlimit64": 302,
+    },
+    "aarch64": {
+        "pidfd_open": 434,
+        "memfd_create": 279,
+        "flock": 32,
+        "madvise": 233,
+        "futex_waitv": 449,
+        "prlimit64": 261,
+    },
 }[platform.machine()]
 
 _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2
