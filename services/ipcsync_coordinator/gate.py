@@ -89,14 +89,14 @@ class Gate:
         Until libzmq has it in its epoll set and this process has changed that, only what waits there may be accepted,
         which is less than a coordinator has free at its start.
         """
-        self._place.shut()
+        self._has_renamed(self._place.shut)
         try:
             socket.setsockopt(zmq.USE_FD, listening)
             socket.bind(endpoint)
             accepts = Accepts.of(listening)
         finally:
             if not self._is_shut:
-                self._place.reopen()  # an earlier coordinator may have shut it
+                self._has_renamed(self._place.reopen)  # an earlier coordinator may have shut it
         if accepts is not None:
             self._accepts.append(accepts)
         else:
@@ -164,12 +164,11 @@ class Gate:
             self._estimate = usable  # none is left
         if self._estimate >= usable and not self._is_shut:
             self._is_shut = True
-            self._place.shut()
+            self._has_renamed(self._place.shut)
             log.error("no new connections", extra=fields(descriptors=self._estimate, usable=usable))
             self._on_refusal("descriptors")
-        elif self._estimate < usable and self._is_shut:
+        elif self._estimate < usable and self._is_shut and self._has_renamed(self._place.reopen):
             self._is_shut = False
-            self._place.reopen()
             log.info("new connections again", extra=fields(descriptors=self._estimate, usable=usable))
 
     def stop(self) -> None:
@@ -178,7 +177,16 @@ class Gate:
             listening.disable_monitor()
         self._thread.join()
         if self._is_shut:
-            self._place.reopen()
+            self._has_renamed(self._place.reopen)
+
+    def _has_renamed(self, rename: Callable[[], None]) -> bool:
+        """Rename the sockets; whether that was possible. That they keep their names only makes clients wait longer."""
+        try:
+            rename()
+        except OSError as error:  # the disk is full, or cannot be written any more
+            log.warning("the sockets cannot be renamed", extra=fields(why=error))
+            return False
+        return True
 
 
 def _events(monitor: zmq.Socket[bytes]) -> Iterator[int]:

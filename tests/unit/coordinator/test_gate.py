@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,9 +20,10 @@ _CROWD = 100
 
 
 class _Place:
-    """A place whose sockets keep their names, so that connections go on to arrive at a shut gate."""
+    """A place whose sockets cannot be hidden, so that connections go on to arrive at a shut gate."""
 
-    def shut(self) -> None: ...
+    def shut(self) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
 
     def reopen(self) -> None: ...
 
