@@ -87,6 +87,7 @@ class Subscriber:
         source = next((each for each in self.sources.values() if each.epoch == origin.epoch), None)
         if source is not None and row.key not in source.links:  # an earlier mirror of the use has ended meanwhile
             self.link(source, row)
+            source.has_missed = True  # what was told of it in between
         row = row if source is None else source.links[row.key]
         self.mirrors.put(origin, attached, row)
         if source is not None:
@@ -98,6 +99,7 @@ class Subscriber:
         """Want no news of a use any more: its mirror has ended."""
         for source in self.sources.values():
             if source.epoch == origin.epoch:
+                self._remember((source.node, origin), source.links.get(origin.key, wire.Row(*origin.key)))
                 source.unlink(origin.key)
 
     # --- news ---------------------------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ class Subscriber:
             self.mirrors.store(origin, row)
 
     def _remember(self, use: tuple[str, Origin], row: wire.Row) -> None:
-        """Keep news for `link`, since their use may be being linked just now."""
+        """Keep what is known for `link`, since its use may be being linked just now."""
         self._early[use] = self._early.pop(use, wire.Row(*row.key)).merged(row)
         if len(self._early) > _MOST_EARLY:
             del self._early[next(iter(self._early))]

@@ -16,7 +16,7 @@ from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.links import UNSURE
-from ipcsync_bridge.mirrors import Mirrors
+from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.questions import Questions
 from ipcsync_bridge.subscriber import Subscriber
 
@@ -146,3 +146,16 @@ def test_new_code_asks_for_all_news_again_though_its_peer_has_not_noticed() -> N
         assert [(each.is_afresh, each.keys) for each in peer.told[1:]] == [(True, [(1, 2)])]
 
     asyncio.run(scenario())
+
+
+def test_what_was_told_of_a_use_that_is_closed_and_opened_at_once_is_known_and_told_again() -> None:
+    one, row = _subscriber(), wire.Row(1, 2)
+    one.mirrors = SimpleNamespace(put=lambda *_: None, store=lambda *_: None)  # type: ignore[assignment]
+    source = one.source_of("a", _state(row), 0.0)
+    one.link(source, row)
+    one.receive("a", _news(wire.Row(1, 2, 7, 7)))
+    origin = messages.Origin(_EPOCH, 1, 2, "a")
+    one.unlink(Origin(_EPOCH, 1, 2))  # the mirror before has ended
+    one.mirror(messages.Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], [], origin), row)
+    assert source.links == {(1, 2): wire.Row(1, 2, 7, 7)}
+    assert source.has_missed
