@@ -43,6 +43,7 @@ _START_S = 10.0
 _PAUSE_S = 2.0
 _AGAIN_S = 0.1
 _CANCEL_S = 0.1
+_SAID_S = 10.0  # in which each node that is connected has pinged new code, and said what it wants
 PEERS_SHOWN = 400  # which fit in one answer
 
 
@@ -174,7 +175,7 @@ class Bridge:
                 log.warning("nats", extra=fields(error=error))
                 await asyncio.sleep(_AGAIN_S)
         now = time.monotonic()
-        self.answers.hold(left.held, now + self._settings.link_ttl)  # until then each peer has said what it wants
+        self.answers.hold(left.held, now + min(self._settings.link_ttl, _SAID_S))
         self.connected()
         log.info("took over", extra=fields(mirrors=len(self.mirrors), pause_s=now - left.began))
 
