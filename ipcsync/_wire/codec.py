@@ -7,12 +7,12 @@ waits no more; `body` is a map. The coordinator's `decode` reads requests, which
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
 from ipcsync import errors
+from ipcsync._locks import CallLock, under
 from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, VERSION, Announcement, Failure, Message
 from ipcsync.errors import IpcSyncError, ProtocolError
 
@@ -25,11 +25,17 @@ _ARRAY = 0x90  # the first byte of a short array, whose low half is the length
 _M = TypeVar("_M", bound=Message)
 _reply = msgspec.msgpack.Decoder(tuple[int, int, str, msgspec.Raw])
 _announcement = msgspec.msgpack.Decoder(tuple[int, Announcement])
+_bodies: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
+_first_use = CallLock()
 
 
-@cache
 def _body_decoder(kind: type[_M]) -> msgspec.msgpack.Decoder[_M]:
-    return msgspec.msgpack.Decoder(kind)
+    """The decoder of a kind; to be asked for before any use of it: two threads that begin with a type crash msgspec."""
+    return _bodies.get(kind) or under(_first_use, _make_decoder, kind)
+
+
+def _make_decoder(kind: type[_M]) -> msgspec.msgpack.Decoder[_M]:
+    return _bodies.setdefault(kind, msgspec.msgpack.Decoder(kind))
 
 
 def _encode(parts: tuple[Any, ...]) -> bytes:
@@ -56,6 +62,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview, wh
 
 def convert(body: object, kind: type[_M]) -> _M:
     """The message of that kind that the plain values of `body` make; ProtocolError if they are invalid."""
+    _body_decoder(kind)
     try:
         return msgspec.convert(body, kind, strict=True)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 from hypothesis import given
 
-from ipcsync import errors
+from ipcsync import _locks, errors
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import VERSION
 from ipcsync.errors import IpcSyncError, ProtocolError
@@ -149,3 +149,32 @@ def test_a_failure_of_an_unknown_kind_becomes_a_plain_error(kind: str) -> None:
     error = codec.error_of(messages.Failure(kind, "text", {"code": 1, "__class__": 2, "args": 3}))
     assert type(error) is IpcSyncError
     assert str(error) == f"{kind}: text"
+
+
+def test_two_threads_do_not_begin_with_a_kind_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """msgspec 0.22 crashes if they do."""
+    asked: list[int] = []
+    both = threading.Event()
+    make, take = codec._make_decoder, _locks._take
+
+    def slow(kind: type[messages.Hello]) -> object:
+        assert both.wait(60)
+        return make(kind)
+
+    def taken(lock: _locks.CallLock, seconds: float) -> bool:
+        if lock is codec._first_use:
+            asked.append(1)
+            if len(asked) == 2:
+                both.set()
+        return take(lock, seconds)
+
+    monkeypatch.setattr(codec, "_bodies", {})
+    monkeypatch.setattr(codec, "_make_decoder", slow)
+    monkeypatch.setattr(_locks, "_take", taken)
+    hello = messages.Hello(bytes(16), "host")
+    threads = [threading.Thread(target=codec.check_body, args=(hello,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert messages.Hello in codec._bodies
