@@ -80,6 +80,12 @@ class SessionLife:
     def _has_begun(self) -> bool:
         return self._begun is not None and self._begun.has_succeeded
 
+    def drop(self) -> None:
+        """End it without waiting: no caller has it."""
+        self.is_closed = True
+        if self._has_begun:
+            self.owner.ring()
+
     # --- the begin ----------------------------------------------------------------------------------------------------
 
     def _run(self, begun: Job[None]) -> None:

@@ -76,12 +76,6 @@ class Session(SessionLife):
                 raise
             raise short from error
 
-    def drop(self) -> None:
-        """End it without waiting: no caller has it."""
-        self.is_closed = True
-        if self._has_begun:
-            self.owner.ring()
-
     def close(self) -> None:
         """End the session, and wait up to 1 s for its work; nothing in a forked child.
 
@@ -90,11 +84,10 @@ class Session(SessionLife):
         """
         if fork.is_in_bad_fork():
             return
-        self.is_closed = True
+        self._closer = threading.get_ident()
+        self.drop()
         if not self._has_begun:
             return
-        self._closer = threading.get_ident()
-        self.owner.ring()
         if has_a_beat() or threading.current_thread() is self._driver_thread:
             return
         if self._has_ended.wait(_END_S) and self.owner.is_over and self._thread is not None:
