@@ -106,20 +106,18 @@ cdef list row_of(list rows, view, uint64_t stream):
 cdef Wait put(list rows, list row, view, int64_t generation, int64_t key, uint64_t stream):
     """List a wait, or find the one that is."""
     global row_count
-    cdef Wait made, same = None
+    cdef Wait made
     cdef Py_ssize_t place = 0 if row is None else len(row)
     while place and (<Wait>row[place - 1]).generation > generation:
         place -= 1
-    if place and (<Wait>row[place - 1]).generation == generation:
-        same = row[place - 1]
-        if same.outcome is not True:
-            return same
+    if place and (<Wait>row[place - 1]).generation == generation and (<Wait>row[place - 1]).outcome is not True:
+        return row[place - 1]
     made = Wait.__new__(Wait)
     made.view, made.generation, made.key, made.stream = view, generation, key, stream
     if row is None:
         rows.append([made])
         row_count += 1
-    elif same is not None:
+    elif place and (<Wait>row[place - 1]).generation == generation:
         row[place - 1] = made
     else:
         row.insert(place, made)
@@ -159,7 +157,7 @@ def drop(waits):
     finally:
         end(table, collects)
     for wait in gone:
-        if (<Streams>wait.view).is_unused:
+        if isinstance(wait.view, Streams):
             (<Streams>wait.view).forget(wait.stream)
 
 
