@@ -214,7 +214,7 @@ def resume(stream: StreamLike | None, timeout: float | None, check: Callable[[],
     deadline = deadline_of(timeout)
     first, ordinal = stream_handle(stream)
     for handle in (first, *(each._handle for each in beside(first, ordinal))):
-        while lost := queued.lost_on(handle, ordinal):  # again: more may be lost meanwhile
+        while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
             if not queued.await_passed(lost, handle, ordinal, deadline, check):
                 raise WaitTimeout(
                     f"the stream was not past its lost waits within {timeout} s: go on with a new stream",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._engines import queued
+from ipcsync._engines import core, queued
 from tests.faults import chain_actions as do
 from tests.faults import fixtures
 from tests.faults.chain_line import Line, NewPeer, of_events, waits
@@ -196,8 +196,7 @@ def test_resume_forgets_a_lost_wait_that_is_released_meanwhile(
 
     def await_passed_and_release(*args: Any) -> bool:
         is_passed = await_passed(*args)
-        engine.close()  # as the heartbeat's thread does, once no stream waits for it any more
-        until(engine.try_release, "it is released")
+        core.release(engine)  # as the heartbeat's thread does, once no stream waits for it any more
         return is_passed
 
     monkeypatch.setattr(queued, "await_passed", await_passed_and_release)

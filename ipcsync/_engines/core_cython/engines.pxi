@@ -17,7 +17,6 @@ cdef struct Marker:  # an event of this process on a stream, recorded behind the
     Handle event
     Handle handle  # of the stream, if the driver refused the marker or what is before it: then it may not be behind all
     int ordinal
-    bint is_kept  # it outlives the use, for a lost wait
 
 
 @cython.internal

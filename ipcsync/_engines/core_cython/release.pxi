@@ -76,28 +76,12 @@ cdef class Core(Records):
         self.free_streams()
         # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
         # release.
-        lost = set()
         for wait in waits_on(self):
             # One that is open though all were decided was listed just now, and is not queued: nothing is lost by it.
             outcome = wait.outcome or self.outcome_of(wait.generation)
             wait.outcome = outcome or are_decided or self.loss_of(wait.generation)
-            if isinstance(wait.outcome, Loss):
-                lost.add(wait.stream)
-        drop([wait for wait in waits_on(self) if not isinstance(wait.outcome, Loss)])  # one without any is not queued
-        self.keep_markers(lost)
-        self.drop_all_markers(True)
-        return True
-
-    cdef bint keep_markers(self, streams) except -1:
-        """Have the markers of these streams outlive this use until the streams are past them."""
-        cdef int index
-        self.enter_state()
-        try:
-            for index in range(self.marker_count):
-                self.markers[index].is_kept = self.markers[index].stream in streams
-        finally:
-            self.state.give()
-        return True
+        release(self)
+        return self.drop_all_markers(True)
 
     cdef bint drop_all_markers(self, bint all) except -1:
         cdef bint are_gone
@@ -183,13 +167,15 @@ cdef class Core(Records):
         cdef Handle event
         cdef bint has = True
         cdef bint needs_marker = False
+        if self.is_unused:
+            return True
         if self.state.mine():
             self.raise_reentered()
         if not self.state.take():
             return False
         marker = self.marker(stream)
         if marker != NULL:
-            needs_marker = marker.handle != NULL and not self.is_unused
+            needs_marker = marker.handle != NULL
             event = marker.event
             with nogil:
                 has = not needs_marker and query_relaxed(event) == 0
@@ -208,3 +194,25 @@ cdef class Core(Records):
             ordinal = -1 if marker == NULL else marker.ordinal
             self.state.give()
         return ordinal
+
+    def give_unpassed(self, streams):
+        """Of these streams, those that are not past all waits for this slot: the markers behind these, and the devices.
+
+        The caller destroys the markers. With the turn.
+        """
+        cdef Marker *marker
+        cdef bint has_passed
+        given = {}
+        self.enter_state()
+        try:
+            for stream in streams:
+                marker = self.marker(stream)
+                with nogil:
+                    has_passed = marker == NULL or query_relaxed(marker.event) == 0
+                if not has_passed:
+                    given[stream] = <uintptr_t>marker.event, marker.ordinal
+                    self.marker_count -= 1
+                    marker[0] = self.markers[self.marker_count]
+        finally:
+            self.state.give()
+        return given

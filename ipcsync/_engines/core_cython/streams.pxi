@@ -169,7 +169,7 @@ cdef class Streams(Slot):
                 raise MemoryError
             self.markers = grown
             self.marker_room += MANY_MARKERS
-        self.markers[self.marker_count] = Marker(stream, event, NULL, ordinal, False)
+        self.markers[self.marker_count] = Marker(stream, event, NULL, ordinal)
         self.marker_count += 1
         self.state.give()
         return True
@@ -204,28 +204,13 @@ cdef class Streams(Slot):
         while index < self.marker_count:
             marker = &self.markers[index]
             is_over = marker.handle == NULL and query_relaxed(marker.event) == 0
-            if (all and not marker.is_kept) or (is_over and not event_is_watched(marker.event)):
+            if all or (is_over and not event_is_watched(marker.event)):
                 cuEventDestroy(marker.event)
                 self.marker_count -= 1
                 self.markers[index] = self.markers[self.marker_count]
             else:
                 index += 1
         return self.marker_count == 0
-
-    cdef void forget(self, uint64_t stream) noexcept:
-        """Destroy the marker, complete or not, that outlived this use for a lost wait."""
-        cdef Handle event = NULL
-        cdef Marker *marker
-        with nogil:
-            self.state.take_soon()
-            marker = self.marker(stream)
-            if marker != NULL and marker.is_kept:
-                event = marker.event
-                self.marker_count -= 1
-                marker[0] = self.markers[self.marker_count]
-            self.state.give()
-            if event != NULL:
-                cuEventDestroy(event)
 
     # --- which list a stream's waits are in ---------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 # The waits that this process has queued: for each stream, those that its next record depends on.
 #
 # All clients of the process share these lists. A wait leaves its list once it is known good. A lost one stays until
-# `drop`, also when its use is released, and no record on the stream is possible meanwhile. So what is listed no more has
-# its outcome, and may be asked for it once its use is released. Each change is one section under `table`.
+# `drop`, and no record on the stream is possible meanwhile. So what is listed no more has its outcome, and may be asked
+# for it once its use is released. Each change is one section under `table`.
 
 cdef enum:
     MANY_ROWS = 64
@@ -65,6 +65,49 @@ cdef class Wait:
     def is_passed(self):
         """Whether its stream is past it; asks the driver."""
         return self.view.has_passed(self.stream)
+
+
+@cython.internal
+cdef class Released:
+    """What the lost waits for a use need of it once it is released: texts, and what shows which streams are past them.
+
+    If the coordinator is lost, a use is released although some streams are not.
+    """
+
+    cdef readonly object name, label, kind
+    cdef readonly bint is_recorder
+    cdef Lock asking  # held while the driver is asked about a marker
+    cdef dict markers  # by stream: CUDA event and device
+
+    def __init__(self, view, streams):
+        self.name, self.label, self.kind, self.is_recorder = view.name, view.label, view.kind, view.is_recorder
+        self.asking = Lock()
+        self.markers = view.give_unpassed(streams)
+
+    def has_passed(self, stream):
+        cdef uintptr_t marker
+        cdef bint has_passed
+        with nogil:
+            self.asking.take_soon()
+        marker = self.markers.get(stream, (0, -1))[0]
+        with nogil:
+            has_passed = marker == 0 or query_relaxed(<Handle>marker) == 0
+            self.asking.give()
+        return has_passed
+
+    def ordinal_of(self, stream):
+        return self.markers.get(stream, (0, -1))[1]
+
+    cdef void forget(self, stream):
+        """Destroy the marker, complete or not."""
+        cdef uintptr_t marker
+        with nogil:
+            self.asking.take_soon()
+        marker = self.markers.pop(stream, (0, -1))[0]
+        with nogil:
+            self.asking.give()  # from here on nobody asks about it
+            if marker != 0:
+                cuEventDestroy(<Handle>marker)
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
@@ -157,8 +200,26 @@ def drop(waits):
     finally:
         end(table, collects)
     for wait in gone:
-        if isinstance(wait.view, Streams):
-            (<Streams>wait.view).forget(wait.stream)
+        if isinstance(wait.view, Released):
+            (<Released>wait.view).forget(wait.stream)
+
+
+def release(view):
+    """Remove the waits for a view, which have their outcomes. Others, without the view, take the place of the lost."""
+    cdef Wait wait, kept
+    cdef bint collects
+    waits = waits_on(view)
+    streams = {wait.stream for wait in waits if isinstance(wait.outcome, Loss)}
+    left = Released(view, streams) if streams else None
+    collects = begin(table)
+    try:
+        for wait in waits:
+            if take_out(wait) and isinstance(wait.outcome, Loss):  # one without an outcome is not queued
+                kept = Wait(left, wait.generation, wait.key, wait.stream)
+                kept.outcome, kept.is_queued = wait.outcome, wait.is_queued
+                put(list_for(kept), kept)
+    finally:
+        end(table, collects)
 
 
 # --- looks ------------------------------------------------------------------------------------------------------------
