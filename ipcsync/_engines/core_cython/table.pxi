@@ -119,9 +119,7 @@ cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
     cdef list rows, row
     cdef bint collects = begin(table)
     try:
-        rows = lists.get(key)
-        if rows is None:
-            rows = lists[key] = []
+        rows = rows_at(key)
         row = row_of(rows, view, stream)
         made = put(rows, row, view, generation, key, stream)
         while row is not None and len(row) > 1:
@@ -135,6 +133,14 @@ cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
     if row_count > sweep_at:  # including streams without further records
         sweep()
     return made
+
+
+cdef list rows_at(int64_t key):
+    """A list of waits, made if there is none."""
+    cdef list rows = lists.get(key)
+    if rows is None:
+        rows = lists[key] = []
+    return rows
 
 
 cdef list row_of(list rows, view, uint64_t stream):
@@ -207,6 +213,7 @@ def drop(waits):
 def release(view):
     """Remove the waits for a view, which have their outcomes. Others, without the view, take the place of the lost."""
     cdef Wait wait, kept
+    cdef list rows
     cdef bint collects
     waits = waits_on(view)
     streams = {wait.stream for wait in waits if isinstance(wait.outcome, Loss)}
@@ -215,9 +222,9 @@ def release(view):
     try:
         for wait in waits:
             if take_out(wait) and isinstance(wait.outcome, Loss):  # one without an outcome is not queued
-                kept = Wait(left, wait.generation, wait.key, wait.stream)
+                rows = rows_at(wait.key)
+                kept = put(rows, row_of(rows, left, wait.stream), left, wait.generation, wait.key, wait.stream)
                 kept.outcome, kept.is_queued = wait.outcome, wait.is_queued
-                put(list_for(kept), kept)
     finally:
         end(table, collects)
 
