@@ -176,6 +176,27 @@ def test_a_record_behind_another_wait_is_an_entry_of_its_own(rig: Any) -> None:
     assert (made.line.first_dependent, made.line.recorded) == (1, 2)
 
 
+def test_what_is_between_two_records_behind_a_wait_that_neither_proves_is_not_lost_with_it(rig: Any) -> None:
+    made = rig()
+    made.wait.is_queued = False  # another thread is about to queue it
+    for stream in (1, 2, 1):
+        made.go_to(stream)
+        made.call()
+    assert sorted(entry[1:3] for entry in made.entries) == [(1, 1), (3, 3)]
+    assert made.engine.chain.resolve(1) == 1
+    made.hold(made.board.session(0), DIED)
+    assert made.engine.chain.resolve(2) == 2
+    assert made.engine.chain.lost_from == 3
+
+
+def test_records_of_several_streams_behind_a_wait_that_the_first_one_proves_are_one_entry(rig: Any) -> None:
+    made = rig()
+    for stream in (1, 2, 1):
+        made.go_to(stream)
+        made.call()
+    assert made.entries == [(made.wait, 1, 3, 1, 0b1)]
+
+
 def test_a_record_takes_over_whom_the_other_one_stands_behind(rig: Any) -> None:
     made = rig()
     store_bits(made.above, 0b100)

@@ -18,7 +18,7 @@ cdef class Chain:
     """The chain of one slot. It is changed with `state`, or before anybody else has the engine."""
 
     cdef PyObject *view_  # borrowed: the use holds this, and who has its chain later holds the use
-    cdef readonly dict entries  # that are not settled, by their waits
+    cdef readonly dict entries  # that are not settled: of each wait the newest by it, others by themselves
     cdef readonly int64_t first  # of them all; FOREVER: there are none
     cdef public object loss  # the first one, None if there is none
     cdef public int64_t lost_from
@@ -106,6 +106,10 @@ cdef class Chain:
                 self.bits = 0
                 for entry in found:
                     held = self.entries.get(entry.wait)
+                    if held is not None and held.last < generation - 1 and held.proof > held.last:
+                        # The wait may be open once that is settled, and what is between the two is not behind it.
+                        self.entries[held], entry.bits = held, held.bits | (entry.bits or 0)
+                        held = None
                     if held is None:
                         held = self.entries[entry.wait] = entry
                         if entry.bits is None:  # it was settled meanwhile
@@ -189,10 +193,10 @@ cdef class Chain:
             view.load(LOAD_RECORDER, RECORDER) & 0xFFFF, NULL
         )
         self.is_stored = False
-        for entry in list(self.entries.values()):
+        for key, entry in list(self.entries.items()):
             if entry.first <= done and (self.proves(entry, done) if are_good else self.outcome_now(entry) is True):
                 if entry.last <= done:
-                    del self.entries[entry.wait]
+                    del self.entries[key]
                     continue
                 entry.first = done + 1
             elif not are_good:
