@@ -404,6 +404,24 @@ def test_row_64_a_call_that_the_driver_refuses_leaves_the_next_replay_right(
     two.expect(4)
 
 
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_a_replays_record_that_is_repeated_on_another_stream_proves_nothing_of_what_that_waits_for(
+    two: Stage, new_client: NewClient, engine: EngineName
+) -> None:
+    """The drain that was refused may have made it, and that is not behind the other stream's waits."""
+    two.expect(1)
+    theirs, other = ipcsync.Stream(), ipcsync.Stream()
+    points = two.sender.send(2)
+    with StreamGate(theirs):
+        new_client().record(theirs).wait(other)
+        refused = refused_once("cuStreamBatchMemOp", 3, is_made=True)
+        with replaced(refused), pytest.raises(ipcsync.DriverError, match="cuStreamBatchMemOp"):
+            _whole(two, points)
+        assert two.done.record(other).generation == 5
+        (entry,) = [each for each in two.done._engine.chain.entries.values() if each.wait.is_queued]
+        assert entry.proof == 5
+
+
 _MARKS: list[tuple[EngineName, int]] = [("timeline", 0), ("timeline", 1), ("event", 0), ("event", 1), ("event", 2)]
 """The records of CUDA events that a replay of two layers has: a marker on F, then one on D, or two of the ring."""
 

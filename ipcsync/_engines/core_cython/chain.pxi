@@ -27,7 +27,7 @@ cdef class Chain:
     cdef public int64_t resolve_at  # with so many entries a record resolves first
     cdef bint is_stored  # as far as it was resolved
     cdef readonly bint is_needed  # there are entries, or a loss: read without a lock
-    cdef int64_t committed  # the generation of which it was stored last what it will depend on
+    cdef int64_t committed  # the last generation of which it was stored what it will depend on
     cdef object bits  # of that one
     cdef uint64_t newest  # session, when what the next record will depend on was looked at
 
@@ -97,9 +97,10 @@ cdef class Chain:
         try:
             if generation <= self.committed:  # it was refused, and is repeated, maybe on another stream: no proof
                 for held in [*self.entries.values(), *found]:
+                    held.last = min(held.last, last)
                     if held.proof >= generation:
                         held.proof = FOREVER
-            self.committed = generation
+            self.committed = last
             if found:
                 # If they are not, the new `valid_as_of` would say that they were.
                 doubt = 0 if not self.entries or view.dependencies.are_good(own, NULL) else bit_of(own)
