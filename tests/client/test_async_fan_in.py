@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -113,5 +114,23 @@ def test_what_is_no_point_or_no_way_to_lose_one_is_refused(coordinator: ipcsync.
                 assert await _of(one, name)([]) == []
             with pytest.raises(TypeError, match="did you mean timeout=5"):
                 await _of(one, "wait_all")([], 5)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["synchronize_all", "wait_all"])
+def test_one_that_is_cancelled_before_its_waits_begin_leaves_none_that_was_never_awaited(
+    coordinator: ipcsync.Coordinator, name: str
+) -> None:
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (_, two):
+            event = await two.event("kv")
+            task = asyncio.ensure_future(_of(two, name)([event.at(1), event.at(2)]))
+            asyncio.get_running_loop().call_soon(task.cancel)  # behind the task's first turn, before its waits' first
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            del task
+            gc.collect()  # which warns of what was never awaited
+            assert two._session.waits.count == 0
 
     asyncio.run(main())

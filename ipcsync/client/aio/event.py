@@ -286,6 +286,8 @@ async def _all(waits: Sequence[Coroutine[Any, Any, None]], lost: Lost) -> list[i
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for wait in waits:
+            wait.close()  # one whose task was cancelled before it began would warn that it was never awaited
     for error in errors:
         if error is not None and not isinstance(error, RecorderLost):
             raise error
