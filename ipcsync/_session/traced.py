@@ -80,6 +80,7 @@ class Traced(Engine):
         self._ranges = _ranges(name or "(unnamed)")
         self._queued: set[tuple[int, int, int]] = set()
         """The waits that are not known to be released: generation, the stream's id, when they were queued."""
+        self._looked_for = 0  # the lowest generation of them, which is the first to be complete
 
     # --- what is written ----------------------------------------------------------------------------------------------
 
@@ -119,7 +120,7 @@ class Traced(Engine):
             self._put(_WAIT, self._use, generation, stream_id, since, now)
             wait = (generation, stream_id, now)
             self._queued.add(wait)
-            self._waits.add(Pending(self, generation), partial(self._learn, wait))
+            self._look_for(generation)
         return stream_id
 
     def synchronize(self, generation: int, timeout: float | None = None, began: int = 0) -> None:
@@ -139,11 +140,30 @@ class Traced(Engine):
 
     # --- releases -----------------------------------------------------------------------------------------------------
 
-    def _learn(self, wait: tuple[int, int, int], error: Exception | None) -> None:
-        """Write how a queued wait ended; of one that this process has closed, `try_release` learns it."""
-        if not isinstance(error, EventClosed):
-            lost = _FAILED if isinstance(error, RecorderLost) else _UNSEEN  # or the session, or the coordinator
-            self._write_release(wait, _OK if error is None else lost)
+    def _look_for(self, generation: int) -> None:
+        """Learn when it is complete, unless one before it is looked for: a look at each of many would take long."""
+        if 0 < self._looked_for <= generation:
+            return
+        self._looked_for = generation
+        try:
+            self._waits.add(Pending(self, generation), partial(self._learn, generation))
+        except BaseException:
+            self._looked_for = 0
+            raise
+
+    def _learn(self, generation: int, error: Exception | None) -> None:
+        """Write how the waits up to one ended; of one that this process has closed, `try_release` learns it."""
+        if isinstance(error, EventClosed):
+            return
+        lost = _FAILED if isinstance(error, RecorderLost) else _UNSEEN  # or the session, or the coordinator
+        known = max(generation, self.known_complete)
+        for wait in sorted(self._queued.copy()):
+            if wait[0] <= known:
+                self._write_release(wait, _OK if error is None or wait[0] <= self.known_complete else lost)
+        if self._looked_for == generation:
+            self._looked_for = 0  # before the look at what is left: who queues one meanwhile sees that, or is seen
+        if left := self._queued.copy():
+            self._look_for(min(left)[0])
 
     def _write_release(self, wait: tuple[int, int, int], outcome: int) -> None:
         with suppress(KeyError):  # another thread has written it

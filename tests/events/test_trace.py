@@ -174,6 +174,30 @@ def test_a_release_is_learned_while_the_process_does_something_else(
     assert record.began <= record.ended <= wait.began <= wait.ended == release.began <= release.ended
 
 
+def test_of_the_queued_waits_for_an_event_the_earliest_is_looked_at_and_each_release_is_told(
+    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: EngineName
+) -> None:
+    with ipcsync.connect(coordinator.endpoint, name="both", trace=tmp_path) as client:
+        first, second, third = (ipcsync.Stream() for _ in range(3))
+        event = client.event("e", recorder=True, engine=engine)
+        with StreamGate(first) as gate:
+            points = [event.record(first) for _ in range(8)]
+            for point in points[2:]:
+                point.wait(second)
+            assert client._session.waits.count == 1
+            for point in points:
+                point.wait(third)
+            assert client._session.waits.count == 2  # those for the third, and since then those for the first
+            gate.open()
+        expected = [1, 2, *(generation for generation in range(3, 9) for _ in (second, third))]
+        told: list[tuple[Kind, int, Outcome]] = [(Kind.RELEASED, generation, Outcome.OK) for generation in expected]
+        until(
+            lambda: sorted(one for one in _kinds(_read_one(tmp_path)) if one[0] is Kind.RELEASED) == told,
+            "all releases are written",
+        )
+        until(lambda: client._session.waits.count == 0, "nothing is looked at any more")
+
+
 def test_a_task_that_waits_is_told_once_and_the_clients_own_looks_are_not(
     coordinator: ipcsync.Coordinator, tmp_path: Path
 ) -> None:
