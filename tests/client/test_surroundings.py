@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import warnings
 from collections.abc import Callable
@@ -13,9 +14,11 @@ import pytest
 
 import ipcsync
 from ipcsync._native import context
+from ipcsync._session.session import Session
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import scripts
+from tests.kit.until import until
 
 pytestmark = pytest.mark.process
 
@@ -121,6 +124,31 @@ def test_a_client_that_is_dropped_before_it_is_closed_gives_a_warning(coordinato
     with pytest.warns(ResourceWarning, match=r"the client 'dropped' of .* was dropped before it was closed"):
         del client  # which nothing else holds
     assert session.is_connected  # the program may hold its events
+    session.close()
+
+
+def test_the_requests_of_an_asynchronous_client_that_is_dropped_keep_no_threads(
+    coordinator: ipcsync.Coordinator,
+) -> None:
+    before = set(threading.enumerate())
+
+    def requesters() -> list[threading.Thread]:
+        return [one for one in set(threading.enumerate()) - before if one.name == "ipcsync-requests"]
+
+    async def open_and_drop() -> Session:
+        client = await ipcsync.aconnect(coordinator.endpoint, name="dropped")
+        await client.list_events()
+        assert requesters()
+        return client._session
+
+    def dropped() -> Session:
+        session = asyncio.run(open_and_drop())
+        gc.collect()
+        return session
+
+    with pytest.warns(ResourceWarning, match=r"the client 'dropped' of .* was dropped before it was closed"):
+        session = dropped()
+    until(lambda: not requesters(), "the threads for its requests end")
     session.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
 from functools import partial
 from threading import get_ident
@@ -136,6 +137,7 @@ class AsyncClient(ClientView, AsyncClosing):
         self._client = client
         self._session, self._prefix = client._session, client.prefix
         warn_if_dropped(self, client._session)
+        weakref.finalize(self, end_requests, client._session).atexit = False
 
     # --- events -------------------------------------------------------------------------------------------------------
 
