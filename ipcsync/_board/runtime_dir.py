@@ -26,6 +26,8 @@ KEEPER = "keeper"  # the role of a coordinator's process that has one
 RELOAD = signal.SIGUSR2  # asks a keeper to load the code on disk
 OUTCOME = "reload.json"  # the result of the last reload
 _NEW = ".new"  # after a file's name while it is written
+_MOST_BYTES = 1 << 16  # of such a file
+_OLDER_LOCK = "lock"  # the file that a coordinator of version 0.1 locks
 SHUT = ".full"  # after the name of a socket while no client may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 _LONGEST_LOOK_S = 5.0  # for which a coordinator that starts waits for processes that only look who serves
@@ -51,7 +53,7 @@ class Place:
         ]
         self._serving = Serving(pid, role, pid_namespace())
         # Of the sockets that the keeper made, which a coordinator that follows another one has.
-        self._made_marks: list[str] = [*_read(path, SERVING).get("sockets", []), "", ""][:2]
+        self._made_marks = _marks_in(_read(path, SERVING))
         self._marks = dict(zip(self.sockets, self._made_marks, strict=True))
 
     @property
@@ -174,6 +176,8 @@ def _take(path: str) -> tuple[bool, int]:
             continue  # a coordinator that ends has removed it
         try:
             _lock(fd, path)
+            if _is_an_older_ones(path):
+                raise RuntimeDirError(f"a coordinator of an older version serves {path}: end it first")
         except BaseException:
             os.close(fd)
             raise
@@ -211,9 +215,8 @@ def _lock(fd: int, path: str) -> None:
     until = time.monotonic() + _LONGEST_LOOK_S
     while not _locks(fd, fcntl.LOCK_EX):
         if not _locks(fd, fcntl.LOCK_SH):
-            raise RuntimeDirError(
-                f"another coordinator (pid {_read(path, SERVING).get('pid', 'unknown')}) serves {path}"
-            )
+            pid = _serving_in(_read(path, SERVING)).pid or "unknown"
+            raise RuntimeDirError(f"another coordinator (pid {pid}) serves {path}")
         fcntl.flock(fd, fcntl.LOCK_UN)  # only `who_serves` of other processes has it, for a moment
         if time.monotonic() >= until:
             raise RuntimeDirError(f"no coordinator serves {path}, but a process locks that directory: end it")
@@ -232,11 +235,10 @@ def write_outcome(path: str, began_ns: int, why_not: str | None, note: str = "")
 
 def read_outcome(path: str) -> tuple[int, str | None, str]:
     """(when the last finished reload began, why it failed or None, what it changed); (0, None, "") without one."""
-    found = _read(path, OUTCOME)
-    try:
-        return int(found["began_ns"]), str(found["why_not"]) or None, str(found["note"])
-    except (ValueError, KeyError, TypeError):
-        return 0, None, ""
+    match _read(path, OUTCOME):
+        case {"began_ns": int(began_ns), "why_not": str(why_not), "note": str(note)}:
+            return began_ns, why_not or None, note
+    return 0, None, ""
 
 
 def _write(directory: str, name: str, found: dict[str, Any]) -> None:
@@ -254,8 +256,8 @@ def _read(directory: str, name: str) -> dict[str, Any]:
     """What such a file says; nothing if there is none, or anything else in its place."""
     try:
         with open(os.path.join(directory, name), "rb", opener=_unfollowed) as file:
-            found = json.load(file)
-    except (OSError, ValueError, TypeError):
+            found = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -285,6 +287,20 @@ class Serving(NamedTuple):
     namespace: int
 
 
+def _serving_in(found: dict[str, Any]) -> Serving:
+    match found:
+        case {"pid": int(pid), "role": str(role), "namespace": int(namespace)} if 0 < pid < 1 << 31:
+            return Serving(pid, role, namespace)
+    return Serving(0, "", 0)
+
+
+def _marks_in(found: dict[str, Any]) -> list[str]:
+    match found:
+        case {"sockets": [str(requests), str(feed)]}:
+            return [requests, feed]
+    return ["", ""]
+
+
 def who_serves(path: str) -> Serving | None:
     """What serves a runtime directory, None if nothing does. The role may be empty."""
     try:
@@ -293,16 +309,24 @@ def who_serves(path: str) -> Serving | None:
         return None
     try:
         if _locks(fd, fcntl.LOCK_SH):
-            return None
+            return Serving(0, "", 0) if _is_an_older_ones(path) else None
     except RuntimeDirError:
         return None  # where nothing can be locked, no coordinator starts
     finally:
         os.close(fd)
-    found = _read(path, SERVING)
+    return _serving_in(_read(path, SERVING))
+
+
+def _is_an_older_ones(path: str) -> bool:
+    """Whether a coordinator that knows only the lock of a file serves the directory."""
     try:
-        return Serving(int(found["pid"]), str(found["role"]), int(found["namespace"]))
-    except (ValueError, KeyError, TypeError):
-        return Serving(0, "", 0)
+        fd = _unfollowed(os.path.join(path, _OLDER_LOCK), os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _locks(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
 
 
 def _locks(fd: int, kind: int) -> bool:

@@ -35,6 +35,11 @@ def command(runtime_dir: str | None) -> None:
     if found is None:
         raise Failed(f"no coordinator serves {path}")
     pid, role, namespace = found
+    if not pid:
+        raise Failed(
+            f"a coordinator serves {path}, but no serving.json of this version there says which: "
+            "only a restart, which ends all sessions, changes it"
+        )
     if namespace not in (0, pid_namespace()):
         raise Failed(f"the keeper (pid {pid}) has its pid in another pid namespace: run `ipcsync reload` in that one")
     if role != KEEPER:

@@ -14,7 +14,7 @@ import pytest
 
 from ipcsync._board import Board, runtime_dir
 from ipcsync._board.board import is_abandoned
-from ipcsync._board.runtime_dir import RuntimeDir, RuntimeDirError, who_serves
+from ipcsync._board.runtime_dir import OUTCOME, SERVING, Place, RuntimeDir, RuntimeDirError, read_outcome, who_serves
 from ipcsync._linux.process import pid_namespace
 from ipcsync._wire import endpoints
 from ipcsync.errors import ConnectError
@@ -124,6 +124,46 @@ def test_one_that_looks_for_ever_is_named_as_that(path: Path, monkeypatch: pytes
         RuntimeDir(str(path))
     assert who_serves(str(path)) is None
     os.close(looking)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f'{{"sockets": {sockets}}}' for sockets in ("5", "null", "[[1], {}]", '{"a": 1}')),
+        *(f'{{"pid": {pid}, "role": "keeper", "namespace": 0}}' for pid in ("1e999", "-5", "9" * 20, "9" * 5000)),
+        "[" * 100_000,
+        "[1]",
+        "\xff",
+    ],
+    ids=lambda text: text[:30],
+)
+def test_what_is_not_ours_in_the_file_that_says_who_serves_stops_nobody(path: Path, text: str) -> None:
+    path.mkdir(0o700, parents=True)
+    (path / SERVING).write_bytes(text.encode("latin1"))
+    directory = RuntimeDir(str(path))
+    (path / SERVING).write_bytes(text.encode("latin1"))
+    assert who_serves(str(path)) == (0, "", 0)
+    with pytest.raises(RuntimeDirError, match=r"another coordinator \(pid unknown\) serves"):
+        RuntimeDir(str(path))
+    assert Place(str(path), directory.lock, os.getpid()).lost_sockets() == []
+    (path / OUTCOME).write_bytes(text.encode("latin1"))
+    assert read_outcome(str(path)) == (0, None, "")
+    directory.close()
+    assert list(path.iterdir()) == []
+
+
+def test_a_coordinator_that_locks_a_file_as_those_before_did_is_not_robbed(path: Path) -> None:
+    path.mkdir(0o700, parents=True)
+    (path / "coordinator.sock").touch()
+    with open(path / "lock", "w") as older:
+        fcntl.flock(older, fcntl.LOCK_EX)
+        with pytest.raises(RuntimeDirError, match=f"a coordinator of an older version serves {path}: end it first"):
+            RuntimeDir(str(path))
+        assert (path / "coordinator.sock").exists()
+        assert who_serves(str(path)) == (0, "", 0)
+    (path / "coordinator.sock").unlink()
+    assert who_serves(str(path)) is None
+    RuntimeDir(str(path)).close()
 
 
 def _start(path: Path, barrier: threading.Barrier, made: list[RuntimeDir], refused: list[str]) -> None:
