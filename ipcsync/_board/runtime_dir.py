@@ -73,11 +73,13 @@ class Place:
 
     def lost_sockets(self) -> list[str]:
         """The paths of the sockets that were removed, or replaced, since they were bound for this coordinator."""
-        return [path for path, mark in self._marks.items() if mark not in (_mark_of(path), _mark_of(path + SHUT))]
+        return [
+            path for path, mark in self._marks.items() if mark not in {_mark_of(path), _mark_of(path + SHUT)} - {""}
+        ]
 
     def saw_bound(self, path: str) -> None:
         """Note that this process has just bound a new socket at `path`."""
-        self._marks[path] = _mark_of(path)
+        self._marks[path] = _mark_of(path) or _mark_of(path + SHUT)
 
     def shut(self) -> None:
         """Refuse new connections: the sockets get other names."""

@@ -78,6 +78,9 @@ def test_single_files_that_are_removed_are_made_anew_and_that_is_logged(
         [name for name in _FILES[what] if name != "serving.json"]
     )
     if stats["keeper_pid"] != stats["pid"]:
+        os.kill(stats["pid"], signal.SIGSTOP)  # it cannot make anew what is removed now
+        for name in _FILES[what]:
+            (directory / name).unlink()
         os.kill(stats["pid"], signal.SIGKILL)
         until(lambda: served_client.stats()["starts"] == 2, "the next one serves")
         _assert_is_whole(directory, served_client, stats["keeper_pid"])
@@ -131,10 +134,12 @@ def test_a_place_that_is_whole_or_anothers_is_left_alone(
 
 
 def test_a_socket_that_is_another_one_is_lost_and_one_by_its_other_name_is_not(owned: RuntimeDir) -> None:
+    first, second = owned.sockets
     owned.shut()
     assert owned.lost_sockets() == []
+    owned.saw_bound(second)
+    assert owned.lost_sockets() == []
     owned.reopen()
-    first, second = owned.sockets
     os.unlink(first)
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(first)  # perhaps with the number that the first one had
