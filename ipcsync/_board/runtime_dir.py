@@ -245,12 +245,13 @@ def read_outcome(path: str) -> tuple[int, str | None, str]:
 
 def _write(directory: str, name: str, found: dict[str, Any]) -> None:
     path = os.path.join(directory, name)
-    with open(path + _NEW, "w", opener=_private) as file:
-        json.dump(found, file)
     try:
+        with open(path + _NEW, "w", opener=_private) as file:
+            json.dump(found, file)
         os.rename(path + _NEW, path)
-    except OSError:  # something else is there
-        os.unlink(path + _NEW)
+    except OSError:  # the disk is full, or something else is there
+        with contextlib.suppress(OSError):
+            os.unlink(path + _NEW)
         raise
 
 

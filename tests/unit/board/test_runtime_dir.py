@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import stat
 import threading
 import time
@@ -151,6 +152,17 @@ def test_what_is_not_ours_in_the_file_that_says_who_serves_stops_nobody(path: Pa
     assert read_outcome(str(path)) == (0, None, "")
     directory.close()
     assert list(path.iterdir()) == []
+
+
+def test_a_directory_in_which_nothing_can_be_written_is_not_left_behind(path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(RuntimeDirError, match=f"cannot write {path}/serving.json: File too large"):
+            RuntimeDir(str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not path.exists()
 
 
 def test_a_coordinator_that_locks_a_file_as_those_before_did_is_not_robbed(path: Path) -> None:
