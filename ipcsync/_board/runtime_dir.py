@@ -30,7 +30,7 @@ _MOST_BYTES = 1 << 16  # of such a file
 _OLDER_LOCK = "lock"  # the file that a coordinator of version 0.1 locks
 SHUT = ".full"  # after the name of a socket while no client may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
-_LONGEST_LOOK_S = 5.0  # for which a coordinator that starts waits for processes that only look who serves
+_LONGEST_LOOK_S = 5.0  # for which a coordinator that starts waits for processes that only look into the directory
 
 
 class RuntimeDirError(Exception):
@@ -216,11 +216,15 @@ def _prepare(path: str) -> bool:
 def _lock(fd: int, path: str) -> None:
     until = time.monotonic() + _LONGEST_LOOK_S
     while not _locks(fd, fcntl.LOCK_EX):
-        if not _locks(fd, fcntl.LOCK_SH):
-            pid = _serving_in(_read(path, SERVING)).pid or "unknown"
-            raise RuntimeDirError(f"another coordinator (pid {pid}) serves {path}")
-        fcntl.flock(fd, fcntl.LOCK_UN)  # only `who_serves` of other processes has it, for a moment
-        if time.monotonic() >= until:
+        is_shared = _locks(fd, fcntl.LOCK_SH)
+        if is_shared:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # only `who_serves` of other processes has it, for a moment
+        # One that starts has it before it says who it is, and systemd's cleaner has it while it looks at the files.
+        pid = 0 if is_shared else _serving_in(_read(path, SERVING)).pid
+        is_late = time.monotonic() >= until
+        if pid or (is_late and not is_shared):
+            raise RuntimeDirError(f"another coordinator (pid {pid or 'unknown'}) serves {path}")
+        if is_late:
             raise RuntimeDirError(f"no coordinator serves {path}, but a process locks that directory: end it")
         time.sleep(0.001)
 

@@ -37,8 +37,8 @@ def command(runtime_dir: str | None) -> None:
     pid, role, namespace = found
     if not pid:
         raise Failed(
-            f"a coordinator serves {path}, but no serving.json of this version there says which: "
-            "only a restart, which ends all sessions, changes it"
+            f"a coordinator serves {path}, but no serving.json there says which: try again in a second; "
+            "one of an older version can only be restarted, which ends all sessions"
         )
     if namespace not in (0, pid_namespace()):
         raise Failed(f"the keeper (pid {pid}) has its pid in another pid namespace: run `ipcsync reload` in that one")

@@ -148,3 +148,12 @@ def test_a_socket_that_is_another_one_is_lost_and_one_by_its_other_name_is_not(o
         assert owned.lost_sockets() == []
         os.unlink(second)
         assert owned.lost_sockets() == [second]
+
+
+@pytest.mark.process
+def test_a_reload_where_nothing_says_who_serves_is_refused(owned: RuntimeDir, directory: Path) -> None:
+    (directory / "serving.json").write_text('{"pid": 1e999, "role": "keeper", "namespace": 0}')
+    command = [*IPCSYNC, "reload", "--runtime-dir", owned.path]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert outcome.returncode == 1
+    assert outcome.stderr.startswith(f"ipcsync: a coordinator serves {directory}, but no serving.json there says which")

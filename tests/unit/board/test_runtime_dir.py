@@ -114,6 +114,16 @@ def test_one_that_only_looks_who_serves_does_not_refuse_one_that_starts(
     started.close()
 
 
+def test_one_that_has_the_lock_and_does_not_say_who_it_is_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.mkdir(0o700, parents=True)
+    cleaner = os.open(path, os.O_RDONLY)
+    fcntl.flock(cleaner, fcntl.LOCK_EX)
+    monkeypatch.setattr(time, "sleep", lambda _: os.close(cleaner))
+    RuntimeDir(str(path)).close()
+
+
 def test_one_that_looks_for_ever_is_named_as_that(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_dir, "_LONGEST_LOOK_S", 0.01)
     path.mkdir(0o700, parents=True)
@@ -138,7 +148,10 @@ def test_one_that_looks_for_ever_is_named_as_that(path: Path, monkeypatch: pytes
     ],
     ids=lambda text: text[:30],
 )
-def test_what_is_not_ours_in_the_file_that_says_who_serves_stops_nobody(path: Path, text: str) -> None:
+def test_what_is_not_ours_in_the_file_that_says_who_serves_stops_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(runtime_dir, "_LONGEST_LOOK_S", 0.01)
     path.mkdir(0o700, parents=True)
     (path / SERVING).write_bytes(text.encode("latin1"))
     directory = RuntimeDir(str(path))
