@@ -32,7 +32,7 @@ from ipcsync.errors import QuotaExceeded
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_PER_SESSION = 3  # its connection, its pidfd, its subscription to the feed
+_PER_SESSION = 3  # its connection, its subscription to the feed, and once it is dead its pidfd
 _PER_CONNECTION = 2  # itself, and the pidfd that may follow
 _ENOUGH = 65_536
 _RECOUNT_MS = 100
