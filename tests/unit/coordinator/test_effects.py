@@ -58,6 +58,22 @@ def test_the_newest_session_stays_the_newest_when_an_older_one_is_stored_again(s
     assert scene.board.newest == second.serial >> 16 == 2
 
 
+def test_a_slot_that_is_free_and_used_again_in_one_record_begins_where_its_last_use_ended(scene: Scene) -> None:
+    """No memory for the record of the death: the next one has it too, and then the row says only that it is open."""
+    dead, session = scene.session("dead"), scene.session("s")
+    slot = scene.open(dead, "timeline")
+    line = scene.board.slot(slot.index)
+    line.publish(3)
+    scene.registry.lose(dead, "died")
+    scene.settle()
+    assert line.completed == INT64_MAX
+    scene.registry.release_dead(dead)
+    scene.effects.fill_in(scene.registry.touched.slots)  # and could not be appended
+    assert scene.open(session, "timeline") is slot
+    scene.effects.releaser.reassert()
+    assert (line.state, line.incarnation, line.recorded, line.completed) == (OPEN, 2, 3, 3)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_event_is_put_on_the_board_and_told_with_its_handles(scene: Scene, engine: EngineName) -> None:
     session = scene.session("s")
