@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
@@ -108,6 +109,8 @@ def load(directory: str, given: Mapping[str, Any]) -> Settings:
         import nats  # noqa: F401 - whether it is there
     except ModuleNotFoundError:
         raise Failed("the bridge needs nats-py; in a checkout of ipcsync: pip install -e '.[fleet]'") from None
+    if given.get("credentials") and importlib.util.find_spec("nkeys") is None:
+        raise Failed("--credentials needs nkeys: pip install 'nats-py[nkeys]'")
     try:
         return Settings(endpoint=endpoints.endpoint_in(directory), **given)
     except ValueError as error:

@@ -131,7 +131,7 @@ class Transport:
             )
             # nats-py itself tries for ever, and may wait for ever for the end of a connection.
             await _within(connecting, timeout)
-        except (*_NOT_SENT, ssl.SSLError) as error:
+        except _NOT_SENT as error:  # OSError: ssl.SSLError is one
             why = self.last_error or str(error) or type(error).__name__
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
         await self._subscribe("answer.*.*", self._on_answer)
@@ -229,7 +229,7 @@ class Transport:
             writer.transport.abort()
         try:
             await self._nats.close()
-        except _NOT_SENT:
+        except (*_NOT_SENT, AssertionError):  # AssertionError: nats-py's, of a connection that was not begun
             log.debug("nats: not closed")
 
     @property

@@ -294,6 +294,19 @@ def test_a_try_to_connect_ends_though_the_server_never_says_a_word(monkeypatch: 
         asyncio.run(asyncio.wait_for(scenario(f"nats://127.0.0.1:{silent.getsockname()[1]}"), DEADLINE_S))
 
 
+def test_a_transport_whose_certificates_cannot_be_used_says_so_and_closes(tmp_path: Path) -> None:
+    """nats-py does not close what it never began to connect."""
+    (tmp_path / "ca.pem").write_text("no certificate")
+
+    async def scenario() -> None:
+        transport = Transport(Settings("a", ("tls://127.0.0.1:1",), tls_ca=str(tmp_path / "ca.pem")))
+        with pytest.raises(Unavailable, match=r"(?i)certificate"):
+            await transport.connect(DEADLINE_S)
+        await transport.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_server_that_takes_nothing_is_left_for_another_one(server: Server, tmp_path: Path) -> None:
     """The old connection's end is what nats-py waits for before it makes a new one."""
     other = Server(tmp_path / "other")
