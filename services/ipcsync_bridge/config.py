@@ -104,7 +104,7 @@ def options(command: C) -> C:
 
 
 def load(directory: str, given: Mapping[str, Any]) -> Settings:
-    """The settings for the coordinator of a runtime directory. Failed without nats-py, WrongCall for what cannot be."""
+    """The settings for the coordinator of a runtime directory. Failed without the libraries, WrongCall if invalid."""
     try:
         import nats  # noqa: F401 - whether it is there
     except ModuleNotFoundError:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ipcsync_bridge.config import Settings
+from ipcsync.cli.output import Failed
+from ipcsync_bridge.config import Settings, load
 
 _ROOT = Path(__file__).parents[3] / "services" / "ipcsync_bridge"
 
@@ -63,3 +64,10 @@ def test_wall_clock_is_not_read() -> None:
         text = path.read_text()
         found = re.search(r"time\.time\b|datetime|gmtime|localtime|time_ns\(\)(?<!monotonic_ns\(\))", text)
         assert found is None, f"{path.name}: {found and found[0]}"
+
+
+def test_credentials_without_nkeys_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(Failed, match=re.escape("pip install 'nats-py[nkeys]'")):
+        load(str(tmp_path), {"node": "a", "servers": ("nats://127.0.0.1:4222",), "credentials": "node.creds"})
