@@ -19,7 +19,7 @@ from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.links import Source
 from ipcsync_bridge.mirrors import Mirrors, Origin
-from ipcsync_bridge.questions import ASK_S, Questions
+from ipcsync_bridge.questions import Questions
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -188,7 +188,7 @@ class Subscriber:
         elif source.known_version != source.version and len(source.links) <= wire.MAX_KEYS:
             self.counters.resyncs += source.has_missed or source.known_version == 0
             body = wire.Follow(source.epoch, source.version, source.has_missed, list(source.links))
-            await self._ask(source, body, ASK_S)
+            await self._ask(source, body, source.ping_s)  # then it is pinged again: to follow much may take long
 
     async def _ask(self, source: Source, body: wire.Ping | wire.Follow, timeout: float) -> bool:
         """Whether a node answers as it does to a ping; takes in what it says."""

@@ -23,9 +23,9 @@ from ipcsync_bridge.subscriber import Subscriber
 _EPOCH = b"e" * 16
 
 
-def _subscriber(transport: Any = None) -> Subscriber:
+def _subscriber(transport: Any = None, link_ttl: float = 5.0) -> Subscriber:
     none: Any = None
-    settings = Settings("b", ("nats://127.0.0.1:4222",))
+    settings = Settings("b", ("nats://127.0.0.1:4222",), link_ttl=link_ttl)
     questions = Questions(transport, settings.link_ttl)
     return Subscriber(settings, questions, Mirrors(none, none), Counters(), lambda work: work.close())
 
@@ -88,6 +88,27 @@ def test_a_node_is_told_what_is_wanted_once_and_again_after_each_change_and_by_w
         peer.restart()
         assert await told() == [(False, [(1, 2), (3, 4)])]
         assert one.counters.resyncs == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("link_ttl", [1.0, 5.0])
+def test_a_node_that_takes_long_to_follow_is_pinged_in_time(link_ttl: float) -> None:
+    """An answer to what is wanted of thousands of events may take seconds, in which the node must not be lost."""
+    waits: list[float] = []
+
+    class Busy(_Peer):
+        async def ask(self, to: str, data: bytes, *times: float) -> bytes:
+            if isinstance(wire.decode(data), wire.Follow):
+                waits.append(times[0])
+            return await super().ask(to, data, *times)
+
+    async def scenario() -> None:
+        one = _subscriber(Busy(), link_ttl)
+        source = one.source_of("a", _state(wire.Row(1, 2)), time.monotonic())
+        one.link(source, wire.Row(1, 2))
+        await one._ping(source)
+        assert waits[0] <= link_ttl / 4
 
     asyncio.run(scenario())
 
