@@ -136,6 +136,17 @@ def test_of_news_that_nobody_has_asked_for_only_the_newest_uses_are_kept() -> No
     assert source.links == {(2_999, 1): wire.Row(2_999, 1, 7, 7)}
 
 
+def test_news_that_were_dropped_before_their_use_was_known_are_asked_for_again() -> None:
+    one, row = _subscriber(), wire.Row(1, 2)
+    one.receive("a", _news(wire.Row(1, 2, 7, 7)))
+    for slot in range(3_000):
+        one.receive("b", _news(wire.Row(slot, 1)))
+    source = one.source_of("a", _state(row), time.monotonic())
+    one.link(source, row)
+    assert source.links == {(1, 2): row}
+    assert source.has_missed
+
+
 def test_a_use_that_its_node_does_not_know_is_gone_for_good() -> None:
     one, row = _subscriber(), wire.Row(1, 2, 3, 3)
     source = one.source_of("a", _state(row), 0.0)
