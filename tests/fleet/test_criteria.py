@@ -18,6 +18,7 @@ import pytest
 import ipcsync
 from ipcsync._linux.process import resident_bytes
 from ipcsync_bridge import wire
+from tests.faults.fixtures import stop
 from tests.fleet.machine import Machine
 from tests.fleet.nodes import Node, Server, listening, with_client
 from tests.kit.until import DEADLINE_S, until
@@ -287,7 +288,7 @@ def test_timed_out_cas_applied_later(patient_pair: tuple[Node, Node], server: Se
     """The server stands still while a name is claimed, and writes the claim when nobody waits for that any more."""
     a, b = (node.client() for node in patient_pair)
     assert _claims(a, "before") is not None  # the store is there, and known to the bridge
-    server.process.send_signal(signal.SIGSTOP)
+    stop(server.process.pid)
     with pytest.raises((ipcsync.FleetUnavailable, ipcsync.WaitTimeout)):
         a.event("w", recorder=True, fleet=True, timeout=1.0)
     server.process.send_signal(signal.SIGCONT)
