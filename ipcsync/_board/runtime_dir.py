@@ -21,13 +21,12 @@ from ipcsync._board.board import is_abandoned
 from ipcsync._linux.process import pid_namespace
 from ipcsync._wire import endpoints
 
-SERVING = "serving.json"  # who serves, and the marks of the sockets
+SERVING = "lock"  # who has locked the directory, and so serves; and the marks of the sockets
 KEEPER = "keeper"  # the role of a coordinator's process that has one
 RELOAD = signal.SIGUSR2  # asks a keeper to load the code on disk
 OUTCOME = "reload.json"  # the result of the last reload
 _NEW = ".new"  # after a file's name while it is written
 _MOST_BYTES = 1 << 16  # of such a file
-_OLDER_LOCK = "lock"  # the file that a coordinator of version 0.1 locks
 SHUT = ".full"  # after the name of a socket while no client may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 _LONGEST_LOOK_S = 5.0  # for which a coordinator that starts waits for processes that only look into the directory
@@ -327,7 +326,7 @@ def who_serves(path: str) -> Serving | None:
 def _is_an_older_ones(path: str) -> bool:
     """Whether a coordinator that knows only the lock of a file serves the directory."""
     try:
-        fd = _unfollowed(os.path.join(path, _OLDER_LOCK), os.O_RDONLY)
+        fd = _unfollowed(os.path.join(path, SERVING), os.O_RDONLY)
     except OSError:
         return False
     try:

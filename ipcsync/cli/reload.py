@@ -37,7 +37,7 @@ def command(runtime_dir: str | None) -> None:
     pid, role, namespace = found
     if not pid:
         raise Failed(
-            f"a coordinator serves {path}, but no serving.json there says which: try again in a second; "
+            f"a coordinator serves {path}, but the file lock there does not say which: try again in a second; "
             "one of an older version can only be restarted, which ends all sessions"
         )
     if namespace not in (0, pid_namespace()):

@@ -18,7 +18,7 @@ from tests.kit.raw_client import run_coordinator
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import IPCSYNC
 
-_FILES = {"who serves": ["serving.json"], "sockets": ["coordinator.sock", "feed.sock"], "one socket": ["feed.sock"]}
+_FILES = {"who serves": ["lock"], "sockets": ["coordinator.sock", "feed.sock"], "one socket": ["feed.sock"]}
 _FILES["all"] = [*_FILES["who serves"], *_FILES["sockets"]]
 
 
@@ -73,9 +73,9 @@ def test_single_files_that_are_removed_are_made_anew_and_that_is_logged(
             (directory / name).unlink()
         _assert_is_whole(directory, served_client, stats["keeper_pid"])
     log = (tmp_path / "log").read_text()
-    assert log.count("the file that says who serves was removed: made anew") == 2 * ("serving.json" in _FILES[what])
+    assert log.count("the file that says who serves was removed: made anew") == 2 * ("lock" in _FILES[what])
     assert log.count("a socket in the runtime directory was removed: made anew") == 2 * len(
-        [name for name in _FILES[what] if name != "serving.json"]
+        [name for name in _FILES[what] if name != "lock"]
     )
     if stats["keeper_pid"] != stats["pid"]:
         os.kill(stats["pid"], signal.SIGSTOP)  # it cannot make anew what is removed now
@@ -152,8 +152,10 @@ def test_a_socket_that_is_another_one_is_lost_and_one_by_its_other_name_is_not(o
 
 @pytest.mark.process
 def test_a_reload_where_nothing_says_who_serves_is_refused(owned: RuntimeDir, directory: Path) -> None:
-    (directory / "serving.json").write_text('{"pid": 1e999, "role": "keeper", "namespace": 0}')
+    (directory / "lock").write_text('{"pid": 1e999, "role": "keeper", "namespace": 0}')
     command = [*IPCSYNC, "reload", "--runtime-dir", owned.path]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert outcome.returncode == 1
-    assert outcome.stderr.startswith(f"ipcsync: a coordinator serves {directory}, but no serving.json there says which")
+    assert outcome.stderr.startswith(
+        f"ipcsync: a coordinator serves {directory}, but the file lock there does not say which"
+    )

@@ -88,7 +88,7 @@ def test_row_12_a_stale_socket_that_was_shut_for_want_of_descriptors_is_removed(
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(directory / "coordinator.sock.full"))
     coordinator = new_coordinator(runtime_dir=str(directory))
-    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock", "feed.sock", "serving.json"]
+    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock", "feed.sock", "lock"]
     coordinator.stop()
 
 
@@ -294,7 +294,7 @@ def test_row_48_the_end_of_the_first_coordinator_leaves_the_seconds_files_alone(
         old.event("e", recorder=True)
         second = _take_over(new_coordinator, directory)
         files = {path.name: path.stat().st_ino for path in directory.iterdir()}
-        assert set(files) == {"coordinator.sock", "feed.sock", "serving.json"}
+        assert set(files) == {"coordinator.sock", "feed.sock", "lock"}
         with ipcsync.connect(second.endpoint) as client:
             os.kill(first.pid, number)
             until(lambda: not first.is_running, "the first one's end")
@@ -343,10 +343,10 @@ def test_row_48_descriptors_that_run_short_shut_nobody_elses_sockets(
     assert sorted(path.name for path in directory.iterdir()) == [
         "coordinator.sock.full",
         "feed.sock.full",
-        "serving.json",
+        "lock",
     ]
     owned.reopen()
-    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock", "feed.sock", "serving.json"]
+    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock", "feed.sock", "lock"]
     second = _take_over(new_coordinator, directory)
     owned.shut()
     owned.reopen()

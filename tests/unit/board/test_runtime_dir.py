@@ -64,7 +64,7 @@ def test_a_second_one_is_refused_and_the_first_untouched(path: Path) -> None:
     with pytest.raises(RuntimeDirError, match=f"another coordinator \\(pid {os.getpid()}\\) serves"):
         RuntimeDir(str(path))
     assert (path / "coordinator.sock").exists()
-    assert (path / "serving.json").exists()
+    assert (path / "lock").exists()
     first.close()
     RuntimeDir(str(path)).close()
 
@@ -171,7 +171,7 @@ def test_a_directory_in_which_nothing_can_be_written_is_not_left_behind(path: Pa
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        with pytest.raises(RuntimeDirError, match=f"cannot write {path}/serving.json: File too large"):
+        with pytest.raises(RuntimeDirError, match=f"cannot write {path}/lock: File too large"):
             RuntimeDir(str(path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -234,12 +234,12 @@ def test_a_parent_that_is_no_directory_and_a_file_that_cannot_be_written_are_ref
     with pytest.raises(RuntimeDirError, match="cannot make the runtime directory"):
         RuntimeDir(str(path))
     (tmp_path / "a").unlink()
-    (path / "serving.json").mkdir(parents=True)
+    (path / "lock").mkdir(parents=True)
     path.chmod(0o700)
-    with pytest.raises(RuntimeDirError, match=f"cannot write {path}/serving.json: Is a directory"):
+    with pytest.raises(RuntimeDirError, match=f"cannot write {path}/lock: Is a directory"):
         RuntimeDir(str(path))
-    (path / "serving.json").rmdir()
-    for name in ("serving.json", "serving.json.new"):
+    (path / "lock").rmdir()
+    for name in ("lock", "lock.new"):
         (path / name).symlink_to(tmp_path / "elsewhere")
     RuntimeDir(str(path)).close()
     assert not (tmp_path / "elsewhere").exists()
@@ -248,7 +248,7 @@ def test_a_parent_that_is_no_directory_and_a_file_that_cannot_be_written_are_ref
 def test_whatever_the_file_says_a_locked_directory_is_served(path: Path) -> None:
     directory = RuntimeDir(str(path))
     for said in ("", "[1]", '{"pid": 1}', '{"pid": "x", "role": "", "namespace": 0}'):
-        (path / "serving.json").write_text(said)
+        (path / "lock").write_text(said)
         assert who_serves(str(path)) == (0, "", 0)
     directory.close()
 
