@@ -48,7 +48,8 @@ def _register(address: int) -> None:
     _ordinals[address] = context.current_ordinal()
     # CUDA counts this as an unsafe call, which would break another thread's capture.
     result = relaxed_call(_drivers.load().cuMemHostRegister, address, PAGE, _FLAGS)
-    if not (was_begun and result[0] == _ALREADY_REGISTERED):
+    is_ours = was_begun or address in _registered  # by a handler within this call
+    if not (is_ours and result[0] == _ALREADY_REGISTERED):
         try:
             unwrap(result, "cuMemHostRegister")
         except DriverError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import signal
 import threading
@@ -14,7 +16,7 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._board import INT64_MAX, SlotLine
 from ipcsync._board.layout import PAGE
-from ipcsync._native import pinned
+from ipcsync._native import context, pinned
 from ipcsync.testing import StreamGate
 from tests.kit import remote
 from tests.kit.driver_kit import code
@@ -297,6 +299,24 @@ def test_a_client_that_closes_gives_its_boards_pages_back_to_cuda(coordinator: i
     driver = _drivers.load()
     assert code(driver.cuMemHostRegister(page, PAGE, 0)) == 0
     assert code(driver.cuMemHostUnregister(page)) == 0
+
+
+def test_a_handler_that_registers_the_same_page_in_the_middle_of_its_registration_does_no_harm(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ipcsync.Stream()  # a context
+    with mmap.mmap(-1, PAGE) as page:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        found: list[int] = []
+
+        def handled() -> int:
+            monkeypatch.undo()
+            found.append(pinned.page(address))
+            return context.current_ordinal()
+
+        monkeypatch.setattr(context, "current_ordinal", handled)
+        assert [pinned.page(address)] == found
+        assert pinned.unpin(address, PAGE)
 
 
 def test_a_thread_without_a_context_may_be_the_first_to_use_a_words_page(client: ipcsync.Client) -> None:
