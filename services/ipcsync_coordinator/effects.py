@@ -140,7 +140,8 @@ class Effects:
         """Store a slot's row on the board."""
         line = self.line(slot.index)
         if line.incarnation != slot.incarnation or (line.state == FREE and slot.state != "free"):
-            self.releaser.reset(slot.index, line, line.recorded)  # if that it was free is in the same record
+            if line.state != FREE:  # that it was free is in the same record
+                self.releaser.reset(slot.index, line, line.recorded)
             line.open(slot.incarnation)
         if slot.recorder is not None and line.recorder != slot.recorder.serial:
             line.set_recorder(slot.recorder.serial)

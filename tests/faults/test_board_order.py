@@ -465,7 +465,8 @@ def test_a_slot_is_opened_and_finished_in_the_models_order(new_rig: Callable[[Ca
         ("closed", model.finish(board_world.CLOSED)),
     ]
     for kind, program in programs:
-        assert _run_effect(new_rig(Case(kind, recorded=2, completed=2)), kind) == _steps_of(program, world)
+        state = board_world.FREE if kind == "opened" else OPEN
+        assert _run_effect(new_rig(Case(kind, state=state, recorded=2, completed=2)), kind) == _steps_of(program, world)
 
 
 def test_a_released_word_is_released_again_once_it_was_pulled_down(new_rig: Callable[[Case], Coordinators]) -> None:
