@@ -59,7 +59,8 @@ def test_a_record_that_failed_and_is_repeated_on_another_stream_proves_no_wait_o
     row.extend(3, stream=8)
     assert len(row.chain.entries) == 2
     row.extend(4, later)
-    assert (second.last, second.proof) == (4, 4)
+    third = row.chain.entries[later]
+    assert (second.last, third.first, third.last, third.proof) == (2, 4, 4, 4)
 
 
 def test_what_is_good_already_is_stood_behind_by_nothing_and_leaves_its_list(row: Row) -> None:
