@@ -43,14 +43,17 @@ def wait_for_all(joined: Stream) -> None:
     Raises StreamCapturing while a stream of the context is being captured; the capture stays valid if the stream is
     known here. If the driver cannot record a context, `joined` waits for the known streams, with a RuntimeWarning.
     """
-    joined.wait_event(_event_behind_all(joined.device_index, stacklevel=5))
+    joined.wait_event(_event_behind_all(joined.device_index, stacklevel=5, asks=joined))
 
 
-def _event_behind_all(ordinal: int, stacklevel: int) -> Event:
-    """An event behind all that `wait_for_all` waits for; its errors, and its warning for the caller at `stacklevel`."""
+def _event_behind_all(ordinal: int, stacklevel: int, asks: Stream | None = None) -> Event:
+    """An event behind all that `wait_for_all` waits for; its errors, and its warning for the caller at `stacklevel`.
+
+    `asks` is the stream that is to wait for it, and needs no wait for itself.
+    """
     event = Event()
     with OnDevice(ordinal) as inside, inside:
-        known = _known(ordinal)
+        known = [stream for stream in _known(ordinal) if stream != asks]
         if _records_contexts():
             _refuse_capturing(known)
             event._create(None, ordinal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -237,6 +238,23 @@ def test_an_older_driver_joins_what_is_known_and_warns(client: ipcsync.Client, w
     with pytest.warns(RuntimeWarning, match="cannot record all of a context"):
         point = client.record_all()
     _is_behind(point, held, waiter)
+
+
+def _warned_others(client: ipcsync.Client) -> int:
+    with pytest.warns(RuntimeWarning, match="cannot record all of a context") as told:
+        client.record_all()
+    return int(str(told[0].message).split(" others that ipcsync knows")[0].rsplit(" ", 1)[1])
+
+
+@pytest.mark.usefixtures("older_driver")
+def test_an_older_driver_counts_the_streams_that_a_record_joins_and_not_the_joining_one(
+    client: ipcsync.Client,
+) -> None:
+    gc.collect()  # an earlier test's streams
+    known = len(joining._known(0)) - 1
+    assert _warned_others(client) == known
+    mine = [ipcsync.Stream() for _ in range(3)]
+    assert _warned_others(client) == known + len(mine)
 
 
 @pytest.mark.usefixtures("older_driver")
