@@ -33,9 +33,8 @@ class StreamGate:
     same hardware queue. Several gates on one stream may be opened in any order: the stream goes on to the first one
     that is still closed.
 
-    A context manager: leaving its block opens it, and waits for nothing. Each gate takes 4 bytes of pinned memory until
-    the process ends. A gate that is dropped without being opened
-    opens too, with a ResourceWarning.
+    A context manager: leaving its block opens it, and waits for nothing. A gate that is dropped without being opened
+    opens too, with a ResourceWarning. Each takes 4 bytes of pinned memory until the process ends.
 
         with StreamGate(stream) as gate:
             point = event.record(stream)
