@@ -35,6 +35,7 @@ NAMES = [
     "pid-values",
     "event-handles",
     "timeline",
+    "hardware-queues",
     "cpu-writes",
     "recorder-death",
 ]
@@ -68,13 +69,32 @@ def test_with_a_coordinator_that_runs_everything_works_and_nothing_is_left(
     assert f"pid {coordinator.pid}" in checks["coordinator"]["detail"]
     assert "without a keeper" in checks["coordinator"]["detail"]
     assert "--no-keeper" in checks["coordinator"]["advice"]
-    for name in ("coordinator", "dev-shm", "pid-namespace", "pid-values", "event-handles", "timeline", "cpu-writes"):
+    for name in (
+        "coordinator",
+        "dev-shm",
+        "pid-namespace",
+        "pid-values",
+        "event-handles",
+        "timeline",
+        "hardware-queues",
+        "cpu-writes",
+    ):
         assert checks[name]["result"] == "ok", checks[name]
     assert checks["recorder-death"]["detail"].count("RecorderLost") == 2
     assert [row.name for row in client.list_sessions()] == ["main"]
     # The kernel closes the last file of the recorder that was killed in its own time: that shows that its work is over.
     until(lambda: client.list_events() == [], "no event is left")
     until(lambda: client.stats()["pool_in_use"] == 0, "nothing of the pool is in use")
+
+
+def test_streams_that_share_a_hardware_queue_are_told_and_nothing_fails(coordinator: ipcsync.Coordinator) -> None:
+    options = ("--json", "--endpoint", coordinator.endpoint)
+    done = doctor(*options, CUDA_DEVICE_MAX_CONNECTIONS="1", IPCSYNC_HOST_QUEUES="1")
+    checks = checks_of(done)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert checks["hardware-queues"]["result"] == "warn"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in checks["hardware-queues"]["advice"]
+    assert checks["cpu-writes"]["result"] == "ok"
 
 
 def test_without_a_coordinator_it_brings_its_own_and_says_so(tmp_path: Path) -> None:

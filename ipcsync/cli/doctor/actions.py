@@ -11,7 +11,7 @@ import ipcsync
 from ipcsync._deadline import pauses
 from ipcsync._drivers import DriverObject
 from ipcsync._linux import child
-from ipcsync.errors import IpcSyncError
+from ipcsync.errors import EngineMismatch, IpcSyncError
 from ipcsync.typing import EngineChecks, EngineName
 
 if TYPE_CHECKING:
@@ -160,6 +160,17 @@ def try_gate() -> bool:
     if woke:
         gate.open()
     return woke
+
+
+def do_streams_pass() -> bool:
+    """Whether a stream goes on while others wait, so that they do not all share a hardware queue."""
+    from ipcsync.client._ahead import check_passing
+
+    try:
+        check_passing(0)
+    except EngineMismatch:
+        return False
+    return True
 
 
 def _soon(condition: Callable[[], bool], seconds: float = SOON_S) -> bool:

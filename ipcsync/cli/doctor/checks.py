@@ -32,6 +32,7 @@ class Context:
     place: dict[str, Any] = field(default_factory=dict)  # a client's place: pid, namespaces, /dev/shm
     theirs: dict[str, Any] = field(default_factory=dict)  # the coordinator's place
     works: dict[str, bool] = field(default_factory=dict)  # by engine
+    do_streams_pass: bool = True
 
     @property
     def is_host(self) -> bool:
@@ -271,6 +272,18 @@ def _why_not(context: Context, engine: EngineName, device: int) -> str | None:
     return str(report["why"]) or None
 
 
+def _hardware_queues(context: Context) -> Outcome:
+    context.do_streams_pass = context.workers["waiter"].call(actions.do_streams_pass)
+    if context.do_streams_pass:
+        return "ok", "streams go on beside one that waits", ""
+    return (
+        "warn",
+        "streams of a process share a hardware queue: one that waits holds others back",
+        "Set CUDA_DEVICE_MAX_CONNECTIONS to 8 or more before CUDA is initialised. Until then ahead=True is refused, "
+        "and a stream's wait for another process may stop work that has nothing to do with it.",
+    )
+
+
 def _cpu_writes(context: Context) -> Outcome:
     advice = (
         "The coordinator cannot release a stream that waits for a record which never comes: do not wait with "
@@ -279,7 +292,7 @@ def _cpu_writes(context: Context) -> Outcome:
     if not context.workers["waiter"].call(actions.try_gate):
         context.workers["waiter"].kill()  # its stream never goes on
         return "warn", "a plain store did not wake a stream that waits for pinned memory", advice
-    if not context.works["timeline"]:
+    if not context.works["timeline"] or not context.do_streams_pass:
         return "ok", "a plain store wakes a stream that waits for pinned memory", ""
     if not two_process_checks.release(context.workers, context.endpoint):
         return "warn", "the coordinator's store to the board did not wake a stream that waits for it", advice
@@ -327,6 +340,7 @@ CHECKS: tuple[tuple[str, Callable[[Context], Outcome], bool], ...] = (
     ("pid-values", _pid_values, False),
     ("event-handles", partial(_engine, "event"), False),
     ("timeline", partial(_engine, "timeline"), True),
+    ("hardware-queues", _hardware_queues, False),
     ("cpu-writes", _cpu_writes, False),
     ("recorder-death", _recorder_death, False),
 )
