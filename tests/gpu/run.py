@@ -9,7 +9,7 @@ has told what it found. The directory has
 - probed.md, questions.md: what the driver answers where CUDA promises nothing
 - bench.jsonl, figures.txt (one figure a line); costs.txt, hops.txt, deaths.txt, under_mps.txt, death_wait.txt: the
   output of each program
-- doctor.json, demo.log, all.log
+- doctor.json, demo.log, torch_layers.txt (two processes of torch and a graph), all.log
 
 With --failed only the tests that failed, or were not finished, in the last run into that directory; what comes of them
 is in its folder `again`. IPCSYNC_DRIVER (cuda) chooses the driver; what is not a real GPU is marked so. Exit status 1
@@ -43,7 +43,8 @@ LEFT_OUT = {
 }
 """Tests that end the process in NVIDIA's driver, and why."""
 
-_ROWS = {"records": 3, "completed": 3, "pending": 3, "chained": 3, "hand_over": 1, "wake_up": 3, "deaths": 3}  # rounds
+_ROWS = ("records", "completed", "pending", "chained", "graphs", "wake_up", "hand_over", "deaths")
+_ROUNDS = {"hand_over": 1}  # else 3
 _SUITE = ("tests/events", "tests/client", "tests/plugin", "tests/faults", "tests/cli", "tests/docs")
 _USUAL = "driver and not thorough and not benchmark and not model and not planted"
 # Processes that die with streams held back are long in dying, and who starts meanwhile waits: they run one at a time.
@@ -106,6 +107,7 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
     theirs = [sys.executable, "-m", "tests.gpu.lmcache_tests", str(lmcache), "-p", "tests.gpu.instant"]
     has_theirs = lmcache is not None and lmcache_tests.are_in(lmcache) and find_spec("lmcache") is not None
     probes = [sys.executable, "-m", "tests.gpu.probe_report", "--out", str(out / "probed.md"), "--seconds", "50"]
+    layers = [sys.executable, "-m", "tests.gpu.torch_layers"]
     bench = [sys.executable, "-m", "tests.benchmarks", "--quick", "--json", "--only"]
     return [
         Step("doctor", [*CLI, "doctor", "--json"], 40, file="doctor.json"),
@@ -116,13 +118,17 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         Step("questions", [sys.executable, "-m", "tests.gpu.questions", "--out", str(out / "questions.md")], 90),
         _source("costs", out),
         *(
-            Step(f"bench-{name}", [*bench, name, "--rounds", str(rounds)], 40, "bench.jsonl")
-            for name, rounds in _ROWS.items()
+            Step(f"bench-{name}", [*bench, name, "--rounds", str(_ROUNDS.get(name, 3))], 40, "bench.jsonl")
+            for name in _ROWS
         ),
         _pytest("graphs", 60, workers, *files("tests/graphs", kill=False), *parted),
         _pytest("graphs-deaths", 60, 1, *files("tests/graphs", kill=True), *parted),
         _pytest("suite", 120, workers, *files(*_SUITE, kill=False), *parted),
         Step("demo", [*CLI, "demo"], 30, file="demo.log"),
+        *(
+            Step("-".join(["layers", *how]), [*layers, *(f"--{word}" for word in how)], 40, "torch_layers.txt")
+            for how in ([], ["break"], ["kill=prefill"], ["kill=decode"])
+        ),
         _pytest("alone", 45, 1, "tests/contract", "tests/graphs", *_SUITE, *alone),
         _program("hops", 30),
         _program("deaths", 45),

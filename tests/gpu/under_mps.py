@@ -18,7 +18,9 @@ from collections.abc import Sequence
 _CONTROL = "nvidia-cuda-mps-control"
 _CLI = [sys.executable, "-m", "ipcsync"]
 _GRAPHS = [
-    word for name in ("feeder_and_drainer", "death_amid_a_graph", "memory_of_the_dead") for word in ("--only", name)
+    word
+    for name in ("feeder_and_drainer", "hardware_queues", "death_amid_a_graph", "memory_of_the_dead")
+    for word in ("--only", name)
 ]
 _RUNS: tuple[Sequence[str], ...] = (
     [*_CLI, "doctor"],

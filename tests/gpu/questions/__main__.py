@@ -35,11 +35,19 @@ QUESTIONS: dict[str, tuple[str, float]] = {
     "copies_end_waits": ("graphs", 6),
     "external_events": ("graphs", 8),
     "feeder_and_drainer": ("graphs", 12),
+    "hardware_queues": ("graphs", 12),
     "beside_a_gate": ("graphs", 14),
     "death_amid_a_graph": ("graphs", 8),
     "memory_of_the_dead": ("graphs", 8),
     "many_gates": ("graphs", 10),
     "dependent_launches": ("dependent", 8),
+    "odd_handles": ("assumed", 10),
+    "slots": ("assumed", 10),
+    "replaced_records": ("assumed", 6),
+    "captured_events": ("assumed", 6),
+    "writes_without_barrier": ("assumed", 6),
+    "forbidden_calls": ("assumed", 8),
+    "graph_records": ("assumed", 6),
 }
 """Each is a generator of rows and answers in that module; so many seconds are its limit."""
 

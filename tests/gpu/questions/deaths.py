@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from cuda import bindings
 
@@ -78,6 +79,17 @@ def end(call: str) -> tuple[str, float]:
     return f"result {result}", 1e3 * (time.perf_counter() - began)
 
 
+def _late(stream: Any, event: Any, is_over: Callable[[], bool] = lambda: False) -> str:
+    """The longest record of this process until its query says so, for half of the patience or until that is over."""
+    drv, began = load(), time.perf_counter()
+    times: list[float] = []
+    while (before := time.perf_counter()) - began < _PATIENCE_S / 2 and not (times and is_over()):
+        ok(drv.cuEventRecord(event, stream))
+        assert asked.milliseconds(lambda: kit.is_ready(drv.cuEventQuery(event)), 5.0) is not None
+        times.append(1e3 * (time.perf_counter() - before))
+    return f"{max(times):.2f} ms (median {sorted(times)[len(times) // 2]:.3f})"
+
+
 _EXIT = """
 from tests.gpu.questions.deaths import hold_for_ever
 from tests.kit import driver_kit as kit
@@ -87,10 +99,14 @@ kit.use_device(0); hold_for_ever(); kit.at_end.clear(); print("held", flush=True
 
 def never_ending_streams() -> Iterator[tuple[str, str]]:
     """Which calls, and which exit, do not return behind a stream that waits for ever?"""
+    stream, event = asked.new_stream(), ok(load().cuEventCreate(kit.DISABLE_TIMING))
+    yield "a bystander's record until its query says so, at worst, beside nothing", _late(stream, event)
     for call in ("cuStreamDestroy", "cuEventDestroy", "cuMemFree", "cuMemFreeHost", "cuCtxDestroy"):
         with asked.peers() as (peer,):
             peer.call(hold_for_ever)
             peer.begin(end, call)
+            if call == "cuCtxDestroy":
+                yield f"the same beside {call}, behind a stream that never ends", _late(stream, event)
             try:
                 result, took = peer.result(_PATIENCE_S)
                 said = f"{result} after {took:.2f} ms"
@@ -101,6 +117,7 @@ def never_ending_streams() -> Iterator[tuple[str, str]]:
         assert process.stdout is not None
         process.stdout.readline()
         began = time.perf_counter()
+        late = _late(stream, event, lambda: process.poll() is not None)
         try:
             status = process.wait(2 * _PATIENCE_S)
             said = f"status {status} after {1e3 * (time.perf_counter() - began):.0f} ms"
@@ -108,3 +125,4 @@ def never_ending_streams() -> Iterator[tuple[str, str]]:
             said = f"not within {2 * _PATIENCE_S:g} s"
             process.kill()
         yield "behind a stream that never ends: the process's exit", said
+        yield "the same beside an exit behind a stream that never ends", late

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ipcsync._drivers import load
-from tests.contract.probes import say
 from tests.gpu.questions import peers as asked
 from tests.gpu.questions.graphs import captured
 from tests.kit import driver_kit as kit
@@ -39,7 +38,19 @@ again:
 """A kernel that lets its dependents begin at once, works for so long and then writes its word."""
 
 
-def _launch(function: Any, stream: Any, word: int, nanoseconds: int, *, early: bool) -> None:
+def has_kernels() -> bool:
+    """Whether this driver loads kernels."""
+    return code(load().cuModuleLoadData(_PTX + b"\0")) == SUCCESS
+
+
+def loaded() -> Any:
+    """The kernel, in the current context."""
+    drv = load()
+    return ok(drv.cuModuleGetFunction(ok(drv.cuModuleLoadData(_PTX + b"\0")), b"work"))
+
+
+def launch_work(function: Any, stream: Any, word: int, nanoseconds: int, *, early: bool) -> None:
+    """Queue it: so long work, then its word. `early`: it may begin before what is in front of it has ended."""
     drv = load()
     config = drv.CUlaunchConfig()
     config.gridDimX = config.gridDimY = config.gridDimZ = 1
@@ -57,17 +68,16 @@ def _launch(function: Any, stream: Any, word: int, nanoseconds: int, *, early: b
 def dependent_launches() -> Iterator[tuple[str, str]]:
     """A slow kernel, a quick one that may begin before that ends, and a write of a word: which is seen first?"""
     drv = load()
-    loaded = drv.cuModuleLoadData(_PTX + b"\0")
-    if code(loaded) != SUCCESS:
-        yield "words beside programmatic dependent launches", f"not asked: cuModuleLoadData says {say(code(loaded))}"
+    if not has_kernels():
+        yield "words beside programmatic dependent launches", "not asked: this driver loads no kernels"
         return
-    function, stream = ok(drv.cuModuleGetFunction(loaded[1], b"work")), asked.new_stream()
+    function, stream = loaded(), asked.new_stream()
     page = int(ok(drv.cuMemAllocHost(4096)))
     seen = (ctypes.c_uint64 * 3).from_address(page)
 
     def queue() -> None:
-        _launch(function, stream, page, _SLOW_NS, early=False)
-        _launch(function, stream, page + 8, _QUICK_NS, early=True)
+        launch_work(function, stream, page, _SLOW_NS, early=False)
+        launch_work(function, stream, page + 8, _QUICK_NS, early=True)
         ok(drv.cuStreamWriteValue64(stream, page + 16, 1, 0))
 
     graph = captured(stream, queue)

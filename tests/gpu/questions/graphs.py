@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,6 +102,10 @@ def copies_end_waits() -> Iterator[tuple[str, str]]:
         "a set of bytes": lambda: drv.cuMemsetD8Async(asked.word(words, 1), 1, 8, side),
     }
     for number, (what, work) in enumerate(works.items()):
+        ok(work())  # its kernel is loaded before a stream is held back
+        kit.finish(side)
+        _write(side, words, number, 0)
+        kit.finish(side)
         _wait(stream, words, number)
         ok(work())
         took = asked.milliseconds(lambda: asked.is_done(stream), _SOON_S)
@@ -108,6 +113,10 @@ def copies_end_waits() -> Iterator[tuple[str, str]]:
         if took is None:
             _write(side, words, number)
     graph = captured(side, lambda: ok(drv.cuMemcpyDtoDAsync(asked.word(words, 2), asked.word(source), 8, side)))
+    ok(drv.cuGraphLaunch(graph, side))
+    kit.finish(side)
+    _write(side, words, 2, 0)
+    kit.finish(side)
     _wait(stream, words, 2)
     ok(drv.cuGraphLaunch(graph, side))
     took = asked.milliseconds(lambda: asked.is_done(stream), _SOON_S)
@@ -215,6 +224,33 @@ def go_on_beside_a_gate() -> str:
     return f"{went_on} of {_OTHERS} streams, the second graph {'too' if asked.is_done(second) else 'not'}"
 
 
+def pass_each_other(most: int) -> int:
+    """In a peer: so many streams, at most, pass each other: each waits for a word that the next one writes."""
+    page = int(ok(load().cuMemAllocHost(64 * 2 * most)))
+    passed = 0
+    for count in range(2, most + 1):
+        ctypes.memset(page, 0, 64 * 2 * most)
+        streams = [asked.new_stream() for _ in range(count)]
+        for number, stream in enumerate(streams):
+            if number < count - 1:
+                _wait(stream, page, number + 1)
+            _write(stream, page, number)
+        first = ctypes.c_uint64.from_address(page)
+        if asked.milliseconds(lambda first=first: first.value, 0.2) is None:  # type: ignore[misc]
+            break
+        passed = count
+    ctypes.memset(page, 1, 64 * 2 * most)
+    return passed
+
+
+def hardware_queues() -> Iterator[tuple[str, str]]:
+    """How many streams pass each other, by CUDA_DEVICE_MAX_CONNECTIONS?"""
+    for queues in ("", "1", "2", "8", "32"):
+        with asked.peers(1, **({"CUDA_DEVICE_MAX_CONNECTIONS": queues} if queues else {})) as (peer,):
+            said = f"{peer.call(pass_each_other, 12)} of 12"
+            yield f"streams that pass each other in a row, CUDA_DEVICE_MAX_CONNECTIONS {queues or 'not set'}", said
+
+
 def beside_a_gate() -> Iterator[tuple[str, str]]:
     """What goes on beside a graph that waits at a gate, with 1, 8 and 32 hardware queues?"""
     for queues in (8, 32, 1):
@@ -304,34 +340,91 @@ def memory_of_the_dead() -> Iterator[tuple[str, str]]:
             )
 
 
+def _returns(call: Callable[[], Any], seconds: float) -> tuple[threading.Thread, str]:
+    """A call on a thread of its own, and how soon it returned."""
+    context = ok(load().cuCtxGetCurrent())
+    took: list[float] = []
+
+    def run() -> None:
+        ok(load().cuCtxSetCurrent(context))
+        began = time.perf_counter()
+        ok(call())
+        took.append(1e6 * (time.perf_counter() - began))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return thread, f"after {took[0]:.0f} µs" if took else f"not within {seconds:g} s"
+
+
 def many_gates() -> Iterator[tuple[str, str]]:
     """Does the launch of a large graph behind closed gates return, and the next one's? How fast are its words?"""
     drv = load()
     stream, side = asked.new_stream(), asked.new_stream()
-    words, memory = asked.device_words(2 * _GATES), ok(drv.cuMemAlloc(4096))
+    event = ok(drv.cuEventCreate(kit.SHAREABLE))
+    page, memory = int(ok(drv.cuMemAllocHost(64 * 2 * _GATES))), ok(drv.cuMemAlloc(4096))
+    gates = (ctypes.c_uint64 * (16 * _GATES)).from_address(page)
+    ctypes.memset(page, 0, 64 * 2 * _GATES)
 
-    def queue() -> None:
+    def graph_of(count: int) -> Any:
+        def queue() -> None:
+            for number in range(count):
+                _wait(stream, page, number)
+                for _ in range(_NODES // _GATES):
+                    ok(drv.cuMemsetD8Async(memory, 1, 4096, stream))
+                _write(stream, page, _GATES + number)
+
+        return captured(stream, queue)
+
+    def open_all() -> None:
         for number in range(_GATES):
-            _wait(stream, words, number)
-            for _ in range(_NODES // _GATES):
-                ok(drv.cuMemsetD8Async(memory, 1, 4096, stream))
-            _write(stream, words, _GATES + number)
+            gates[8 * number] = 1
 
-    graph, what = captured(stream, queue), f"{_GATES} gates, {_NODES} nodes, {_GATES} taps"
-    for which in ("first", "second"):
-        began = time.perf_counter()
-        ok(drv.cuGraphLaunch(graph, stream))
-        took = 1e6 * (time.perf_counter() - began)
-        yield f"{what}, all gates closed: the {which} launch returns", f"after {took:.0f} µs"
-    ok(drv.cuStreamBatchMemOp(side, _GATES, _batch(words, _GATES), 0))
-    ended = asked.milliseconds(lambda: asked.is_done(stream), 2.0)
-    yield f"{what}, all gates opened by one batch: both launches end", asked.when(ended, 2.0)
+    def close_all() -> None:
+        ctypes.memset(page, 0, 64 * _GATES)
+
+    graph, small = graph_of(_GATES), graph_of(_GATES // 10)
+    what, less = f"{_GATES} gates, {_NODES} sets, {_GATES} taps", f"{_GATES // 10} gates, {_NODES // 10} sets, 8 taps"
+    open_all()
+    for each in (graph, small):  # what a first launch costs besides is over
+        ok(drv.cuGraphLaunch(each, stream))
+        kit.finish(stream)
     began = time.perf_counter()
     ok(drv.cuGraphLaunch(graph, stream))
     kit.finish(stream)
     yield f"{what}, all gates open: a launch to its end", f"{1e6 * (time.perf_counter() - began):.0f} µs"
+    close_all()
+    threads = []
+    for which in ("first", "second", "third"):
+        thread, said = _returns(lambda: drv.cuGraphLaunch(graph, stream), 0.4)
+        threads.append(thread)
+        yield f"{what}, all gates closed: the {which} launch returns", said
+        if thread.is_alive():
+            thread, said = _returns(lambda: drv.cuEventRecord(event, side), 0.4)
+            threads.append(thread)
+            yield "a record on another stream, while a launch stands still: returns", said
+            break
+    open_all()
+    for thread in threads:
+        thread.join(3.0)
+    ended = asked.milliseconds(lambda: asked.is_done(stream), 2.0)
+    yield f"{what}, all gates opened: all launches end", asked.when(ended, 2.0)
+    close_all()
+    launched: list[int] = []
+
+    def launch_many() -> tuple[Any]:
+        for number in range(40):
+            ok(drv.cuGraphLaunch(small, stream))
+            launched.append(number)
+        return (drv.CUresult(0),)
+
+    thread, _ = _returns(launch_many, 0.8)
+    yield f"{less}, all gates closed: so many launches of 40 return", str(len(launched))
+    open_all()
+    thread.join(3.0)
+    asked.milliseconds(lambda: asked.is_done(stream), 2.0)
     latch = kit.Latch(stream)
-    batch = _batch(words, 100)
+    batch = _batch(page, 100)
     for _ in range(8):
         ok(drv.cuStreamBatchMemOp(stream, len(batch), batch, 0))
     began = time.perf_counter()

@@ -10,6 +10,7 @@ from typing import Any
 from ipcsync._drivers import load
 from tests.contract import actions
 from tests.gpu.questions import peers as asked
+from tests.gpu.questions.dependent import has_kernels, launch_work, loaded
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import ok
 
@@ -25,7 +26,13 @@ KINDS = (
     "a write of a word of host memory",
     "a write of a word of device memory, then a plain record",
     "a set of 4 KB of device memory, then a plain record",
+    "records of an imported interprocess event, on two streams in turn",
+    "a kernel, then a plain record",
+    "a kernel, then a write of a word of host memory",
+    "a kernel, then a record of an own interprocess event",
+    "a kernel, then a record of an imported interprocess event",
 )
+_KERNELS = KINDS[9:]
 
 
 def _see(done: Callable[[], bool]) -> None:
@@ -38,6 +45,20 @@ def _work(kind: str, page: kit.Page, address: int, mine: int) -> Callable[[int],
     stream = asked.new_stream()
     plain = ok(drv.cuEventCreate(kit.DISABLE_TIMING))
     memory, host = ok(drv.cuMemAlloc(4096)), drv.CUdeviceptr(address + 8 * (_OWN + mine))
+
+    streams = (stream, asked.new_stream())
+    kernel = loaded() if kind in _KERNELS else None
+
+    def on_two(number: int) -> None:
+        ok(drv.cuEventRecord(named["e"], streams[number % 2]))
+        _see(lambda: ready(named["e"]))
+
+    def launch() -> None:
+        launch_work(kernel, stream, int(host), 0, early=False)
+
+    def write_behind_a_kernel(number: int) -> None:
+        launch()
+        write(number)
 
     def ready(event: Any) -> bool:
         return kit.is_ready(drv.cuEventQuery(event))
@@ -67,6 +88,11 @@ def _work(kind: str, page: kit.Page, address: int, mine: int) -> Callable[[int],
         KINDS[5]: write,
         KINDS[6]: recorded(plain, lambda: ok(drv.cuStreamWriteValue64(stream, memory, 1, 0))),
         KINDS[7]: recorded(plain, lambda: ok(drv.cuMemsetD8Async(memory, 1, 4096, stream))),
+        KINDS[8]: on_two,
+        KINDS[9]: recorded(plain, launch),
+        KINDS[10]: write_behind_a_kernel,
+        KINDS[11]: recorded(named["own"], launch),
+        KINDS[12]: recorded(named["e"], launch),
     }[kind]
 
 
@@ -99,7 +125,7 @@ def turns() -> Iterator[tuple[str, str]]:
         handles = [each.call(actions.share_event, "own") for each in both]
         for each, handle in zip(both, reversed(handles), strict=True):
             assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
-        for kind in KINDS:
+        for kind in KINDS if has_kernels() else [each for each in KINDS if each not in _KERNELS]:
             with asked.shared_page() as (path, _):
                 for each, serves in zip(both, (True, False), strict=True):
                     each.begin(play, kind, path, serves)
