@@ -23,14 +23,43 @@ def test_async_copies(ctx: Any) -> None:
     host = ok(drv.cuMemAllocHost(64))
     ok(drv.cuMemcpyDtoHAsync(int(host), p, 64, s))  # pinned: really asynchronous
     assert code(drv.cuStreamQuery(s)) == 600
-    ok(drv.cuMemFree(p))  # storage stays until the queued work is done with it
     latch.open()
-    ok(drv.cuStreamSynchronize(s))
+    ok(drv.cuMemFree(p))  # behind the queued work
+    assert code(drv.cuStreamQuery(s)) == 0
     assert ctypes.string_at(int(host), 64) == b"x" * 60 + b"\0" * 4
     w = ok(drv.cuMemAlloc(16))
     ok(drv.cuStreamWriteValue64(s, w, 5, 0))
     ok(drv.cuStreamWaitValue64(s, w, 5, 1))
     ok(drv.cuStreamSynchronize(s))
+
+
+@pytest.mark.parametrize("call", ["cuMemFree", "cuMemFreeHost", "cuCtxDestroy", "cuStreamDestroy", "cuEventDestroy"])
+def test_who_frees_memory_waits_for_the_work_of_its_context_and_who_destroys_its_streams_does_not(
+    servers: MakeServers, call: str
+) -> None:
+    a, b = servers(2)
+    a("python", "held.context = drv.cuCtxCreate(None, 0, 0)[1]")
+    for x in (a, b):
+        x("stream", 0)
+        x("create", "e")
+        x("hold", 0)
+        x("record", "e", 0)
+    arguments = {
+        "cuMemFree": "drv.cuMemAlloc(64)[1]",
+        "cuMemFreeHost": "drv.cuMemAllocHost(64)[1]",
+        "cuCtxDestroy": "held.context",
+        "cuStreamDestroy": "held.streams[0]",
+        "cuEventDestroy": "held.events['e']",
+    }
+    a.send(("python", f"answer = int(drv.{call}({arguments[call]})[0])"))
+    if "Destroy" in call and "Ctx" not in call:
+        assert a.get() == 0
+    else:
+        a.until_blocked()
+    b("let", 0)
+    assert b("ssync", 0) == 0
+    b("alloc", "m", 64)
+    assert b("free", "m") == 0
 
 
 def test_who_has_freed_memory_open_keeps_it_and_nobody_else_opens_it(servers: MakeServers) -> None:

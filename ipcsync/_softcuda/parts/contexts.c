@@ -138,6 +138,7 @@ API cuCtxDestroy_v2(CUcontext h) {
   struct ctx *c = obj_get(&g_ctxs, h);
   if (!c || c->primary) return h && !c ? E_CTXDEAD : E_CTX;
   if (t_depth && t_stack[t_depth - 1] == h) t_depth--;
+  ctx_sync(c);
   ctx_teardown(c);
   obj_recycle(&g_ctxs, c);
   return OK;

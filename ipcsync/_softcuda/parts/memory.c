@@ -9,12 +9,18 @@ API cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t w, size_t h, unsi
   *pitch = (w + 511) & ~(size_t)511;
   return mem_alloc(c, *pitch * h, out);
 }
+/* What is freed goes behind all work of its context; but a host function would wait for its own stream. */
+static void mem_wait(struct alloc *a) {
+  struct ctx *c = a && !t_worker ? obj_get(&g_ctxs, a->ctx) : NULL;
+  if (c) ctx_sync(c);
+}
 API cuMemFree_v2(CUdeviceptr p) {
   CHK();
   if (!p) return OK;
   UNSAFE();
   struct alloc *a = mem_take((uintptr_t)p, A_DEV);
   if (!a) return E_VALUE;
+  mem_wait(a);
   mem_release(a);
   return OK;
 }
@@ -52,6 +58,7 @@ API cuMemFreeHost(void *p) {
   CHK();
   UNSAFE();
   struct alloc *a = mem_take((uintptr_t)p, A_HOST);
+  mem_wait(a);
   mem_drop(a);
   return a ? OK : E_VALUE;
 }
