@@ -43,7 +43,9 @@ def kind(drv: ModuleType) -> str:
 
 @pytest.fixture(scope="session")
 def _primary(drv: ModuleType) -> Any:
-    return kit.use_device(0)
+    context = kit.use_device(0)
+    kit.use_copies()
+    return context
 
 
 @pytest.fixture

@@ -210,6 +210,7 @@ def copies_that_pass_a_held_stream(count: int, wait_for_them: bool) -> int:
         words[index + 1] = 99
     latch = Latch(held)
     ok(drv.cuStreamWriteValue64(held, words.at(0), 1, 0))
+    kit.use_copies()
     for index, stream in enumerate(streams):
         ok(drv.cuMemcpyDtoDAsync(words.at(index + 1), words.at(0), 8, stream))
     if wait_for_them:

@@ -60,6 +60,35 @@ def use_device(ordinal: int = 0) -> Any:
     return context
 
 
+def use_copies() -> None:
+    """Copy and set memory once, before a test holds a stream back.
+
+    A GPU's driver may load a kernel at its first use, in a graph too, and then waits for all streams of the context.
+    """
+    drv = load()
+    stream = ok(drv.cuStreamCreate(NON_BLOCKING))
+    host, device = drv.CUdeviceptr(int(ok(drv.cuMemAllocHost(16)))), ok(drv.cuMemAlloc(16))
+
+    def put() -> None:
+        for memory in (host, device):
+            ok(drv.cuMemsetD8Async(memory, 0, 16, stream))
+            for source in (host, device):
+                ok(drv.cuMemcpyDtoDAsync(memory, drv.CUdeviceptr(int(source) + 8), 8, stream))
+
+    put()
+    ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(THREAD_LOCAL)))
+    put()
+    graph = ok(drv.cuStreamEndCapture(stream))
+    executable = ok(drv.cuGraphInstantiate(graph, 0))
+    ok(drv.cuGraphLaunch(executable, stream))
+    finish(stream)
+    ok(drv.cuGraphExecDestroy(executable))
+    ok(drv.cuGraphDestroy(graph))
+    ok(drv.cuMemFree(device))
+    ok(drv.cuMemFreeHost(int(host)))
+    ok(drv.cuStreamDestroy(stream))
+
+
 def device_name(ordinal: int = 0) -> str:
     """The name that the driver gives the device."""
     raw: bytes = ok(load().cuDeviceGetName(256, ok(load().cuDeviceGet(ordinal))))
