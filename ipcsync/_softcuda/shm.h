@@ -99,7 +99,8 @@ _Static_assert(sizeof(struct sh_event) == 128, "layout");
 
 /* opaque contents of CUipcEventHandle (64 bytes): as in the real driver, where they were seen */
 struct event_handle {
-  u64 pid, file, slot;           /* file: half of sh.nonce, and sh_event.file */
+  u32 pid, unread;               /* unread: may be anything when it is opened */
+  u64 file, slot;                /* file: half of sh.nonce, and sh_event.file */
   u64 zero[5];
 };
 _Static_assert(sizeof(struct event_handle) == 64, "layout");

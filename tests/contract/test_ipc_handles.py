@@ -61,12 +61,21 @@ def test_opening_in_the_process_that_created_the_event_is_an_invalid_context(drv
 
 @pytest.mark.parametrize("noise", [b"\xff" * 64, bytes(range(64)), b"ipcsync!" * 8])
 def test_opening_noise_is_refused(drv: ModuleType, ctx: Any, noise: bytes) -> None:
-    assert open_code(drv, noise) in (
-        kit.INVALID_VALUE,
-        kit.INVALID_CONTEXT,
-        kit.MAP_FAILED,
-        kit.INVALID_HANDLE,
-    )
+    assert open_code(drv, noise) in (kit.INVALID_VALUE, kit.MAP_FAILED)
+
+
+def test_a_handle_with_another_process_or_file_fails_to_map_and_what_is_between_them_is_not_read(
+    drv: ModuleType, ipc_event: Any, partner: Peer
+) -> None:
+    handle = handle_of(drv, ipc_event)
+    odd = {
+        "noise": bytes((37 * each + 11) % 256 for each in range(64)),
+        "process": b"\xff\xff\x3f\x00" + handle[4:],
+        "between": handle[:4] + bytes([handle[4] ^ 0x55]) + handle[5:],
+        "file": handle[:8] + b"\xff\xff\x00\x00" + handle[12:],
+    }
+    answers = {what: partner.call(actions.open_event, what, data) for what, data in odd.items()}
+    assert answers == {**dict.fromkeys(odd, kit.MAP_FAILED), "between": kit.SUCCESS}
 
 
 @pytest.mark.parametrize("length", [0, 63, 65])

@@ -84,11 +84,32 @@ def test_the_oldest_slots_of_the_dead_go_first_when_there_is_no_more_room(
     assert [look(h) for h in [*handles, last]] == [0, 205, 205, 0, 0, 0]
 
 
-@pytest.mark.parametrize("late", [1, 0])
-def test_a_late_signal_reaches_the_next_event_of_the_slot(
-    servers: MakeServers, monkeypatch: pytest.MonkeyPatch, late: int
+def test_a_slot_is_not_used_again_before_its_record_is_over(servers: MakeServers) -> None:
+    a, b = servers(2)
+    handles = [a("create", k) for k in range(3)]
+    for x in (a, b):
+        x("stream", 0)
+        x("hold", 0)
+    assert [b("open", k, h) for k, h in enumerate(handles)] == [0, 0, 0]
+    a("record", 1, 0)
+    b("record", 2, 0)
+    for k in range(3):
+        a("destroy", k)
+    assert a("create", "first") == handles[0]
+    assert a("create", "new") not in handles
+    b("let", 0)
+    b("ssync", 0)
+    assert a("create", "second") == handles[2]
+    a("let", 0)
+    a("ssync", 0)
+    assert a("create", "third") == handles[1]
+    assert [a("query", k) for k in ("first", "second", "third")] == [0, 0, 0]
+
+
+def test_with_late_signals_a_record_reaches_the_next_event_of_the_slot(
+    servers: MakeServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("IPCSYNC_HOST_LATE_SIGNALS", str(late))
+    monkeypatch.setenv("IPCSYNC_HOST_LATE_SIGNALS", "1")
     a, b = servers(2)
     h = a("create", "old")
     for x in (a, b):
@@ -106,20 +127,19 @@ def test_a_late_signal_reaches_the_next_event_of_the_slot(
     assert a("query", "new") == a("squery", 2) == 600
     b("let", 0)
     b("ssync", 0)
-    if late:
-        assert a("sync", "new") == a("query", "new") == b("query", "old") == a("ssync", 2) == 0
-        a("hold", 2)
-        a("record", "new", 2)  # the signal has come: it ends no later record
-    else:
-        assert a("squery", 2) == 600
+    assert a("sync", "new") == a("query", "new") == b("query", "old") == a("ssync", 2) == 0
+    a("hold", 2)
+    a("record", "new", 2)  # the signal has come: it ends no later record
     assert a("query", "new") == a("squery", 1) == 600
-    if late:
-        a("let", 2)
+    a("let", 2)
     a("let", 1)
     assert a("sync", "new") == a("ssync", 2) == 0
 
 
-def test_a_signal_that_came_before_the_record_is_not_late(servers: MakeServers) -> None:
+def test_a_signal_that_came_before_the_record_is_not_late(
+    servers: MakeServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPCSYNC_HOST_LATE_SIGNALS", "1")
     a = servers()
     a("create", "old")
     for k in range(2):

@@ -25,8 +25,8 @@ API cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle in) {
   static const u64 zero[5];
   struct event_handle h;
   memcpy(&h, &in, sizeof h);
-  if (!out || memcmp(h.zero, zero, sizeof zero)) return E_VALUE;
-  if (h.slot >= atomic_load(&S->event_hi)) return E_MAP;
+  if (!out) return E_VALUE;
+  if (memcmp(h.zero, zero, sizeof zero) || h.slot >= atomic_load(&S->event_hi)) return E_MAP;
   u32 slot = (u32)h.slot;
   struct sh_event *x = &S->event[slot];
   pthread_mutex_lock(&g_import_mu);
