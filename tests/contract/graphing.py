@@ -16,7 +16,7 @@ from tests.kit.driver_kit import Latch, finish, ok
 WAIT_32, WRITE_32, WAIT_64, WRITE_64 = 1, 2, 4, 5  # CU_STREAM_MEM_OP_…
 ADD, SET = 0, 1  # CU_STREAM_…_CAPTURE_DEPENDENCIES
 UNJOINED, UPDATE_FAILURE = 904, 910
-MEMCPY, MEMSET, HOST, GRAPH, EMPTY, WAIT_EVENT, EVENT_RECORD, MEM_OPS = 1, 2, 3, 4, 5, 6, 7, 12  # CU_GRAPH_NODE_TYPE_…
+MEMCPY, MEMSET, HOST, EMPTY, WAIT_EVENT, EVENT_RECORD, MEM_OPS = 1, 2, 3, 5, 6, 7, 12  # CU_GRAPH_NODE_TYPE_…
 
 
 class Words:
@@ -135,6 +135,12 @@ def fork(drv: ModuleType, event: Any, before: Any, after: Any) -> None:
     ok(drv.cuStreamWaitEvent(after, event, 0))
 
 
+def capture_into(drv: ModuleType, stream: Any, graph: Any, behind: Any) -> None:
+    """Begin to capture the stream into a graph, behind one of its nodes."""
+    mode = drv.CUstreamCaptureMode(kit.GLOBAL)
+    ok(drv.cuStreamBeginCaptureToGraph(stream, graph, [behind], [drv.CUgraphEdgeData()], 1, mode))
+
+
 def nodes(drv: ModuleType, graph: Any) -> list[Any]:
     """The nodes of a graph."""
     count = ok(drv.cuGraphGetNodes(graph, 0))[1]
@@ -204,13 +210,13 @@ def copies_that_pass_a_held_stream(count: int, wait_for_them: bool) -> int:
     """
     drv = load()
     kit.use_device()
+    kit.use_copies()
     words, held = Words(count + 1), ok(drv.cuStreamCreate(kit.NON_BLOCKING))
     streams = [ok(drv.cuStreamCreate(kit.NON_BLOCKING)) for _ in range(count)]
     for index in range(count):
         words[index + 1] = 99
     latch = Latch(held)
     ok(drv.cuStreamWriteValue64(held, words.at(0), 1, 0))
-    kit.use_copies()
     for index, stream in enumerate(streams):
         ok(drv.cuMemcpyDtoDAsync(words.at(index + 1), words.at(0), 8, stream))
     if wait_for_them:

@@ -63,12 +63,36 @@ def test_external_records_and_waits_belong_to_captures_only(
     ok(drv.cuEventRecordWithFlags(event, stream, 0))
     complete(event)
     assert code(drv.cuEventRecordWithFlags(event, stream, EXTERNAL)) == kit.ILLEGAL_STATE
-    assert code(drv.cuStreamWaitEvent(stream, event, EXTERNAL)) == kit.INVALID_VALUE
+    assert code(drv.cuStreamWaitEvent(stream, event, EXTERNAL)) == kit.ILLEGAL_STATE
     capturing = begin()
     ok(drv.cuStreamWaitEvent(capturing, event, EXTERNAL))
     ok(drv.cuEventRecordWithFlags(event, capturing, EXTERNAL))
     assert kit.end_capture(drv, capturing) == kit.SUCCESS
     complete(event)
+
+
+def test_a_shareable_event_is_recorded_in_a_capture_by_an_external_record_only(
+    drv: ModuleType, stream: Any, ipc_event: Any, begin: New
+) -> None:
+    ok(drv.cuEventRecord(ipc_event, stream))
+    complete(ipc_event)
+    capturing = begin()
+    ok(drv.cuEventRecordWithFlags(ipc_event, capturing, EXTERNAL))
+    assert code(drv.cuEventRecord(ipc_event, capturing)) == kit.CAPTURE_UNSUPPORTED
+    assert kit.end_capture(drv, capturing) in (kit.SUCCESS, kit.CAPTURE_INVALIDATED)
+    complete(ipc_event)
+
+
+def test_a_graph_is_not_launched_on_a_capturing_stream(drv: ModuleType, ctx: Any, begin: New) -> None:
+    graph = ok(drv.cuGraphCreate(0))
+    executable = ok(drv.cuGraphInstantiate(graph, 0))
+    capturing = begin(kit.RELAXED)
+    assert code(drv.cuGraphLaunch(executable, capturing)) == kit.CAPTURE_UNSUPPORTED
+    assert kit.end_capture(drv, capturing) in (kit.SUCCESS, kit.CAPTURE_INVALIDATED)
+    ok(drv.cuGraphLaunch(executable, capturing))
+    finish(capturing)
+    ok(drv.cuGraphExecDestroy(executable))
+    ok(drv.cuGraphDestroy(graph))
 
 
 def test_a_blocking_streams_capture_forbids_the_legacy_stream(drv: ModuleType, ctx: Any, begin: New) -> None:
@@ -110,6 +134,30 @@ def test_a_capture_ends_with_the_stream_that_it_began_on(
     ok(drv.cuStreamDestroy(origin))
     assert kit.capture_status(drv, stream) == kit.NONE
     finish(stream)
+
+
+def test_what_a_global_capture_allows_on_its_own_thread(
+    drv: ModuleType, stream: Any, new_event: New, ipc_event: Any, begin: New
+) -> None:
+    timed, memory, host = new_event(0), ok(drv.cuMemAlloc(64)), ok(drv.cuMemAllocHost(64))
+    context = ok(drv.cuCtxGetCurrent())
+    ok(drv.cuEventRecord(timed, stream))
+    complete(timed)
+    capturing = begin(kit.GLOBAL)
+    ok(drv.cuEventElapsedTime(timed, timed))
+    ok(drv.cuMemsetD8(memory, 0, 64))
+    ok(drv.cuMemsetD8Async(memory, 0, 64, stream))
+    ok(drv.cuStreamWriteValue64(stream, memory, 1, 0))
+    ok(drv.cuMemHostGetDevicePointer(host, 0))
+    ok(drv.cuIpcGetEventHandle(ipc_event))
+    ok(drv.cuStreamGetId(stream))
+    ok(drv.cuStreamGetCtx(capturing))
+    ok(drv.cuCtxSetCurrent(context))
+    new_event()
+    assert kit.capture_status(drv, capturing) == kit.ACTIVE
+    assert kit.end_capture(drv, capturing) == kit.SUCCESS
+    ok(drv.cuMemFree(memory))
+    ok(drv.cuMemFreeHost(host))
 
 
 @pytest.mark.parametrize("allocate", ["cuMemAlloc", "cuMemAllocHost"])

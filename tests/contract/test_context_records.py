@@ -134,11 +134,12 @@ def test_a_capture_in_the_context_refuses_it_and_every_such_capture_is_invalidat
 
 
 def test_a_captured_event_is_a_plain_one_again_behind_it(
-    drv: ModuleType, ctx: Any, stream: Any, ipc_event: Any
+    drv: ModuleType, ctx: Any, stream: Any, new_event: New
 ) -> None:
+    event = new_event(kit.DISABLE_TIMING)
     ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(kit.RELAXED)))
-    ok(drv.cuEventRecord(ipc_event, stream))
+    ok(drv.cuEventRecord(event, stream))
     ok(drv.cuGraphDestroy(ok(drv.cuStreamEndCapture(stream))))
-    assert code(drv.cuEventQuery(ipc_event)) == kit.INVALID_VALUE
-    ok(drv.cuCtxRecordEvent(ctx, ipc_event))
-    complete(ipc_event)
+    assert code(drv.cuEventQuery(event)) == kit.INVALID_VALUE
+    ok(drv.cuCtxRecordEvent(ctx, event))
+    complete(event)

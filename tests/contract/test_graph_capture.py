@@ -86,24 +86,6 @@ def test_dependencies_of_a_capture_can_be_replaced_and_what_they_leave_out_need_
     assert words[2] == 1
 
 
-def test_a_launch_on_a_capturing_stream_becomes_a_child_graph(
-    drv: ModuleType, graphs: Graphs, stream: Any, words: Words
-) -> None:
-    inner = graphs.captured(stream, lambda: ok(drv.cuMemcpyDtoDAsync(words.at(1), words.at(0), 8, stream)))
-    with graphs.capture(stream) as captured:
-        ok(drv.cuStreamWriteValue64(stream, words.at(0), 1, 0))
-        ok(drv.cuGraphLaunch(inner, stream))
-        ok(drv.cuMemcpyDtoDAsync(words.at(2), words.at(1), 8, stream))
-    assert graphing.types(drv, captured[0]) == [graphing.MEMCPY, graphing.GRAPH, graphing.MEM_OPS]
-    outer = graphs.executable(captured[0])
-    graphs.destroy(inner)
-    finish(stream)
-    assert words[0] == 0
-    ok(drv.cuGraphLaunch(outer, stream))
-    finish(stream)
-    assert (words[1], words[2]) == (1, 1)
-
-
 def test_a_graph_can_be_built_and_captured_into(
     drv: ModuleType, graphs: Graphs, stream: Any, words: Words, ipc_event: Any
 ) -> None:
@@ -111,9 +93,7 @@ def test_a_graph_can_be_built_and_captured_into(
     first = ok(drv.cuGraphAddEmptyNode(built, [], 0))
     record = ok(drv.cuGraphAddEventRecordNode(built, [first], 1, ipc_event))
     ok(drv.cuGraphAddEventWaitNode(built, [record], 1, ipc_event))
-    mode = drv.CUstreamCaptureMode(kit.GLOBAL)
-    ok(drv.cuStreamBeginCaptureToGraph(stream, built, [first], [drv.CUgraphEdgeData()], 1, mode))
-    assert code(drv.cuGraphInstantiate(built, 0)) != kit.SUCCESS, "not while a stream captures into it"
+    graphing.capture_into(drv, stream, built, first)
     ok(drv.cuStreamWriteValue64(stream, words.at(0), 7, 0))
     assert int(ok(drv.cuStreamEndCapture(stream))) == int(built)
     expected = [graphing.EMPTY, graphing.WAIT_EVENT, graphing.EVENT_RECORD, graphing.MEM_OPS]
@@ -123,6 +103,17 @@ def test_a_graph_can_be_built_and_captured_into(
     ok(drv.cuGraphLaunch(executable, stream))
     finish(stream)
     assert words[0] == 7
+
+
+def test_instantiating_a_graph_that_is_captured_into_is_refused_and_invalidates_the_capture(
+    drv: ModuleType, graphs: Graphs, stream: Any, words: Words
+) -> None:
+    built = graphs.own(ok(drv.cuGraphCreate(0)))
+    graphing.capture_into(drv, stream, built, ok(drv.cuGraphAddEmptyNode(built, [], 0)))
+    assert code(drv.cuGraphInstantiate(built, 0)) != kit.SUCCESS
+    assert code(drv.cuStreamWriteValue64(stream, words.at(0), 7, 0)) == kit.CAPTURE_INVALIDATED
+    assert code(drv.cuGraphDestroy(built)) == kit.INVALID_VALUE, "while it is captured into"
+    assert kit.end_capture(drv, stream) == kit.CAPTURE_INVALIDATED
 
 
 def test_an_executable_is_updated_from_a_graph_of_the_same_shape_for_its_later_launches(

@@ -77,6 +77,7 @@ def test_captured_event(ctx: Any) -> None:
 
 def test_capture_is_invalidated(ctx: Any) -> None:
     e, p = ok(drv.cuEventCreate(2)), ok(drv.cuMemAlloc(4))
+    x = ok(drv.cuGraphInstantiate(ok(drv.cuGraphCreate(0)), 0))
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(lambda s, r, x: None)
     cb = drv.CUstreamCallback(ctypes.cast(function, ctypes.c_void_p).value)
     for mode in MODES:
@@ -84,6 +85,7 @@ def test_capture_is_invalidated(ctx: Any) -> None:
             drv.cuStreamQuery,
             drv.cuStreamSynchronize,
             drv.cuStreamGetId,
+            partial(drv.cuGraphLaunch, x),
             lambda s: drv.cuStreamAddCallback(s, cb, 0, 0),
             lambda s: drv.cuCtxSynchronize(),
         ):
@@ -156,7 +158,9 @@ def test_capture_and_legacy_stream(ctx: Any) -> None:
 def test_capture_and_potentially_unsafe_calls(ctx: Any, mine: Any, theirs: Any) -> None:
     """`mine`: how this thread captures; `theirs`: the mode of another thread, or of this one, that makes the call."""
     e, s = ok(drv.cuEventCreate(2)), ok(drv.cuStreamCreate(NONBLOCK))
-    ok(drv.cuEventRecord(e, s))
+    timed, p = ok(drv.cuEventCreate(0)), ok(drv.cuMemAlloc(4))
+    for each in (e, timed):
+        ok(drv.cuEventRecord(each, s))
     ok(drv.cuStreamSynchronize(s))
     unsafe: tuple[Callable[[], Any], ...] = (
         lambda: drv.cuEventQuery(e),
@@ -185,6 +189,8 @@ def test_capture_and_potentially_unsafe_calls(ctx: Any, mine: Any, theirs: Any) 
         lambda: drv.cuEventCreate(2),
         lambda: drv.cuEventCreate(IPC),
         lambda: drv.cuEventRecord(e, s),
+        lambda: drv.cuEventElapsedTime(timed, timed),
+        lambda: drv.cuMemsetD8(p, 0, 4),
         lambda: drv.cuStreamWaitEvent(s, e, 0),
         lambda: drv.cuStreamCreate(NONBLOCK),
         lambda: drv.cuStreamGetId(s),

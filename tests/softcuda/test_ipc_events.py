@@ -237,28 +237,22 @@ def test_strict(servers: MakeServers, monkeypatch: pytest.MonkeyPatch, capfd: py
     assert "cuStreamWaitEvent" in text
 
 
-def test_capture_of_an_interprocess_event_stays_in_the_process(servers: MakeServers) -> None:
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_capture_does_not_survive_the_record_of_an_interprocess_event(servers: MakeServers, imported: bool) -> None:
     a, b = servers(2)
-    h = a("create", "e")
-    b("open", "e", h)
-    a("stream", 0)
-    a("stream", 1)
-    b("stream", 0)
-    a("hold", 0)
-    a("record", "e", 0)
-    a("capture", 1)
-    assert b("query", "e") == 600  # captures of other processes do not matter
-    assert a("record", "e", 1) == 0
-    assert a("endcapture", 1) == 0
-    assert a("query", "e") == 1
-    assert b("query", "e") == 600
-    assert b("wait", 0, "e") == 0
-    a("let", 0)
-    assert b("sync", "e") == 0
-    assert b("ssync", 0) == 0
-    assert a("query", "e") == 1
-    assert a("record", "e", 0) == 0
-    assert a("sync", "e") == 0
+    assert b("open", "e", a("create", "e")) == 0
+    x, y = (b, a) if imported else (a, b)
+    for k in (0, 1):
+        x("stream", k)
+    x("hold", 0)
+    x("record", "e", 0)
+    x("capture", 1)
+    assert y("query", "e") == 600  # captures of other processes do not matter
+    assert x("record", "e", 1) == 900
+    assert x("endcapture", 1) == 901
+    assert x("query", "e") == y("query", "e") == 600
+    x("let", 0)
+    assert x("sync", "e") == y("sync", "e") == 0
 
 
 def test_waiting_costs_no_cpu(servers: MakeServers) -> None:

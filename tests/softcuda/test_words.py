@@ -117,8 +117,11 @@ def test_a_plain_store_ends_a_wait_too(ctx: Any) -> None:
     wait_and_store(store)
 
 
-def _fill(connection: Any) -> None:
-    """Put 9 records on a held stream that takes in 8 operations, its gate included; host functions go on meanwhile."""
+def _fill(connection: Any, of_graph: bool) -> None:
+    """Put 9 operations on a held stream that takes in 8, its gate included; host functions go on meanwhile.
+
+    They are records; or two launches of a graph of seven.
+    """
     start()
     stream, other = ok(drv.cuStreamCreate(NONBLOCK)), ok(drv.cuStreamCreate(NONBLOCK))
     event, called = ok(drv.cuEventCreate(2)), threading.Event()
@@ -128,13 +131,22 @@ def _fill(connection: Any) -> None:
         called.set()
 
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(host)
-    latch = Latch(stream)
+    graph = ok(drv.cuGraphCreate(0))
+    last: list[Any] = []
     for _ in range(7):
-        ok(drv.cuEventRecord(event, stream))
+        last = [ok(drv.cuGraphAddEmptyNode(graph, last, len(last)))]
+    executable = ok(drv.cuGraphInstantiate(graph, 0))
+
+    def put() -> None:
+        ok(drv.cuGraphLaunch(executable, stream) if of_graph else drv.cuEventRecord(event, stream))
+
+    latch = Latch(stream)
+    for _ in range(1 if of_graph else 7):
+        put()
     made = threading.Event()
 
     def ninth() -> None:
-        ok(drv.cuEventRecord(event, stream))
+        put()
         made.set()
 
     thread = threading.Thread(target=ninth)
@@ -152,11 +164,12 @@ def _fill(connection: Any) -> None:
     connection.send("done")
 
 
+@pytest.mark.parametrize("of_graph", [False, True])
 def test_a_stream_takes_in_so_many_operations_and_then_holds_up_the_caller(
-    ctx: Any, monkeypatch: pytest.MonkeyPatch
+    ctx: Any, monkeypatch: pytest.MonkeyPatch, of_graph: bool
 ) -> None:
     monkeypatch.setenv("IPCSYNC_HOST_CAPACITY", "8")
-    child = Child(_fill)
+    child = Child(_fill, of_graph)
     thread = child.get()
     calls = Path(f"/proc/{child.p.pid}/task/{thread}/syscall")
     until(lambda: calls.read_text().split()[0] in _FUTEX_CALLS, "the ninth call sleeps in the driver")

@@ -69,15 +69,15 @@ static CUresult cap_id(struct stream *s) {
   pthread_mutex_unlock(&g_cap_mu);
   return r;
 }
-/* query the stream, the context, the event, or wait for it? */
-static CUresult cap_stream(struct stream *s) {
+/* query the stream, the context, the event, or wait for it? A synchronous set is no unsafe call. */
+static CUresult cap_stream(struct stream *s, bool unsafe) {
   if (!CAPTURES) return OK;
   pthread_mutex_lock(&g_cap_mu);
   CUresult r;
   if (s->cap) {
     r = s->cap->broken ? E_CAP_INVALIDATED : E_CAP_UNSUPPORTED;
     s->cap->broken = true;
-  } else if (!(r = cap_implicit_locked(s, true))) {
+  } else if (!(r = cap_implicit_locked(s, true)) && unsafe) {
     r = cap_unsafe_locked();
   }
   pthread_mutex_unlock(&g_cap_mu);
@@ -94,13 +94,13 @@ static CUresult cap_ctx(struct ctx *x) {
   pthread_mutex_unlock(&g_cap_mu);
   return r;
 }
-static CUresult cap_event(struct event *e, CUresult captured) {
+static CUresult cap_event(struct event *e, CUresult captured, bool unsafe) {
   u64 id = atomic_load_explicit(&e->cap, memory_order_relaxed);
   if (likely(!id) && !CAPTURES) return OK;
   pthread_mutex_lock(&g_cap_mu);
   struct capture *c = cap_find_locked(id);
   if (c) c->broken = true;
-  CUresult r = id ? captured : cap_unsafe_locked();
+  CUresult r = id ? captured : unsafe ? cap_unsafe_locked() : OK;
   pthread_mutex_unlock(&g_cap_mu);
   return r;
 }
@@ -133,7 +133,7 @@ static int cap_op(struct stream *s, struct op *o, struct event *ev) {
     if (!(r = cap_implicit_locked(s, true))) r = -1;
   } else if (c->broken) {
     r = E_CAP_INVALIDATED;
-  } else if (o && o->type == OP_CALLBACK) {
+  } else if (o && (o->type == OP_CALLBACK || o->type == OP_GRAPH || (ev && ev->shslot >= 0))) {
     r = E_CAP_UNSUPPORTED;
     c->broken = true;
   } else if (!o) {
@@ -144,7 +144,7 @@ static int cap_op(struct stream *s, struct op *o, struct event *ev) {
     set_add_all(&ev->cap_deps, &s->cap_deps);
     atomic_fetch_add(&g_captured, 1);
   } else {
-    cap_node_locked(s, o->type == OP_GRAPH ? graph_work(((struct exec *)o->data)->plan) : work_of(o));
+    cap_node_locked(s, work_of(o));
   }
   pthread_mutex_unlock(&g_cap_mu);
   return r;
@@ -152,13 +152,13 @@ static int cap_op(struct stream *s, struct op *o, struct event *ev) {
 /* The same of a wait of s for e.  A stream that waits for a captured event joins its capture. */
 static int cap_wait(struct stream *s, struct event *e, bool external) {
   u64 id = atomic_load_explicit(&e->cap, memory_order_relaxed);
-  if (likely(!id) && !CAPTURES) return external ? E_VALUE : -1;
+  if (likely(!id) && !CAPTURES) return external ? E_STATE : -1;
   pthread_mutex_lock(&g_cap_mu);
   struct capture *c = s->cap, *x = cap_find_locked(id);
   int r = cap_implicit_locked(s, true);
   if (r) goto out;
   if (!c && (external || !id)) {
-    r = external ? E_VALUE : -1;
+    r = external ? E_STATE : -1;
   } else if (c ? c->broken : !x || x->broken) {
     r = c ? E_CAP_INVALIDATED : E_VALUE;
   } else if (!c && s->kind == ST_LEGACY) {
@@ -187,6 +187,13 @@ static bool cap_in(struct stream *s) {
   bool in = s->cap;
   pthread_mutex_unlock(&g_cap_mu);
   return in;
+}
+
+/* an executable is to be made of the graph: not while a capture puts nodes into it, which does not survive that */
+static CUresult cap_instantiate_locked(struct graph *g) {
+  if (!g || !g->capturing) return g ? OK : E_VALUE;
+  for (struct capture *c = g_caps; c; c = c->next) if (c->graph == g) c->broken = true;
+  return E_VALUE;
 }
 
 /* into g, behind nodes of it, or into a new graph */

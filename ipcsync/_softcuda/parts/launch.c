@@ -115,9 +115,10 @@ static CUresult exec_new(struct ctx *c, void *graph, u64 flags, struct exec **ou
   memset(x->lane, 0, sizeof x->lane);
   pthread_mutex_lock(&g_cap_mu);
   struct graph *g = obj_get(&g_graphs, graph);
-  x->plan = g && !g->capturing ? plan_new_locked(g) : NULL;
+  CUresult r = cap_instantiate_locked(g);
+  x->plan = r ? NULL : plan_new_locked(g);
+  x->room = !r && x->plan->n ? x->plan->n : 1;
   pthread_mutex_unlock(&g_cap_mu);
-  CUresult r = x->plan ? OK : E_VALUE;
   for (u32 l = 1; !r && l < x->plan->lanes; l++)
     if (!(r = stream_new(c, 1, 0, ST_LANE, &x->lane[l].s))) x->lane[l].h = H(x->lane[l].s);
   if (r) {
@@ -161,9 +162,9 @@ static CUresult exec_ready(struct exec *x) {
 static CUresult exec_launch(void *handle, struct stream *s) {
   struct exec *x = obj_get(&g_execs, handle);
   if (!x) return E_VALUE;
-  if (!cap_in(s)) stream_room(s);
+  if (!cap_in(s)) stream_room(s, x->room);
   pthread_mutex_lock(&x->mu);
-  struct op o = { .type = OP_GRAPH, .data = x };
+  struct op o = { .type = OP_GRAPH, .data = x, .n = x->room };
   CUresult r = H(x) != handle ? E_VALUE : exec_ready(x);
   if (!r) r = submit_now(s, &o, NULL);
   pthread_mutex_unlock(&x->mu);
@@ -174,7 +175,7 @@ static CUresult exec_upload(void *handle, struct stream *s) {
   struct exec *x = obj_get(&g_execs, handle);
   if (!x) return E_VALUE;
   if (cap_in(s)) return E_CAP_UNSUPPORTED;
-  stream_room(s);
+  stream_room(s, 1);
   pthread_mutex_lock(&x->mu);
   struct op o = { .type = x->last ? OP_WAIT : OP_NOP, .rec = x->last };
   CUresult r = submit_now(s, &o, NULL);

@@ -152,7 +152,7 @@ API cuPointerGetAttributes(unsigned n, int *at, void **out, CUdeviceptr p) {
 enum { ANY = 0, DST = 1, SRC = 2 };
 static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream h, int pt, int need, bool sync) {
   STREAM(h);
-  CUresult r = sync ? cap_stream(s) : OK;
+  CUresult r = sync ? cap_stream(s, true) : OK;
   if (r || !n) return r;
   struct alloc *a = mem_hold((uintptr_t)dst, n), *b = mem_hold((uintptr_t)src, n);
   if (!dst || !src || ((need & DST) && !a) || ((need & SRC) && !b)) { mem_drop(a); mem_drop(b); return E_VALUE; }
@@ -181,7 +181,7 @@ PTSZ(cuMemcpyPeerAsync, (CUdeviceptr d, CUcontext dc, CUdeviceptr s_, CUcontext 
 static CUresult set(CUdeviceptr p, u64 v, int width, size_t n, CUstream h, int pt, bool sync) {
   STREAM(h);
   if (p % (unsigned)width || n > SIZE_MAX / 4) return E_VALUE;
-  CUresult r = sync ? cap_stream(s) : OK;
+  CUresult r = sync ? cap_stream(s, false) : OK;
   if (r || !n) return r;
   struct alloc *a = mem_hold((uintptr_t)p, n * (size_t)width);
   if (!a) return E_VALUE;

@@ -46,7 +46,7 @@ struct op {
   unsigned flags;
   union { u64 rec; CUhostFn fn; CUstreamCallback cb; void *dst; };
   union { const void *src; void *data; u64 val, late; };
-  size_t n;
+  size_t n;                      /* bytes or elements; of a launch, the room that it takes in the queue */
   void *stage;                   /* copy of pageable memory, freed afterwards */
   struct alloc *a, *b;           /* allocations held while the operation is queued */
   struct trec *tr;
@@ -119,6 +119,7 @@ struct exec {
   struct hdr h;
   struct ctx *ctx;
   u64 flags;
+  u32 room;                      /* that a launch takes in its stream's queue: its nodes, at least 1 */
   pthread_mutex_t mu;            /* held during a launch; before those of streams */
   struct plan *plan;
   u64 last;                      /* record of the end of its latest launch */

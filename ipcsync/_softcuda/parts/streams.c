@@ -35,8 +35,8 @@ API cuStreamDestroy_v2(CUstream h) {
   pthread_mutex_unlock(&c->mu);
   return live ? OK : E_HANDLE;
 }
-PTSZ(cuStreamQuery, (CUstream h), PACE(query_stream); STREAM(h); CUresult r = cap_stream(s); return r ? r : stream_idle(s) ? OK : E_NOTREADY)
-PTSZ(cuStreamSynchronize, (CUstream h), STREAM(h); CUresult r = cap_stream(s); if (!r) stream_sync(s); return r)
+PTSZ(cuStreamQuery, (CUstream h), PACE(query_stream); STREAM(h); CUresult r = cap_stream(s, true); return r ? r : stream_idle(s) ? OK : E_NOTREADY)
+PTSZ(cuStreamSynchronize, (CUstream h), STREAM(h); CUresult r = cap_stream(s, true); if (!r) stream_sync(s); return r)
 PTSZ(cuStreamGetPriority, (CUstream h, int *p), STREAM(h); if (!p) return E_VALUE; *p = s->prio; return OK)
 PTSZ(cuStreamGetFlags, (CUstream h, unsigned *f), STREAM(h); if (!f) return E_VALUE; *f = s->flags; return OK)
 PTSZ(cuStreamGetId, (CUstream h, unsigned long long *id),

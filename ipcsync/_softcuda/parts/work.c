@@ -13,6 +13,7 @@ static void trec_drop(struct trec *t) { if (t && atomic_fetch_sub(&t->refs, 1) =
 static void graph_run(struct op *o, struct stream *s);
 static u64 graph_place(struct op *o, struct stream *s, u64 pos);
 
+static long op_room(const struct op *o) { return o->type == OP_GRAPH ? (long)o->n : 1; } /* in its stream's queue */
 static void op_drop(struct op *o) {
   if (o->type == OP_BATCH) work_drop(o->data);
   trec_drop(o->tr);
@@ -197,7 +198,7 @@ static void *worker(void *arg) {
     pthread_mutex_lock(&s->mu);
     s->head = o->next;
     if (!s->head) s->tail = NULL;
-    s->queued--;
+    s->queued -= op_room(o);
     if (unlikely(s->starved)) room_made(s);
     op_complete(s, o->pos);
     o->next = s->spare;
@@ -214,7 +215,7 @@ static void stream_push(struct stream *s, const struct op *t, u64 pos) {
   if (o->type != OP_GRAPH) o->ticket = queue_put(s);
   if (s->tail) __atomic_store_n(&s->tail->next, o, __ATOMIC_RELEASE); else s->head = o;
   s->tail = o;
-  s->queued++;
+  s->queued += op_room(o);
   if (s->worker) {
     if (s->head == o) pthread_cond_signal(&s->cv);
   } else {
@@ -294,14 +295,18 @@ static struct seen event_take(struct event *e, u64 rec, struct trec *tr) {
   return prior;
 }
 
-/* A stream takes in so many operations and no more: the caller waits for room, holding nothing that a host function
+static bool stream_is_full(struct stream *s, u32 more) {
+  long queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
+  return queued && queued + more > g_capacity;
+}
+/* A stream takes in so many operations and no more: the caller waits for room for n, holding nothing that a host function
  * or a stream's thread could need.  A host function itself is not held up: it may be what makes room. */
-static void stream_room(struct stream *s) {
+static void stream_room(struct stream *s, u32 n) {
   if (!g_capacity || t_worker) return;
-  if (unlikely(atomic_load_explicit(&s->queued, memory_order_relaxed) >= g_capacity)) {
+  if (unlikely(stream_is_full(s, n))) {
     pthread_mutex_lock(&s->mu);
     s->starved++;
-    while (s->queued >= g_capacity) pthread_cond_wait(&s->room, &s->mu);
+    while (stream_is_full(s, n)) pthread_cond_wait(&s->room, &s->mu);
     s->starved--;
     pthread_mutex_unlock(&s->mu);
   }
@@ -356,7 +361,7 @@ static CUresult submit_now(struct stream *s, struct op *o, struct event *ev) { /
 }
 
 static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
-  if (!cap_in(s)) stream_room(s);
+  if (!cap_in(s)) stream_room(s, 1);
   return submit_now(s, o, ev);
 }
 
