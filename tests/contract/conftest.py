@@ -6,8 +6,6 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,9 +20,8 @@ from ipcsync._drivers import load
 from tests.contract import actions
 from tests.contract.graphing import Graphs, HostFunctions, Words
 from tests.kit import driver_kit as kit
-from tests.kit.driver_kit import code, ok
+from tests.kit.driver_kit import ok
 from tests.kit.peer import Peer
-from tests.kit.until import until
 
 _segments = itertools.count()
 
@@ -91,14 +88,7 @@ def new_event(drv: ModuleType, ctx: Any) -> Iterator[Callable[..., Any]]:
     yield create
     kit.open_all_latches()
     for event in made:
-        # Else the record's late signal would reach the next event in its slot. What the dead left may never end.
-        with suppress(AssertionError):
-            until(partial(_is_over, drv, event), "the record's end", 1)
         ok(drv.cuEventDestroy(event))
-
-
-def _is_over(drv: ModuleType, event: Any) -> bool:
-    return code(drv.cuEventQuery(event)) != kit.NOT_READY
 
 
 @pytest.fixture

@@ -68,14 +68,17 @@ def test_captured_operations_are_not_executed(drv: ModuleType, begin: New, new_e
     ok(drv.cuMemFree(memory))
 
 
-def test_a_captured_event_cannot_be_queried_until_it_is_recorded_outside_of_a_capture(
+def test_a_captured_event_is_an_invalid_value_until_it_is_recorded_outside_of_a_capture(
     drv: ModuleType, begin: New, new_event: New
 ) -> None:
-    event = new_event(kit.DISABLE_TIMING)
+    event = new_event(0)
     stream = begin()
     ok(drv.cuEventRecord(event, stream))
     assert kit.end_capture(drv, stream) == kit.SUCCESS
     assert code(drv.cuEventQuery(event)) == kit.INVALID_VALUE
+    assert code(drv.cuEventSynchronize(event)) == kit.INVALID_VALUE
+    assert code(drv.cuEventElapsedTime(event, event)) == kit.INVALID_VALUE
+    assert code(drv.cuStreamWaitEvent(stream, event, 0)) == kit.INVALID_VALUE
     ok(drv.cuEventRecord(event, stream))
     complete(event)
 

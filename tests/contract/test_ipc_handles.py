@@ -12,7 +12,7 @@ from ipcsync._drivers import handle_bytes, handle_from_bytes
 from ipcsync.errors import HandleError
 from tests.contract import actions
 from tests.kit import driver_kit as kit
-from tests.kit.driver_kit import Latch, code, complete, in_thread, ok
+from tests.kit.driver_kit import Latch, code, complete, finish, in_thread, ok
 from tests.kit.peer import Peer
 
 pytestmark = [pytest.mark.driver, pytest.mark.process]
@@ -101,6 +101,21 @@ def test_the_handle_of_a_destroyed_event_comes_again_and_opens_the_event_that_ha
     assert partner.call(actions.query, "e") == kit.NOT_READY
     latch.open()
     partner.call(actions.complete, "e")
+
+
+def test_the_handle_of_an_event_comes_again_only_when_its_record_is_over(
+    drv: ModuleType, stream: Any, new_event: New
+) -> None:
+    destroyed = ok(drv.cuEventCreate(kit.SHAREABLE))
+    handle = handle_of(drv, destroyed)
+    latch = Latch(stream)
+    ok(drv.cuEventRecord(destroyed, stream))
+    ok(drv.cuEventDestroy(destroyed))
+    others = [new_event() for _ in range(64)]
+    assert handle not in [handle_of(drv, each) for each in others]
+    assert {code(drv.cuEventQuery(each)) for each in others} == {kit.SUCCESS}
+    latch.open()
+    finish(stream)
 
 
 def test_an_imported_event_has_no_timing(drv: ModuleType, ipc_event: Any, partner: Peer) -> None:

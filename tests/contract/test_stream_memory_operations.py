@@ -100,8 +100,7 @@ def test_a_misaligned_or_unknown_word_and_an_unknown_comparison_are_invalid_valu
         assert code(wait(stream, misplaced, 1, kit.GEQ)) == kit.INVALID_VALUE
     assert code(wait(stream, word64.pointer, 1, 1 << 20)) == kit.INVALID_VALUE
     assert code(write(stream, word64.pointer, 1, 1 << 20)) == kit.INVALID_VALUE
-    if bits == 64:
-        assert code(write(stream, word64.pointer, 1, NO_MEMORY_BARRIER)) == kit.INVALID_VALUE
+    assert code(write(stream, word64.pointer, 1, NO_MEMORY_BARRIER)) == kit.INVALID_VALUE
     finish(stream)
     assert word64.value == 0
 

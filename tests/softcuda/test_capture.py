@@ -59,17 +59,17 @@ def test_captured_event(ctx: Any) -> None:
     ok(drv.cuEventRecord(timed, s))
     ok(drv.cuGraphDestroy(ok(drv.cuStreamEndCapture(s))))
     assert code(drv.cuEventQuery(e)) == 1
-    assert code(drv.cuEventSynchronize(e)) == code(drv.cuEventElapsedTime(timed, timed)) == 907
+    assert code(drv.cuEventSynchronize(e)) == code(drv.cuEventElapsedTime(timed, timed)) == 1
     assert code(drv.cuStreamWaitEvent(s, e, 0)) == 1
     # a plain record makes it plain again
     ok(drv.cuEventRecord(e, s))
     ok(drv.cuEventSynchronize(e))
     ok(drv.cuEventQuery(e))
-    for look, answer in ((drv.cuEventQuery, 1), (drv.cuEventSynchronize, 907)):
+    for look in (drv.cuEventQuery, drv.cuEventSynchronize):
         for mode in MODES:
             ok(drv.cuStreamBeginCapture(s, mode))
             ok(drv.cuEventRecord(e, s))
-            assert code(in_thread(ctx, partial(look, e), RELAXED)) == answer
+            assert code(in_thread(ctx, partial(look, e), RELAXED)) == 1
             assert status(s) == INVALIDATED
             assert code(drv.cuStreamEndCapture(s)) == 901
     ok(drv.cuEventDestroy(e))

@@ -94,13 +94,13 @@ static CUresult cap_ctx(struct ctx *x) {
   pthread_mutex_unlock(&g_cap_mu);
   return r;
 }
-static CUresult cap_event(struct event *e, CUresult captured, bool unsafe) {
+static CUresult cap_event(struct event *e, bool unsafe) {
   u64 id = atomic_load_explicit(&e->cap, memory_order_relaxed);
   if (likely(!id) && !CAPTURES) return OK;
   pthread_mutex_lock(&g_cap_mu);
   struct capture *c = cap_find_locked(id);
   if (c) c->broken = true;
-  CUresult r = id ? captured : unsafe ? cap_unsafe_locked() : OK;
+  CUresult r = id ? E_VALUE : unsafe ? cap_unsafe_locked() : OK;
   pthread_mutex_unlock(&g_cap_mu);
   return r;
 }

@@ -52,19 +52,19 @@ static bool slots_reclaim(void) {
   return got;
 }
 
-/* Is a record of the event that was in the slot still pending? Not if the dead left it so. */
+/* Is a record of the event that was in the slot still pending? For ever, if the dead left it so. */
 static bool slot_pending(u32 slot) {
   u64 last = atomic_load(&S->event[slot].latest);
   if (!last || rec_done(last)) return false;
   u32 o = atomic_load(&S->stream[REC_SLOT(last)].owner);
   if (o) check_proc(o - 1, 0);
-  return !rec_done(last) && !rec_lost(last);
+  return !rec_done(last);
 }
 /* A slot for a new event: my last one that holds none, and may be used; else one that nobody has. */
 static bool slot_take(u32 *slot, bool *fresh) {
   pthread_mutex_lock(&g_slots_mu);
   u32 i = g_nslots;
-  while (i && !g_late_signals && slot_pending(g_slots[i - 1])) i--;
+  while (i && !g_pending_slots && slot_pending(g_slots[i - 1])) i--;
   *fresh = !i;
   if (i) {
     *slot = g_slots[i - 1];
@@ -109,16 +109,16 @@ static bool seen_late(struct seen e) { /* rare: so it looks again and again, rat
 static void seen_reach(struct seen e) { if (!seen_late(e) && e.rec) rec_reach(e.rec); } /* a stream */
 static void seen_wait(struct seen e, bool blocking) { if (!seen_late(e) && e.rec) rec_wait(e.rec, blocking); } /* a host */
 
-/* A new event in the slot. It has no record; but if the dead left one of the event before it pending, it stays so, and
- * with IPCSYNC_HOST_LATE_SIGNALS a signal that the one before it still waits for will come here. */
+/* A new event in the slot. It has no record; but with IPCSYNC_HOST_PENDING_SLOTS a signal that the one before it still waits
+ * for will come here, and if the dead left that one's record pending, it stays so. */
 static void slot_begin(u32 slot, bool fresh, unsigned flags, u32 phys) {
   struct sh_event *x = &S->event[slot];
   u64 last = fresh ? 0 : atomic_load(&x->latest), late = fresh ? 0 : atomic_load(&x->late);
-  if (!fresh && slot_pending(slot)) late = last;
+  bool lost = g_pending_slots && last && slot_pending(slot) && rec_lost(last);
+  if (last && !lost && !rec_done(last)) late = last;
   else if (late && rec_done(late)) late = 0;
-  bool lost = last && rec_lost(last);
-  atomic_store(&x->late, g_late_signals ? late : 0);
-  if (!lost || !g_poisoned_slots) atomic_store(&x->latest, 0);
+  atomic_store(&x->late, g_pending_slots ? late : 0);
+  if (!lost) atomic_store(&x->latest, 0);
   x->flags = flags;
   x->phys = phys;
   x->pid = (u32)getpid();

@@ -106,14 +106,14 @@ API cuEventQuery(CUevent h) {
   CHK();
   EVENT(h);
   PACE(query[event_sort(e)]);
-  CUresult c = cap_event(e, E_VALUE, true);
+  CUresult c = cap_event(e, true);
   if (c) return c;
   return seen_poll(event_seen(e)) ? OK : E_NOTREADY;
 }
 API cuEventSynchronize(CUevent h) {
   CHK();
   EVENT(h);
-  CUresult c = cap_event(e, E_CAP_EVENT, true);
+  CUresult c = cap_event(e, true);
   if (c) return c;
   seen_wait(event_seen(e), e->flags & 1);
   return OK;
@@ -135,7 +135,7 @@ API cuEventElapsedTime_v2(float *ms, CUevent h0, CUevent h1) {
   CUresult r = OK;
   if (!e[0] || !e[1] || e[0]->ctx != e[1]->ctx) return E_HANDLE;
   for (int i = 0; i < 2; i++) if (e[i]->flags & 2) return E_HANDLE;
-  for (int i = 0; i < 2; i++) if ((r = cap_event(e[i], E_CAP_EVENT, false))) return r;
+  for (int i = 0; i < 2; i++) if ((r = cap_event(e[i], false))) return r;
   for (int i = 0; i < 2; i++) {
     pthread_mutex_lock(&e[i]->mu);
     rec[i] = atomic_load(e[i]->latest);

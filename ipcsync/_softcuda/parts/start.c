@@ -270,8 +270,7 @@ API cuInit(unsigned flags) {
     g_event_limit = (u32)env_num("IPCSYNC_HOST_EVENT_LIMIT", 22000, 0, MAXEVENT);
     g_strict = (int)env_num("IPCSYNC_HOST_STRICT", 0, 0, 1);
     g_serial = (int)env_num("IPCSYNC_HOST_SERIAL", 1, 0, 1);
-    g_late_signals = (int)env_num("IPCSYNC_HOST_LATE_SIGNALS", 0, 0, 1);
-    g_poisoned_slots = (int)env_num("IPCSYNC_HOST_POISONED_SLOTS", 1, 0, 1);
+    g_pending_slots = (int)env_num("IPCSYNC_HOST_PENDING_SLOTS", 0, 0, 1);
     g_async = (int)env_num("IPCSYNC_HOST_ASYNC", 0, 0, 1) || g_latency_us;
     queues_init(env_queues());
     g_death_pending = env_death();

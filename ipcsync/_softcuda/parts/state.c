@@ -11,7 +11,7 @@ static ino_t g_ino;
 static pthread_mutex_t g_lock_mu = PTHREAD_MUTEX_INITIALIZER;
 static int g_ndev, g_dev[MAXDEV];        /* visible ordinal -> physical device */
 static int g_nphys = 1, g_strict, g_async, g_version = 13000;
-static int g_serial = 1, g_late_signals, g_poisoned_slots = 1;
+static int g_serial = 1, g_pending_slots;
 static bool g_death_pending;             /* what the dead left pending stays pending, as I see it */
 static long g_latency_us, g_capacity = 1024; /* operations that a stream takes in; 0: any number */
 static bool g_poll = true;               /* look at words that streams wait for, not only when woken */
