@@ -251,6 +251,27 @@ def test_a_host_that_waited_long_is_woken_late(ctx: Any) -> None:
     _ran(_is_woken_late)
 
 
+def _burns_a_core(connection: Any) -> None:
+    start()
+    (stream,), event, (address, word) = _streams(1), ok(drv.cuEventCreate(IPC | _BLOCKING)), _page()
+    ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(address), 1, _GEQ))
+    ok(drv.cuEventRecord(event, stream))
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def store() -> None:
+        used = time.clock_gettime(clock)
+        until(lambda: time.clock_gettime(clock) > used + 0.05, "the main thread uses its core")
+        word.value = 1
+
+    threading.Thread(target=store).start()
+    ok(drv.cuEventSynchronize(event))
+    connection.send("done")
+
+
+def test_a_host_that_waits_for_an_interprocess_event_burns_a_core(ctx: Any) -> None:
+    _ran(_burns_a_core)
+
+
 def _runs_ahead(connection: Any) -> None:
     start()
     (stream,), event = _streams(1), ok(drv.cuEventCreate(IPC))

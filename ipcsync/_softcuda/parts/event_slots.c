@@ -107,7 +107,11 @@ static bool seen_late(struct seen e) { /* rare: so it looks again and again, rat
   return true;
 }
 static void seen_reach(struct seen e) { if (!seen_late(e) && e.rec) rec_reach(e.rec); } /* a stream */
-static void seen_wait(struct seen e, bool blocking) { if (!seen_late(e) && e.rec) rec_wait(e.rec, blocking); } /* a host */
+static void seen_wait(struct seen e, bool blocking) { /* a host */
+  if (seen_late(e) || !e.rec) return;
+  if (g_profile && !blocking) rec_spin(e.rec);
+  rec_wait(e.rec, blocking);
+}
 
 /* A new event in the slot. It has no record; but with IPCSYNC_HOST_PENDING_SLOTS a signal that the one before it still waits
  * for will come here, and if the dead left that one's record pending, it stays so. */

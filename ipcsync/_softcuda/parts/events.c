@@ -115,7 +115,7 @@ API cuEventSynchronize(CUevent h) {
   EVENT(h);
   CUresult c = cap_event(e, true);
   if (c) return c;
-  seen_wait(event_seen(e), e->flags & 1);
+  seen_wait(event_seen(e), e->flags & 1 && e->shslot < 0);
   return OK;
 }
 API cuEventDestroy_v2(CUevent h) {

@@ -247,6 +247,11 @@ static void rec_reach(u64 rec) {
     }
   }
 }
+/* As it is waited for without the blocking flag: it burns a core, for as long as the stream's process lives. */
+static void rec_spin(u64 rec) {
+  _Atomic u32 *owner = &S->stream[REC_SLOT(rec)].owner;
+  for (u32 o; !rec_reached(rec) && (o = atomic_load(owner)) && !proc_dead(o - 1);) relax();
+}
 /* A host's wait until it is complete. */
 static void rec_wait(u64 rec, bool blocking) {
   u64 began = g_profile ? now_ns() : 0;
