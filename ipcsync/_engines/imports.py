@@ -13,7 +13,6 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._engines.core import has_waiter_thread
 from ipcsync._locks import CallLock, attempt, under_within
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
@@ -48,16 +47,13 @@ def _acquire(user: object, key: _Key, handle: bytes, ordinal: int) -> DriverObje
 def release(user: object, key: _Key) -> bool | None:
     """Remove a user; the last one destroys the import, which leaves the coordinator's event untouched.
 
-    Does nothing and returns None while another thread has the table, since its driver call may take long. False while a
-    waiter thread is in the driver's wait for the import.
+    Does nothing and returns None while another thread has the table, since its driver call may take long.
     """
     return attempt(_lock, _release, user, key)
 
 
 def _release(user: object, key: _Key) -> bool:
     users = _users.get(key, set())
-    if users <= {user} and key in _events and has_waiter_thread(_events[key]):
-        return False
     users.discard(user)
     if not users:
         _users.pop(key, None)

@@ -91,6 +91,12 @@ def synchronize_at(name: str, generation: int, timeout: float | None = None) -> 
     event(name).at(generation).synchronize(timeout)
 
 
+def watch_pending(name: str) -> None:
+    """As at a beat."""
+    engine: Any = event(name)._engine
+    engine.watch_pending()
+
+
 def waiter_threads() -> tuple[int, int]:
     """How many threads here are in the driver's wait, and how often one of them has woken others."""
     return core.waiter_threads()

@@ -190,7 +190,7 @@ from tests.kit.until import until
 
 signal.alarm(30)  # a call that waits for itself ends with no exception
 asked = []
-made = Rig(Case("record", recorded=1, made=1), Path(os.environ["DIRECTORY"]))
+made = Rig(Case("record", "timeline", recorded=1, made=1), Path(os.environ["DIRECTORY"]))
 made.within["cuCtxGetCurrent"] = lambda: asked.append(core.waiter_threads())  # takes the lock
 made.engine.watch_pending()
 assert asked == [(0, 0)]

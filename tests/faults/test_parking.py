@@ -1,4 +1,7 @@
-"""Waits of the host: the recorder parks a thread in the driver and wakes who waits, which nothing else depends on."""
+"""Waits of the host: on the timeline engine a recorder has a thread in the driver's wait, which wakes who waits.
+
+Nothing else depends on it, and on the event engine there is none.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ipcsync
-from ipcsync._engines import core, imports
+from ipcsync._drivers.constants import EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING
+from ipcsync._engines import core
 from ipcsync._linux.futex import Futex
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import actions, forking
-from tests.faults.fixtures import Blocked, finish, until_lost
+from tests.faults.fixtures import Blocked, finish, sleeps_in_core, until_lost
 from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
@@ -29,6 +34,7 @@ pytestmark = [pytest.mark.core, pytest.mark.driver]
 
 _WAITER_THREADS = 4
 _SET_TIMERSLACK, _GET_TIMERSLACK = 29, 30  # of prctl
+_ON_TIMELINE = pytest.mark.parametrize("engine", ["timeline"])
 _BOUND_S = 5.0  # generous: a wait that the driver keeps would last for as long as its gate is closed
 
 
@@ -55,6 +61,7 @@ class Held:
         self, endpoint: str, client: ipcsync.Client, peer: Peer, engine: EngineName = "event", name: str = "e"
     ) -> None:
         self.peer = peer
+        self.engine = engine
         peer.call(actions.open_recorder, endpoint, name, engine)
         self.event = client.event(name)
         peer.call(remote.hold)
@@ -65,9 +72,10 @@ class Held:
         return self.peer.call(actions.waiter_threads)[0]
 
     def waiting(self, timeout: float | None = None) -> Blocked:
-        """A thread that waits for the point, for which the recorder has one too."""
+        """A thread that waits for the point, for which the recorder has one too, if the engine does."""
         blocked = Blocked(lambda: self.point.synchronize(timeout))
-        until(lambda: self.parked() == 1, "a thread of the recorder's in the driver's wait")
+        if self.engine == "timeline":
+            until(lambda: self.parked() == 1, "a thread of the recorder's in the driver's wait")
         return blocked
 
     def open(self) -> None:
@@ -81,6 +89,7 @@ def held(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, e
     return Held(coordinator.endpoint, client, peer, engine)
 
 
+@_ON_TIMELINE
 def test_who_waits_is_woken_by_a_thread_that_the_recorder_has_in_the_driver(held: Held) -> None:
     before = core.waiter_threads()  # of earlier tests in this process
     call = held.waiting()
@@ -91,6 +100,7 @@ def test_who_waits_is_woken_by_a_thread_that_the_recorder_has_in_the_driver(held
     assert core.waiter_threads() == before  # nobody waits in the driver for another process's work
 
 
+@_ON_TIMELINE
 def test_whoever_sleeps_on_the_slots_word_is_woken_and_not_only_let_sleep(held: Held) -> None:
     """As the waits do for a millisecond at most, which hides whether the wake comes."""
     line = held.point._attached.engine.line  # type: ignore[union-attr]
@@ -102,6 +112,7 @@ def test_whoever_sleeps_on_the_slots_word_is_woken_and_not_only_let_sleep(held: 
     assert call.outcome() is None
 
 
+@_ON_TIMELINE
 def test_many_that_wait_for_one_event_need_one_thread(held: Held) -> None:
     calls = [held.waiting() for _ in range(6)]
     assert len(_await_waiter_threads(held.peer.pid, 1)) == 1
@@ -109,22 +120,29 @@ def test_many_that_wait_for_one_event_need_one_thread(held: Held) -> None:
     assert [call.outcome() for call in calls] == [None] * 6
 
 
-def test_a_ring_of_records_is_told_one_by_one(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
-    event = client.event("e", recorder=True, engine="event", depth=3)
-    stream = ipcsync.Stream()
-    others, _ = core.waiter_threads()  # with work of earlier tests in this process that never ends
-    gates, points = [], []
-    for _ in range(3):
-        gates.append(StreamGate(stream))
-        points.append(event.record(stream))
-    calls = [Blocked(point.synchronize) for point in points]
-    until(lambda: core.waiter_threads()[0] == others + 1, "a thread in the driver's wait")
-    before = core.waiter_threads()[1]
-    for number, (gate, call) in enumerate(zip(gates, calls, strict=True), 1):
-        gate.open()
-        assert call.outcome() is None
-        until(lambda number=number: core.waiter_threads()[1] >= before + number, "a ring")  # type: ignore[misc]
-    until(lambda: core.waiter_threads()[0] == others, "nobody left in the driver's wait for it")
+@pytest.mark.parametrize("engine", ["event"])
+def test_nobody_waits_in_the_driver_for_an_interprocess_event(client: ipcsync.Client, held: Held) -> None:
+    """NVIDIA's driver burns a core there, whatever the event's flags."""
+    call = held.waiting()
+    held.peer.call(actions.watch_pending, "e")
+    assert held.parked() == 0
+    held.open()
+    assert call.outcome() is None
+
+
+def test_who_waits_in_the_driver_for_a_marker_sleeps(client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the flag NVIDIA's driver burns a core."""
+    event = client.event("e", recorder=True, engine="timeline")
+    engine: Any = event._engine
+    create, asked = engine._driver.cuEventCreate, []
+
+    def note(flags: int) -> Any:
+        asked.append(flags)
+        return create(flags)
+
+    monkeypatch.setattr(engine._driver, "cuEventCreate", note)
+    finish(event.record(ipcsync.Stream()))
+    assert asked == [EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING]
 
 
 @pytest.fixture
@@ -167,6 +185,7 @@ def test_a_wait_ends_when_its_event_is_closed(held: Held) -> None:
     held.open()
 
 
+@_ON_TIMELINE
 def test_a_recorder_that_closes_lets_go_once_its_thread_is_out_of_the_driver(held: Held) -> None:
     call = held.waiting()
     held.peer.call(remote.close_event, "e")
@@ -177,27 +196,10 @@ def test_a_recorder_that_closes_lets_go_once_its_thread_is_out_of_the_driver(hel
     until(lambda: held.peer.call(actions.is_released, "e"), "the use released")
 
 
-def test_nothing_is_destroyed_while_a_thread_may_be_in_the_wait_for_it(
-    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    event = client.event("e", recorder=True, engine="event")
-    finish(event.record(ipcsync.Stream()))
-    used = event._engine
-    assert used is not None
-    count = imports.count()
-    monkeypatch.setattr(imports, "has_waiter_thread", lambda _: True)
-    event.close()
-    assert not used.try_release()
-    assert imports.count() == count
-    monkeypatch.undo()
-    until(used.try_release, "the use released")
-    assert imports.count() <= count
-
-
 @pytest.mark.usefixtures("slack")
 def test_a_signal_ends_a_wait_at_once(held: Held) -> None:
     def interrupt() -> None:
-        until(lambda: held.parked() == 1, "a thread in the driver's wait")
+        until(lambda: sleeps_in_core(threading.main_thread()), "the wait sleeps")
         os.kill(os.getpid(), signal.SIGINT)
 
     sender = threading.Thread(target=interrupt)
@@ -211,6 +213,7 @@ def test_a_signal_ends_a_wait_at_once(held: Held) -> None:
     finish(held.point)
 
 
+@_ON_TIMELINE
 def test_signals_of_the_process_are_not_for_the_thread_in_the_driver(held: Held) -> None:
     call = held.waiting()
     (task,) = _await_waiter_threads(held.peer.pid, 1)
@@ -220,6 +223,7 @@ def test_signals_of_the_process_are_not_for_the_thread_in_the_driver(held: Held)
     assert call.outcome() is None
 
 
+@_ON_TIMELINE
 def test_more_events_than_threads_end_in_any_order(client: ipcsync.Client, engine: EngineName) -> None:
     count = _WAITER_THREADS + 3
     streams = [ipcsync.Stream() for _ in range(count)]
@@ -281,6 +285,7 @@ if len(sys.argv) > 3:
 
 
 @pytest.mark.process
+@_ON_TIMELINE
 @pytest.mark.parametrize("how", [(), ("close",)], ids=["as it is", "closed"])
 def test_a_process_ends_though_a_thread_of_it_is_in_the_driver(
     coordinator: ipcsync.Coordinator, engine: EngineName, how: tuple[str, ...]
@@ -290,6 +295,7 @@ def test_a_process_ends_though_a_thread_of_it_is_in_the_driver(
     assert (done.returncode, done.stdout, done.stderr) == (0, "parked\n", "")
 
 
+@_ON_TIMELINE
 @pytest.mark.parametrize("kind", ["os.fork", "PyDLL"])
 def test_a_forked_child_waits_for_nothing_and_its_parent_goes_on(
     client: ipcsync.Client, engine: EngineName, kind: str

@@ -94,14 +94,9 @@ cdef class EventEngine:
                 done += 1
         return done
 
-    cdef int pending(self, Streams use, Handle *events) noexcept nogil:
-        """How many CUDA events are put into `events`, behind which records are that are not complete. With `state`."""
-        cdef int64_t first = use._completed + 1
-        cdef int64_t last = min(use._recorded, use._completed + MOST_EVENTS)
-        cdef int64_t generation
-        for generation in range(first, last + 1):
-            events[generation - first] = use.event(generation)
-        return <int>max(last + 1 - first, 0)
+    cdef Handle pending(self, Streams use) noexcept nogil:
+        """The event to wait for in the driver until the newest record is complete; null if there is none. With `state`."""
+        return NULL  # an interprocess event's wait burns a core
 
 
 @cython.internal
@@ -149,12 +144,11 @@ cdef class TimelineEngine(EventEngine):
         cdef uint64_t count = use.load(LOAD_COMPLETED, COMPLETED)
         return -2 if count == INT64_MAX else min(<int64_t>(count - use.base), use._recorded)
 
-    cdef int pending(self, Streams use, Handle *events) noexcept nogil:
+    cdef Handle pending(self, Streams use) noexcept nogil:
         cdef Marker *marker = use.marker(use.last_stream)  # behind the newest record; waiters for older ones poll
         if marker == NULL or <int64_t>(use.load(LOAD_COMPLETED, COMPLETED) - use.base) >= use._recorded:
-            return 0
-        events[0] = marker.event
-        return 1
+            return NULL
+        return marker.event
 
 
 cdef dict ENGINES = {"event": EventEngine(), "timeline": TimelineEngine()}

@@ -2,9 +2,10 @@
  *
  * CUDA's own wait cannot be bounded or interrupted, and one for work of a process that died may never end. So nobody
  * waits in the driver for another's work. Who waits looks and sleeps as `patience.h` plans it, on the slot's `completed`
- * word, and rings the recorder's doorbell. That one has a thread of its own, a waiter thread, in the driver's wait for what
- * it recorded itself. When that returns, the waiter thread wakes all sleepers, who look again. It touches neither Python nor
- * the board; if it is late, or there is none, the sleepers only look later.
+ * word. On the timeline engine it rings the recorder's doorbell too, and that one has a thread of its own, a waiter thread,
+ * in the driver's wait for what it recorded itself. When that returns, the waiter thread wakes all sleepers, who look again.
+ * It touches neither Python nor the board; if it is late, or there is none, the sleepers only look later. On the event engine
+ * there is none: NVIDIA's driver burns a core in its wait for an interprocess event, whatever the event's flags.
  * Nothing here may be called in a forked child; the engines' check comes first.
  */
 #include <errno.h>
@@ -14,7 +15,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -22,11 +22,10 @@
 
 #include "patience.h"
 
-enum { WAITER_THREADS = 4, MOST_EVENTS = 64, NOT_READY_YET = 600, RELAXED = 2 };
+enum { WAITER_THREADS = 4, NOT_READY_YET = 600, RELAXED = 2 };
 static const int64_t LOOK_STALLED_NS = 50000, /* who took that long for a look had to yield the processor */
     RING_AFTER_NS = 1000000, /* before that, the pauses are short */
-    RING_MOST_NS = 64000000,
-    SPINS_AFTER_NS = 10000000;
+    RING_MOST_NS = 64000000;
 
 /* The driver's functions, null until they are bound. */
 static struct {
@@ -48,27 +47,16 @@ static inline void wake_all(const void *word, int flag) { syscall(SYS_futex, wor
 /* --- the recorder's side ------------------------------------------------------------------------------------------ */
 
 struct waiter_thread {
-    int count;                  /* of events that are still waited for, in their order; 0: idle */
-    void *events[MOST_EVENTS];
-    const void *word;           /* whose sleepers are woken */
-    void *context;              /* of whoever asked */
-    uint32_t asked;             /* counts; the thread sleeps on it */
+    void *event;      /* what is waited for; null: idle */
+    const void *word; /* whose sleepers are woken */
+    void *context;    /* of whoever asked */
+    uint32_t asked;   /* counts; the thread sleeps on it */
     int has_thread;
-    pthread_t thread;
-    int64_t since, used;        /* when it was asked, and the processor time that its thread had used by then */
 };
 
 static struct waiter_thread waiter_threads[WAITER_THREADS];
 static pthread_mutex_t waiter_threads_lock = PTHREAD_MUTEX_INITIALIZER; /* of all above; never held over a call of the driver */
-static int driver_spins;           /* the driver burns a core while it waits: then no waiter thread is used any more */
 static _Atomic int64_t times_rung; /* how often a waiter thread has woken sleepers */
-
-static int64_t processor_ns(pthread_t thread) {
-    clockid_t clock;
-    struct timespec used = {0, 0};
-    if (pthread_getcpuclockid(thread, &clock) == 0) clock_gettime(clock, &used);
-    return used.tv_sec * 1000000000LL + used.tv_nsec;
-}
 
 static void *waiter_main(void *argument) {
     struct waiter_thread *waiter = argument;
@@ -79,12 +67,10 @@ static void *waiter_main(void *argument) {
     pthread_mutex_lock(&waiter_threads_lock);
     for (;;) {
         uint32_t seen = __atomic_load_n(&waiter->asked, __ATOMIC_ACQUIRE);
-        void *event = waiter->events[0], *context = waiter->context;
-        const void *word = waiter->word;
-        int is_idle = waiter->count == 0;
+        void *event = waiter->event, *context = waiter->context;
         pthread_mutex_unlock(&waiter_threads_lock);
         int error = 0;
-        if (is_idle) {
+        if (event == NULL) {
             syscall(SYS_futex, &waiter->asked, FUTEX_WAIT_PRIVATE, seen, NULL, 0, 0);
         } else {
             if (context != current) error = parking.set_context(context);
@@ -94,12 +80,11 @@ static void *waiter_main(void *argument) {
             }
         }
         pthread_mutex_lock(&waiter_threads_lock);
-        if (!is_idle) {
-            waiter->count = error == 0 ? waiter->count - 1 : 0;
-            memmove(waiter->events, waiter->events + 1, sizeof(void *) * (size_t)waiter->count);
+        if (event != NULL) {
+            waiter->event = NULL;
             if (error == 0) { /* under the lock: until then the event, and so the board, stays */
                 atomic_fetch_add(&times_rung, 1);
-                wake_all(word, 0);
+                wake_all(waiter->word, 0);
             }
         }
     }
@@ -107,56 +92,46 @@ static void *waiter_main(void *argument) {
 }
 
 static int start_thread(struct waiter_thread *waiter) {
+    pthread_t thread;
     pthread_attr_t attributes;
     sigset_t all, before;
     if (pthread_attr_init(&attributes) != 0) return 0;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     sigfillset(&all); /* the process's signals are for the threads that have Python */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    waiter->has_thread = pthread_create(&waiter->thread, &attributes, waiter_main, waiter) == 0;
+    waiter->has_thread = pthread_create(&thread, &attributes, waiter_main, waiter) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return waiter->has_thread;
 }
 
-/* Have a thread wait for these events one after the other, and wake the sleepers on `word` at each; whether one does. */
-static int use_waiter_thread(void **events, int count, const void *word) {
+/* Have a thread wait for `event`, and then wake the sleepers on `word`; not if one waits for another of theirs. */
+static void use_waiter_thread(void *event, const void *word) {
     struct waiter_thread *chosen = NULL;
     void *context = NULL;
-    int64_t now = monotonic_ns();
-    if (count > 0) parking.get_context(&context);
+    int is_known = 0;
+    parking.get_context(&context);
     pthread_mutex_lock(&waiter_threads_lock);
     for (int index = 0; index < WAITER_THREADS; index++) {
         struct waiter_thread *waiter = &waiter_threads[index];
-        if (waiter->count == 0) {
-            if (chosen == NULL) chosen = waiter;
-            continue;
-        }
-        int64_t took = now - waiter->since;
-        if (took > SPINS_AFTER_NS && processor_ns(waiter->thread) - waiter->used > took / 2) driver_spins = 1;
-        if (waiter->word == word) count = 0; /* that one is rung again if it does not know of all */
+        if (waiter->event == NULL && chosen == NULL) chosen = waiter;
+        is_known |= waiter->event != NULL && waiter->word == word; /* it is rung again if that is not the one it is for */
     }
-    int is_taken = count > 0 && chosen != NULL && !driver_spins && (chosen->has_thread || start_thread(chosen));
-    if (is_taken) {
-        chosen->count = count < MOST_EVENTS ? count : MOST_EVENTS;
-        memcpy(chosen->events, events, sizeof(void *) * (size_t)chosen->count);
+    if (!is_known && chosen != NULL && (chosen->has_thread || start_thread(chosen))) {
+        chosen->event = event;
         chosen->word = word;
         chosen->context = context;
-        chosen->since = now;
-        chosen->used = processor_ns(chosen->thread);
         __atomic_add_fetch(&chosen->asked, 1, __ATOMIC_RELEASE);
         wake_all(&chosen->asked, FUTEX_PRIVATE_FLAG);
     }
     pthread_mutex_unlock(&waiter_threads_lock);
-    return is_taken;
 }
 
 /* Whether a thread is in the driver's wait for `event`, or will be: it may not be destroyed then. */
 static int has_waiter_thread(void *event) {
     int found = 0;
     pthread_mutex_lock(&waiter_threads_lock);
-    for (int index = 0; index < WAITER_THREADS; index++)
-        for (int place = 0; place < waiter_threads[index].count; place++) found |= waiter_threads[index].events[place] == event;
+    for (int index = 0; index < WAITER_THREADS; index++) found |= waiter_threads[index].event == event;
     pthread_mutex_unlock(&waiter_threads_lock);
     return found;
 }
@@ -164,7 +139,7 @@ static int has_waiter_thread(void *event) {
 static int waiter_threads_busy(void) {
     int count = 0;
     pthread_mutex_lock(&waiter_threads_lock);
-    for (int index = 0; index < WAITER_THREADS; index++) count += waiter_threads[index].count != 0;
+    for (int index = 0; index < WAITER_THREADS; index++) count += waiter_threads[index].event != NULL;
     pthread_mutex_unlock(&waiter_threads_lock);
     return count;
 }

@@ -1,23 +1,17 @@
 # How the host waits for GPU work: `parking.h`, for Python.
 
 cdef extern from "parking.h" nogil:
-    const int MOST_EVENTS
     struct patience:
         pass
     int await_work(
         void *event, const uint64_t *word, uint64_t wanted, const uint64_t *state, uint64_t broken, int64_t began,
         int64_t until, const void *doorbell, patience *last
     )
-    bint use_waiter_thread(void **events, int count, const void *word)
+    void use_waiter_thread(void *event, const void *word)
     bint event_is_watched "has_waiter_thread"(void *event)
     int64_t rings()
     int waiter_threads_busy()
     void bind_parking(void *query, void *synchronize, void *get_context, void *set_context, void *exchange_mode)
-
-
-def has_waiter_thread(event):
-    """Whether a thread is in the driver's wait for `event`, or will be: it may not be destroyed then."""
-    return bool(event_is_watched(<Handle><uintptr_t>int(event)))
 
 
 def waiter_threads():

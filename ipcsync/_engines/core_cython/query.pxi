@@ -216,9 +216,9 @@ cdef class Queries(Streams):
         return self.done(generation, -1) or self.is_complete(generation)
 
     cdef inline const void *doorbell(self) noexcept nogil:
-        """The address of the recorder's doorbell; null if there is no recorder, or none on this board."""
+        """The address of the recorder's doorbell; null if no recorder, or none on this board, has a thread that waits."""
         cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)
-        if serial == 0 or (serial & 0xFFFF) >= self.sessions.sessions:
+        if self.engine.has_ring or serial == 0 or (serial & 0xFFFF) >= self.sessions.sessions:
             return NULL
         return self.sessions.line(serial) + S_DOORBELL
 
@@ -313,14 +313,13 @@ cdef class Queries(Streams):
             self.publish()
 
     def watch_pending(self):
-        """Have a thread wait in the driver for records that are not complete, and wake their waiters.
+        """Have a thread wait in the driver until the newest record is complete, and wake its waiters.
 
         Called at each beat, so also when a waiter rings for this session.
         """
-        cdef Handle events[MOST_EVENTS]
-        cdef int count
+        cdef Handle event
         if self.is_recorder and self.state.take():
-            count = 0 if self.is_unused else self.engine.pending(self, events)
-            if count:
-                use_waiter_thread(events, count, self.place + COMPLETED)
+            event = NULL if self.is_unused else self.engine.pending(self)
+            if event != NULL:
+                use_waiter_thread(event, self.place + COMPLETED)
             self.state.give()
