@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum { KEPT = 16, KNOWN_AFTER = 4, SHORTER_OF = 5, MOST_EARLY = 3, MOST_RESTS = 31 }; /* waits; one of five may be much shorter */
-static const int64_t PAUSE_LEAST_NS = 50000, PAUSE_MOST_NS = 1000000,
+static const int64_t PAUSE_LEAST_NS = 60000, PAUSE_MOST_NS = 1000000,
     LATE_NS = 20000; /* how late a sleep ends, about */
 
 /* What those who wait for an event learn for the next time, in ns. Threads share it; what one overwrites is only forgotten. */
@@ -52,7 +52,7 @@ static struct plan plan_of(const struct patience *patience, int64_t sleep_ns) {
 
 /* How long to sleep `took` after the begin; 0: look again at once. */
 static int64_t pause_of(const struct plan *plan, int64_t took) {
-    int64_t since = took - plan->soon, pause = since / 64;
+    int64_t since = took - plan->soon, pause = since / 256;
     int is_due = plan->soon && since >= 0 && since < took / 10;
     if (plan->may_look && (took < plan->first || is_due)) return 0;
     if (since < 0) return -since;
