@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -20,7 +21,9 @@ from tests.benchmarks.busy import BUSY_THREADS, begin_busy_threads, end_busy_thr
 
 _REGULAR_S = (0.001, 0.02)
 _LONGEST_WORK_S = 0.012
-_OURS, _BARE, _ASKED = "ipcsync", "bare cuEventSynchronize", "cuEventQuery without a pause"
+_OURS, _ASKED = "ipcsync", "cuEventQuery without a pause"
+_BARE = "bare cuEventSynchronize"  # of an import: on a GPU it burns a core, whatever the event's flags
+_BLOCKING = "blocking cuEventSynchronize in the recorder's process"  # of a plain event: it sleeps
 _IDLE_S = 0.002
 _libc = ctypes.CDLL(None)
 
@@ -33,6 +36,7 @@ def _connect(state: dict[str, Any], endpoint: str) -> bytes:
     state["stream"] = ipcsync.Stream()
     state["raw"] = ipcsync.Event(blocking=True, interprocess=True)
     state["raw"].record(state["stream"])
+    state["plain"] = ipcsync.Event(blocking=True)
     semaphore = state["semaphore"] = ctypes.create_string_buffer(64)
     assert _libc.sem_init(semaphore, 0, 0) == 0
     return bytes(state["raw"].ipc_handle())
@@ -44,18 +48,36 @@ def _open(state: dict[str, Any], name: str, engine: EngineName, is_recorder: boo
     state["event"] = state["client"].event(name, recorder=is_recorder, engine=engine)
 
 
-def _submit(state: dict[str, Any], is_bare: bool) -> int:
+def _submit(state: dict[str, Any], how: str) -> int:
     """Queue work that lasts until `_finish`, and a record behind it; its generation, 0 if it is not ipcsync's."""
     stream = state["stream"]
     # The work: the driver's thread waits for a semaphore. No Python runs there.
     wait = ctypes.cast(_libc.sem_wait, ctypes.c_void_p).value
     address = ctypes.addressof(state["semaphore"])
     unwrap(_drivers.load().cuLaunchHostFunc(stream.cuda_stream, wait, address), "cuLaunchHostFunc")
-    if is_bare:
+    if how == _BLOCKING:
+        state["plain"].record(stream)
+        state["thread"] = threading.Thread(target=_block, args=(state,))
+        state["thread"].start()
+        return 0
+    if how != _OURS:
         state["raw"].record(stream)
         return 0
     generation: int = state["event"].record(stream).generation
     return generation
+
+
+def _block(state: dict[str, Any]) -> None:
+    driver, began = _drivers.load(), time.thread_time_ns()
+    unwrap(driver.cuEventSynchronize(state["plain"].cuda_event), "cuEventSynchronize")
+    state["blocked"] = time.monotonic_ns(), time.thread_time_ns() - began
+
+
+def _blocked(state: dict[str, Any]) -> tuple[int, int]:
+    """What `_wait` returns, of the thread that `_submit` began."""
+    state["thread"].join()
+    blocked: tuple[int, int] = state["blocked"]
+    return blocked
 
 
 def _finish(state: dict[str, Any], seconds: float) -> int:
@@ -107,10 +129,12 @@ def wake_up(rounds: int, scale: float) -> Iterator[Row]:
         def late(shortest: float, longest: float, how: str) -> float:
             times, waited, used = [], 0.0, 0.0
             for _ in range(count):
-                waiter.begin(_wait, recorder.call(_submit, how != _OURS), how)
+                generation = recorder.call(_submit, how)
+                if how != _BLOCKING:
+                    waiter.begin(_wait, generation, how)
                 lasts = chance.uniform(shortest, longest)
                 ended = recorder.call(_finish, lasts)
-                returned, took = waiter.result()
+                returned, took = recorder.call(_blocked) if how == _BLOCKING else waiter.result()
                 times.append((returned - ended) / 1e3)
                 waited, used = waited + lasts, used + took / 1e9
             shares[how].append(100 * used / waited)
@@ -129,10 +153,13 @@ def wake_up(rounds: int, scale: float) -> Iterator[Row]:
                 yield from compare(f"{row}, p50", held, "µs", {_ASKED: at_most_more(15, "µs")})
                 yield from compare(f"{row}, processor", dict(shares), "% of a core", {_ASKED: below(10, "%")})
                 shares.clear()
-            irregular = (_LONGEST_WORK_S / 2, _LONGEST_WORK_S, _BARE)
-            yield from compare(f"host wake-up ({engine}), p50", figures(*irregular), "µs", {_BARE: at_most(1.1)})
+            held = figures(_LONGEST_WORK_S / 2, _LONGEST_WORK_S, _BLOCKING)
+            yield from compare(f"host wake-up ({engine}), p50", held, "µs", {_BLOCKING: at_most(1.1)})
+            row = f"host wake-up ({engine}), processor"
+            yield from compare(row, dict(shares), "% of a core", {_BLOCKING: below(10, "%")})
+            shares.clear()
             waiter.call(_be_busy, True)
-            held = figures(*irregular)
+            held = figures(_LONGEST_WORK_S / 2, _LONGEST_WORK_S, _BARE)
             waiter.call(_be_busy, False)
             row = f"host wake-up ({engine}), {BUSY_THREADS} busy threads, p50"
             yield from compare(row, held, "µs", {_BARE: at_most_more(30, "µs")})

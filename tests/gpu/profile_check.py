@@ -65,12 +65,10 @@ _BENCH: Mapping[tuple[str, str], tuple[float, float]] = {
     ("hand-over (event), p50", "bare futex"): (160.807, 6.611),
     ("hand-over (timeline), p50", "bare futex"): (8.542, 6.611),
     ("wake to stream (event), p50", "bare futex"): (14.295, 6.611),
-    ("host wake-up (event), p50", "bare cuEventSynchronize"): (83.317, 81.848),
-    ("host wake-up (timeline), p50", "bare cuEventSynchronize"): (88.186, 82.843),
 }
-_BENCH_ONLY = ("records", "completed", "chained", "hand_over", "wake_up")
+_BENCH_ONLY = ("records", "completed", "chained", "hand_over")
 _HAND_OVER_CORES = 4  # two processes, each with its stream's thread
-_HAND_OVERS, _WAKE_UPS = ("hand-over", "wake to stream"), "host wake-up"
+_HAND_OVERS = ("hand-over", "wake to stream")
 
 
 @dataclass(frozen=True)
@@ -115,10 +113,7 @@ def judge_call(name: str, there: float, here: float, cores: int, wake_us: float 
 
 
 def judge_row(name: str, there: tuple[float, float], here: tuple[float, float], cores: int) -> Verdict:
-    """Ours and the bare call, beside the GPU's: their difference, or of a wait of 80 µs their ratio."""
-    if name.startswith(_WAKE_UPS):
-        before, now = there[0] / there[1], here[0] / here[1]
-        return Verdict(f"{name}, ours / bare", before, now, before / _CALLS_FACTOR <= now <= before * _CALLS_FACTOR)
+    """Ours and the bare call, beside the GPU's: their difference."""
     before, now = there[0] - there[1], here[0] - here[1]
     if name.startswith(_HAND_OVERS) and cores < _HAND_OVER_CORES:
         return Verdict(name, before, now, None, f"needs {_HAND_OVER_CORES} cores")

@@ -112,7 +112,7 @@ def product(endpoint: str) -> None:
                 late, used, waited, before = [], 0.0, 0.0, recorder.call(counts)
                 for _ in range(_WAITS if most < 40 else _WAITS // 3):
                     seconds = _chance.uniform(least, most) / 1e3
-                    waiter.begin(bench._wait, recorder.call(bench._submit, False), bench._OURS)
+                    waiter.begin(bench._wait, recorder.call(bench._submit, bench._OURS), bench._OURS)
                     ended = recorder.call(bench._finish, seconds)
                     returned, took = waiter.result()
                     late.append((returned - ended) / 1e3)
