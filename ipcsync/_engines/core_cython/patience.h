@@ -7,7 +7,7 @@
  */
 #include <stdint.h>
 
-enum { KEPT = 16, KNOWN_AFTER = 4, SHORTER_OF = 5, MOST_EARLY = 3, MOST_RESTS = 31 }; /* waits; one of five may be much shorter */
+enum { KEPT = 16, KNOWN_AFTER = 4, SHORTER_OF = 5, MOST_OFF = 3, MOST_RESTS = 31 }; /* waits; one of five may be much shorter */
 static const int64_t PAUSE_LEAST_NS = 60000, PAUSE_MOST_NS = 1000000,
     LATE_NS = 20000; /* how late a sleep ends, about */
 
@@ -15,7 +15,7 @@ static const int64_t PAUSE_LEAST_NS = 60000, PAUSE_MOST_NS = 1000000,
 struct patience {
     int64_t lasted[KEPT];    /* how long the last waits lasted */
     unsigned count;          /* of all waits since it was learned anew */
-    int early;               /* so many in turn were over before they were due */
+    int off;                 /* so many in turn were over before they were due, or long after */
     int rests, rest;         /* so many waits do not look; as many as that, after a look that was interrupted */
     int64_t rung;            /* when the recorder was rung last */
     int64_t gap;             /* how long from then to the next time at least: it grows while that is in vain */
@@ -64,8 +64,9 @@ static int64_t pause_of(const struct plan *plan, int64_t took) {
 /* A wait is over after `took`; its last look but one was `blind` before. Of a sleep that was too long nobody knows by how much. */
 static void learn(struct patience *patience, const struct plan *plan, int64_t took, int64_t blind) {
     patience->lasted[patience->count++ % KEPT] = took - (blind < took / 32 ? blind : took / 32);
-    patience->early = took - blind < plan->soon ? patience->early + 1 : 0;
-    if (patience->early == MOST_EARLY) patience->count = patience->early = 0; /* work takes another time now */
+    int is_off = plan->soon && (took - blind < plan->soon || took > plan->soon + plan->soon / 2);
+    patience->off = is_off ? patience->off + 1 : 0;
+    if (patience->off == MOST_OFF) patience->count = patience->off = 0; /* work takes another time now */
     if (patience->rests > 0) patience->rests--;
     else patience->rest /= 2; /* it looked in peace */
 }

@@ -122,7 +122,7 @@ def test_work_that_becomes_another_is_learned_anew(patience: Any, later: int) ->
     _waits(patience, [5 * _MS] * 20)
     waits = _waits(patience, [later] * 20)
     assert max(each.late for each in waits[3:]) <= _MS, "not more than three in turn sleep beyond their work's end"
-    assert max(each.late for each in waits[-5:]) <= 15 * _US
+    assert max(each.late for each in waits[7:]) <= 15 * _US, "and four are enough to know it again"
 
 
 def test_one_exception_is_soon_forgotten(patience: Any) -> None:
