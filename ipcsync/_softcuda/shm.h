@@ -15,7 +15,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 
 #define SH_MAGIC   0x534f465443554441ull /* "SOFTCUDA" */
-#define SH_LAYOUT  21u /* bump with every change of the structures below */
+#define SH_LAYOUT  22u /* bump with every change of the structures below */
 #define MAXPROC    512
 #define MAXSTREAM  32768
 #define MAXEVENT   131072
@@ -44,7 +44,8 @@ struct sh_proc {                 /* 256 bytes */
   u32 pid;                       /* in its own pid namespace, so for itself and for messages only */
   _Atomic u32 left;              /* 1: it exits, and has abandoned its records itself */
   _Atomic u64 used[MAXDEV];      /* bytes of device memory, by physical device */
-  char pad[256 - 24 - 8 * MAXDEV];
+  _Atomic u32 contexts;
+  char pad[256 - 28 - 8 * MAXDEV];
 };
 
 struct sh_stream {               /* 64 bytes: one cache line */

@@ -33,7 +33,7 @@ def code(result: tuple[Any, ...]) -> int:
 
 
 def stat(what: str) -> int:
-    """One of the library's counters: processes, dead, streams, events, memory, turns, captured; `reap` cleans up."""
+    """One of the library's counters, as its README names them; `reap` cleans up."""
     return int(SIM.softcudaStat(what.encode()))
 
 

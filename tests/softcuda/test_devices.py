@@ -8,7 +8,7 @@ from typing import Any
 
 from cuda.bindings import driver as drv
 
-from tests.softcuda.kit import SIM, code, ok
+from tests.softcuda.kit import SIM, code, ok, stat
 from tests.softcuda.processes import py
 
 _MPS_ENABLED = "drv.CUdevice_attribute(133)"
@@ -55,6 +55,7 @@ def test_contexts(ctx: Any) -> None:
     assert ok(drv.cuDevicePrimaryCtxGetState(dev))[1] == 1
     c2 = ok(drv.cuCtxCreate(None, 0, dev))
     assert int(ok(drv.cuCtxGetCurrent())) == int(c2)
+    assert stat("contexts") == 2
     s2 = ok(drv.cuStreamCreate(0))
     assert int(ok(drv.cuStreamGetCtx(s2))) == int(c2)
     e1_in_c2 = ok(drv.cuEventCreate(0))
@@ -65,6 +66,7 @@ def test_contexts(ctx: Any) -> None:
     ok(drv.cuEventRecord(e1_in_c2, s2))
     ok(drv.cuStreamWaitEvent(s1, e1_in_c2, 0))  # waiting for it is fine
     ok(drv.cuCtxDestroy(c2))
+    assert stat("contexts") == 1
     assert code(drv.cuStreamQuery(s2)) == 400
     assert code(drv.cuEventQuery(e1_in_c2)) == 400
     assert code(drv.cuCtxSetCurrent(c2)) != 0

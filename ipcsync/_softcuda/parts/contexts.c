@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts: primary and other ones, and which is current. */
 
+static void ctx_set_active(struct ctx *c, int active) {
+  atomic_fetch_add(&S->proc[g_me].contexts, (u32)(active - atomic_exchange(&c->active, active)));
+}
 static CUresult ctx_new(int dev, unsigned flags, bool primary, struct ctx **out) {
   struct ctx *c = obj_new(&g_ctxs);
   if (!c) return E_OOM;
@@ -17,14 +20,14 @@ static CUresult ctx_new(int dev, unsigned flags, bool primary, struct ctx **out)
   atomic_store(&c->all, NULL);
   size_t lim[8] = { 1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0 };
   memcpy(c->limit, lim, sizeof lim);
-  atomic_store(&c->active, 1);
+  ctx_set_active(c, 1);
   obj_publish(&g_ctxs, c);
   *out = c;
   return OK;
 }
 static void event_dispose(struct event *e);
 static void ctx_teardown(struct ctx *c) { /* everything in it goes */
-  atomic_store(&c->active, 0);
+  ctx_set_active(c, 0);
   pthread_mutex_lock(&c->mu);
   while (c->streams) stream_destroy_locked(c->streams);
   atomic_store(&c->legacy, NULL);
@@ -62,7 +65,7 @@ API cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice d) {
   struct ctx *c = g_primary[d];
   if (!c && !(r = ctx_new(d, 0, true, &c))) g_primary[d] = c;
   if (!r) {
-    if (!atomic_load(&c->active)) { c->id = atomic_fetch_add(&g_next_id, 1); c->peers = 0; atomic_store(&c->active, 1); }
+    if (!atomic_load(&c->active)) { c->id = atomic_fetch_add(&g_next_id, 1); c->peers = 0; ctx_set_active(c, 1); }
     c->refs++;
     *out = H(c);
   }
@@ -96,7 +99,7 @@ API cuDevicePrimaryCtxSetFlags_v2(CUdevice d, unsigned f) {
   pthread_mutex_lock(&g_primary_mu);
   struct ctx *c = g_primary[d];
   if (!c) {
-    if (!(r = ctx_new(d, f, true, &c))) { atomic_store(&c->active, 0); g_primary[d] = c; }
+    if (!(r = ctx_new(d, f, true, &c))) { ctx_set_active(c, 0); g_primary[d] = c; }
   } else {
     c->flags = f;
   }

@@ -170,6 +170,7 @@ static void abandon_proc(u32 pi) {
   snprintf(pre, sizeof pre, "%s~m.%u.%llu.", g_base, pi, (unsigned long long)S->proc[pi].inc);
   unlink_prefix(g_dir, pre);
   for (int d = 0; d < MAXDEV; d++) atomic_store(&S->proc[pi].used[d], 0);
+  atomic_store(&S->proc[pi].contexts, 0);
 }
 /* The same, and give back its slots: it is over, so that none of its threads is within a call any more. */
 static void release_proc(u32 pi) {

@@ -219,6 +219,7 @@ static CUresult attach(void) {
   atomic_store(&p->mark, 0);
   atomic_store(&p->left, 0);
   for (int d = 0; d < MAXDEV; d++) atomic_store(&p->used[d], 0);
+  atomic_store(&p->contexts, 0);
   int life = open_life(g_me, O_CREAT); /* never closed */
   if (life < 0 || lock_file(life, F_SETLK, F_RDLCK) < 0 || !take_mark()) {
     say("cannot prove to others that this process lives: no file %s~p.*, thread, or robust futex", g_path);
@@ -333,6 +334,8 @@ __attribute__((visibility("default"))) long long softcudaStat(const char *what) 
     for (u32 i = 0; i < MAXPROC; i++) n += atomic_load(&S->proc[i].state) == 1;
   } else if (!strcmp(what, "dead")) { /* of these: marked, but not cleaned up */
     for (u32 i = 0; i < MAXPROC; i++) n += proc_dead(i);
+  } else if (!strcmp(what, "contexts")) {
+    for (u32 i = 0; i < MAXPROC; i++) n += atomic_load(&S->proc[i].contexts);
   } else if (!strcmp(what, "streams")) {
     for (u32 i = 0, hi = atomic_load(&S->stream_hi); i < hi; i++) n += atomic_load(&S->stream[i].owner) != 0;
   } else if (!strcmp(what, "events")) {
