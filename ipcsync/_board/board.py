@@ -41,7 +41,6 @@ class Board(Line):
     heartbeat: Word = Word(layout.H_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the coordinator's last beat
     newest: Word = Word(layout.H_NEWEST)  # the count of the newest session
     starts: Word = Word(layout.H_STARTS)  # how many coordinators have served with this board, one after the other
-    probe: Word = Word(layout.H_PROBE)  # for trying whether a stream's write arrives
 
     def __init__(self, fd: int, path: str) -> None:
         self.path: str = path
@@ -201,11 +200,6 @@ class Board(Line):
         """Store that there is a session `count`, before it gets a line (coordinator)."""
         self.newest = count
         fence()
-
-    @property
-    def probe_offset(self) -> int:
-        """That word's offset in the header's page."""
-        return layout.H_PROBE * 8
 
     def stop(self) -> None:
         """Store that the coordinator ends, and wake every waiter (coordinator)."""

@@ -34,7 +34,6 @@ H_MAGIC, H_VERSION, H_EPOCH, H_EPOCH_2, H_PID, H_START = range(6)
 H_NAMESPACE, H_OWNER, H_STATE, H_HEARTBEAT, H_SESSIONS, H_SLOTS = range(6, 12)
 H_NEWEST = 12  # the count of the newest session, stored before its line is given to it
 H_STARTS = 15  # how many coordinators have served with this board
-H_PROBE = 16  # a stream of the coordinator writes it, to test that streams can
 # Session words: the coordinator's, then the client's.
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
 S_HEARTBEAT, S_OWNER, S_DOORBELL = 8, 9, 10  # `doorbell` is never stored to: a futex that wakes the client's thread

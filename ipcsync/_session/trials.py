@@ -102,7 +102,7 @@ class Trials:
         """The result of `Client.check`."""
         with self._trial():
             event = reply.why_not_event or _why_not_event(reply.handle, ordinal)
-            timeline = reply.why_not_timeline or _why_not_timeline(self._line, ordinal)
+            timeline = _why_not_timeline(self._line, ordinal)
         return {
             "event": {"ok": event is None, "why": event or ""},
             "timeline": {"ok": timeline is None, "why": timeline or ""},

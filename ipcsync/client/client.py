@@ -377,6 +377,8 @@ class Client(ClientView, Closing):
 
         {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works.
 
+        The coordinator makes a CUDA context on the device for it, as for an event of the engine `event`, and keeps it.
+
         Raises InvalidDevice, DeviceMismatch for a device that the coordinator does not serve, and TypeError for an
         argument that is not a device.
         """

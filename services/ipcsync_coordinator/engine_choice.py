@@ -10,16 +10,18 @@ from ipcsync_coordinator.state import Session, Slot
 def choose(pool: Pool, session: Session, wanted: str, device: str, why_not_timeline: str) -> str:
     """The engine of a new event on `device`. EngineMismatch if the wanted one cannot work, with the reason.
 
-    `why_not_timeline` is what the process found when it tried.
+    `why_not_timeline` is what the process found when it tried. The coordinator needs no GPU for words, and so has
+    nothing to try there: it stores them with the CPU. DeviceMismatch for a device that is not served.
     """
     if wanted not in ("auto", "event", "timeline"):
         raise ProtocolError(f"an engine must be 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
+    pool.check_served(device)
     reasons: dict[str, str | None] = {}
     if wanted != "event":
-        reasons["timeline"] = pool.why_not_timeline(device) or why_not_timeline
-        if not reasons["timeline"]:
+        if not why_not_timeline:
             return "timeline"
-    if wanted != "timeline":  # it makes CUDA events, which nobody may want
+        reasons["timeline"] = why_not_timeline
+    if wanted != "timeline":  # last: it makes a context and CUDA events, which nobody may want
         reasons["event"] = session.why_not_event or pool.why_not_event(device)
         if not reasons["event"]:
             return "event"

@@ -236,9 +236,6 @@ class Fleet:
 
     def _mirror(self, session: Session, origin: Origin, body: messages.Import, device: str) -> Slot:
         device = self._device(device)
-        reason = self._effects.pool.why_not_timeline(device)
-        if reason:
-            raise EngineMismatch(f"events of other nodes cannot be waited for here: the engine 'timeline': {reason}")
         slot = self._registry.create(session, body.name, recorder=True, device=device, origin=origin, node=body.node)
         slot.base = self._effects.line(slot.index).recorded
         return slot

@@ -322,9 +322,10 @@ class Handlers:
 
     def _probe(self, session: Session, body: messages.Probe) -> messages.Message:
         device = body.device or self._effects.pool.devices[0]
+        self._effects.pool.check_served(device)
         reason = session.why_not_event or self._effects.pool.why_not_event(device)
         handle = b"" if reason else self._effects.pool.probe_handle(device)
-        return messages.ProbeReply(handle, reason, self._effects.pool.why_not_timeline(device))
+        return messages.ProbeReply(handle, reason)
 
 
 _DONE = messages.Done()

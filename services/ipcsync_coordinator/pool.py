@@ -43,16 +43,15 @@ class Pool:
         """The UUIDs of the devices that this coordinator serves."""
         return list(self._spare)
 
-    def _spare_of(self, uuid: str) -> list[int]:
-        spare = self._spare.get(uuid)
-        if spare is None:
+    def check_served(self, uuid: str) -> None:
+        """Raise DeviceMismatch for a device that this coordinator does not serve; the other calls take served ones."""
+        if uuid not in self._spare:
             served = ", ".join(self._spare)
             raise DeviceMismatch(f"the coordinator does not serve device {uuid!r:.80}; it serves {served}")
-        return spare
 
     def take(self, uuid: str, depth: int) -> list[int]:
         """A ring of `depth` unused events; QuotaExceeded beyond the limit."""
-        spare = self._spare_of(uuid)
+        spare = self._spare[uuid]
         missing = depth - len(spare)
         if missing > 0:
             self._make_room(spare, missing)
@@ -114,24 +113,14 @@ class Pool:
 
     def probe_handle(self, uuid: str) -> bytes:
         """The handle of an event that is kept for clients that test whether handles open."""
-        self._spare_of(uuid)
         if uuid not in self._probes:
             self._probes[uuid] = self._driver.probe(uuid)
         return self._probes[uuid]
 
     def why_not_event(self, uuid: str) -> str | None:
-        """Why event handles cannot be made on a device, None if they can; tested with real calls.
-
-        DeviceMismatch for a device that is not served here.
-        """
-        self._spare_of(uuid)
+        """Why event handles cannot be made on a device, None if they can; tested with real calls."""
         try:
             self.probe_handle(uuid)
         except IpcSyncError as error:
             return str(error)
         return None
-
-    def why_not_timeline(self, uuid: str) -> str | None:
-        """Why timeline words do not work on a device, None if they do; tested with real calls."""
-        self._spare_of(uuid)
-        return self._driver.why_not_timeline(uuid)

@@ -1,29 +1,22 @@
-"""The CUDA events behind the slots, and tests of the engines: all driver calls of coordinator and keeper."""
+"""The CUDA events behind the slots of the engine `event`: all driver calls of coordinator and keeper."""
 
 from __future__ import annotations
 
-import time
 from itertools import islice
 from typing import Any
 
 import msgspec
 
 from ipcsync import _drivers
-from ipcsync._board import Board
 from ipcsync._drivers.constants import (
     ERROR_NOT_READY,
     EVENT_BLOCKING_SYNC,
     EVENT_DISABLE_TIMING,
     EVENT_INTERPROCESS,
-    STREAM_NON_BLOCKING,
-    STREAM_WAIT_VALUE_GEQ,
-    STREAM_WRITE_VALUE_DEFAULT,
 )
-from ipcsync._native import context, pinned
+from ipcsync._native import context
 from ipcsync.errors import DriverError, InvalidDevice
 
-_PROBE_S = 4.0  # what is found stays, so a busy machine must not be the reason; a request lasts longer
-_PAUSE_S = 0.0005
 _AT_A_TIME = 256  # of those that are set aside
 
 
@@ -38,16 +31,15 @@ class SharedCudaEvent(msgspec.Struct, frozen=True, array_like=True):
 class EventStore:
     """Makes, numbers, exports and destroys the interprocess events of all devices, given as UUID → ordinal.
 
-    A device's context is created with its first event: an idle one costs hundreds of megabytes on a real GPU.
+    A device's context is created with its first event, and nothing else needs one: on a crowded GPU that may take
+    seconds, and an idle context costs hundreds of megabytes.
     """
 
-    def __init__(self, devices: dict[str, int], board: Board) -> None:
+    def __init__(self, devices: dict[str, int]) -> None:
         self._devices = devices
-        self._board = board
         self._serial = 0
         self._made: dict[int, tuple[SharedCudaEvent, Any]] = {}
         self._probes: dict[str, SharedCudaEvent] = {}
-        self._why_not_timeline: dict[str, str | None] = {}
         self._aside: dict[int, None] = {}  # to be destroyed, in the order in which they are asked for again
 
     def make(self, device: str, count: int) -> list[SharedCudaEvent]:
@@ -108,38 +100,6 @@ class EventStore:
         """All events but those of `probe`, and those that are set aside."""
         others = self._aside.keys() | {shared.serial for shared in self._probes.values()}
         return [shared for shared, _ in self._made.values() if shared.serial not in others]
-
-    def why_not_timeline(self, device: str) -> str | None:
-        """Why timeline words do not work on this device, None if they do; tested once, with real calls."""
-        if device not in self._why_not_timeline:
-            self._enter(device)
-            try:
-                self._why_not_timeline[device] = self._try_timeline()
-            except DriverError as error:
-                self._why_not_timeline[device] = str(error)
-        return self._why_not_timeline[device]
-
-    def _try_timeline(self) -> str | None:
-        driver, board = _drivers.load(), self._board
-        pointer = pinned.page(board.address) + board.probe_offset
-        stream: Any = _drivers.unwrap(driver.cuStreamCreate(STREAM_NON_BLOCKING), "cuStreamCreate")
-        try:
-            value = (board.probe + 1) & 0xFFFFFFFF
-            _drivers.unwrap(
-                driver.cuStreamWriteValue64(stream, pointer, value, STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64"
-            )
-            _drivers.unwrap(
-                driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64"
-            )
-            deadline = time.monotonic() + _PROBE_S
-            # Until the wait is over too: it reads the board, which may be gone after this call.
-            while board.probe != value or int(driver.cuStreamQuery(stream)[0]) == ERROR_NOT_READY:
-                if time.monotonic() > deadline:
-                    return f"a stream's write to the board, and its wait for that, were not over within {_PROBE_S:g} s"
-                time.sleep(_PAUSE_S)  # the driver may need the core for it
-        finally:
-            _drivers.unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")
-        return None
 
     def _enter(self, device: str) -> None:
         context.ensure_context(self._devices[device])

@@ -112,7 +112,6 @@ class DriverClient:
     def __init__(self, link: Link) -> None:
         self.link = link
         self._then: deque[Callable[[Any], None]] = deque()  # who gets the next answers
-        self._timelines: dict[str, str | None] = {}
         self._is_late = False  # the last question was not answered in time, and still is not
 
     def make(self, device: str, count: int, then: Callable[[list[SharedCudaEvent]], None]) -> None:
@@ -133,12 +132,6 @@ class DriverClient:
     def probe(self, device: str) -> bytes:
         """The handle of an event that is kept for tests whether handles open."""
         return bytes(self._ask("probe", device))
-
-    def why_not_timeline(self, device: str) -> str | None:
-        """Why timeline words do not work on the device, None if they do; tested once, with real calls."""
-        if device not in self._timelines:
-            self._timelines[device] = msgspec.convert(self._ask("why_not_timeline", device), str | None)
-        return self._timelines[device]
 
     def report_serving(self) -> None:
         """Report that requests are served."""

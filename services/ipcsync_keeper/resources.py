@@ -77,7 +77,7 @@ class Resources:
             try:
                 if not self.board.show_life():
                     log.warning("no robust futex: clients check /proc or a file lock to see whether this process lives")
-                self.events = EventStore(devices, self.board)
+                self.events = EventStore(devices)
                 self.journal = JournalFiles.create()
                 self.sockets = [listen(path) for path in self.directory.sockets]
                 self.directory.sign()

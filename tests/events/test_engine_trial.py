@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from ipcsync._native import pinned
 from ipcsync.typing import EngineChoice
 from tests.kit import remote
 from tests.kit.peer import Peer
+from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
 
@@ -78,6 +80,34 @@ def test_a_later_joiner_without_words_is_told_of_both_sides_and_what_to_do(
         assert "engine='event'" in told
     (row,) = client.list_events()
     assert (row.state, row.attached) == ("open", 1)
+
+
+def test_a_recorder_without_words_is_told_what_to_do_about_a_reader_that_had_nothing_to_try(
+    coordinator: ipcsync.Coordinator, peer: Peer, without_words: tuple[ipcsync.Client, str]
+) -> None:
+    client, reason = without_words
+    peer.call(remote.connect, coordinator.endpoint, "reader")
+    assert peer.call(remote.open_event, "e")[0] == "timeline"
+    told = rf"^the event 'e' uses the engine 'timeline', which the session .* cannot use: {reason}.*engine='event'$"
+    with pytest.raises(ipcsync.EngineMismatch, match=told):
+        client.event("e", recorder=True)
+
+
+def _refuse_pages() -> None:
+    _drivers.load().cuMemHostRegister = lambda *_: (CUresult.CUDA_ERROR_NOT_PERMITTED,)  # type: ignore[attr-defined]
+
+
+def test_a_reader_without_words_that_had_nothing_to_try_is_told_what_to_do_and_leaves_no_event(
+    coordinator: ipcsync.Coordinator, peer: Peer, client: ipcsync.Client
+) -> None:
+    peer.call(remote.connect, coordinator.endpoint, "reader")
+    peer.call(_refuse_pages)
+    error = peer.call(remote.error_of, remote.open_event, "e")
+    assert error is not None
+    assert error[0] == "EngineMismatch"
+    assert re.search(r"'timeline', which does not work in this process .*NOT_PERMITTED.*engine='event'$", error[1])
+    until(lambda: not client.list_events(), "the event is gone")
+    assert peer.call(remote.open_event, "e", {"engine": "event"})[0] == "event"
 
 
 def test_a_point_of_words_names_both_sides_where_their_page_cannot_be_registered(

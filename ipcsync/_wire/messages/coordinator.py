@@ -1,4 +1,4 @@
-"""What is asked of the coordinator itself: its counts, and a probe of the engines between it and a process."""
+"""What is asked of the coordinator itself: its counts, and a probe of the engine `event` between it and a process."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ class Counters(Message, frozen=True):
 
 
 class Probe(RequestBody, frozen=True):
-    """Ask for a handle and more, to test the engines between this process and the coordinator on `device` (UUID)."""
+    """Ask for a handle, to test the engine `event` between this process and the coordinator on `device` (UUID)."""
 
     effect: ClassVar[Effect] = "none"
     device: Text = ""
 
 
 class ProbeReply(Message, frozen=True):
-    """The reply to Probe: the handle of an event made for it, and why an engine cannot work, None if it may."""
+    """The reply to Probe: the handle of an event made for it, and why that engine cannot work, None if it may."""
 
     handle: bytes
     why_not_event: str | None
-    why_not_timeline: str | None

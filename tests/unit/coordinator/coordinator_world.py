@@ -77,9 +77,6 @@ class DirectDriver(DriverClient):
     def probe(self, device: str) -> bytes:
         return self._events.probe(device)
 
-    def why_not_timeline(self, device: str) -> str | None:
-        return self._events.why_not_timeline(device)
-
 
 class World:
     """Handlers with all that stands behind them, the driver included, and nothing before them."""
@@ -87,7 +84,7 @@ class World:
     def __init__(self) -> None:
         path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
         self.board = Board.create(path, os.urandom(16), SETTINGS.max_sessions, SETTINGS.pool + 2 * SETTINGS.kept_slots)
-        self.events = EventStore(served_devices(None), self.board)
+        self.events = EventStore(served_devices(None))
         self.driver = DirectDriver(self.events)
         self.files = JournalFiles.create()
         self.begin(held=[])

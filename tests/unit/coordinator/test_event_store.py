@@ -1,11 +1,8 @@
-"""The CUDA events and the tests of the engines: what is pending is kept; a busy machine makes no device unusable."""
+"""The CUDA events behind the slots: what is pending is kept."""
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -15,55 +12,6 @@ from ipcsync.errors import QuotaExceeded
 from ipcsync_keeper.events import SharedCudaEvent
 from tests.kit.driver_kit import Latch, complete, finish, ok, open_all_latches
 from tests.unit.coordinator.coordinator_world import World
-
-_LATE_S = 1.5
-"""No driver takes so long, but the kernel may keep its thread from a core for so long."""
-
-
-def test_a_late_first_write_makes_no_device_unusable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    late: list[threading.Timer] = []
-
-    def write_late(_stream: Any, pointer: Any, value: int, _flags: int) -> tuple[Any]:
-        word = ctypes.c_uint32.from_address(int(pointer))
-        late.append(threading.Timer(_LATE_S, lambda: setattr(word, "value", value)))
-        late[-1].start()
-        return (_drivers.SUCCESS,)
-
-    monkeypatch.setattr(_drivers.load(), "cuStreamWriteValue64", write_late)
-    (device,) = world.pool.devices
-    assert world.events.why_not_timeline(device) is None
-    for timer in late:
-        timer.join()
-
-
-def test_nothing_is_queued_that_reads_the_board_once_the_engines_are_tested(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = _drivers.load()
-    wait, query, destroy = driver.cuStreamWaitValue64, driver.cuStreamQuery, driver.cuStreamDestroy
-    latches: list[Latch] = []
-    at_destroy: list[int] = []
-
-    def wait_held_back(stream: Any, *rest: Any) -> Any:
-        latches.append(Latch(stream))
-        return wait(stream, *rest)
-
-    def query_once_and_go_on(stream: Any) -> Any:
-        result = query(stream)
-        open_all_latches()
-        return result
-
-    def destroy_and_tell(stream: Any) -> Any:
-        at_destroy.append(int(query(stream)[0]))
-        return destroy(stream)
-
-    monkeypatch.setattr(driver, "cuStreamWaitValue64", wait_held_back)
-    monkeypatch.setattr(driver, "cuStreamQuery", query_once_and_go_on)
-    monkeypatch.setattr(driver, "cuStreamDestroy", destroy_and_tell)
-    (device,) = world.pool.devices
-    why_not = world.events.why_not_timeline(device)
-    open_all_latches()
-    assert (why_not, len(latches), at_destroy) == (None, 1, [0])
 
 
 @pytest.fixture

@@ -75,6 +75,12 @@ def desk() -> Iterator[Desk]:
     one.close()
 
 
+def test_for_a_mirror_the_driver_is_asked_nothing(desk: Desk) -> None:
+    desk.pool._driver = None  # type: ignore[assignment] # any use of it is an internal error
+    bridge, asker = desk.session("bridge"), desk.session()
+    assert desk.linked(asker, bridge).engine == "timeline"
+
+
 def test_a_point_of_another_epoch_is_asked_of_the_bridge_and_answered_by_its_import(desk: Desk) -> None:
     bridge, asker = desk.session("bridge"), desk.session()
     mirror = desk.linked(asker, bridge)

@@ -39,7 +39,7 @@ def test_replies_and_announcements_are_read_as_they_were_sent(count: int) -> Non
         messages.AttachmentList([messages.AttachmentInfo("e", "me", "i", "records", "active", 4, 5)] * count),
         messages.Counters({"sessions": 1, "requests": {"open": 2}}),
         messages.SnapshotReply(9, [row], []),
-        messages.ProbeReply(b"h", "", "why"),
+        messages.ProbeReply(b"h", "why"),
         messages.Remains("e", 1, 2, "gpu", count, 3, "died", 4, "prefill", 5),
         messages.Failure("IpcSyncError", "text", {"limit": 3}),
         messages.NodeList([messages.NodeInfo("n", b"e" * 16, "linked", 3, 0.5)] * count),
