@@ -8,6 +8,15 @@ cdef extern from "Python.h":
     void Py_INCREF(PyObject *)
 
 
+cdef struct Spot:  # what is known of a gate or a tap: never freed, as its word
+    uint64_t address
+    int64_t order  # of its newest capture among all; 0: never captured
+    PyObject *lane  # that of the last bracket that it was in, or of the open one; lanes live for ever
+    int64_t number  # of that
+    int index  # of its device
+    bint is_gate
+
+
 cdef struct Use:  # an event whose points are fed, or that is recorded on
     PyObject *core
     int64_t highest  # of its points, or of its records
@@ -21,12 +30,14 @@ cdef struct Use:  # an event whose points are fed, or that is recorded on
 
 
 cdef struct Item:  # a gate or a tap of a bracket
-    PyObject *place
-    PyObject *value  # its point, or its event
-    Use *use  # of its event; null: that is over, and the point complete
-    int64_t order  # of the captures
-    int64_t generation  # of the point; of the record, 0 while it is not made
+    Spot *spot
     uint64_t address
+    PyObject *value  # its point, which may be gone once it has a use, or its event
+    Use *use  # of its event; null: that is over, and the point complete, or is asked for at the beginning
+    int64_t generation  # of the point; of the record, 0 while it is not made
+    PyObject *place  # gone perhaps, unless the bracket is ahead
+    PyObject *lane  # of the last bracket before that it was in
+    int64_t number
 
 
 cdef inline bint is_due(const Item *gate) noexcept nogil:
@@ -40,27 +51,45 @@ cdef struct Other:  # a bracket of another lane with the same words
 
 
 cdef int by_order(const void *one, const void *other) noexcept nogil:
-    return 1 if (<const Item *>one).order > (<const Item *>other).order else -1
+    return 1 if (<const Item *>one).spot.order > (<const Item *>other).spot.order else -1
 
 
 cdef class Place:
     """What graphs have: the 32-bit word at `_address`, which no other has; of a gate, which they wait for, or a tap."""
 
-    cdef readonly uint64_t _address
-    cdef readonly int _index  # of its device
-    cdef public int64_t _order  # of its newest capture among all; 0: never captured
-    cdef PyObject *lane  # that of the last bracket that it was in
-    cdef PyObject *holder  # and of the open one; lanes live for ever
-    cdef int64_t number  # of the last one
-    cdef bint is_gate
+    cdef Spot *spot
+
+    def __cinit__(self, *_, **__):
+        self.spot = <Spot *>calloc(1, sizeof(Spot))
+        if self.spot == NULL:
+            raise MemoryError
 
     def __init__(self, int index, uint64_t address, *, bint is_gate):
-        self._index, self._address, self.is_gate = index, address, is_gate
+        self.spot.index, self.spot.address, self.spot.is_gate = index, address, is_gate
+
+    def __repr__(self):
+        return text_of(self.spot)
+
+    @property
+    def _address(self):
+        return self.spot.address
+
+    @property
+    def _index(self):
+        return self.spot.index
+
+    def _note_capture(self, int64_t order):
+        """It is in a capture, the `order`-th of all."""
+        self.spot.order = order
+
+
+cdef str text_of(const Spot *spot):
+    return f"<ipcsync.{'GraphWait' if spot.is_gate else 'GraphRecord'} device=cuda:{spot.index}>"
 
 
 cdef bint check_types(key, value, bint is_gate, replaying) except -1:
     """Raise TypeError unless these are a gate and its point, or a tap and its event."""
-    if not isinstance(key, Place) or (<Place>key).is_gate != is_gate or not (
+    if not isinstance(key, Place) or (<Place>key).spot.is_gate != is_gate or not (
         isinstance(value, PointBase) if is_gate else isinstance(value, EventBase)
     ):
         replaying._raise_type(key, value)
@@ -70,7 +99,7 @@ cdef bint check_types(key, value, bint is_gate, replaying) except -1:
 cdef class Bracket:
     """The gates with their points, and the taps with their events; then the generations of the records."""
 
-    cdef dict waits, records  # what the items refer to: the garbage collector sees it here
+    cdef list kept  # what the items refer to, which the garbage collector sees here
     cdef Item *items  # gates, then taps
     cdef Use *uses  # fed, then recorded
     cdef int gates, taps, fed, recorded
@@ -82,35 +111,55 @@ cdef class Bracket:
 
     def __dealloc__(self):
         free(self.items)
-        free(self.others)
 
     cdef bint fill(self, dict waits, dict records, replaying) except -1:
         """Take in what a replay is to have; of the right types, else TypeError."""
         cdef int most
-        self.waits, self.records = waits.copy(), records.copy()
-        most = len(self.waits) + len(self.records)
-        self.items = <Item *>malloc(max(most, 1) * (sizeof(Item) + sizeof(Use)))
-        if self.items == NULL:
-            raise MemoryError
-        self.uses = <Use *>(self.items + most)
-        self.fill_from(self.waits, &self.gates, replaying)
-        return self.fill_from(self.records, &self.taps, replaying)
+        self.kept = [*waits, *records] if self._is_ahead else []
+        with cython.critical_section(waits, records):
+            most = len(waits) + len(records)
+            self.items = <Item *>malloc(max(most, 1) * (sizeof(Item) + sizeof(Use) + sizeof(Other)))
+            if self.items == NULL:
+                raise MemoryError
+            self.uses = <Use *>(self.items + most)
+            self.others = <Other *>(self.uses + most)
+            self.gates = self.fill_from(self.items, waits, True, replaying)
+            self.taps = self.fill_from(self.items + self.gates, records, False, replaying)
+        return True
 
-    cdef bint fill_from(self, dict mapping, int *count, replaying) except -1:
-        """Take in gates or taps, and count them."""
+    cdef int fill_from(self, Item *items, dict mapping, bint is_gate, replaying) except -1:
+        """Take in gates or taps; how many. A point is looked at here if its client has used it, and else not yet."""
         cdef PyObject *key = NULL
         cdef PyObject *value = NULL
+        cdef PyObject *kept = NULL  # the last of these
         cdef void *key_type = NULL  # of the last ones
         cdef void *value_type = NULL
-        cdef Item *items = self.items + self.gates
+        cdef Use *use = NULL
+        cdef Item *item = items
         cdef Py_ssize_t at = 0
         while PyDict_Next(mapping, &at, &key, &value):
             if Py_TYPE(key) != key_type or Py_TYPE(value) != value_type:
-                check_types(<object>key, <object>value, count == &self.gates, replaying)
+                check_types(<object>key, <object>value, is_gate, replaying)
                 key_type, value_type = Py_TYPE(key), Py_TYPE(value)
-            items[count[0]].place, items[count[0]].value, items[count[0]].generation = key, value, 0
-            count[0] += 1
-        return True
+            item.spot, item.place, item.value, item.use, item.generation = (<Place>key).spot, key, value, NULL, 0
+            item.address = item.spot.address
+            if is_gate and (<PointBase>value).core is not None:
+                use = self.wait_for(item, <PyObject *>(<PointBase>value).core, use)
+            elif value != kept:
+                self.kept.append(<object>value)
+                kept = value
+            item += 1
+        return <int>(item - items)
+
+    cdef Use *wait_for(self, Item *gate, PyObject *core, Use *last) except NULL:
+        """Have a gate wait for its point, which has this core; its use, perhaps the `last` one."""
+        cdef Use *use = last
+        if use == NULL or use.core != core:
+            self.kept.append(<object>gate.value)
+            use = self.use_of(<Core>core, 0, &self.fed)
+        gate.use, gate.generation = use, (<PointBase>gate.value)._generation
+        use.highest = max(use.highest, gate.generation)
+        return use
 
     cdef void sort(self) noexcept nogil:
         """Have gates and taps in the order of their captures."""
@@ -134,26 +183,45 @@ cdef class Bracket:
         """How many operations one of its streams gets at most."""
         return 2 * max(self.gates, self.taps) + self.recorded + 6 + 2 * self.other_count
 
-    cdef bint add_other(self, PyObject *lane, int64_t number) except -1:
+    cdef Spot *claim(self, PyObject *lane, int64_t number) noexcept nogil:
+        """Have all gates and taps be of bracket `number` of a lane; or none, and the first that an open bracket has."""
+        cdef Item *item
+        cdef Spot *spot
+        cdef int index
+        self.other_count = 0
+        for index in range(self.gates + self.taps):
+            item = &self.items[index]
+            spot = item.spot
+            if spot.lane != lane and spot.lane != NULL:
+                if (<Steps>spot.lane).claimed == spot.number:
+                    self.unclaim(index)
+                    return spot
+                self.add_other(spot.lane, spot.number)
+            item.lane, item.number = spot.lane, spot.number
+            spot.lane, spot.number = lane, number
+        return NULL
+
+    cdef void unclaim(self, int count) noexcept nogil:
+        """Have the first of them be of the brackets that they were of before."""
+        cdef int index
+        for index in range(count):
+            self.items[index].spot.lane = self.items[index].lane
+            self.items[index].spot.number = self.items[index].number
+
+    cdef void add_other(self, PyObject *lane, int64_t number) noexcept nogil:
         """Have it depend on a bracket of another lane, which had some of its words last."""
         cdef int index
-        cdef Other *grown
         for index in range(self.other_count):
             if self.others[index].lane == lane:
                 self.others[index].number = max(self.others[index].number, number)
-                return True
-        grown = <Other *>realloc(self.others, (self.other_count + 1) * sizeof(Other))
-        if grown == NULL:
-            raise MemoryError
-        self.others = grown
-        grown[self.other_count] = Other(lane, number)
+                return
+        self.others[self.other_count] = Other(lane, number)
         self.other_count += 1
-        return True
 
     def _record_of(self, record):
         """The event of that record, and its generation, 0 if it was not made."""
         cdef int index
-        for index in range(self.gates, self.gates + self.taps):
-            if self.items[index].place == <PyObject *>record:
+        for index in range(self.gates, self.gates + self.taps if isinstance(record, Place) else 0):
+            if self.items[index].spot == (<Place>record).spot:
                 return <object>self.items[index].value, self.items[index].generation
         raise KeyError(record)

@@ -154,14 +154,13 @@ cdef class Lane(LaneRecords):
     cdef void forget(self):
         """The open bracket is over for the host."""
         cdef Bracket bracket = self.bracket
-        cdef PyObject *place
         cdef int index
-        for index in range(bracket.gates + bracket.taps):
-            place = bracket.items[index].place
-            if self.stage != IDLE:
-                (<Place>place).lane, (<Place>place).number = <PyObject *>self, self.number
-            (<Place>place).holder = NULL
-        self.stage = IDLE
+        if self.stage == IDLE:
+            bracket.unclaim(bracket.gates + bracket.taps)
+        elif self.number != self.claimed:
+            for index in range(bracket.gates + bracket.taps):
+                bracket.items[index].spot.number = self.number
+        self.stage, self.claimed = IDLE, 0
         self.owner = NULL
         self.session = self.stream = self.bracket = None
 

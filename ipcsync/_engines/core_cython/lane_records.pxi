@@ -55,7 +55,6 @@ cdef class LaneRecords(Steps):
         """
         cdef Use *uses = bracket.uses + bracket.fed
         cdef Core core
-        cdef Item *tap
         cdef int index, marked, result
         cdef object error = None
         try:
@@ -66,16 +65,11 @@ cdef class LaneRecords(Steps):
                     (<Core>uses[index].core).leave_calls()
                     uses[index].is_in = False
                     error = error or refusal
-            for index in range(bracket.gates, bracket.gates + bracket.taps):
-                tap = &bracket.items[index]
-                if tap.use.is_in:
-                    tap.use.highest += 1
-                    tap.generation = tap.use.highest
             for index in range(bracket.recorded):
                 if uses[index].is_in:
                     core = <Core>uses[index].core
                     core.set_stream(self.drainer_id)
-                    core._begun = uses[index].highest
+                    core._begun = uses[index].highest + uses[index].count
             with nogil:
                 result = self.end(bracket)
                 if result == 0:

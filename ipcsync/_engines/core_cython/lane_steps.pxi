@@ -48,6 +48,7 @@ cdef class Steps:
     cdef Word over, drained, armed, fed
     cdef Stage stage  # of the open bracket: what is done or under way
     cdef int64_t number  # of the newest bracket
+    cdef int64_t claimed  # the one that the open one's gates and taps have; 0: none is open
     cdef int64_t prepared  # the number under which the open one was prepared, and is fed
     cdef Operation *operations
     cdef int room
@@ -125,7 +126,7 @@ cdef class Steps:
         return self.give_launch(at)
 
     cdef int drain(self, Bracket bracket, bint records) noexcept nogil:
-        """Wait for the taps; with `records`, make behind them those that have generations."""
+        """Wait for the taps; with `records`, make behind them those of all events that are in."""
         cdef Operation *at = put_one(self.operations, WAIT_64, self.armed.address, self.prepared)
         cdef int index
         cdef Item *tap
@@ -138,7 +139,9 @@ cdef class Steps:
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             tap = &bracket.items[index]
             at = put_one(at, WAIT_32, tap.address, 1)
-            if records and tap.generation:
+            if records and tap.use.is_in:
+                tap.use.highest += 1
+                tap.generation = tap.use.highest
                 at = put_one(at, WRITE_64, tap.use.address, tap.use.base + <uint64_t>tap.generation)
         at = put_one(at, WRITE_64, self.drained.address, self.number)
         return self.give(self.draining, at)

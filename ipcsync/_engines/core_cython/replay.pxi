@@ -128,42 +128,39 @@ cdef class ReplayingBase:
         cdef PyObject *core
         cdef PyObject *event = NULL
         cdef bint is_sorted = True
+        cdef int64_t order, last = 0
         cdef int index
-        bracket.fed = bracket.recorded = 0
+        bracket.recorded = 0
         for index in range(bracket.gates):
             item = &bracket.items[index]
-            self.check_place(item)
-            is_sorted = is_sorted and (index == 0 or item.order > (item - 1).order)
-            core = <PyObject *>(<PointBase>item.value).core
-            if core == <PyObject *>None:
+            order = self.check_spot(item.spot)
+            is_sorted = is_sorted and order > last
+            last = order
+            if item.use == NULL:
                 core = self.core_of_point(<PointBase>item.value)
-            if core == NULL:
-                item.use = NULL
-                continue
-            if use == NULL or use.core != core:
-                use = bracket.use_of(<Core>core, 0, &bracket.fed)
-            item.use, item.generation = use, (<PointBase>item.value)._generation
-            use.highest = max(use.highest, item.generation)
+                if core != NULL:
+                    bracket.wait_for(item, core, NULL)
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             item = &bracket.items[index]
-            self.check_place(item)
-            is_sorted = is_sorted and (index == bracket.gates or item.order > (item - 1).order)
+            order = self.check_spot(item.spot)
+            is_sorted = is_sorted and (order > last or index == bracket.gates)
+            last = order
             if item.value != event:
                 event = item.value
                 if not ((<EventBase>event)._is_open and (<EventBase>event)._is_recorder):
                     (<EventBase>event)._raise_not_recorder()
                 use = bracket.use_of(<Core?>(<EventBase>event).attached.engine, bracket.fed, &bracket.recorded)
-            item.use, item.generation = use, 0
+            item.use = use
             use.count += 1
         if not is_sorted:
             bracket.sort()
         return True
 
-    cdef inline bint check_place(self, Item *item) except -1:
-        item.address, item.order = (<Place>item.place)._address, (<Place>item.place)._order
-        if (<Place>item.place)._index != self._ordinal or item.order == 0:
-            self._raise_place(<Place>item.place)
-        return True
+    cdef inline int64_t check_spot(self, const Spot *spot) except -1:
+        """The order of its newest capture, which there is, on this device."""
+        if spot.index != self._ordinal or spot.order == 0:
+            self._raise_place(text_of(spot), spot.index)
+        return spot.order
 
     cdef bint check_points(self, Bracket bracket) except -1:
         """Wait until the points are recorded."""
@@ -273,46 +270,37 @@ cdef class ReplayingBase:
     cdef bint claim(self, Bracket bracket, Lane lane) except -1:
         """Have the lane's next bracket be this one. CaptureError if one is open there, or over any of these words."""
         cdef Lane other
-        cdef Place held = None
+        cdef Spot *held
         if lane.bracket is not None:
             if lane.owner != NULL:
                 self._raise_open()
             lane.finish()
         held = self.try_claim(bracket, lane)
-        if held is not None:
-            other = None if held.holder == NULL else <Lane>held.holder
-            if other is not None and other.owner == NULL and not other.lock.mine() and other.lock.take_within(OTHERS_NS):
+        if held != NULL:
+            other = <Lane>held.lane
+            if other.owner == NULL and not other.lock.mine() and other.lock.take_within(OTHERS_NS):
                 try:
                     if other.owner == NULL:
                         other.finish()
                 finally:
                     other.lock.give()
             held = self.try_claim(bracket, lane)
-        if held is not None:
-            self._raise_held(held)
+        if held != NULL:
+            self._raise_held(text_of(held))
         return True
 
-    cdef Place try_claim(self, Bracket bracket, Lane lane):
-        """The first gate or tap that another open bracket has; None if all are this one's now."""
-        cdef PyObject *place
-        cdef int index
+    cdef Spot *try_claim(self, Bracket bracket, Lane lane) noexcept:
+        """The first gate or tap that another open bracket has; null if all are this one's now."""
         cdef bint collects = begin(claims)
-        try:
-            for index in range(bracket.gates + bracket.taps):
-                place = bracket.items[index].place
-                if (<Place>place).holder != NULL:
-                    return <Place>place
-                if (<Place>place).lane != <PyObject *>lane and (<Place>place).lane != NULL:
-                    bracket.add_other((<Place>place).lane, (<Place>place).number)
-            for index in range(bracket.gates + bracket.taps):
-                (<Place>bracket.items[index].place).holder = <PyObject *>lane
+        cdef Spot *held = bracket.claim(<PyObject *>lane, lane.number + 1)
+        if held == NULL:
             bracket._is_used = True
             self.lane = <PyObject *>lane
+            lane.claimed = lane.number + 1
             lane.owner = <PyObject *>self
             lane.bracket, lane.session, lane.stream = bracket, self._session, self._stream
-        finally:
-            end(claims, collects)
-        return None
+        end(claims, collects)
+        return held
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class Captured(Place):
             self._refuse("it is in this capture already; make one for each place")
         unwrap(getattr(_drivers.load(), self._function)(handle, self._address, 1, 0), self._function)
         _newest += 1
-        self._order = _newest
+        self._note_capture(_newest)
         _captures[number] = [*others, self]
         for other in others:
             self._behind.add(other)
@@ -112,9 +112,6 @@ class GraphWait(Captured):
     _noun = "wait"
     _function = "cuStreamWaitValue32"
 
-    def __repr__(self) -> str:
-        return f"<ipcsync.GraphWait device=cuda:{self._index}>"
-
 
 class GraphRecord(Captured):
     """A place in CUDA graphs at which each replay records on an event that is named at `Client.replay`.
@@ -124,6 +121,3 @@ class GraphRecord(Captured):
 
     _noun = "record"
     _function = "cuStreamWriteValue32"
-
-    def __repr__(self) -> str:
-        return f"<ipcsync.GraphRecord device=cuda:{self._index}>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync._drivers import load
-from ipcsync._engines.core import Bracket, Lane, Place, ReplayingBase, Wait
+from ipcsync._engines.core import Bracket, Lane, ReplayingBase, Wait
 from ipcsync._native import foreign, fork
 from ipcsync._native.stream import stream_handle
 from ipcsync.client import _ahead
@@ -103,13 +103,13 @@ class Replaying(ReplayingBase):
     def _raise_open(self) -> NoReturn:
         raise CaptureError("a replay on this stream is open: one at a time, whichever thread or task it is")
 
-    def _raise_held(self, place: Place) -> NoReturn:
-        raise CaptureError(f"{place!r} is in use: a replay that names it is not ended")
+    def _raise_held(self, place: str) -> NoReturn:
+        raise CaptureError(f"{place} is in use: a replay that names it is not ended")
 
-    def _raise_place(self, place: Place) -> NoReturn:
-        if place._index != self._ordinal:
-            raise DeviceMismatch(f"{place!r} is for another device than the stream's, {self._ordinal}")
-        raise CaptureError(f"{place!r} was never captured: call its capture within a capture first")
+    def _raise_place(self, place: str, ordinal: int) -> NoReturn:
+        if ordinal != self._ordinal:
+            raise DeviceMismatch(f"{place} is for another device than the stream's, {self._ordinal}")
+        raise CaptureError(f"{place} was never captured: call its capture within a capture first")
 
     def _raise_no_room(self, most: int) -> NoReturn:
         why = (
