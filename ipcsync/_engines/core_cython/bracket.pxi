@@ -13,6 +13,7 @@ cdef struct Spot:  # what is known of a gate or a tap: never freed, as its word
     int64_t order  # of its newest capture among all; 0: never captured
     PyObject *lane  # that of the last bracket that it was in, or of the open one; lanes live for ever
     int64_t number  # of that
+    PyObject *place  # gone perhaps
     int index  # of its device
     bint is_gate
 
@@ -20,8 +21,8 @@ cdef struct Spot:  # what is known of a gate or a tap: never freed, as its word
 cdef struct Use:  # an event whose points are fed, or that is recorded on
     PyObject *core
     int64_t highest  # of its points, or of its records
-    int64_t known  # the last one that was found complete
-    int64_t fed  # the last one that is waited for
+    int64_t known  # the last one that was found complete, or need not be waited for
+    int64_t fed  # the last one that is waited for, or `known`
     int64_t follows  # a record on another stream, which its records wait for; 0: none
     int count  # of its records
     bint is_in  # it is waited for, or recorded on
@@ -35,14 +36,13 @@ cdef struct Item:  # a gate or a tap of a bracket
     PyObject *value  # its point, which may be gone once it has a use, or its event
     Use *use  # of its event; null: that is over, and the point complete, or is asked for at the beginning
     int64_t generation  # of the point; of the record, 0 while it is not made
-    PyObject *place  # gone perhaps, unless the bracket is ahead
     PyObject *lane  # of the last bracket before that it was in
     int64_t number
 
 
 cdef inline bint is_due(const Item *gate) noexcept nogil:
     """Whether a stream is to wait for its point."""
-    return gate.use != NULL and gate.use.is_in and gate.generation > gate.use.known
+    return gate.use != NULL and gate.generation > gate.use.known
 
 
 cdef struct Other:  # a bracket of another lane with the same words
@@ -63,6 +63,7 @@ cdef class Place:
         self.spot = <Spot *>calloc(1, sizeof(Spot))
         if self.spot == NULL:
             raise MemoryError
+        self.spot.place = <PyObject *>self
 
     def __init__(self, int index, uint64_t address, *, bint is_gate):
         self.spot.index, self.spot.address, self.spot.is_gate = index, address, is_gate
@@ -141,8 +142,7 @@ cdef class Bracket:
             if Py_TYPE(key) != key_type or Py_TYPE(value) != value_type:
                 check_types(<object>key, <object>value, is_gate, replaying)
                 key_type, value_type = Py_TYPE(key), Py_TYPE(value)
-            item.spot, item.place, item.value, item.use, item.generation = (<Place>key).spot, key, value, NULL, 0
-            item.address = item.spot.address
+            item.spot, item.value, item.use, item.generation = (<Place>key).spot, value, NULL, 0
             if is_gate and (<PointBase>value).core is not None:
                 use = self.wait_for(item, <PyObject *>(<PointBase>value).core, use)
             elif value != kept:
@@ -151,7 +151,7 @@ cdef class Bracket:
             item += 1
         return <int>(item - items)
 
-    cdef Use *wait_for(self, Item *gate, PyObject *core, Use *last) except NULL:
+    cdef inline Use *wait_for(self, Item *gate, PyObject *core, Use *last) except NULL:
         """Have a gate wait for its point, which has this core; its use, perhaps the `last` one."""
         cdef Use *use = last
         if use == NULL or use.core != core:

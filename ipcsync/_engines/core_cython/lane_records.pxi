@@ -144,7 +144,7 @@ cdef class LaneRecords(Steps):
                 raise_refused(result)
             for other in range(bracket.gates if bracket._is_ahead and tap.use.is_in else 0):
                 gate = &bracket.items[other]
-                if is_due(gate) and not (<object>tap.place).is_surely_before(<object>gate.place):
+                if is_due(gate) and not (<object>tap.spot.place).is_surely_before(<object>gate.spot.place):
                     add(self.drainer_id, <Core>gate.use.core, gate.generation, self.feeder_id)
             try:
                 tap.generation = replaying._record(<object>tap.value, waits) if tap.use.is_in else 0

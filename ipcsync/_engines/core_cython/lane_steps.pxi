@@ -4,11 +4,13 @@
 # A lane belongs to one launch stream L. It has two streams of its own, F that feeds and D that drains, four words, and
 # counts its brackets. Bracket r, in the host's order:
 #
-#     prepare   on L   wait over >= r-1 · wait drained >= r-1 · all taps = 0 · armed = r
+#     prepare   on L   wait drained >= r-1 · all taps = 0 · armed = r
 #     feed      on F   wait over >= r-1 · (wait for the point · gate = 1) for each · fed = r
 #     the launch, on L: none, one, several, any graph; a graph holds only `wait gate >= 1` and `tap = 1`
 #     end       on L   all taps = 1 · wait fed >= r · all gates = 0 · over = r
 #     drain     on D   wait armed >= r · (wait tap >= 1 · record) for each · drained = r
+#
+# A bracket with words of another lane's first waits on L and F for that one's `over` and `drained`.
 #
 # tests/models/graph_model.py is its model, and tests/graphs/test_order.py compares the two. Nobody needs to know what a
 # call of the driver that was refused has done: each step may be repeated, but for a feed, whose place `fed = r` alone
@@ -95,7 +97,6 @@ cdef class Steps:
     cdef int prepare(self, Bracket bracket) noexcept nogil:
         cdef Operation *at = put_others(self.operations, bracket)
         self.stage = PREPARING
-        at = put_one(at, WAIT_64, self.over.address, self.prepared - 1)
         at = put_one(at, WAIT_64, self.drained.address, self.prepared - 1)
         at = put_all(at, bracket.items + bracket.gates, bracket.taps, 0)
         at = put_one(at, WRITE_64, self.armed.address, self.prepared)
@@ -109,7 +110,7 @@ cdef class Steps:
         at = put_one(at, WAIT_64, self.over.address, self.prepared - 1)
         for index in range(bracket.gates):
             gate = &bracket.items[index]
-            if is_due(gate) and gate.generation > gate.use.fed:
+            if gate.use != NULL and gate.generation > gate.use.fed:
                 at = put_all(at, bracket.items + first, index - first, 1)  # which wait for no more than is waited for
                 at = put_wait(at, gate.use, gate.generation)
                 gate.use.fed, first = gate.generation, index

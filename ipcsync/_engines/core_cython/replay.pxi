@@ -30,7 +30,8 @@ cdef class ReplayingBase:
             self.ns = <int64_t>(<double>timeout * 1e9)
         else:
             self.ns = FOREVER if timeout is None else deadline_of(timeout, 1) - 1
-        self._replay = (<NewFunction>PyType_GetSlot(self._replay_type, Py_tp_new))(self._replay_type, NOTHING, NULL)
+        kind = self._replay_type
+        self._replay = (<NewFunction>PyType_GetSlot(kind, Py_tp_new))(kind, NOTHING, NULL)
         self._replay._is_ahead = ahead
         self._replay.fill(
             waits if type(waits) is dict else dict(waits), records if type(records) is dict else dict(records), self
@@ -61,7 +62,7 @@ cdef class ReplayingBase:
         self.check_session()
         self.has_begun = True
         if type(self._stream) is our_stream:
-            self._address, self._ordinal = <uintptr_t>self._stream._pointer, self._stream._index
+            self._address, self._ordinal = unsigned(self._stream._pointer), self._stream._index
         else:
             self._address, self._ordinal = self._find_stream()
         elsewhere = self._elsewhere() if "torch" in imported else None
@@ -128,23 +129,24 @@ cdef class ReplayingBase:
         cdef PyObject *core
         cdef PyObject *event = NULL
         cdef bint is_sorted = True
-        cdef int64_t order, last = 0
+        cdef int64_t last = 0
         cdef int index
         bracket.recorded = 0
         for index in range(bracket.gates):
             item = &bracket.items[index]
-            order = self.check_spot(item.spot)
-            is_sorted = is_sorted and order > last
-            last = order
+            if item.spot.order <= last or item.spot.index != self._ordinal:
+                is_sorted = self.check_spot(item.spot)
+            item.address, last = item.spot.address, item.spot.order
             if item.use == NULL:
                 core = self.core_of_point(<PointBase>item.value)
                 if core != NULL:
                     bracket.wait_for(item, core, NULL)
+        last = 0
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             item = &bracket.items[index]
-            order = self.check_spot(item.spot)
-            is_sorted = is_sorted and (order > last or index == bracket.gates)
-            last = order
+            if item.spot.order <= last or item.spot.index != self._ordinal:
+                is_sorted = self.check_spot(item.spot)
+            item.address, last = item.spot.address, item.spot.order
             if item.value != event:
                 event = item.value
                 if not ((<EventBase>event)._is_open and (<EventBase>event)._is_recorder):
@@ -156,11 +158,11 @@ cdef class ReplayingBase:
             bracket.sort()
         return True
 
-    cdef inline int64_t check_spot(self, const Spot *spot) except -1:
-        """The order of its newest capture, which there is, on this device."""
+    cdef bint check_spot(self, const Spot *spot) except -1:
+        """Raise unless it was captured, on this device; then it is out of order."""
         if spot.index != self._ordinal or spot.order == 0:
             self._raise_place(text_of(spot), spot.index)
-        return spot.order
+        return False
 
     cdef bint check_points(self, Bracket bracket) except -1:
         """Wait until the points are recorded."""
@@ -186,7 +188,7 @@ cdef class ReplayingBase:
         cdef Core core = <Core>use.core
         cdef bint is_complete, is_recorded
         cdef int index
-        use.is_in = False
+        use.is_in, use.known, use.fed = False, FOREVER, FOREVER
         if core.engine.has_ring:
             is_complete = core.ask(use.highest, -1)
         else:  # what the board says is all there is to ask
@@ -210,6 +212,7 @@ cdef class ReplayingBase:
                 self._check_recorder(core)
             core.open_import(use.highest, -1)
             use.is_in, use.known = True, core.known()
+            use.fed = use.known
             use.address, use.base, use.flags = core._address, core.base, core._flags
         elif bracket._is_ahead or not core.is_recorder or core.dependencies.depends(use.highest):
             self._raise_not_released(core, use.highest)
@@ -247,7 +250,7 @@ cdef class ReplayingBase:
             return True
         for wait in latest(lane.key):
             outcome = wait.known_outcome()
-            if isinstance(outcome, Loss):
+            if outcome is not None and isinstance(outcome, Loss):  # to ask what None is takes long
                 raise wait.behind(outcome).error(core.name, core.label, core._recorded + 1)
         return True
 

@@ -3,7 +3,7 @@
 cdef extern from "Python.h":
     int PyIndex_Check(object value)
     int PyLong_CheckExact(object value)
-    unsigned long long PyLong_AsUnsignedLongLong(object value)
+    unsigned long PyLong_AsUnsignedLong(object value)
     void PyErr_Clear()
 
 cdef enum:
@@ -16,11 +16,11 @@ cdef object plain_stream = None  # the first class that was seen without `__cuda
 
 cdef inline uintptr_t unsigned(value) noexcept:
     """An int of 64 bits; 0 if it is anything else."""
-    cdef unsigned long long result
+    cdef unsigned long result
     if not PyLong_CheckExact(value):
         return 0
-    result = PyLong_AsUnsignedLongLong(value)
-    if result == <unsigned long long>-1:  # no address either
+    result = PyLong_AsUnsignedLong(value)
+    if result == <unsigned long>-1:  # no address either
         PyErr_Clear()
         return 0
     return <uintptr_t>result
@@ -33,7 +33,7 @@ cdef uintptr_t address_of(stream) except? 0:
     if stream is None:
         return 0
     if type(stream) is our_stream:
-        return <uintptr_t>stream._pointer
+        return unsigned(stream._pointer)
     if PyLong_CheckExact(stream):
         address = unsigned(stream)
         return address if address >= 4096 else 0  # a small number may be meant for another argument
