@@ -138,6 +138,26 @@ def test_gates_of_one_point_are_opened_behind_one_wait(stage: Stage) -> None:
     stage.done.at(2).synchronize(DEADLINE_S)
 
 
+def test_who_has_the_words_next_waits_for_the_number_under_which_they_were_given_back(stage: Stage) -> None:
+    over, awaited = lane_of(stage.layers.stream._handle, 0)[0].words["over"], list[int]()
+
+    def note(real: Call, stream: int, count: int, address: int, flags: int) -> int:
+        fields = list((c_uint64 * (_FIELDS * count)).from_address(address))
+        awaited.extend(fields[at + 2] for at in range(0, len(fields), _FIELDS) if fields[at + 1] == over)
+        return int(real(stream, count, address, flags))
+
+    stage.log.fails_at = 3  # the end, which is repeated under the next number
+    with pytest.raises(ipcsync.DriverError):
+        stage.run(1)
+    stage.gate.open()
+    records, other = dict.fromkeys(stage.layers.records, stage.done), ipcsync.Stream()
+    with replaced({"cuStreamBatchMemOp": note}), stage.client.replay({}, records, stream=other, timeout=20) as replay:
+        stage.layers.launch(stage.layers.capture(0, 1, waits=False), other)
+    replay[stage.layers.records[1]].synchronize(DEADLINE_S)
+    assert stage.log._brackets is not None
+    assert set(awaited) == {stage.log._brackets + 2}
+
+
 _FEED = model.feed(1, model.BOTH)[1]
 _GIVEN_UP = [model.end(1, model.BOTH, model.BOTH), model.drain(1, model.BOTH, records=False)]
 _PREPARED = model.prepare(1, model.BOTH)

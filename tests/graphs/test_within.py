@@ -308,7 +308,31 @@ def test_a_replay_whose_points_event_is_closed_here_before_it_has_its_turn_queue
         replaying = one.replay([seen.at(1)])
         with replaced({"cuStreamBatchMemOp": batch}), at_step("lock", seen.close), pytest.raises(ipcsync.EventClosed):
             replaying.__enter__()
-    assert calls == []
+        assert calls == []
+        other, done = ipcsync.Stream(), one.client.event("other", recorder=True, engine="timeline")
+        with one.client.replay({}, {one.layers.records[0]: done}, stream=other, timeout=20) as replay:
+            pass
+        replay[one.layers.records[0]].synchronize(DEADLINE_S)  # which has to wait for nothing of that one
+    one.expect(2)
+
+
+def test_a_points_event_that_is_closed_here_is_in_use_until_the_lane_is_past_it(
+    one: Stage, new_client: NewClient
+) -> None:
+    stream, theirs = ipcsync.Stream(), new_client().event("theirs", recorder=True, engine="timeline")
+    seen = one.client.event("theirs")
+    core = seen._engine
+    with StreamGate(one.sender.stream):
+        one.run(1)
+        with StreamGate(stream):
+            point = theirs.record(stream)
+            with one.replay([seen.at(1)]):
+                one.layers.launch()
+        point.synchronize(DEADLINE_S)  # it is complete, and the lane waits for the replay before
+        seen.close()
+        for _ in range(300):
+            assert not core.try_release()
+    until(core.try_release, "the lane is past it")
     one.expect(2)
 
 

@@ -15,7 +15,7 @@ cdef struct Refusal:  # the driver's errors from calls of which the stream may h
 cdef struct Marker:  # an event of this process on a stream, recorded behind the last work that this use queued there
     uint64_t stream
     Handle event
-    Handle handle  # of the stream, if the driver refused the marker or what is before it: then it may not be behind all
+    Handle handle  # of the stream, if the marker may not be behind all: the driver refused one, or it is owed
     int ordinal
 
 

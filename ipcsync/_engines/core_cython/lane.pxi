@@ -72,7 +72,7 @@ cdef class Lane(LaneRecords):
     cdef bint open(self, Bracket bracket, int64_t deadline, timeout) except -1:
         """Prepare and feed a bracket that has been claimed."""
         cdef Core core
-        cdef int index, marked, result
+        cdef int index, result
         self.make_room(bracket)
         if bracket._is_ahead and bracket.taps:
             bracket.before = latest(self.key)
@@ -86,17 +86,17 @@ cdef class Lane(LaneRecords):
             for index in range(bracket.fed):
                 if bracket.uses[index].is_in:
                     (<Core>bracket.uses[index].core).check_open()  # while it is open, its word stays
+                    (<Core>bracket.uses[index].core).owe_marker(self.feeding, self.feeder_id)
             self.number += 1
             self.prepared = self.number
             with nogil:
                 result = self.prepare(bracket)
                 if result == 0:
                     result = self.feed(bracket)
-                marked = mark_all(bracket.uses, bracket.fed, self.feeding, self.feeder_id)
         finally:
             self.give_turns(bracket.uses, bracket.fed)
-        if result or marked:
-            raise_refused(result or marked)
+        if result:
+            raise_refused(result)
         self.stage = LAUNCHING
         for index in range(bracket.fed):
             if bracket.uses[index].is_in:

@@ -73,6 +73,7 @@ cdef class Core(Records):
                 raise
         if self.has_any_watched():
             return False
+        self.renew_markers()
         self.free_streams()
         # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
         # release.

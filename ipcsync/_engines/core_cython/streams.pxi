@@ -183,8 +183,12 @@ cdef class Streams(Slot):
         marker.handle = NULL if result == 0 else handle
         return result
 
+    cdef inline void owe_marker(self, Handle handle, uint64_t stream) noexcept nogil:
+        """Have the stream's marker be recorded when somebody asks about it, behind all that is queued there then."""
+        self.marker(stream).handle = handle
+
     cdef bint renew_markers(self) noexcept:
-        """Record the markers that the driver refused; whether every stream has its marker now. With the turn."""
+        """Record the markers that are owed, or were refused; whether every stream has its marker now. With the turn."""
         cdef int index
         cdef bint is_settled = True
         cdef Handle stream
