@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 import weakref
 
@@ -269,13 +270,19 @@ def test_row_64_a_second_block_on_the_stream_or_with_these_words_is_refused_and_
 
         with one.replay(points) as replay:
             enter(one.layers.stream, {more.waits[0]: points[0]})
-            thread = threading.Thread(target=enter, args=(other, {one.layers.waits[0]: points[0]}))
+            thread = threading.Thread(
+                target=enter, args=(other, dict.fromkeys([*more.waits, *one.layers.waits], points[0]))
+            )
             thread.start()
             thread.join()
             one.layers.launch()
         assert ["one at a time" in errors[0], "is in use" in errors[1]] == [True, True]
     replay[one.layers.records[0]].synchronize(DEADLINE_S)
     assert one.layers.found() == [7]
+    waits, records = dict.fromkeys(more.waits, points[0]), dict.fromkeys(more.records, one.done)
+    with one.client.replay(waits, records, stream=more.stream, timeout=20) as replay:
+        more.launch()
+    replay[more.records[0]].synchronize(DEADLINE_S)  # what was refused has taken no other words
 
 
 def test_a_block_that_nobody_ended_is_ended_by_the_next(one: Stage) -> None:
@@ -309,6 +316,22 @@ def test_a_replay_that_its_event_refers_to_is_collected_with_it(one: Stage) -> N
     del event, replay
     gc.collect()
     assert seen() is None
+
+
+def test_a_replay_keeps_what_it_was_given(two: Stage) -> None:
+    event = two.client.event("given", recorder=True, engine="timeline")
+    first, second = (two.client.point(bytes(point)) for point in two.sender.send(1))
+    second = pickle.loads(pickle.dumps(second))
+    seen = [weakref.ref(each) for each in (event, first, second)]
+    waits = dict(zip(two.layers.waits, (first, second), strict=True))
+    replaying = two.client.replay(waits, dict.fromkeys(two.layers.records, event), stream=two.layers.stream, timeout=20)
+    del event, first, second, waits
+    gc.collect()
+    assert None not in [each() for each in seen]
+    with replaying as replay:
+        two.layers.launch()
+    replay[two.layers.records[1]].synchronize(DEADLINE_S)
+    assert two.layers.found() == [1, 1]
 
 
 def test_the_points_are_there_behind_the_block(one: Stage) -> None:
