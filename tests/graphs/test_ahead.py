@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 import ipcsync
+from ipcsync.client.graphs import captured as captures
 from ipcsync.testing import Memory, StreamGate
 from tests.graphs import ahead_actions as do
 from tests.graphs.layers import call, captured, finish
@@ -85,6 +90,24 @@ def test_a_replay_ahead_of_this_processs_own_record_is_refused_whichever_client_
         with client.replay({wait: seen.at(1)}, stream=stream, ahead=True):
             gate.open()
     finish(stream)
+
+
+def test_a_replay_ahead_keeps_the_waits_and_records_whose_order_it_asks_for(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captures, "_captures", OrderedDict())
+    stream, wait, record = ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
+    captured(stream, partial(wait.capture, stream), partial(record.capture, stream))
+    event = client.event("e", recorder=True, engine="timeline")
+    replaying = client.replay({wait: event.record(stream)}, {record: event}, stream=stream, ahead=True)
+    seen = weakref.ref(wait), weakref.ref(record)
+    del wait, record
+    captures._captures.clear()
+    gc.collect()
+    assert None not in [each() for each in seen]
+    del replaying
+    gc.collect()
+    assert [each() for each in seen] == [None, None]
 
 
 def test_it_needs_the_timeline_engine(client: ipcsync.Client) -> None:

@@ -9,12 +9,15 @@ from collections.abc import Callable
 import pytest
 
 import ipcsync
+from ipcsync._engines import queued
 from ipcsync._wire.point import pack, unpack
-from ipcsync.testing import Memory
+from ipcsync.client.graphs.lanes import lane_of
+from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import actions
 from tests.graphs import actions as do
 from tests.graphs.layers import call, captured, finish
+from tests.graphs.stage import Stage
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
@@ -162,6 +165,32 @@ def test_row_73_a_lost_coordinator_frees_the_graph(
     pair.replaying.call(do.resume)
     pair.open_anew()
     pair.expect(3)
+
+
+def test_row_73_a_lane_is_past_a_point_of_a_lost_coordinator_once_it_is_past_what_comes_before(
+    one: Stage, new_coordinator: Callable[..., ipcsync.Coordinator]
+) -> None:
+    other = new_coordinator(keeper=False)
+    with (
+        ipcsync.connect(other.endpoint) as theirs,
+        ipcsync.connect(other.endpoint) as client,
+        StreamGate(stream := ipcsync.Stream()),
+        StreamGate(one.sender.stream) as gate,
+    ):
+        theirs.event("e", recorder=True, engine="timeline").record(stream)
+        seen = client.event("e")
+        core = seen._engine
+        one.run(1)
+        with one.replay([seen.at(1)]):
+            one.layers.launch()
+        os.kill(other.pid, signal.SIGKILL)
+        until(core.try_release, "nothing of it is used any more")
+        feeder = lane_of(one.layers.stream._handle, 0)[0].feeder_id
+        (wait,) = [each for each in queued.of(None) if each.stream == feeder and "'e'" in each.label]
+        for _ in range(300):
+            assert not wait.is_passed()
+        gate.open()
+        until(wait.is_passed, "the lane is past it")
 
 
 def test_a_coordinator_that_its_keeper_replaces_amid_a_replay_is_not_seen(

@@ -8,6 +8,9 @@ cdef extern from "Python.h":
     void Py_INCREF(PyObject *)
 
 
+cdef int64_t captures = 0  # of gates and taps, so far
+
+
 cdef struct Spot:  # what is known of a gate or a tap: never freed, as its word
     uint64_t address
     int64_t order  # of its newest capture among all; 0: never captured
@@ -79,9 +82,11 @@ cdef class Place:
     def _index(self):
         return self.spot.index
 
-    def _note_capture(self, int64_t order):
-        """It is in a capture, the `order`-th of all."""
-        self.spot.order = order
+    def _note_capture(self):
+        """It is in a further capture."""
+        global captures
+        captures += 1
+        self.spot.order = captures
 
 
 cdef str text_of(const Spot *spot):
@@ -104,6 +109,9 @@ cdef class Bracket:
     cdef Item *items  # gates, then taps
     cdef Use *uses  # fed, then recorded
     cdef int gates, taps, fed, recorded
+    cdef bint has_unbound  # gates whose points are to be asked for at the beginning
+    cdef int index  # of the device of its gates and taps
+    cdef int64_t seen  # captures, when these were found to be in order, all captured, on one device; -1: they were not
     cdef Other *others
     cdef int other_count
     cdef bint is_slow  # its records are made one by one
@@ -124,6 +132,7 @@ cdef class Bracket:
                 raise MemoryError
             self.uses = <Use *>(self.items + most)
             self.others = <Other *>(self.uses + most)
+            self.seen, self.index = captures, -1
             self.gates = self.fill_from(self.items, waits, True, replaying)
             self.taps = self.fill_from(self.items + self.gates, records, False, replaying)
         return True
@@ -136,18 +145,27 @@ cdef class Bracket:
         cdef void *key_type = NULL  # of the last ones
         cdef void *value_type = NULL
         cdef Use *use = NULL
+        cdef Spot *spot
         cdef Item *item = items
+        cdef int64_t last = 0
         cdef Py_ssize_t at = 0
         while PyDict_Next(mapping, &at, &key, &value):
             if Py_TYPE(key) != key_type or Py_TYPE(value) != value_type:
                 check_types(<object>key, <object>value, is_gate, replaying)
                 key_type, value_type = Py_TYPE(key), Py_TYPE(value)
-            item.spot, item.value, item.use, item.generation = (<Place>key).spot, value, NULL, 0
+            spot = (<Place>key).spot
+            item.spot, item.address, item.value, item.use, item.generation = spot, spot.address, value, NULL, 0
+            if self.index < 0:
+                self.index = spot.index
+            if spot.order <= last or spot.index != self.index:
+                self.seen = -1
+            last = spot.order
             if is_gate and (<PointBase>value).core is not None:
                 use = self.wait_for(item, <PyObject *>(<PointBase>value).core, use)
             elif value != kept:
                 self.kept.append(<object>value)
                 kept = value
+                self.has_unbound = self.has_unbound or is_gate
             item += 1
         return <int>(item - items)
 

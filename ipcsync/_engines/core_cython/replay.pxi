@@ -123,30 +123,23 @@ cdef class ReplayingBase:
         return lane
 
     cdef bint check_items(self, Bracket bracket) except -1:
-        """Look at gates and taps, in the order of their captures behind that, and at what they wait for or record on."""
+        """Look at gates and taps, and at what they wait for or record on."""
         cdef Item *item
         cdef Use *use = NULL
         cdef PyObject *core
         cdef PyObject *event = NULL
-        cdef bint is_sorted = True
-        cdef int64_t last = 0
         cdef int index
         bracket.recorded = 0
-        for index in range(bracket.gates):
+        if bracket.seen != captures or bracket.index != self._ordinal and bracket.index >= 0:
+            self.check_spots(bracket)
+        for index in range(bracket.gates if bracket.has_unbound else 0):
             item = &bracket.items[index]
-            if item.spot.order <= last or item.spot.index != self._ordinal:
-                is_sorted = self.check_spot(item.spot)
-            item.address, last = item.spot.address, item.spot.order
             if item.use == NULL:
                 core = self.core_of_point(<PointBase>item.value)
                 if core != NULL:
                     bracket.wait_for(item, core, NULL)
-        last = 0
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             item = &bracket.items[index]
-            if item.spot.order <= last or item.spot.index != self._ordinal:
-                is_sorted = self.check_spot(item.spot)
-            item.address, last = item.spot.address, item.spot.order
             if item.value != event:
                 event = item.value
                 if not ((<EventBase>event)._is_open and (<EventBase>event)._is_recorder):
@@ -154,15 +147,18 @@ cdef class ReplayingBase:
                 use = bracket.use_of(<Core?>(<EventBase>event).attached.engine, bracket.fed, &bracket.recorded)
             item.use = use
             use.count += 1
-        if not is_sorted:
-            bracket.sort()
         return True
 
-    cdef bint check_spot(self, const Spot *spot) except -1:
-        """Raise unless it was captured, on this device; then it is out of order."""
-        if spot.index != self._ordinal or spot.order == 0:
-            self._raise_place(text_of(spot), spot.index)
-        return False
+    cdef bint check_spots(self, Bracket bracket) except -1:
+        """Have gates and taps in the order of their captures. Raises unless all are captured, on this device."""
+        cdef Spot *spot
+        cdef int index
+        for index in range(bracket.gates + bracket.taps):
+            spot = bracket.items[index].spot
+            if spot.index != self._ordinal or spot.order == 0:
+                self._raise_place(text_of(spot), spot.index)
+        bracket.sort()
+        return True
 
     cdef bint check_points(self, Bracket bracket) except -1:
         """Wait until the points are recorded."""

@@ -22,8 +22,6 @@ _MANY = 64  # captures that are remembered: more are not under way at once
 _lock = CallLock()
 _captures: OrderedDict[int, list[Captured]] = OrderedDict()  # by the ids of captures: what went into each, in order
 
-_newest = 0  # how many captures there were so far
-
 
 class Captured(Place):
     """What both have: a word of 32 bits, and the captures that it went into."""
@@ -77,13 +75,11 @@ class Captured(Place):
         return int(number)
 
     def _capture(self, handle: DriverObject, number: int) -> None:
-        global _newest  # noqa: PLW0603 - with the lock held
         others = _captures.get(number, [])
         if self in others:
             self._refuse("it is in this capture already; make one for each place")
         unwrap(getattr(_drivers.load(), self._function)(handle, self._address, 1, 0), self._function)
-        _newest += 1
-        self._note_capture(_newest)
+        self._note_capture()
         _captures[number] = [*others, self]
         for other in others:
             self._behind.add(other)
