@@ -184,6 +184,7 @@ def test_row_73_a_lane_is_past_a_point_of_a_lost_coordinator_once_it_is_past_wha
         with one.replay([seen.at(1)]):
             one.layers.launch()
         os.kill(other.pid, signal.SIGKILL)
+        until(lambda: not core.guard.coordinator_is_alive(), "its death is known")
         until(core.try_release, "nothing of it is used any more")
         feeder = lane_of(one.layers.stream._handle, 0)[0].feeder_id
         (wait,) = [each for each in queued.of(None) if each.stream == feeder and "'e'" in each.label]

@@ -258,6 +258,7 @@ def test_a_record_and_a_wait_on_a_capturing_stream_name_what_there_is_instead(on
 def test_row_64_a_second_block_on_the_stream_or_with_these_words_is_refused_and_the_first_is_right(one: Stage) -> None:
     other = ipcsync.Stream()
     more = Layers(1)
+    one.layers.capture(0)  # behind those
     with StreamGate(one.sender.stream):
         points = one.sender.send(7)
         errors: list[str] = []
