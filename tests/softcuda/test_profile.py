@@ -160,11 +160,11 @@ def _take_turns(connection: Any, handle: bytes) -> None:
 
 
 @pytest.mark.parametrize("mps", [False, True], ids=["alone", "MPS"])
-def test_processes_that_record_imported_events_in_turn_pay_for_each_turn(
+def test_processes_that_record_interprocess_events_in_turn_pay_for_each_turn(
     ctx: Any, monkeypatch: pytest.MonkeyPatch, mps: bool
 ) -> None:
     monkeypatch.setenv("IPCSYNC_HOST_MPS", str(int(mps)))
-    handle, before = handle_bytes(ok(drv.cuEventCreate(IPC))), stat("turns")
+    handle = handle_bytes(ok(drv.cuEventCreate(IPC)))
     children = [Child(_take_turns, handle) for _ in range(2)]
 
     def record(child: Child) -> int:
@@ -173,6 +173,7 @@ def test_processes_that_record_imported_events_in_turn_pay_for_each_turn(
         return took
 
     record(children[0])
+    before = stat("turns")
     for _ in range(3):
         took = [record(children[1]), record(children[0])]
         assert mps or min(took) >= _TURN_NS

@@ -118,6 +118,8 @@ static CUresult exec_new(struct ctx *c, void *graph, u64 flags, struct exec **ou
   CUresult r = cap_instantiate_locked(g);
   x->plan = r ? NULL : plan_new_locked(g);
   x->room = !r && x->plan->n ? x->plan->n : 1;
+  x->parts = 0;
+  for (u32 i = 0; !r && i < x->plan->n; i++) x->parts += x->plan->step[i].work->type >= N_WAIT;
   pthread_mutex_unlock(&g_cap_mu);
   for (u32 l = 1; !r && l < x->plan->lanes; l++)
     if (!(r = stream_new(c, 1, 0, ST_LANE, &x->lane[l].s))) x->lane[l].h = H(x->lane[l].s);
@@ -162,6 +164,7 @@ static CUresult exec_ready(struct exec *x) {
 static CUresult exec_launch(void *handle, struct stream *s) {
   struct exec *x = obj_get(&g_execs, handle);
   if (!x) return E_VALUE;
+  PACE_NS(g_profile->call.graph + x->parts * g_profile->call.graph_part);
   if (!cap_in(s)) stream_room(s, x->room);
   pthread_mutex_lock(&x->mu);
   struct op o = { .type = OP_GRAPH, .data = x, .n = x->room };

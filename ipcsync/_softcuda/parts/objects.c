@@ -120,6 +120,7 @@ struct exec {
   struct ctx *ctx;
   u64 flags;
   u32 room;                      /* that a launch takes in its stream's queue: its nodes, at least 1 */
+  u32 parts;                     /* of those, how many wait, write or record: they break a launch into parts */
   pthread_mutex_t mu;            /* held during a launch; before those of streams */
   struct plan *plan;
   u64 last;                      /* record of the end of its latest launch */

@@ -16,11 +16,12 @@ struct profile {                 /* nanoseconds */
   struct {                       /* what calls take */
     u32 record[SORTS], wait[SORTS], query[SORTS]; /* by the sort of event */
     u32 write_word, wait_word, batch_entry, query_stream, create, export, open, close;
+    u32 graph, graph_part;       /* a launch, and more for each node that breaks it into parts */
   } call;
   u32 launch;                    /* from a call until an idle stream begins with it */
   struct { u32 gap, latency; } gpu[GPU_COSTS]; /* until the stream goes on, until others see it; of waits for words: met at once, met later */
   u32 cross_host, cross_device;  /* more for a wait for a word that another process's stream writes; 0 under MPS */
-  u32 turn;                      /* a record of an imported event, where the last one was another process's; 0 under MPS */
+  u32 turn;                      /* a record of an interprocess event, where the last one was another process's; 0 under MPS */
   u32 late_blocking, late_spinning; /* a host's wait returns so late */
   u32 patience;                  /* unless it lasted less than this */
 };
@@ -103,7 +104,7 @@ static void spin_end(u64 began, bool paid) {
   t_skip = t_penalty;
 }
 
-/* Processes that record imported events share the GPU by turns.  A record that arrives before its process's turn begins
+/* Processes that record interprocess events share the GPU by turns.  A record that arrives before its process's turn begins
  * is part of it, else it needs a new one behind all others.  When it begins, which is not before `at`. */
 static u64 turn_begin(int phys, u64 arrives, u64 at) {
   static _Atomic u64 mine[MAXDEV]; /* when this process's latest begins */

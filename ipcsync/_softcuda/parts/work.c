@@ -71,7 +71,7 @@ static void begin(struct op *o, struct stream *s) {
     }
     latency = gap;
   }
-  if (cost == GPU_RECORD_IMPORTED) {
+  if (cost == GPU_RECORD_IPC || cost == GPU_RECORD_IMPORTED) {
     at = turn_begin(g_dev[s->ctx->dev], o->from, at);
     gap = g_profile->gpu[GPU_RECORD_IPC].gap;
     latency = g_profile->gpu[GPU_RECORD_IPC].latency;
