@@ -16,7 +16,7 @@ from cuda.bindings.driver import CUdevice_attribute
 from ipcsync._board import Board, peer_of
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._drivers.constants import EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH
+from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH
 from ipcsync._engines import imports
 from ipcsync._engines.core import Wait, bind_driver, know_streams
 from ipcsync._engines.loss import Loss
@@ -192,9 +192,9 @@ class Engine(Outcome):
         return self.board.epoch, self._serials[index]
 
     def create_event(self, ordinal: int) -> DriverObject:
-        """A CUDA event of this process, for a marker on a stream of that device; a wait for it in the driver sleeps."""
+        """A CUDA event of this process, for a marker on a stream of that device."""
         with OnDevice(ordinal) as inside, inside:
-            return unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC), "cuEventCreate")
+            return unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
 
     def peer_is_alive(self, serial: int) -> bool:
         """Whether the recorder's process lives; asks the kernel if that has not marked it."""

@@ -1,4 +1,4 @@
-"""What a session asks of the driver by itself: publication, parking and releases, on a thread of its own.
+"""What a session asks of the driver by itself: publication and releases, on a thread of its own.
 
 The driver may keep that thread for as long as it likes. The session lives on meanwhile, since its owner is another one.
 
@@ -84,7 +84,7 @@ class Driving:
     # --- on any thread but the owner's --------------------------------------------------------------------------------
 
     def look(self) -> bool:
-        """Publish, wait for what is pending, and release what is closed.
+        """Publish what is complete, and release what is closed.
 
         Returns whether complete records wait for another recorder's judgement, which nobody tells of.
         """
@@ -98,8 +98,6 @@ class Driving:
                 self._try(use, "publish what is complete of", use.engine.publish_completed)
             else:
                 use.engine.free_streams()
-            if is_alive:
-                self._try(use, "wait for what is pending of", use.engine.watch_pending)
         if any(use.engine.chain.wants_break and not use.engine.chain.has_asked for use in uses):
             self._owner.wake()
         return is_alive and any(use.engine.chain.is_due for use in uses)

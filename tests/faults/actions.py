@@ -13,7 +13,6 @@ from typing import Any
 import ipcsync
 from ipcsync._board import SessionLine
 from ipcsync._engines import core
-from ipcsync._engines.engine import Engine
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
 from ipcsync._session import handshake
@@ -89,29 +88,6 @@ def synchronize(point: str, timeout: float | None = None) -> None:
 
 def synchronize_at(name: str, generation: int, timeout: float | None = None) -> None:
     event(name).at(generation).synchronize(timeout)
-
-
-def watch_pending(name: str) -> None:
-    """As at a beat."""
-    engine: Any = event(name)._engine
-    engine.watch_pending()
-
-
-def waiter_threads() -> tuple[int, int]:
-    """How many threads here are in the driver's wait, and how often one of them has woken others."""
-    return core.waiter_threads()
-
-
-def park_nobody() -> None:
-    """Have no thread of this peer's wait in the driver."""
-    engine: Any = Engine
-    engine.watch_pending = lambda _: None
-
-
-def is_released(name: str) -> bool:
-    engine = event(name)._engine
-    assert engine is not None
-    return engine.is_released
 
 
 def stats() -> Stats:
@@ -190,7 +166,7 @@ def die_at_step(call: str, name: str, at: int) -> None:
 def _keep_the_heartbeat_out(event: ipcsync.SharedEvent) -> None:
     """Its steps would be counted too."""
     engine: Any = event._engine
-    engine.publish_completed = engine.watch_pending = lambda: None
+    engine.publish_completed = lambda: None
 
 
 def die_in_record(name: str, step: str) -> None:

@@ -45,7 +45,6 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamWriteValue64": (_POINTER, _WIDE, _WIDE, _INT),
     "cuStreamWaitValue64": (_POINTER, _WIDE, _WIDE, _INT),
     "cuStreamBatchMemOp": (_POINTER, _INT, _POINTER, _INT),
-    "cuEventSynchronize": (_POINTER,),
     "cuCtxGetCurrent": (_POINTER,),
     "cuCtxSetCurrent": (_POINTER,),
 }

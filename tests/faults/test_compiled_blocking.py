@@ -58,7 +58,6 @@ def _others(made: Rig) -> None:
     with pytest.raises(WaitTimeout):
         engine.synchronize(2, 0)
     engine.publish_completed()
-    engine.watch_pending()
     assert not engine.await_calls(0)
     other = made.made(1, recorder=False)
     other.close()
@@ -180,25 +179,3 @@ def test_a_wait_sleeps_though_the_capture_mode_of_its_thread_cannot_be_changed(t
         made.engine.synchronize(1, 0.2)
     end([made])
     assert made.log.count("await work") <= 5, "it sleeps in slices of 50 ms"
-
-
-_ASKED_UNLOCKED = """
-import os, signal
-from pathlib import Path
-from tests.faults.compiled_rig import Case, Rig, core
-from tests.kit.until import until
-
-signal.alarm(30)  # a call that waits for itself ends with no exception
-asked = []
-made = Rig(Case("record", "timeline", recorded=1, made=1), Path(os.environ["DIRECTORY"]))
-made.within["cuCtxGetCurrent"] = lambda: asked.append(core.waiter_threads())  # takes the lock
-made.engine.watch_pending()
-assert asked == [(0, 0)]
-until(lambda: core.waiter_threads() == (0, 1), "the thread is idle")
-os._exit(0)
-"""
-
-
-@pytest.mark.process
-def test_no_call_of_the_driver_is_made_with_the_lock_of_what_is_parked(tmp_path: Path) -> None:
-    run(_ASKED_UNLOCKED, DIRECTORY=str(tmp_path))

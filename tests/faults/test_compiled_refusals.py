@@ -29,10 +29,9 @@ _LINKS = (
     "store first_dependent",
 )  # what a record stands behind is told before it is made
 _QUEUED = ("store announced", _WAIT, "mark")
-# For waiter threads, which nothing depends on; and for markers, which Python makes.
-_ELSEWHERE = {"cuEventSynchronize", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventCreate", "cuEventDestroy"}
+_ELSEWHERE = {"cuEventCreate", "cuEventDestroy"}  # for markers, which Python makes
 _ELSEWHERE |= {"cuStreamGetFlags"}  # asked once for each stream
-_ELSEWHERE |= {"cuStreamBatchMemOp"}  # of replays, whose refusals are in tests/graphs
+_ELSEWHERE |= {"cuStreamBatchMemOp", "cuCtxGetCurrent", "cuCtxSetCurrent"}  # of replays: in tests/graphs
 
 _CASES: dict[str, Case] = {
     **CASES,

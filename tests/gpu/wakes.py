@@ -3,7 +3,7 @@
     IPCSYNC_DRIVER=cuda python -m tests.gpu.wakes
 
 From what ends the work, in another process, until the wait returns: median, 90th percentile, and what the waiting
-thread used of a core. For ipcsync also how often a recorder's waiter thread woke others, and what those threads used.
+thread used of a core.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ipcsync
 from ipcsync._drivers import handle_bytes, handle_from_bytes, load
-from ipcsync._engines import core
 from ipcsync_bench.workers import Worker
 from tests.benchmarks import wake_up as bench
 from tests.kit import driver_kit as kit
@@ -40,10 +38,10 @@ _SET_TIMERSLACK = 29  # of prctl; in ns, for this thread
 _chance = random.Random(1)
 
 
-def say(name: str, late: list[float], used: float, waited: float, more: str = "") -> None:
+def say(name: str, late: list[float], used: float, waited: float) -> None:
     """One row."""
     figures = f"p50 {statistics.median(late):8.1f}  p90 {sorted(late)[len(late) * 9 // 10]:8.1f} µs"
-    sys.stdout.write(f"{name:52s} {figures}  {100 * used / waited:6.1f} % of a core{more}\n")
+    sys.stdout.write(f"{name:52s} {figures}  {100 * used / waited:6.1f} % of a core\n")
     sys.stdout.flush()
 
 
@@ -60,12 +58,6 @@ def end(state: dict[str, Any], value: int, seconds: float) -> int:
     ended = time.monotonic_ns()
     state["page"].words[0] = value
     return ended
-
-
-def counts(_state: dict[str, Any]) -> tuple[int, float]:
-    """In a worker: how often its waiter threads have woken others, and the seconds of a core that they have used."""
-    tasks = [task for task in Path("/proc/self/task").iterdir() if "ipcsync-waiter" in (task / "comm").read_text()]
-    return core.waiter_threads()[1], sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def bare(worker: Worker, path: str) -> None:
@@ -109,7 +101,7 @@ def product(endpoint: str) -> None:
             recorder.call(bench._open, f"wakes/{engine}", engine, True)
             waiter.call(bench._open, f"wakes/{engine}", engine, False)
             for least, most in ((3, 9), (19, 21), (3, 12), (40, 80)):
-                late, used, waited, before = [], 0.0, 0.0, recorder.call(counts)
+                late, used, waited = [], 0.0, 0.0
                 for _ in range(_WAITS if most < 40 else _WAITS // 3):
                     seconds = _chance.uniform(least, most) / 1e3
                     waiter.begin(bench._wait, recorder.call(bench._submit, bench._OURS), bench._OURS)
@@ -117,9 +109,7 @@ def product(endpoint: str) -> None:
                     returned, took = waiter.result()
                     late.append((returned - ended) / 1e3)
                     used, waited = used + took / 1e9, waited + seconds
-                rings, ran = (now - then for now, then in zip(recorder.call(counts), before, strict=True))
-                more = f"; {rings} of {len(late)} by a thread of the recorder's, {100 * ran / waited:.1f} %"
-                say(f"ipcsync, {engine}, {least} to {most} ms", late, used, waited, more)
+                say(f"ipcsync, {engine}, {least} to {most} ms", late, used, waited)
 
 
 def main() -> None:

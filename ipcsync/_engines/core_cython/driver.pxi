@@ -17,7 +17,6 @@ cdef int (*cuStreamWaitValue64)(Handle, unsigned long long, uint64_t, unsigned i
 cdef int (*cuStreamBatchMemOp)(Handle, unsigned int, void *, unsigned int) noexcept nogil
 cdef int (*cuCtxGetCurrent)(Handle *) noexcept nogil
 cdef int (*cuCtxSetCurrent)(Handle) noexcept nogil
-cdef void *cuEventSynchronize
 
 cdef dict PLACES = {
     "cuEventRecord": (b"CUresult (CUevent, CUstream)", <uintptr_t>&cuEventRecord),
@@ -39,7 +38,6 @@ cdef dict PLACES = {
     "cuStreamBatchMemOp": (
         b"CUresult (CUstream, unsigned int, CUstreamBatchMemOpParams *, unsigned int)", <uintptr_t>&cuStreamBatchMemOp
     ),
-    "cuEventSynchronize": (b"CUresult (CUevent)", <uintptr_t>&cuEventSynchronize),
     "cuCtxGetCurrent": (b"CUresult (CUcontext *)", <uintptr_t>&cuCtxGetCurrent),
     "cuCtxSetCurrent": (b"CUresult (CUcontext)", <uintptr_t>&cuCtxSetCurrent),
 }
@@ -50,13 +48,7 @@ def bind_functions(dict addresses):
     """Have the core call the C functions at these addresses."""
     for name, (_, place) in PLACES.items():
         (<void **><uintptr_t>place)[0] = <void *><uintptr_t>addresses[name]
-    bind_parking(
-        cuEventQuery,
-        cuEventSynchronize,
-        <void *>cuCtxGetCurrent,
-        <void *>cuCtxSetCurrent,
-        cuThreadExchangeStreamCaptureMode,
-    )
+    bind_parking(cuEventQuery, cuThreadExchangeStreamCaptureMode)
 
 
 def bind_driver():

@@ -94,10 +94,6 @@ cdef class EventEngine:
                 done += 1
         return done
 
-    cdef Handle pending(self, Streams use) noexcept nogil:
-        """The event to wait for in the driver until the newest record is complete; null if there is none. With `state`."""
-        return NULL  # an interprocess event's wait burns a core
-
 
 @cython.internal
 cdef class TimelineEngine(EventEngine):
@@ -143,12 +139,6 @@ cdef class TimelineEngine(EventEngine):
     cdef int64_t harvest(self, Queries use) except -1 nogil:
         cdef uint64_t count = use.load(LOAD_COMPLETED, COMPLETED)
         return -2 if count == INT64_MAX else min(<int64_t>(count - use.base), use._recorded)
-
-    cdef Handle pending(self, Streams use) noexcept nogil:
-        cdef Marker *marker = use.marker(use.last_stream)  # behind the newest record; waiters for older ones poll
-        if marker == NULL or <int64_t>(use.load(LOAD_COMPLETED, COMPLETED) - use.base) >= use._recorded:
-            return NULL
-        return marker.event
 
 
 cdef dict ENGINES = {"event": EventEngine(), "timeline": TimelineEngine()}

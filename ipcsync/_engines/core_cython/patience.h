@@ -17,8 +17,6 @@ struct patience {
     unsigned count;          /* of all waits since it was learned anew */
     int off;                 /* so many in turn were over before they were due, or long after */
     int rests, rest;         /* so many waits do not look; as many as that, after a look that was interrupted */
-    int64_t rung;            /* when the recorder was rung last */
-    int64_t gap;             /* how long from then to the next time at least: it grows while that is in vain */
 };
 
 /* How one wait goes, in ns after its begin. */

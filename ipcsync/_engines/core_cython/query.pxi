@@ -207,20 +207,13 @@ cdef class Queries(Streams):
         step(AWAIT_WORK)
         is_there = await_work(
             event, self.place + COMPLETED, self.base + generation, self.place + STATE, BROKEN, began, until,
-            self.doorbell(), &self.patience
+            &self.patience
         )
         if event != NULL:
             ipcsync_add(&self.sleepers, -1)
         if not is_there:
             return 0 if ipcsync_now() >= until else -1
         return self.done(generation, -1) or self.is_complete(generation)
-
-    cdef inline const void *doorbell(self) noexcept nogil:
-        """The address of the recorder's doorbell; null if no recorder, or none on this board, has a thread that waits."""
-        cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)
-        if self.engine.has_ring or serial == 0 or (serial & 0xFFFF) >= self.sessions.sessions:
-            return NULL
-        return self.sessions.line(serial) + S_DOORBELL
 
     def await_recorded(self, int64_t generation, int64_t deadline_ns, timeout):
         """Block until `generation` is recorded; else WaitTimeout, RecorderLost, or an error of `check_liveness`."""
@@ -311,15 +304,3 @@ cdef class Queries(Streams):
         """Publish what is complete (recorder). Does nothing while another thread does."""
         if self.is_recorder:
             self.publish()
-
-    def watch_pending(self):
-        """Have a thread wait in the driver until the newest record is complete, and wake its waiters.
-
-        Called at each beat, so also when a waiter rings for this session.
-        """
-        cdef Handle event
-        if self.is_recorder and self.state.take():
-            event = NULL if self.is_unused else self.engine.pending(self)
-            if event != NULL:
-                use_waiter_thread(event, self.place + COMPLETED)
-            self.state.give()

@@ -71,8 +71,6 @@ cdef class Core(Records):
         except (DriverError, CoordinatorLost):
             if self.guard.coordinator_is_alive():
                 raise
-        if self.has_any_watched():
-            return False
         self.renew_markers()
         self.free_streams()
         # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
@@ -98,14 +96,6 @@ cdef class Core(Records):
         with nogil:
             says = self.says_complete(generation)
         return says
-
-    cdef bint has_any_watched(self) noexcept nogil:
-        """Whether a thread is in the driver's wait for a marker, which may not be destroyed then."""
-        cdef int index
-        for index in range(self.marker_count):
-            if event_is_watched(self.markers[index].event):
-                return True
-        return False
 
     def free_streams(self):
         """If the coordinator is lost and streams of this process wait, release the timeline's word as it does at a break.

@@ -203,12 +203,10 @@ cdef class Streams(Slot):
     cdef bint drop_markers(self, bint all) noexcept nogil:
         """Destroy the complete ones (`all`: any), unless their streams may have later work; whether none is left."""
         cdef int index = 0
-        cdef bint is_over
         cdef Marker *marker
         while index < self.marker_count:
             marker = &self.markers[index]
-            is_over = marker.handle == NULL and query_relaxed(marker.event) == 0
-            if all or (is_over and not event_is_watched(marker.event)):
+            if all or (marker.handle == NULL and query_relaxed(marker.event) == 0):
                 cuEventDestroy(marker.event)
                 self.marker_count -= 1
                 self.markers[index] = self.markers[self.marker_count]

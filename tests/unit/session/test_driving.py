@@ -19,7 +19,6 @@ from ipcsync._engines.engine import Engine
 from ipcsync._session.attachments import Opening
 from ipcsync._wire.messages import Close
 from ipcsync.errors import DriverError, EngineMismatch
-from ipcsync.testing import StreamGate
 from tests.kit.until import until
 from tests.unit.session.attachment_scene import Scene
 
@@ -87,23 +86,6 @@ def test_of_a_context_that_is_broken_each_event_is_warned_of_once_and_keeps_no_o
     assert engine.line.completed - engine.base == 1
 
 
-def test_an_event_that_cannot_be_waited_for_ends_no_look(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken, stream = scene.open(recorder=True), ipcsync.Stream()
-    assert broken.attached is not None
-    with monkeypatch.context() as patch, StreamGate(stream):
-        error = _failing("watch_pending", broken, patch)
-        scene.driving.look()
-        broken.attached.engine.record(stream._handle, broken.attached.engine.ordinal, 1)
-        broken.close()
-        scene.driving.look()
-    assert [each.getMessage() for each in caplog.records] == [
-        f"cannot wait for what is pending of the event 'e0': {error}"
-    ]
-    stream.synchronize()
-
-
 def test_what_the_driver_cannot_say_is_not_told_to_be_over(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,13 +104,12 @@ def test_after_the_coordinators_death_a_look_asks_the_driver_nothing(
 ) -> None:
     opening, asked = scene.open(recorder=True), list[str]()
     assert opening.attached is not None
-    for name in ("publish_completed", "watch_pending"):
-        monkeypatch.setattr(opening.attached.engine, name, partial(asked.append, name))
+    monkeypatch.setattr(opening.attached.engine, "publish_completed", partial(asked.append, "publish_completed"))
     scene.driving.look()
-    assert asked == ["publish_completed", "watch_pending"]
+    assert asked == ["publish_completed"]
     monkeypatch.setattr(scene.lease, "coordinator_is_alive", lambda: False)
     scene.driving.look()
-    assert len(asked) == 2
+    assert len(asked) == 1
 
 
 def test_a_trial_ends_with_its_block_though_the_exception_that_ended_it_is_kept(scene: Scene) -> None:
