@@ -10,6 +10,7 @@ import weakref
 import pytest
 
 import ipcsync
+from ipcsync._engines.core import Place
 from ipcsync.client.graphs.lanes import lanes
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
@@ -58,6 +59,17 @@ def test_a_layer_goes_on_while_the_next_one_waits_and_the_records_are_in_order_o
             assert not points[1].query()
         points[1].synchronize(DEADLINE_S)
         assert two.layers.found() == [value, value]
+
+
+def test_a_replay_that_is_made_before_a_capture_records_in_the_order_of_that(two: Stage) -> None:
+    replaying = two.replay(two.sender.send(1))
+    graph = two.layers.capture(1, 0)
+    with replaying as replay:
+        two.layers.launch(graph)
+    points = [replay[record] for record in two.layers.records]
+    assert [point.generation for point in points] == [2, 1]
+    points[0].synchronize(DEADLINE_S)
+    assert two.layers.found() == [1, 1]
 
 
 def test_row_64_a_block_that_raises_records_nothing_and_the_next_replay_is_right(two: Stage) -> None:
@@ -239,6 +251,15 @@ def test_what_is_captured_nowhere_twice_or_never_is_an_error_and_spoils_no_captu
         one.client.replay({wait: one.sender.send(1)[0]}, stream=one.layers.stream).__enter__()
     captured(one.layers.stream, put)
     captured(one.layers.stream, put)  # in another one, again
+
+
+def test_a_wait_for_another_device_is_refused(one: Stage) -> None:
+    other = Place(1, 0, is_gate=True)  # as of a GraphWait there
+    other._note_capture()
+    (point,) = one.sender.send(1)
+    for waits in ({other: point}, {one.layers.waits[0]: point, other: point}):
+        with pytest.raises(ipcsync.DeviceMismatch, match=r"GraphWait device=cuda:1.* than the stream's, 0"):
+            one.client.replay(waits, stream=one.layers.stream).__enter__()  # type: ignore[arg-type]
 
 
 def test_a_record_and_a_wait_on_a_capturing_stream_name_what_there_is_instead(one: Stage) -> None:
