@@ -61,6 +61,8 @@ cdef class Place:
     """What graphs have: the 32-bit word at `_address`, which no other has; of a gate, which they wait for, or a tap."""
 
     cdef Spot *spot
+    cdef readonly uint64_t _address
+    cdef readonly int _index  # of its device
 
     def __cinit__(self, *_, **__):
         self.spot = <Spot *>calloc(1, sizeof(Spot))
@@ -69,18 +71,11 @@ cdef class Place:
         self.spot.place = <PyObject *>self
 
     def __init__(self, int index, uint64_t address, *, bint is_gate):
+        self._index, self._address = index, address
         self.spot.index, self.spot.address, self.spot.is_gate = index, address, is_gate
 
     def __repr__(self):
         return text_of(self.spot)
-
-    @property
-    def _address(self):
-        return self.spot.address
-
-    @property
-    def _index(self):
-        return self.spot.index
 
     def _note_capture(self):
         """It is in a further capture."""
