@@ -120,7 +120,7 @@ def test_a_plain_store_ends_a_wait_too(ctx: Any) -> None:
 def _fill(connection: Any, of_graph: bool) -> None:
     """Put 9 operations on a held stream that takes in 8, its gate included; host functions go on meanwhile.
 
-    They are records; or two launches of a graph of seven.
+    They are records; or the nodes of three launches, of which two fit.
     """
     start()
     stream, other = ok(drv.cuStreamCreate(NONBLOCK)), ok(drv.cuStreamCreate(NONBLOCK))
@@ -133,7 +133,7 @@ def _fill(connection: Any, of_graph: bool) -> None:
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(host)
     graph = ok(drv.cuGraphCreate(0))
     last: list[Any] = []
-    for _ in range(7):
+    for _ in range(3):
         last = [ok(drv.cuGraphAddEmptyNode(graph, last, len(last)))]
     executable = ok(drv.cuGraphInstantiate(graph, 0))
 
@@ -141,7 +141,7 @@ def _fill(connection: Any, of_graph: bool) -> None:
         ok(drv.cuGraphLaunch(executable, stream) if of_graph else drv.cuEventRecord(event, stream))
 
     latch = Latch(stream)
-    for _ in range(1 if of_graph else 7):
+    for _ in range(2 if of_graph else 7):
         put()
     made = threading.Event()
 

@@ -9,7 +9,7 @@
 
 enum { KEPT = 16, KNOWN_AFTER = 4, SHORTER_OF = 5, MOST_OFF = 3, MOST_RESTS = 31 }; /* waits; one of five may be much shorter */
 static const int64_t PAUSE_LEAST_NS = 60000,
-    PAUSE_MOST_NS = 5000000, /* then a thread that waits takes 0.4 % of a core; with 1 ms it took 1.1 */
+    PAUSE_MOST_NS = 5000000, /* then a thread that waits takes 0.3 to 0.4 % of a core; with 1 ms it took 1.1 to 1.6 */
     LATE_NS = 20000; /* how late a sleep ends, about */
 
 /* What those who wait for an event learn for the next time, in ns. Threads share it; what one overwrites is only forgotten. */
