@@ -249,7 +249,7 @@ class Board(Line):
     def close(self, *, keep_mapping: bool = False) -> None:
         """Release the lifeline and close the descriptor. The mapping stays while lines of it are in use.
 
-        `keep_mapping`: it stays until the process ends. Pages that are registered with CUDA must not be unmapped.
+        `keep_mapping`: it stays, until `let_go`. Pages that are registered with CUDA must not be unmapped.
         """
         if keep_mapping:
             _kept.append(self._map)
@@ -260,6 +260,10 @@ class Board(Line):
             self.drop_descriptor()
         if self._life is not None:
             self._life.end()
+
+    def let_go(self) -> None:
+        """Keep the mapping no longer than its lines are in use, after all."""
+        _kept.remove(self._map)
 
     def unlink(self) -> None:
         """Remove the file's name (coordinator)."""

@@ -75,16 +75,14 @@ def is_any(address: int, length: int) -> bool:
 
 
 def unpin(address: int, length: int) -> bool:
-    """Unregister those pages, to which no queued work may write any more; whether none is left registered."""
-    if fork.is_in_bad_fork():
-        return False
-    return under(_lock, _unregister, address, length)
+    """Unregister those pages, to which no queued work may write any more; whether none is left registered.
 
-
-def _unregister(address: int, length: int) -> bool:
-    if any(address <= start < address + length for start in _kept):
+    A driver may let this stand still behind any stream of the process. So it is called without the lock that who
+    registers a page takes, by the one who is about to unmap these.
+    """
+    if fork.is_in_bad_fork() or any(address <= start < address + length for start in list(_kept)):
         return False
-    for start in [start for start in _ordinals if address <= start < address + length]:
+    for start in [start for start in list(_ordinals) if address <= start < address + length]:
         try:
             with context.OnDevice(_ordinals[start]) as inside, inside:
                 result = relaxed_call(_drivers.load().cuMemHostUnregister, start)

@@ -91,7 +91,7 @@ class Session(SessionLife):
         if has_a_beat() or threading.current_thread() is self._driver_thread:
             return
         if self._has_ended.wait(_END_S) and self.owner.is_over and self._thread is not None:
-            self._thread.join(_END_S)
+            self._thread.join(CALL_S)
 
     def request(self, body: Message, kind: type[_M], timeout: float | None = None) -> _M:
         """Send a request and return its reply, which is a `kind`; raises the error in the reply.

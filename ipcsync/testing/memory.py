@@ -131,7 +131,10 @@ class Memory(Closing):
         return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     def close(self) -> None:
-        """Free it; no stream may use it any more. A second call, and a call in a forked child, do nothing."""
+        """Free it; no stream may use it any more. A second call, and a call in a forked child, do nothing.
+
+        A driver waits for all streams of the process's context first, also for one that is held.
+        """
         address, self.address = self.address, 0
         if not address or fork.is_in_bad_fork():
             return

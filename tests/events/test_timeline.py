@@ -319,6 +319,18 @@ def test_a_handler_that_registers_the_same_page_in_the_middle_of_its_registratio
         assert pinned.unpin(address, PAGE)
 
 
+def test_a_session_that_ends_beside_a_stream_that_stands_still_holds_up_no_other(
+    coordinator: ipcsync.Coordinator,
+) -> None:
+    stream, held = ipcsync.Stream(), ipcsync.Stream()
+    with ipcsync.connect(coordinator.endpoint) as first, first.event("a", recorder=True, engine="timeline") as event:
+        event.record(stream).synchronize(10)
+        gate = StreamGate(held)  # a driver may let who unregisters memory wait for all streams
+    with ipcsync.connect(coordinator.endpoint) as second, second.event("b", recorder=True, engine="timeline") as event:
+        event.record(stream).synchronize(10)
+    gate.open()
+
+
 def test_a_thread_without_a_context_may_be_the_first_to_use_a_words_page(client: ipcsync.Client) -> None:
     events = [client.event(f"e{number}", recorder=True, engine="timeline") for number in range(40)]
     stream = ipcsync.Stream()

@@ -80,6 +80,7 @@ API cuMemHostUnregister(void *p) {
   CHK();
   UNSAFE();
   struct alloc *a = mem_take((uintptr_t)p, A_REG);
+  mem_wait(a);
   mem_drop(a);
   return a ? OK : E_NOTREGISTERED;
 }

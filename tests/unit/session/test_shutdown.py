@@ -34,7 +34,11 @@ def test_a_board_stays_mapped_while_a_gpu_may_write_to_it_or_a_call_may_register
     monkeypatch.setattr(pinned, "is_any", lambda *_: is_pinned)
     monkeypatch.setattr(pinned, "unpin", lambda *_: True)
     kept: list[bool] = []
-    board = SimpleNamespace(address=0, length=1, close=lambda *, keep_mapping: kept.append(keep_mapping))
+
+    def let_go() -> None:
+        kept[:] = [False]
+
+    board = SimpleNamespace(address=0, length=1, close=lambda *, keep_mapping: kept.append(keep_mapping), let_go=let_go)
     lease: Any = SimpleNamespace(board=board, stop=_ignore, coordinator_is_alive=lambda: is_alive)
     session: Any = Session("ipc:///none")
     session.lease, session.connection = lease, SimpleNamespace(close=_ignore)
