@@ -29,7 +29,7 @@ QUESTIONS: dict[str, tuple[str, float]] = {
     "late_signals": ("slots", 14),
     "files": ("slots", 10),
     "lowered_words": ("deaths", 8),
-    "never_ending_streams": ("deaths", 12),
+    "never_ending_streams": ("deaths", 40),
     "turns": ("turns", 15),
     "capture_of_words": ("graphs", 6),
     "copies_end_waits": ("graphs", 6),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from cuda import bindings
 from ipcsync._drivers import load
 from tests.contract import actions
 from tests.gpu.questions import peers as asked
+from tests.gpu.questions.graphs import captured
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import code, ok
 from tests.kit.peer import PeerError
@@ -60,22 +63,46 @@ def hold_for_ever() -> None:
     actions.create_stream("s")
     actions.create_event("e")
     named["host"], named["device"] = ok(drv.cuMemAllocHost(4096)), ok(drv.cuMemAlloc(4096))
+    named["memory"] = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    named["address"] = ctypes.addressof(ctypes.c_char.from_buffer(named["memory"]))
+    ok(drv.cuMemHostRegister(named["address"], mmap.PAGESIZE, 3))
+    actions.create_stream("free")
+    for name in ("graph", "other graph"):
+        named[name] = captured(named["free"], lambda: ok(drv.cuMemsetD8Async(named["device"], 1, 8, named["free"])))
+    ok(drv.cuGraphLaunch(named["graph"], named["free"]))
+    kit.finish(named["free"])
     actions.hold("s")
     actions.record("e", "s")
 
 
-def end(call: str) -> tuple[str, float]:
-    """In a peer: the result of one call behind that stream, and its milliseconds."""
+def _calls() -> dict[str, Callable[[], Any]]:
+    """What may stand still behind that stream."""
     drv, named = load(), actions._named
-    calls = {
+    return {
         "cuStreamDestroy": lambda: drv.cuStreamDestroy(named["s"]),
         "cuEventDestroy": lambda: drv.cuEventDestroy(named["e"]),
         "cuMemFree": lambda: drv.cuMemFree(named["device"]),
         "cuMemFreeHost": lambda: drv.cuMemFreeHost(named["host"]),
         "cuCtxDestroy": lambda: drv.cuCtxDestroy(named["context"]),
+        "cuMemHostUnregister": lambda: drv.cuMemHostUnregister(named["address"]),
+        "cuMemHostRegister": lambda: drv.cuMemHostRegister(named["address"] + mmap.PAGESIZE, mmap.PAGESIZE, 3),
+        "cuMemAlloc": lambda: drv.cuMemAlloc(1 << 20),
+        "cuMemAllocHost": lambda: drv.cuMemAllocHost(1 << 20),
+        "cuStreamCreate": lambda: drv.cuStreamCreate(kit.NON_BLOCKING),
+        "the first launch of a graph": lambda: drv.cuGraphLaunch(named["other graph"], named["free"]),
+        "the launch of a graph that waits in the stream": lambda: drv.cuGraphLaunch(named["graph"], named["s"]),
+        "the launch of that graph in another stream": lambda: (
+            drv.cuGraphLaunch(named["graph"], named["s"]),
+            drv.cuGraphLaunch(named["graph"], named["free"]),
+        )[-1],
+        "cuGraphExecDestroy": lambda: drv.cuGraphExecDestroy(named["other graph"]),
     }
+
+
+def end(call: str) -> tuple[str, float]:
+    """In a peer: the result of one call behind that stream, and its milliseconds."""
     began = time.perf_counter()
-    result = code(calls[call]())
+    result = code(_calls()[call]())
     return f"result {result}", 1e3 * (time.perf_counter() - began)
 
 
@@ -101,7 +128,7 @@ def never_ending_streams() -> Iterator[tuple[str, str]]:
     """Which calls, and which exit, do not return behind a stream that waits for ever?"""
     stream, event = asked.new_stream(), ok(load().cuEventCreate(kit.DISABLE_TIMING))
     yield "a bystander's record until its query says so, at worst, beside nothing", _late(stream, event)
-    for call in ("cuStreamDestroy", "cuEventDestroy", "cuMemFree", "cuMemFreeHost", "cuCtxDestroy"):
+    for call in _calls():
         with asked.peers() as (peer,):
             peer.call(hold_for_ever)
             peer.begin(end, call)
