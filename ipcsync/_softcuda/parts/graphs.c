@@ -14,9 +14,9 @@ API cuGraphCreate(void **out, unsigned flags) {
 }
 API cuGraphDestroy(void *h) {
   GRAPH_LOCKED(h);
-  bool ok = g && !g->capturing;
-  if (ok) graph_free(g);
-  return unlocked(ok ? OK : E_VALUE);
+  CUresult r = !g ? E_VALUE : g->capturing ? E_STATE : OK;
+  if (!r) graph_free(g);
+  return unlocked(r);
 }
 
 /* Add a node to a graph, which may be captured into; takes over w. */
