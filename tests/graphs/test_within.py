@@ -336,6 +336,28 @@ def test_a_points_event_that_is_closed_here_is_in_use_until_the_lane_is_past_it(
     one.expect(2)
 
 
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_points_event_that_is_closed_here_is_released_though_the_lane_waits_for_a_later_one(
+    one: Stage, new_client: NewClient, is_over: bool
+) -> None:
+    stream, theirs = ipcsync.Stream(), new_client().event("theirs", recorder=True, engine="timeline")
+    seen = one.client.event("theirs")
+    core = seen._engine
+    with StreamGate(stream) as gate, StreamGate(one.sender.stream):
+        theirs.record(stream)
+        with one.replay([seen.at(1)]):
+            one.layers.launch()
+        if is_over:
+            gate.open()
+            finish(one.layers.stream)
+        one.run(2)
+        seen.close()
+        assert is_over or not core.try_release()  # the marker is behind the later one's wait
+        gate.open()
+        until(core.try_release, "nothing of it is used any more")
+    one.expect(3)
+
+
 def test_a_replay_whose_recorder_is_killed_while_it_is_fed_is_refused(
     one: Stage, coordinator: ipcsync.Coordinator, new_client: NewClient, peer: Peer
 ) -> None:

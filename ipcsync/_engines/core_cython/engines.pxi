@@ -17,6 +17,8 @@ cdef struct Marker:  # an event of this process on a stream, recorded behind the
     Handle event
     Handle handle  # of the stream, if the marker may not be behind all: the driver refused one, or it is owed
     int ordinal
+    uintptr_t over  # a word of a lane, if it is owed there: once this has `number`, the stream is past what was queued
+    int64_t number
 
 
 @cython.internal

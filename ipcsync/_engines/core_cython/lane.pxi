@@ -86,7 +86,9 @@ cdef class Lane(LaneRecords):
             for index in range(bracket.fed):
                 if bracket.uses[index].is_in:
                     (<Core>bracket.uses[index].core).check_open()  # while it is open, its word stays
-                    (<Core>bracket.uses[index].core).owe_marker(self.feeding, self.feeder_id)
+                    (<Core>bracket.uses[index].core).owe_marker(
+                        self.feeding, self.feeder_id, self.over.host, self.number + 1
+                    )
             self.number += 1
             self.prepared = self.number
             with nogil:

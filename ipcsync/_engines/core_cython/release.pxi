@@ -155,7 +155,6 @@ cdef class Core(Records):
         False also while another thread has the lock. Raises Reentered within a call of this thread that has it.
         """
         cdef Marker *marker
-        cdef Handle event
         cdef bint has = True
         cdef bint needs_marker = False
         if self.is_unused:
@@ -166,10 +165,9 @@ cdef class Core(Records):
             return False
         marker = self.marker(stream)
         if marker != NULL:
-            needs_marker = marker.handle != NULL
-            event = marker.event
             with nogil:
-                has = not needs_marker and query_relaxed(event) == 0
+                has = is_past(marker)
+            needs_marker = not has and marker.handle != NULL
         self.state.give()
         if needs_marker and self.calls.take():  # else nobody would learn of it before the next record
             self.renew_markers()
@@ -199,7 +197,7 @@ cdef class Core(Records):
             for stream in streams:
                 marker = self.marker(stream)
                 with nogil:
-                    has_passed = marker == NULL or query_relaxed(marker.event) == 0
+                    has_passed = marker == NULL or is_past(marker)
                 if not has_passed:
                     given[stream] = <uintptr_t>marker.event, marker.ordinal
                     self.marker_count -= 1

@@ -169,7 +169,7 @@ cdef class Streams(Slot):
                 raise MemoryError
             self.markers = grown
             self.marker_room += MANY_MARKERS
-        self.markers[self.marker_count] = Marker(stream, event, NULL, ordinal)
+        self.markers[self.marker_count] = Marker(stream, event, NULL, ordinal, 0, 0)
         self.marker_count += 1
         self.state.give()
         return True
@@ -183,20 +183,22 @@ cdef class Streams(Slot):
         marker.handle = NULL if result == 0 else handle
         return result
 
-    cdef inline void owe_marker(self, Handle handle, uint64_t stream) noexcept nogil:
-        """Have the stream's marker be recorded when somebody asks about it, behind all that is queued there then."""
-        self.marker(stream).handle = handle
+    cdef inline void owe_marker(self, Handle handle, uint64_t stream, uintptr_t over, int64_t number) noexcept nogil:
+        """Have the stream's marker be recorded when somebody asks about it before the word `over` has `number`, behind
+        all that is queued there then."""
+        cdef Marker *marker = self.marker(stream)
+        marker.handle, marker.over, marker.number = handle, over, number
 
     cdef bint renew_markers(self) noexcept:
         """Record the markers that are owed, or were refused; whether every stream has its marker now. With the turn."""
         cdef int index
         cdef bint is_settled = True
-        cdef Handle stream
+        cdef Marker *marker
         with nogil:  # the driver may need the GIL for another's call
             for index in range(self.marker_count):
-                stream = self.markers[index].handle
-                if stream != NULL:  # up to 2 it may mean another stream on this thread
-                    if <uintptr_t>stream <= 2 or self.mark(stream, self.markers[index].stream) != 0:
+                marker = &self.markers[index]
+                if marker.handle != NULL and not is_fed(marker):  # up to 2 it may mean another stream on this thread
+                    if <uintptr_t>marker.handle <= 2 or self.mark(marker.handle, marker.stream) != 0:
                         is_settled = False
         return is_settled
 
@@ -206,7 +208,7 @@ cdef class Streams(Slot):
         cdef Marker *marker
         while index < self.marker_count:
             marker = &self.markers[index]
-            if all or (marker.handle == NULL and query_relaxed(marker.event) == 0):
+            if all or is_past(marker):
                 cuEventDestroy(marker.event)
                 self.marker_count -= 1
                 self.markers[index] = self.markers[self.marker_count]
@@ -272,6 +274,16 @@ cdef class Streams(Slot):
     def open_first(self, int64_t generation=1):
         """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
         self.open_import(generation, -1)
+
+
+cdef inline bint is_fed(const Marker *marker) noexcept nogil:
+    """Whether a lane's stream is past what was queued there, by the lane's word: other work may stand before a marker."""
+    return marker.over != 0 and <int64_t>ipcsync_load(<const uint64_t *>marker.over) >= marker.number
+
+
+cdef inline bint is_past(const Marker *marker) noexcept nogil:
+    """Whether the stream is past what was queued there, as far as is known; asks the driver."""
+    return is_fed(marker) or (marker.handle == NULL and query_relaxed(marker.event) == 0)
 
 
 cdef inline int query_relaxed(Handle event) noexcept nogil:
