@@ -19,7 +19,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.fixtures import sleeps_in_core
 from tests.graphs import actions as do
-from tests.graphs.layers import call, finish
+from tests.graphs.layers import Layers, call, finish
 from tests.graphs.stage import NewClient, Stage
 from tests.kit.driver_functions import RECORD, Call, amid, replaced
 from tests.kit.peer import Peer
@@ -356,6 +356,21 @@ def test_a_points_event_that_is_closed_here_is_released_though_the_lane_waits_fo
         gate.open()
         until(core.try_release, "nothing of it is used any more")
     one.expect(3)
+
+
+def test_a_replay_of_many_events_has_room_for_their_markers(client: ipcsync.Client, new_client: NewClient) -> None:
+    count, other, stream = 60, new_client(), ipcsync.Stream()
+    layers, done = Layers(count), client.event("done", recorder=True, engine="timeline")
+    records = {layers.records[0]: done}
+    theirs = [other.event(f"e{number}", recorder=True, engine="timeline") for number in range(count)]
+    with StreamGate(stream):
+        for _ in range(4):
+            waits = dict(zip(layers.waits, [event.record(stream) for event in theirs], strict=True))
+            with client.replay(waits, records, stream=layers.stream, timeout=20):
+                layers.launch()
+        with pytest.raises(ipcsync.WaitTimeout, match="4 are in flight"):
+            client.replay(waits, records, stream=layers.stream, timeout=0).__enter__()
+    finish(layers.stream)
 
 
 def test_a_replay_whose_recorder_is_killed_while_it_is_fed_is_refused(

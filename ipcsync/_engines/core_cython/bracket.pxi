@@ -194,7 +194,7 @@ cdef class Bracket:
 
     cdef int most(self) noexcept nogil:
         """How many operations one of its streams gets at most."""
-        return 2 * max(self.gates, self.taps) + self.recorded + 6 + 2 * self.other_count
+        return 2 * max(self.gates, self.taps) + max(self.fed, self.recorded) + 6 + 2 * self.other_count
 
     cdef Spot *claim(self, PyObject *lane, int64_t number) noexcept nogil:
         """Have all gates and taps be of bracket `number` of a lane; or none, and the first that an open bracket has."""
