@@ -55,8 +55,9 @@ class Event:
     """A CUDA event, created at its first record or export, on that stream's (or the current) device.
 
     `enable_timing` makes `elapsed_time` work; `blocking` makes `synchronize` sleep rather than spin; `interprocess`
-    lets `ipc_handle` export it, and excludes timing (ValueError). An exported event must outlive its imports: using one
-    after its export is gone is undefined in CUDA. Destruction never raises.
+    lets `ipc_handle` export it, and excludes timing (ValueError). For an interprocess event an H100's driver spins all
+    the same. An exported event must outlive its imports: using one after its export is gone is undefined in CUDA.
+    Destruction never raises.
     """
 
     __slots__ = ("__weakref__", "_behind", "_export", "_flags", "_handle", "_imported", "_index", "_owner", "_recorded")
