@@ -21,7 +21,7 @@ from tests.kit.driver_functions import Call, doing_nothing, replaced
 _HOP_US = 3.1  # between two streams, by a word of host memory, on an H100
 _BATCH_US, _ENTRY_US, _MARKER_US = (
     0.854,
-    0.065,
+    0.041,
     0.136,
 )  # the driver's calls, on an H100: with one entry, each further one
 _CALLS = ("cuStreamBatchMemOp", "cuEventRecord", "cuStreamWriteValue64")

@@ -2,8 +2,8 @@
 /* NVIDIA H100 80GB HBM3, driver 580.159.04 (CUDA 13.0), a virtual machine with 16 cores, 2026-11-26.
  *
  * From medians of tests/gpu/costs.c and of its like in Python, on an otherwise idle machine.  Nanoseconds.  What a call
- * costs was measured in bursts of 100; of graphs and of longer batches, on another such machine a day later, whose calls
- * take 1.2 to 1.5 times as long: these are its figures divided by 1.3 and 1.45.  What happens on the GPU cannot be measured one by one: these are numbers that
+ * costs was measured in bursts of 100; of graphs, on other such machines a day later, whose calls take 1.2 to 1.5 times
+ * as long: these are their figures divided by 1.3.  What happens on the GPU cannot be measured one by one: these are numbers that
  * together give the latencies in the comments, which are what `python -m tests.gpu.profile_check` holds. */
 static const struct profile H100 = {
   .name = "h100",
@@ -11,7 +11,7 @@ static const struct profile H100 = {
     .record = { [PLAIN] = 136, [TIMING] = 890, [IPC] = 794, [IMPORTED] = 1034 },
     .wait = { [PLAIN] = 112, [TIMING] = 112, [IPC] = 724, [IMPORTED] = 895 }, /* timing: not measured */
     .query = { [PLAIN] = 761, [TIMING] = 761 }, /* interprocess: 20 to 37, as here without a pause */
-    .write_word = 854, .wait_word = 855, .batch_entry = 65, .query_stream = 1954,
+    .write_word = 854, .wait_word = 855, .batch_entry = 41, .query_stream = 1954,
     .graph = 2000, .graph_part = 1300, /* 80 kernels 3800 there; with a wait each 186000, with a write too 279000 */
     .create = 900, .export = 1700, .open = 500, .close = 500,
   },
