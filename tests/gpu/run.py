@@ -7,8 +7,8 @@ has told what it found. The directory has
 
 - summary.md; failures.md (the first failure of each kind, with its trace); tests.jsonl (each outcome)
 - probed.md, questions.md: what the driver answers where CUDA promises nothing
-- bench.jsonl, figures.txt (one figure a line); costs.txt, hops.txt, deaths.txt, under_mps.txt, death_wait.txt: the
-  output of each program
+- bench.jsonl, figures.txt (one figure a line); costs.txt, hops.txt, replay_costs.txt, wakes.txt, deaths.txt,
+  under_mps.txt, death_wait.txt: the output of each program
 - doctor.json, demo.log, torch_layers.txt (two processes of torch and a graph), all.log
 
 With --failed only the tests that failed, or were not finished, in the last run into that directory; what comes of them
@@ -50,7 +50,7 @@ _USUAL = "driver and not thorough and not benchmark and not model and not plante
 # Processes that die with streams held back are long in dying, and who starts meanwhile waits: they run one at a time.
 _KILLS = ("kill(", "SIGKILL", "die_")
 _GRACE_S = 10.0  # for pytest to end by itself once its time is over
-_DEADLINE_S = {"IPCSYNC_TEST_DEADLINE_S": "5"}  # for what never comes
+_DEADLINE_S = {"IPCSYNC_TEST_DEADLINE_S": "10"}  # for what never comes; a context takes 5 s beside 20 processes
 _IMPORTS = {"IPCSYNC_TEST_DEADLINE_S": "20"}  # torch, in a new process, from a cold disk
 
 
@@ -115,7 +115,7 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         _pytest("contract-deaths", 60, 1, *files("tests/contract", kill=True), *parted),
         _pytest("gpu", 60, 2, "tests/gpu", env=_IMPORTS),
         Step("probes", probes, 60, env=_DEADLINE_S),
-        Step("questions", [sys.executable, "-m", "tests.gpu.questions", "--out", str(out / "questions.md")], 90),
+        Step("questions", [sys.executable, "-m", "tests.gpu.questions", "--out", str(out / "questions.md")], 120),
         _source("costs", out),
         *(
             Step(f"bench-{name}", [*bench, name, "--rounds", str(_ROUNDS.get(name, 3))], 40, "bench.jsonl")
@@ -131,6 +131,8 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         ),
         _pytest("alone", 45, 1, "tests/contract", "tests/graphs", *_SUITE, *alone),
         _program("hops", 30),
+        _program("replay_costs", 30),
+        _program("wakes", 50),
         _program("deaths", 45),
         Step("bench-beside_torch", [*bench, "beside_torch"], 40, "bench.jsonl"),
         _program("under_mps", 45),
@@ -190,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="the time for all of it (9)")
     parser.add_argument("--only", action="append", default=[], metavar="STEP", help="only this step; may be repeated")
     parser.add_argument("--failed", action="store_true", help="only the tests that failed in the last run into --out")
-    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="test processes at once (8)")
+    parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="test processes at once (4)")
     parser.add_argument("--lmcache", type=Path, help="where LMCache's own tests of events on a GPU are")
     chosen = parser.parse_args(arguments)
     out: Path = chosen.out.resolve()

@@ -1,4 +1,4 @@
-"""What the software driver answers by assumption: handles, slots, replaced records, captures and their refusals."""
+"""Handles, slots, replaced records, and what captures refuse: what a software driver has to answer as the GPU does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def odd_handles() -> Iterator[tuple[str, str]]:
             yield f"open a handle {what}", _opened(peer, data)
 
 
-def slots() -> Iterator[tuple[str, str]]:
+def slot_order() -> Iterator[tuple[str, str]]:
     """In which order are slots used again, and what is seen of an event that was destroyed?"""
     drv = load()
     made = [_shared(drv) for _ in range(4)]
