@@ -25,6 +25,7 @@ from tests.softcuda.processes import Child, py
 # Of profiles/h100.h, in nanoseconds: from the call until others see it.
 _RECORD_NS, _WRITE_NS, _TURN_NS, _LATE_NS = 5_000, 3_800, 134_000, 77_000
 _THERE_AND_BACK_NS, _CROSS_NS = 2_400 + 2 * (1_000 + 1_350), 2_290  # by words of device memory, of two streams
+_LAUNCH_NS, _NODE_NS, _NODES = 2_000, 1_300, 40  # of graphs
 _GEQ, _BLOCKING, _TIMING = 0, 3, 0
 
 
@@ -149,8 +150,9 @@ def test_another_process_sees_a_record_complete_behind_the_work_before_it(ctx: A
 
 
 def _take_turns(connection: Any, handle: bytes) -> None:
+    """With the event of that handle, or one of its own."""
     start()
-    (stream,), event = _streams(1), ok(open_event(handle))
+    (stream,), event = _streams(1), ok(open_event(handle) if handle else drv.cuEventCreate(IPC))
     for _ in iter(connection.recv, "end"):
         began = time.monotonic_ns()
         ok(drv.cuEventRecord(event, stream))
@@ -164,8 +166,8 @@ def test_processes_that_record_interprocess_events_in_turn_pay_for_each_turn(
     ctx: Any, monkeypatch: pytest.MonkeyPatch, mps: bool
 ) -> None:
     monkeypatch.setenv("IPCSYNC_HOST_MPS", str(int(mps)))
-    handle = handle_bytes(ok(drv.cuEventCreate(IPC)))
-    children = [Child(_take_turns, handle) for _ in range(2)]
+    imported = handle_bytes(ok(drv.cuEventCreate(IPC)))
+    children = [Child(_take_turns, handle) for handle in (imported, b"")]
 
     def record(child: Child) -> int:
         child.send("record")
@@ -184,6 +186,33 @@ def test_processes_that_record_interprocess_events_in_turn_pay_for_each_turn(
     for child in children:
         child.send("end")
         child.end()
+
+
+def _launch_nodes(connection: Any) -> None:
+    start()
+    (stream,), (address, word) = _streams(1), _page()
+    word.value, made = 1, []
+    for count in (0, _NODES):
+        graph = ok(drv.cuGraphCreate(0))
+        last: list[Any] = []
+        params = drv.CUDA_BATCH_MEM_OP_NODE_PARAMS()
+        operation = drv.CUstreamBatchMemOpParams()
+        operation.operation = drv.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
+        operation.waitValue.address, operation.waitValue.value = drv.CUdeviceptr(address), drv.cuuint32_t(1)
+        params.ctx, params.count, params.paramArray = ok(drv.cuCtxGetCurrent()), 1, [operation]
+        for _ in range(count):
+            last = [ok(drv.cuGraphAddBatchMemOpNode(graph, last, len(last), params))]
+        made.append(ok(drv.cuGraphInstantiate(graph, 0)))
+    for executable, least in zip(made, (_LAUNCH_NS, _LAUNCH_NS + _NODES * _NODE_NS), strict=True):
+        began = time.monotonic_ns()
+        ok(drv.cuGraphLaunch(executable, stream))
+        assert time.monotonic_ns() - began >= least
+        ok(drv.cuStreamSynchronize(stream))
+    connection.send("done")
+
+
+def test_a_launch_takes_longer_by_each_node_that_waits(ctx: Any) -> None:
+    _ran(_launch_nodes)
 
 
 def _ask(connection: Any) -> None:

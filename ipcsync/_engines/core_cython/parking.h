@@ -1,8 +1,8 @@
 /* How the host waits for GPU work: it looks, and sleeps in between.
  *
  * CUDA's own wait cannot be bounded or interrupted, one for work of a process that died may never end, and one for an
- * interprocess event burns a core. So nobody waits in the driver. Who waits looks and sleeps as `patience.h` plans it, on the
- * slot's `completed` word, on which a break wakes it at once.
+ * interprocess event burns a core. So nobody waits in the driver for a point. Who waits looks and sleeps as `patience.h`
+ * plans it, on the slot's `completed` word, on which a break wakes it at once.
  * Nothing here may be called in a forked child; the engines' check comes first.
  */
 #include <errno.h>

@@ -273,6 +273,8 @@ def _why_not(context: Context, engine: EngineName, device: int) -> str | None:
 
 
 def _hardware_queues(context: Context) -> Outcome:
+    if not context.works["timeline"]:
+        return "skipped", "it is asked by words, which do not work", ""
     context.do_streams_pass = context.workers["waiter"].call(actions.do_streams_pass)
     if context.do_streams_pass:
         return "ok", "streams go on beside one that waits", ""

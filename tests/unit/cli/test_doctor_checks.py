@@ -166,6 +166,7 @@ def test_a_stream_that_no_store_wakes_is_told_and_its_process_killed() -> None:
     context = _context(waiter={"try_gate": True})
     context.works["timeline"] = False
     assert _find("cpu-writes", context).result == "ok"
+    assert _find("hardware-queues", context).result == "skipped"
 
 
 @pytest.mark.parametrize(
