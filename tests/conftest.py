@@ -8,6 +8,7 @@ import glob
 import itertools
 import os
 import signal
+import sys
 import tempfile
 import time
 import uuid
@@ -38,6 +39,7 @@ from ipcsync._engines import queued
 from ipcsync.pytest_plugin import run
 from ipcsync.typing import EngineName
 from tests.kit import zygote
+from tests.kit.driver_kit import streams_end
 from tests.kit.peer import Peer, at_end
 from tests.kit.until import DEADLINE_S
 
@@ -63,6 +65,7 @@ _BEFORE = pytest.StashKey[set[str]]()
 _LEFT = pytest.StashKey[list[str]]()
 
 _told: list[TextIO] = []  # where this worker's goes
+_STANDS_S = 30  # after its time is out, a test that has not ended stands still
 _TRACEBACKS = os.path.join(tempfile.gettempdir(), f"ipcsync-crashes-{os.environ['IPCSYNC_TEST_RUN']}-")
 
 
@@ -71,6 +74,14 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
     """Each engine in turn."""
     name: EngineName = request.param
     return name
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_stream_that_stands(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What never ends is for a peer: behind a stream of this process each later test that frees memory would stand."""
+    yield
+    if not request.node.get_closest_marker("alone"):
+        streams_end()
 
 
 @pytest.fixture
@@ -257,6 +268,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         _told.append(Path(f"{_TRACEBACKS}{os.getpid()}").open("w"))  # noqa: SIM115 - as long as the process lives
         faulthandler.enable(_told[0])  # pytest's own goes to what it captures
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End a worker whose test stands in a call of the driver: no signal, and so no timeout, gets it out of there."""
+    marked = item.get_closest_marker("timeout")
+    limit_s = float(marked.args[0] if marked else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit_s + _STANDS_S, exit=True, file=_told[0] if _told else sys.stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(trylast=True)

@@ -285,20 +285,34 @@ def test_of_two_threads_one_records(client: ipcsync.Client, engine: EngineName) 
             reservation.point.synchronize(DEADLINE_S)
 
 
+def _record_behind(data: bytes, engine: EngineName) -> bytes:
+    """In a peer: a reservation recorded behind a wait for that point."""
+    remote.wait(data)
+    remote.reserve("behind", {"engine": engine})
+    return remote.record_reserved("behind")
+
+
+def _loss_of(data: bytes) -> tuple[str, str]:
+    with pytest.raises(ipcsync.RecorderLost) as caught:
+        remote.client().point(data).synchronize(DEADLINE_S / 2)
+    return str(caught.value.cause), str(caught.value.session)
+
+
 def test_it_stands_behind_what_its_stream_waits_for(
-    client: ipcsync.Client, reserver: Peer, point: ipcsync.Point, engine: EngineName
+    coordinator: ipcsync.Coordinator,
+    reserver: Peer,
+    point: ipcsync.Point,
+    new_peer: Callable[..., Peer],
+    engine: EngineName,
 ) -> None:
     """Along a chain of reservations, a death is no silent pass."""
     reserver.call(remote.hold)
     reserver.call(remote.record_reserved, "r")
-    stream = ipcsync.Stream()
-    point.wait(stream)
-    with client.reserve(engine=engine) as reservation:
-        reservation.record(stream)
-        reserver.kill()
-        with pytest.raises(ipcsync.RecorderLost) as caught:
-            reservation.point.synchronize(DEADLINE_S)
-        assert (caught.value.cause, caught.value.session) == ("behind", "reserver")
+    behind = new_peer()  # whose stream never ends
+    behind.call(remote.connect, coordinator.endpoint)
+    data = behind.call(_record_behind, bytes(point), engine)
+    reserver.kill()
+    assert behind.call(_loss_of, data) == ("behind", "reserver")
 
 
 # --- the reservation --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,66 +33,84 @@ def _close_event() -> None:
     _kept["event"].close()
 
 
-def _stand_behind_a_loss(client: ipcsync.Client, peer: Peer, data: bytes) -> tuple[ipcsync.Point, ipcsync.Stream]:
-    """The peer's generation 1, which is good and pending, and a stream that stands behind its lost generation 2."""
-    point, stream = client.point(data), ipcsync.Stream()
-    event = client.event("f", recorder=True, engine="event")
+def _stand_behind(endpoint: str, data: bytes) -> None:
+    """In a peer: a stream that stands behind generation 2, which is never recorded. 1 is good and pending."""
+    client = _kept["client"] = ipcsync.connect(endpoint, name="behind")
+    stream = _kept["stream"] = ipcsync.Stream()
+    _kept["point"] = client.point(data)
+    event = _kept["event"] = client.event("f", recorder=True, engine="event")
     above = client.event("above")._engine
-    queued.add(queued.list_of(stream._handle, 0), above, 2, 0)  # which is never recorded
+    queued.add(queued.list_of(stream._handle, 0), above, 2, 0)
     event.record(stream)
-    peer.call(_close_event)
 
+
+def _await_the_loss() -> None:
     def is_refused() -> bool:
         try:
-            event.record(stream)
+            _kept["event"].record(_kept["stream"])
         except ipcsync.RecorderLost:
             return True
         return False
 
     until(is_refused, "the loss of generation 2")
-    return point, stream
 
 
-def _assert_the_next_record_stands_behind(client: ipcsync.Client, stream: ipcsync.Stream, peer: Peer) -> None:
-    assert [wait.generation for wait in queued.of(None)] == [1]
-    behind = client.event("g", recorder=True, engine="event").record(stream)
-    os.kill(peer.pid, signal.SIGKILL)
-    with pytest.raises(ipcsync.RecorderLost):
-        behind.synchronize(10)
+def _resume() -> None:
+    _kept["client"].resume(_kept["stream"], timeout=10)
 
 
-@pytest.mark.usefixtures("nothing_queued")
-def test_resume_forgets_no_wait_that_is_queued_meanwhile(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (data,) = peer.call(_hold_and_record, coordinator.endpoint, 1)
-    point, stream = _stand_behind_a_loss(client, peer, data)
+def _wait() -> None:
+    _kept["point"].wait(_kept["stream"], timeout=5)
+
+
+def _in_thread(function: Callable[[], None]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def _wait_while_it_resumes() -> None:
+    _await_the_loss()
     passed = queued.await_passed
 
     def amid(*arguments: Any) -> bool:
         is_past = passed(*arguments)
-        thread = threading.Thread(target=lambda: point.wait(stream, timeout=5))
-        thread.start()
-        thread.join()
+        _in_thread(_wait)
         return is_past
 
-    monkeypatch.setattr(queued, "await_passed", amid)
-    client.resume(stream, timeout=10)
-    _assert_the_next_record_stands_behind(client, stream, peer)
+    queued.await_passed = amid  # type: ignore[assignment]
+    _resume()
 
 
-@pytest.mark.usefixtures("nothing_queued")
-def test_resume_forgets_no_wait_that_is_listed_and_not_queued_yet(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
+def _resume_while_it_waits() -> None:
+    _await_the_loss()
+    with driver_functions.replaced(driver_functions.amid("cuStreamWaitEvent", lambda: _in_thread(_resume))):
+        _wait()
+
+
+def _record_behind() -> list[int]:
+    """Record behind what the stream waits for: which generations that is."""
+    _kept["behind"] = _kept["client"].event("g", recorder=True, engine="event").record(_kept["stream"])
+    return [wait.generation for wait in queued.of(None)]
+
+
+def _is_lost() -> bool:
+    try:
+        _kept["behind"].synchronize(10)
+    except ipcsync.RecorderLost:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("both", [_wait_while_it_resumes, _resume_while_it_waits])
+def test_resume_forgets_no_wait_that_another_thread_queues_meanwhile(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], both: Callable[[], None]
 ) -> None:
-    (data,) = peer.call(_hold_and_record, coordinator.endpoint, 1)
-    point, stream = _stand_behind_a_loss(client, peer, data)
-
-    def resume() -> None:
-        thread = threading.Thread(target=lambda: client.resume(stream, timeout=10))
-        thread.start()
-        thread.join()
-
-    with driver_functions.replaced(driver_functions.amid("cuStreamWaitEvent", resume)):
-        point.wait(stream, timeout=5)
-    _assert_the_next_record_stands_behind(client, stream, peer)
+    above, behind = new_peer(), new_peer()  # whose stream never ends
+    (data,) = above.call(_hold_and_record, coordinator.endpoint, 1)
+    behind.call(_stand_behind, coordinator.endpoint, data)
+    above.call(_close_event)
+    behind.call(both)
+    assert behind.call(_record_behind) == [1]
+    os.kill(above.pid, signal.SIGKILL)
+    assert behind.call(_is_lost)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from ipcsync._drivers import load, name, unwrap
+from ipcsync._drivers import is_loaded, load, name, unwrap
 from tests.kit.peer import at_end
 from tests.kit.until import DEADLINE_S, until
 
@@ -149,6 +149,17 @@ def in_threads(functions: Sequence[Callable[[], T]], context: Any = None) -> lis
 def in_thread(fn: Callable[[], T], context: Any = None) -> T:
     """What `fn` returns on a thread of its own, on which `context` is current (None: no context is)."""
     return in_threads([fn], context)[0]
+
+
+def streams_end() -> None:
+    """AssertionError if a stream of this process stands still: memory is freed behind all work of its context."""
+    drv = load() if is_loaded() else None
+    if drv is None or code(counted := drv.cuDeviceGetCount()):
+        return  # nothing was asked of a driver
+    for ordinal in range(counted[1]):
+        if ok(drv.cuDevicePrimaryCtxGetState(ok(drv.cuDeviceGet(ordinal))))[1]:
+            in_thread(lambda: ok(drv.cuMemFree(ok(drv.cuMemAlloc(1)))), use_device(ordinal))
+            ok(drv.cuDevicePrimaryCtxRelease(ok(drv.cuDeviceGet(ordinal))))
 
 
 _WORDS_A_PAGE = mmap.PAGESIZE // 4
