@@ -102,21 +102,34 @@ class Bridge:
         """Serve; why it ended: "stopped", "restarted" (the coordinator is gone), "expired", "replaced", "reloaded"."""
         try:
             if self._left is None:
-                await self._transport.listen(self, _START_S)
-                await self.nodes.take()
-                self._has_name = True
-                await self.names.resume()
+                self.begin(self._start(report_serving))
             else:
                 self._resume(self._left)
-            self._announcements = Announcements(
-                self._session, self.remote_requests, self.names, self.mirrors, self.exports, self.counters, self.begin
-            )
-            log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.me.term))
-            report_serving()
+                self._serve(report_serving)
             await self._tick_until_done()
         finally:
             await self._end()
         return self.why
+
+    async def _start(self, report_serving: Callable[[], None]) -> None:
+        """Connect, and take the node's name. Beside the ticks, so that a signal ends it at once."""
+        try:
+            await self._transport.listen(self, _START_S)
+            await self.nodes.take()
+            self._has_name = True
+            await self.names.resume()
+            self._serve(report_serving)
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            if not self._done.done():
+                self._done.set_exception(error)
+
+    def _serve(self, report_serving: Callable[[], None]) -> None:
+        self._announcements = Announcements(
+            self._session, self.remote_requests, self.names, self.mirrors, self.exports, self.counters, self.begin
+        )
+        self._next_keys = time.monotonic() + _KEYS_S
+        log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.me.term))
+        report_serving()
 
     def stop(self, why: str) -> None:
         """Begin to end. Any other reason goes before "reloaded"."""
@@ -209,7 +222,6 @@ class Bridge:
 
     async def _tick_until_done(self) -> None:
         last = time.monotonic()
-        self._next_keys = last + _KEYS_S
         late_s = min(_LATE_S, self._settings.link_ttl / 4)
         while not self._done.done():
             now = time.monotonic()
@@ -222,14 +234,15 @@ class Bridge:
                 self._session.check()
             except IpcSyncError as error:
                 self._session_is_lost(error)
-                return
+                break
             due = self.subscriber.lose_silent(now)
-            self._keep_house(now)
+            if self._announcements is not None:
+                self._announcements.drain()
+                self._keep_house(now)
             await asyncio.wait((self._done,), timeout=max(min(due, now + _TICK_S) - time.monotonic(), 0.0))
+        self._done.result()
 
     def _keep_house(self, now: float) -> None:
-        if self._announcements is not None:
-            self._announcements.drain()
         if now >= self._next_keys:
             self._next_keys = now + _KEYS_S
             self.begin(self._keep_keys())

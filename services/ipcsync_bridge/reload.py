@@ -64,10 +64,8 @@ async def _serve(settings: Settings, directory: str) -> int | tuple[handover.Sta
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, bridge.stop, "stopped")
-        for number in reloads.signals:
-            loop.add_signal_handler(number, reloads.begin)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        why = await bridge.run(lambda: manager.ready("serving"))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS.difference(reloads.signals))
+        why = await bridge.run(reloads.serve)
     except (NodeNameTaken, Unavailable) as error:
         raise Failed(str(error)) from None
     finally:
@@ -89,6 +87,13 @@ class Reloads:
         self.began = 0.0
         # Where a terminal can hang up, SIGHUP says that it did.
         self.signals = (RELOAD,) if has_terminal() else (RELOAD, signal.SIGHUP)
+
+    def serve(self) -> None:
+        """Take in their signals, since the bridge serves now."""
+        for number in self.signals:
+            asyncio.get_running_loop().add_signal_handler(number, self.begin)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.signals)
+        self._manager.ready("serving")
 
     def begin(self) -> None:
         """Begin one, unless one is under way."""

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,6 +74,19 @@ def test_a_runtime_directory_with_too_long_a_path_is_told_in_one_line(command: t
     assert done.returncode == (1 if command == ("nodes",) else 2)
     assert "choose another runtime directory" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_bridge_that_is_told_to_stop_while_it_connects_for_the_first_time_does() -> None:
+    pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(DEADLINE_S)
+        node = Node("a", [f"nats://127.0.0.1:{silent.getsockname()[1]}"])
+        try:
+            node.start_bridge()
+            with silent.accept()[0]:
+                assert node.end_bridge() == 0, node.text()  # and not 1, as that of one that got no connection
+        finally:
+            node.close()
 
 
 def test_the_doctor_finds_all_well_before_there_is_a_bridge_and_beside_it(new_node: Callable[..., Node]) -> None:
