@@ -119,10 +119,6 @@ class FutexSet:
         """Set the value that the word at this place had when it was read."""
         self._waiters[index].value = value & 0xFFFFFFFF
 
-    def move(self, source: int, target: int) -> None:
-        """Copy the word of one place to another."""
-        self._waiters[target] = self._waiters[source]
-
     def wait(self, timeout_ns: int) -> None:
         """Sleep while all words have their expected values, for at most `timeout_ns`, with the GIL released."""
         until = time.monotonic_ns() + timeout_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -57,8 +58,7 @@ class Answers:
         self._attaching = 0  # of them, those that may attach to something just now
         self._may_attach, self._has_attached = asyncio.Event(), asyncio.Event()
         self._may_attach.set()
-        self._held: dict[wire.Key, float] = {}  # attached to, but not exported: from when on it is to be closed
-        self._closing: list[wire.Key] = []  # the same, and the close is being sent
+        self._attached: dict[wire.Key, float] = {}  # to what, and from when on it is closed unless a node follows it
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
         """Answer a question, or begin to. Raises ProtocolError if the message is not a question."""
@@ -131,7 +131,7 @@ class Answers:
                 limit=self.settings.max_links,
             )
         follower.answered(export.key, time.monotonic())
-        export.followers.add(follower.node)
+        export.followers.add(follower)
         return export.read()
 
     def _follower(self, sender: str, now: float) -> Follower:
@@ -155,7 +155,11 @@ class Answers:
                 raise EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self.settings.node)) from None
             raise
         assert isinstance(reply, messages.Attachment)
-        return self.exports.put(reply)
+        return self._export(reply)
+
+    def _export(self, attached: Attachment) -> Export:
+        self.hold([(attached.slot, attached.incarnation)])
+        return self.exports.put(attached)
 
     async def _attach(self, body: wire.Attach) -> Export | wire.Row:
         if body.epoch != self.session.epoch:
@@ -181,7 +185,7 @@ class Answers:
         assert isinstance(reply, messages.Attachment)
         is_exported = self.settings.exports_name(reply.name)
         if reply.engine == "timeline" and reply.origin is None and is_exported:
-            return self.exports.put(reply)
+            return self._export(reply)
         if reply.origin is not None:  # a mirror, which is another node's; its recorder may not close it
             return wire.Row(*key, state="gone")
         self.hold([key])
@@ -212,8 +216,8 @@ class Answers:
     # --- the end of exports -------------------------------------------------------------------------------------------
 
     def hold(self, keys: Iterable[wire.Key], until: float = 0.0) -> None:
-        """Note that the bridge is attached to these; from `until` on `close_unused` releases what is not exported."""
-        self._held.update(dict.fromkeys(keys, until))
+        """Note that the bridge is attached to these; from `until` on `close_unused` releases what no node follows."""
+        self._attached.update(dict.fromkeys(keys, until))
 
     def came_late(self, attached: Attachment) -> None:
         """The same of an event of this node whose request was given up. A mirror is not closed: others may use it."""
@@ -225,7 +229,7 @@ class Answers:
         for key in keys:
             export = self.exports.get(key)
             if export is not None:
-                export.followers.discard(follower.node)
+                export.followers.discard(follower)
 
     def forget(self, follower: Follower) -> None:
         """Drop a node that has asked nothing for long."""
@@ -233,42 +237,40 @@ class Answers:
         self._followers.pop(follower.node, None)
 
     async def close_unused(self) -> None:
-        """Release exports that no node follows, and what is attached to for nothing.
+        """Release what no node follows.
 
         Questions wait meanwhile: one that attaches to a use again must not find it closed behind its request.
         """
         now = time.monotonic()
-        if not self._may_attach.is_set() or not (self._unused() or any(now >= until for until in self._held.values())):
+        if not self._may_attach.is_set() or not self._unused(now):
             return
         self._may_attach.clear()
         try:
             while self._attaching:
                 self._has_attached.clear()
                 await self._has_attached.wait()
-            for export in self._unused():
-                self.exports.drop(export)
-                self.hold([export.key])
-            due = [key for key, until in self._held.items() if now >= until]
-            self._closing = [key for key in due if self.exports.get(key) is None]
-            for key in due:
-                del self._held[key]
-            closes = [self.session.ask(messages.Close(*key)) for key in self._closing]
+            closing = self._unused(now)
+            self.hold(closing, math.inf)  # other code is to close what this one has not, and what is held anew stays
+            for key in closing:
+                self.exports.drop(key)
+            closes = [self.session.ask(messages.Close(*key)) for key in closing]
             replies = await asyncio.gather(*closes, return_exceptions=True)
-            for key, reply in zip(self._closing, replies, strict=True):
+            for key, reply in zip(closing, replies, strict=True):
                 if isinstance(reply, WaitTimeout | ConnectError | QuotaExceeded):
                     self.hold([key])  # closed later, unless it is exported by then
-            self._closing = []
+                elif self._attached.get(key) == math.inf:
+                    del self._attached[key]
         finally:
             self._may_attach.set()
 
-    def _unused(self) -> list[Export]:
-        return [export for export in self.exports if not export.followers]
+    def _unused(self, now: float) -> list[wire.Key]:
+        return [key for key, until in self._attached.items() if now >= until and not self.exports.is_followed(key)]
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
     def leave(self) -> list[wire.Key]:
         """What is attached to, for an export or for nothing."""
-        return [*(export.key for export in self.exports), *self._held, *self._closing]
+        return list(self._attached)
 
 
 async def _refuse(answer: Answer, error: IpcSyncError) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
@@ -21,6 +20,7 @@ from ipcsync._board.layout import L_RECORDED
 from ipcsync._engines.core import Dependencies
 from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
 from ipcsync._wire.messages import Attachment
+from ipcsync_bridge.links import Follower
 from ipcsync_bridge.wire import CauseName, Key, Row, StateName
 
 _STATES: dict[int, StateName] = {OPEN: "open", BROKEN: "broken", CLOSED: "closed"}
@@ -33,11 +33,11 @@ _LONGEST_REST_S = 0.05
 
 
 class Export:
-    """One use of a slot of this node that others wait for. `followers` are those nodes."""
+    """One use of a slot of this node that others wait for: `followers`."""
 
     def __init__(self, board: Board, attachment: Attachment) -> None:
         self.key: Key = (attachment.slot, attachment.incarnation)
-        self.followers: set[str] = set()
+        self.followers: set[Follower] = set()
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
         self._dependencies = Dependencies(board, self._line, attachment.base)
@@ -138,11 +138,9 @@ class Watcher:
         self._changed = changed
         self._failed = failed
         self._budget = budget
-        self._exports: list[Export] = []  # the thread's; the first futex is the word's
-        self._futexes = FutexSet()
+        self.exports: tuple[Export, ...] = ()  # another one at each change, which the thread takes up at its next look
+        self._futexes = FutexSet()  # the first one is the word's
         self._word = Word()  # stored to wake the thread
-        self._changes: deque[tuple[Export, bool]] = deque()  # and whether it is added
-        self.known: set[Export] = set()
         self._is_stopped = False
         self._futexes.put(0, self._word.address)
         self._thread = threading.Thread(target=self._run, name="ipcsync-exports", daemon=True)
@@ -151,18 +149,16 @@ class Watcher:
     @property
     def room(self) -> int:
         """How many more exports it can take."""
-        return MOST_FUTEXES - 1 - len(self.known)
+        return MOST_FUTEXES - 1 - len(self.exports)
 
     def add(self, export: Export) -> None:
         """Look at this export too."""
-        self.known.add(export)
-        self._changes.append((export, True))
+        self.exports = (*self.exports, export)
         self.kick()
 
     def remove(self, export: Export) -> None:
         """Stop looking at this export."""
-        self.known.discard(export)
-        self._changes.append((export, False))
+        self.exports = tuple(each for each in self.exports if each is not export)
         self.kick()
 
     def kick(self) -> None:
@@ -188,15 +184,20 @@ class Watcher:
     def _watch_until_ended(self) -> None:
         pause = _FIRST_NS
         used_s = time.thread_time()
+        exports: tuple[Export, ...] = ()
         while not self._is_stopped:
             self._futexes.expect(0, self._word.value)
-            while self._changes:
-                self._change(*self._changes.popleft())
-            changed = [export for index, export in enumerate(self._exports, 1) if self._watch(index, export)]
+            if exports is not self.exports:
+                exports = self.exports
+                for index, export in enumerate(exports, 1):
+                    self._futexes.put(index, export.futex_address)
+                    if export.seen:
+                        self._futexes.expect(index, export.seen[L_RECORDED])
+            changed = [export for index, export in enumerate(exports, 1) if self._watch(index, export)]
             before_s, used_s = used_s, time.thread_time()
             rest_s = self._budget.rest_s(used_s - before_s)
-            self._futexes.count = 1 + len(self._exports)
-            soon = [export for export in self._exports if export.follow()]
+            self._futexes.count = 1 + len(exports)
+            soon = [export for export in exports if export.follow()]
             if changed:  # last: the loop's thread, which this wakes, then finds the GIL free
                 pause = _FIRST_NS
                 self._changed(changed)
@@ -207,16 +208,6 @@ class Watcher:
                 pause = min(2 * pause, _LONGEST_NS)
             else:
                 self._futexes.wait(_IDLE_NS)
-
-    def _change(self, export: Export, comes: bool) -> None:
-        if comes:
-            self._exports.append(export)
-            self._futexes.put(len(self._exports), export.futex_address)
-        elif export in self._exports:
-            place, last = self._exports.index(export), self._exports.pop()
-            if last is not export:
-                self._exports[place] = last
-                self._futexes.move(len(self._exports) + 1, place + 1)
 
     def _watch(self, index: int, export: Export) -> bool:
         """Whether its row differs from that of the last look."""
@@ -270,14 +261,20 @@ class Exports:
             watcher.add(export)
         return export
 
-    def drop(self, export: Export) -> None:
-        """Stop exporting it."""
-        self._by_key.pop(export.key, None)
-        for watcher in [each for each in self._watchers if export in each.known]:
-            watcher.remove(export)
-            if not watcher.known and len(self._watchers) > 1:
-                self._watchers.remove(watcher)
-                watcher.end()
+    def is_followed(self, key: Key) -> bool:
+        """Whether another node waits for this use."""
+        export = self._by_key.get(key)
+        return export is not None and bool(export.followers)
+
+    def drop(self, key: Key) -> None:
+        """Stop exporting a use, if it is exported."""
+        if (export := self._by_key.pop(key, None)) is None:
+            return
+        watcher = next(each for each in self._watchers if export in each.exports)
+        watcher.remove(export)
+        if not watcher.exports and len(self._watchers) > 1:
+            self._watchers.remove(watcher)
+            watcher.end()
 
     def kick(self) -> None:
         """Have all threads look now."""

@@ -39,10 +39,8 @@ class Publisher:
     def changed(self, exports: list[Export]) -> None:
         """Send the rows of exports, which have changed, to those who follow them."""
         for export in exports:
-            for node in export.followers:
-                follower = self.followers.get(node)
-                if follower is not None:
-                    self.put(follower, export.row)
+            for follower in export.followers:
+                self.put(follower, export.row)
 
     def put(self, follower: Follower, row: wire.Row) -> None:
         """Send a follower this state of a use."""

@@ -158,5 +158,5 @@ def test_threads_that_watch_nothing_end(scene: Scene) -> None:
         scene.exports.put(attachment(slot))
     assert watchers() == 2
     for export in scene.exports:
-        scene.exports.drop(export)
+        scene.exports.drop(export.key)
     until(lambda: watchers() == 1, "one is left")
