@@ -174,7 +174,7 @@ class Bridge:
 
     def _resume(self, left: handover.State) -> None:
         self.names.claims, self.names.over = left.claims, left.over
-        self.subscriber.resume(left, time.monotonic())
+        self.subscriber.resume(left)
         self.answers.hold(left.held, math.inf)
         self.begin(self._connect(left))
 

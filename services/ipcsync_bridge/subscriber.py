@@ -25,6 +25,7 @@ log = logging.getLogger("ipcsync.bridge")
 
 _MOST_LOST = 1024  # nodes whose reason is remembered
 _MOST_EARLY = 1000
+_PING_S = 10.0  # for an answer to a ping, beside which others are sent
 
 
 @dataclass(eq=False)
@@ -53,25 +54,34 @@ class Subscriber:
 
     def source_of(self, node: str, state: wire.State, sent: float) -> Source:
         """The source that a node's answer is of, to a question that was `sent` then. QuotaExceeded, NodeLost."""
-        source = self.sources.get(node)
-        if source is not None and source.epoch != state.epoch and state.term >= source.term:
-            self._lose(source, "restarted")
-            source = None
+        source = self._present(node, state)
         if source is None:
-            if len(self.sources) >= self.settings.max_nodes:
-                raise QuotaExceeded(
-                    f"{self.settings.max_nodes} nodes are linked already", limit=self.settings.max_nodes
-                )
-            source = self._add(node, state.epoch, sent)
-        if not source.is_of(state.term, state.epoch):
-            raise NodeLost(f"another machine has the name of node {node!r}", node=node, reason="replaced")
+            if node in self.sources:
+                raise NodeLost(f"another machine has the name of node {node!r}", node=node, reason="replaced")
+            if len(self.sources) >= (most := self.settings.max_nodes):
+                raise QuotaExceeded(f"{most} nodes are linked already", limit=most)
+            source = self._add(node, state.epoch, state.term)
         source.touch(sent)
         source.last_received = time.monotonic()
         return source
 
-    def _add(self, node: str, epoch: bytes, now: float) -> Source:
+    def _present(self, node: str, body: wire.State | wire.Pong | wire.News | wire.Over) -> Source | None:
+        """The source that a message is of; None if it is of none, or of another life of the node than the present one.
+
+        An answer is to a question of the present one, so it tells of a restart even if the store has lost the term.
+        """
+        source = self.sources.get(node)
+        if source is None:
+            return None
+        is_answer = isinstance(body, wire.State | wire.Pong)
+        if body.epoch != source.epoch and body.term >= source.term + (not is_answer):
+            self._lose(source, "restarted")
+        return source if source.is_of(body.term, body.epoch) else None
+
+    def _add(self, node: str, epoch: bytes, term: int = 0) -> Source:
+        """Begin to ping a node, which has a whole TTL for its first answer: its messages may be long under way."""
         ttl = self.settings.link_ttl
-        source = self.sources[node] = Source(node, epoch, ttl, now + ttl)
+        source = self.sources[node] = Source(node, epoch, ttl, time.monotonic() + ttl, term=term)
         self.lost.pop(node, None)
         self.begin(self._keep(source))
         return source
@@ -109,11 +119,8 @@ class Subscriber:
 
     def receive(self, sender: str, body: wire.News) -> None:
         """Take in a node's news."""
-        source = self.sources.get(sender)
         rows = body.rows
-        if source is not None and body.epoch != source.epoch and body.term > source.term:
-            self._lose(source, "restarted")
-        if source is not None and source.is_of(body.term, body.epoch):
+        if (source := self._present(sender, body)) is not None:
             source.last_received = time.monotonic()
             rows = [row for row in rows if not self._merge(source, row)]
         for row in rows:
@@ -147,8 +154,7 @@ class Subscriber:
 
     def over(self, sender: str, body: wire.Over) -> None:
         """Take in a node's goodbye."""
-        source = self.sources.get(sender)
-        if source is not None and source.is_of(body.term, body.epoch):
+        if (source := self._present(sender, body)) is not None:
             self._lose(source, body.reason if body.reason in REASONS and body.reason else "stopped")
 
     def _lose(self, source: Source, reason: str) -> None:
@@ -179,21 +185,20 @@ class Subscriber:
             source.touch(now)
 
     async def _keep(self, source: Source) -> None:
-        """Ping a node until it is lost, or nothing is wanted of it."""
+        """Ping a node until it is lost, or nothing is wanted of it, whether or not it has answered the last one."""
         while self.sources.get(source.node) is source:
-            due = time.monotonic() + source.ping_s
-            await self._ping(source)
-            await asyncio.sleep(due - time.monotonic())
+            self.begin(self._ping(source))
+            await asyncio.sleep(source.ping_s)
 
     async def _ping(self, source: Source) -> None:
         """Ask a node whether it is there, and tell it which news are wanted, if it does not know."""
         self.counters.pings += 1
-        if not await self._ask(source, wire.Ping(), source.ttl_s):
+        if not await self._ask(source, wire.Ping(), min(source.ttl_s, _PING_S)):
             self.counters.pings_lost += 1
         elif source.known_version != source.version and len(source.links) <= wire.MAX_KEYS:
             self.counters.resyncs += source.has_missed or source.known_version == 0
             body = wire.Follow(source.epoch, source.version, source.has_missed, list(source.links))
-            await self._ask(source, body, source.ping_s)  # then it is pinged again: to follow much may take long
+            await self._ask(source, body, source.ping_s)  # it is pinged meanwhile: to follow much may take long
 
     async def _ask(self, source: Source, body: wire.Ping | wire.Follow, timeout: float) -> bool:
         """Whether a node answers as it does to a ping; takes in what it says."""
@@ -203,30 +208,20 @@ class Subscriber:
         except IpcSyncError as error:
             log.debug("not answered", extra=fields(node=source.node, what=type(body).__name__, why=error))
             return False
-        self._take_answer(source, pong, sent)
+        if self.sources.get(source.node) is source and self._present(source.node, pong) is source:
+            source.answered(pong.version, sent, time.monotonic())
+            if not source.links and pong.version == source.version:
+                del self.sources[source.node]  # not before: what says that nothing is wanted may not have come
         return True
-
-    def _take_answer(self, source: Source, body: wire.Pong, sent: float) -> None:
-        if self.sources.get(source.node) is not source:
-            return
-        if body.epoch != source.epoch:
-            if body.term >= source.term:
-                self._lose(source, "restarted")
-            return
-        if not source.is_of(body.term, body.epoch):
-            return
-        source.answered(body.version, sent, time.monotonic())
-        if not source.links and body.version == source.version:
-            del self.sources[source.node]  # not before: what says that nothing is wanted may not have come
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
-    def resume(self, left: handover.State, now: float) -> None:
+    def resume(self, left: handover.State) -> None:
         """Go on with what other code left; meanwhile no node could be heard."""
         self.lost.update(left.lost)
         for attached in left.mirrors:
             assert attached.origin is not None
             epoch, node = attached.origin.epoch, attached.origin.node
             if node not in self.sources and self.lost.get(node, (b"", ""))[0] != epoch:
-                self._add(node, epoch, now).has_missed = True
+                self._add(node, epoch).has_missed = True
             self.mirror(attached, wire.Row(attached.origin.slot, attached.origin.incarnation))

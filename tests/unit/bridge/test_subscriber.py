@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
 
 from ipcsync._wire import messages
-from ipcsync_bridge import wire
+from ipcsync_bridge import questions, subscriber, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.links import UNSURE
@@ -26,8 +27,8 @@ _EPOCH = b"e" * 16
 def _subscriber(transport: Any = None, link_ttl: float = 5.0) -> Subscriber:
     none: Any = None
     settings = Settings("b", ("nats://127.0.0.1:4222",), link_ttl=link_ttl)
-    questions = Questions(transport, settings.link_ttl)
-    return Subscriber(settings, questions, Mirrors(none, none), Counters(), lambda work: work.close())
+    asking = Questions(transport, settings.link_ttl)
+    return Subscriber(settings, asking, Mirrors(none, none), Counters(), lambda work: work.close())
 
 
 class _Peer:
@@ -113,6 +114,60 @@ def test_a_node_that_takes_long_to_follow_is_pinged_in_time(link_ttl: float) -> 
     asyncio.run(scenario())
 
 
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose time passes only when nothing else is to be done, and at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        select = self._selector.select  # type: ignore[attr-defined]
+
+        def pass_time(timeout: float | None) -> Any:
+            self.now += timeout or 0.0
+            return select(0)
+
+        self._selector.select = pass_time  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_a_round_trip_may_take_most_of_the_ttl_and_silence_is_noticed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Far(_Peer):
+        is_silent = False
+
+        async def ask(self, to: str, data: bytes, *times: float) -> bytes:
+            await asyncio.sleep(3.5)
+            if self.is_silent or times[0] < 3.5:
+                raise TimeoutError
+            return await super().ask(to, data, *times)
+
+    async def scenario() -> None:
+        peer, tasks = Far(), set()
+        one = _subscriber(peer)
+        one.begin = lambda work: tasks.add(asyncio.ensure_future(work))
+        source = one.source_of("a", _state(wire.Row(1, 2)), loop.now - 3.5)
+        one.link(source, wire.Row(1, 2))
+        for _ in range(100):
+            await asyncio.sleep(0.5)
+            one.lose_silent(loop.now)
+            assert one.sources == {"a": source}
+        peer.is_silent, since = True, loop.now
+        while one.lose_silent(loop.now) < math.inf:
+            await asyncio.sleep(0.1)
+        assert loop.now - since <= 5.0
+        for task in tasks:
+            task.cancel()
+
+    loop = _VirtualLoop()
+    for module in (subscriber, questions):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
+    loop.run_until_complete(scenario())
+    loop.close()
+
+
 def _news(*rows: wire.Row) -> wire.News:
     return wire.News(1, _EPOCH, list(rows))
 
@@ -172,7 +227,7 @@ def test_new_code_asks_for_all_news_again_though_its_peer_has_not_noticed() -> N
         one.mirrors = mirrors  # type: ignore[assignment] # as much of them as is used
         origin = messages.Origin(_EPOCH, 1, 2, "a")
         mirror = messages.Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], [], origin)
-        one.resume(SimpleNamespace(lost={}, mirrors=[mirror]), time.monotonic())  # type: ignore[arg-type] # as above
+        one.resume(SimpleNamespace(lost={}, mirrors=[mirror]))  # type: ignore[arg-type] # as above
         for _ in range(3):
             await one._ping(one.sources["a"])
         assert [(each.is_afresh, each.keys) for each in peer.told[1:]] == [(True, [(1, 2)])]
