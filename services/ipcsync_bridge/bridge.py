@@ -18,7 +18,6 @@ from ipcsync._logs import fields, is_round
 from ipcsync._wire import messages
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionLost
 from ipcsync_bridge import handover, wire
-from ipcsync_bridge.announcements import Announcements
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
@@ -27,7 +26,7 @@ from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.names import Names
 from ipcsync_bridge.publisher import Publisher
 from ipcsync_bridge.questions import Questions
-from ipcsync_bridge.remote_requests import RemoteRequests
+from ipcsync_bridge.remote_requests import Announcements, RemoteRequests
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity, Nodes
 from ipcsync_bridge.subscriber import Subscriber

@@ -11,6 +11,7 @@ import copy
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
 from ipcsync._board import OPEN, Board
@@ -23,7 +24,7 @@ from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
 from ipcsync._session.owner import Owner, block_signals
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Attach, Attachment, Message, Open, Welcome
-from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
+from ipcsync.errors import ConnectError, IpcSyncError, WaitTimeout
 from ipcsync_bridge import handover
 
 _REQUEST_S = 5.0
@@ -68,7 +69,7 @@ class BridgeSession:
             handshake.hold_lifeline(board, welcome.line, endpoint, timeout)
             session = cls(connection, welcome, board)
             undo.callback(session._stop)
-            connection.request(messages.Ready(), welcome.token, timeout, session._beat_and_check)
+            connection.request(messages.Ready(), welcome.token, timeout, session._check_liveness)
             session._begin()
             undo.pop_all()
         return session
@@ -81,11 +82,6 @@ class BridgeSession:
         session = cls(Connection(endpoint, first_id=left.last_request + 1), left.welcome, board)
         session._begin()
         return session
-
-    def _beat_and_check(self) -> None:
-        """Beat, since there is no thread for that yet."""
-        self.lease.beat()
-        self.lease.check_liveness()
 
     def _begin(self) -> None:
         self.lease.show()
@@ -124,7 +120,8 @@ class BridgeSession:
         return ConnectError("the connection was closed", endpoint=self._connection.endpoint)
 
     def _check_liveness(self) -> None:
-        self._beat_and_check()
+        self.lease.beat()
+        self.lease.check_liveness()
         if self._is_closed:
             raise self._closed()
 
@@ -139,17 +136,14 @@ class BridgeSession:
 
     def _give(self, request: Request, outcome: asyncio.Future[Message], reply: Message | IpcSyncError) -> None:
         if outcome.cancelled():
-            if request.on_late is not None and not isinstance(reply, IpcSyncError):
+            if request.on_late is not None:
                 self._take_late(reply)
         elif isinstance(reply, IpcSyncError):
             outcome.set_exception(reply)
         else:
             outcome.set_result(reply)
 
-    def _came_late(self, reply: Message) -> None:
-        self._loop_calls.soon(self._take_late, reply)
-
-    def _take_late(self, reply: Message) -> None:
+    def _take_late(self, reply: Message | IpcSyncError) -> None:
         if isinstance(reply, Attachment):
             self.on_late(reply)
 
@@ -172,7 +166,8 @@ class BridgeSession:
         if self._is_closed:
             raise self._closed()
         outcome: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._asked.put((Request(body, self._came_late if isinstance(body, Open | Attach) else None), outcome))
+        on_late = partial(self._loop_calls.soon, self._take_late) if isinstance(body, Open | Attach) else None
+        self._asked.put((Request(body, on_late), outcome))
         self._owner.ring()
         self._unanswered += 1
         try:
@@ -181,15 +176,14 @@ class BridgeSession:
             self._unanswered -= 1
 
     async def insist(self, body: Message, *refusals: type[IpcSyncError]) -> Message:
-        """`ask`, again and again until the coordinator answers otherwise; for what may be done twice."""
+        """`ask`, again and again until the coordinator answers otherwise; for what may be done twice.
+
+        `refusals`: as which it does not answer yet, as QuotaExceeded while its journal has no memory.
+        """
         while True:
             with contextlib.suppress(WaitTimeout, ConnectError, *refusals):
                 return await self.ask(body)
             await asyncio.sleep(_AGAIN_S)
-
-    async def insist_till_done(self, body: Message) -> Message:
-        """`insist`, also while the coordinator refuses it for its journal's lack of memory."""
-        return await self.insist(body, QuotaExceeded)
 
     async def pause(self, timeout: float) -> bool:
         """Ask nothing more until `go_on`. False, and goes on, if not all is answered within `timeout` seconds."""
@@ -211,8 +205,7 @@ class BridgeSession:
         """End the session; without a goodbye, peers see a death."""
         if says_goodbye:
             self.lease.say_goodbye()
-        self._await_end()
-        if says_goodbye:
+            self._await_end()
             with contextlib.suppress(IpcSyncError):
                 self._connection.request(messages.Bye(), self._welcome.token, 1.0)
         self._stop()

@@ -17,13 +17,13 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 import ipcsync
 from ipcsync._wire import messages
 from ipcsync_bridge import wire
-from ipcsync_bridge.announcements import Announcements
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.links import UNSURE, Follower
 from ipcsync_bridge.mirrors import Mirrors, Origin
+from ipcsync_bridge.remote_requests import Announcements
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity
 
