@@ -22,6 +22,7 @@ from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
+from ipcsync_bridge.links import Follower, Source
 from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.names import Names
 from ipcsync_bridge.publisher import Publisher
@@ -65,13 +66,12 @@ class Bridge:
         self._transport = transport
         self.counters = Counters()
         self._left = left
-        self.me = Identity(settings.node, owner, session.epoch, 0 if left is None else left.term)
-        self.counters.handovers = 0 if left is None else left.handovers
+        self.me = Identity(settings.node, owner, session.epoch)
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done = self._loop.create_future()
-        self._has_name = left is not None
-        self.why = "stopped"
+        self._has_name = False
+        self.why = ""
         questions = Questions(transport, settings.link_ttl)
         self.nodes = Nodes(transport, self.me, settings.link_ttl, questions.owner_of)
         self.publisher = Publisher(transport, self.me, self.counters, self.begin, self._failed)
@@ -132,16 +132,16 @@ class Bridge:
 
     def stop(self, why: str) -> None:
         """Begin to end. Any other reason goes before "reloaded"."""
-        if not self._done.done() or self.why == "reloaded":
+        if self.why in ("", "reloaded"):
             self.why = why
         if not self._done.done():
             self._done.set_result(None)
 
     async def _end(self) -> None:
-        is_final = self.why not in ("expired", "reloaded")
-        for node in {*self.publisher.followers, *self.subscriber.sources} if is_final else ():
-            body = wire.Over(self.me.term, self.me.epoch, self.why)
-            await self._transport.send(node, wire.encode(body))
+        if self.why not in ("expired", "reloaded"):
+            data = wire.encode(wire.Over(self.me.term, self.me.epoch, self.why))
+            for node in {*self.publisher.followers, *self.subscriber.sources}:
+                await self._transport.send(node, data)
         if self._announcements is not None:
             self._announcements.close()
         while self._tasks:  # more than once: before Python 3.12 `asyncio.wait_for` loses some cancellations
@@ -172,6 +172,7 @@ class Bridge:
         )
 
     def _resume(self, left: handover.State) -> None:
+        self.me.term, self.counters.handovers, self._has_name = left.term, left.handovers, True
         self.names.claims, self.names.over = left.claims, left.over
         self.subscriber.resume(left)
         self.answers.hold(left.held, math.inf)
@@ -246,19 +247,18 @@ class Bridge:
             self._next_keys = now + _KEYS_S
             self.begin(self._keep_keys())
         before = now - _LEFT_TTLS * self._settings.link_ttl
-        left = [each for each in self.publisher.followers.values() if each.last_asked < before]
-        for follower in left:
+        for follower in [each for each in self.publisher.followers.values() if each.last_asked < before]:
             log.info("left out", extra=fields(node=follower.node))
             self.answers.forget(follower)
         self.begin(self.answers.close_unused())
 
     async def _keep_keys(self) -> None:
         try:
-            if not await self.nodes.keeps():
+            if await self.nodes.keeps():
+                await self.names.keep()
+            else:
                 log.error("another machine has this node's name now", extra=fields(node=self._settings.node))
                 self.stop("replaced")
-                return
-            await self.names.keep()
         except (Unavailable, Unreachable) as error:
             self.counters.store_failures += 1
             log.warning("store", extra=fields(error=error))
@@ -281,7 +281,11 @@ class Bridge:
         try:
             body = wire.decode(data)
             if isinstance(body, wire.News):
-                self._take_news(sender, body, answer)
+                self.counters.news_received += 1
+                self.subscriber.receive(sender, body)
+                if answer is not None:
+                    self.counters.acks += 1
+                    self.begin(answer(wire.encode(wire.Ack())))
             elif isinstance(body, wire.Over):
                 self.subscriber.over(sender, body)
             else:
@@ -291,36 +295,20 @@ class Bridge:
             if is_round(count):
                 log.warning("invalid message", extra=fields(node=sender[:80], why=error, count=count))
 
-    def _take_news(self, sender: str, body: wire.News, answer: Answer | None) -> None:
-        self.counters.news_received += 1
-        self.subscriber.receive(sender, body)
-        if answer is not None:
-            self.counters.acks += 1
-            self.begin(answer(wire.encode(wire.Ack())))
-
     # --- what it says of itself ---------------------------------------------------------------------------------------
 
     def _describe(self) -> messages.BridgeInfo:
         now = time.monotonic()
         sources, followers, lost = self.subscriber.sources, self.publisher.followers, self.subscriber.lost
-        peers = []
         linked = {*sources, *followers}
         shown = [*sorted(linked), *(node for node in reversed(lost) if node not in linked)][:PEERS_SHOWN]
-        for node in sorted(shown):
-            source, follower, (_, reason) = sources.get(node), followers.get(node), lost.get(node, (b"", ""))
-            heard = [source.last_received] if source is not None else []
-            heard += [follower.last_asked] if follower is not None else []
-            peers.append(
-                messages.PeerInfo(
-                    name=node,
-                    state="linked" if heard else "lost",
-                    mirrored=len(source.links) if source is not None else 0,
-                    followed=len(follower.keys) if follower is not None else 0,
-                    pending=len(follower.rows) if follower is not None else 0,
-                    last_heard_s=round(now - max(heard), 3) if heard else None,
-                    reason=reason if not heard else "",
-                )
-            )
+        peers = [messages.PeerInfo(node, "lost", reason=lost[node][1]) for node in shown if node not in linked]
+        for node in linked.intersection(shown):
+            source = sources.get(node) or Source(node, b"", 0.0, 0.0)
+            follower = followers.get(node) or Follower(node, 0.0)
+            heard_s = round(now - max(source.last_received, follower.last_asked), 3)
+            counts = len(source.links), len(follower.keys), len(follower.rows)
+            peers.append(messages.PeerInfo(node, "linked", *counts, last_heard_s=heard_s))
         return messages.BridgeInfo(
             node=self._settings.node,
             fleet=self._settings.fleet,
@@ -328,7 +316,7 @@ class Bridge:
             server=self._transport.server,
             mirrors=len(self.mirrors),
             exports=len(self.exports),
-            peers=peers,
+            peers=sorted(peers, key=lambda peer: peer.name),
             counts=self.counters.counts(),
             nodes_lost=dict(self.counters.lost),
             refusals=dict(self.counters.refusals),

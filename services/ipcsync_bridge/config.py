@@ -85,9 +85,13 @@ class Settings:
         if url.scheme == "tls" and not self.tls_ca:
             raise ValueError(f"{server} needs --tls-ca, to verify it")
 
+    def owner_file(self, directory: str) -> str:
+        """The file in the coordinator's runtime directory that has the owner id of the node's bridge."""
+        return os.path.join(directory, f"bridge-{self.fleet}-{self.node}")
+
     def exports_name(self, name: str) -> bool:
         """Whether other nodes may wait for the event of that name."""
-        return not self.exports or any(name.startswith(prefix) for prefix in self.exports)
+        return not self.exports or name.startswith(self.exports)
 
 
 def options(command: C) -> C:

@@ -52,18 +52,15 @@ class Names:
         self._silent: dict[Hex, tuple[float, float]] = {}  # owners that did not answer: since when, and the last try
 
     async def find(self, name: str, timeout: float) -> Claim:
-        """The claim on a name of the fleet. Raises WaitTimeout if there is none, and FleetUnavailable."""
+        """The claim on a name of the fleet. WaitTimeout if there is none of a present epoch, and FleetUnavailable."""
         claim = await insist(lambda deadline: self._present(_key_of(name), deadline), timeout)
         if claim is None:
             raise WaitTimeout("no node has claimed it")
         return claim
 
     async def _present(self, key: str, deadline: float) -> Claim | None:
-        """The claim on a key, None if there is none of a present epoch."""
-        found = await self.transport.read(key, one_try(deadline))
-        claim = None if found is None else decode(found[0], Claim)
-        is_present = claim is not None and await self.nodes.is_present(claim, one_try(deadline))
-        return claim if is_present else None
+        claim = decode((await self.transport.read(key, one_try(deadline)))[0], Claim)
+        return claim if claim is not None and await self.nodes.is_present(claim, one_try(deadline)) else None
 
     async def claim(self, want: messages.Want, timeout: float) -> None:
         """Claim a name of the fleet for a use of a slot here. Raises RecorderTaken and FleetUnavailable."""
@@ -73,16 +70,20 @@ class Names:
         key, use = _key_of(want.name), (want.slot, want.incarnation)
         value = self._claim_of(use)
         for _ in range(TRIES):
-            found = await self.transport.read(key, one_try(deadline))
-            if found is not None and found[0] != value:
-                await self._raise_if_taken(want.name, found[0], deadline)
+            found, last = await self.transport.read(key, one_try(deadline))
+            if last and found != value:
+                await self._raise_if_taken(want.name, found, deadline)
             try:
                 # If it is to be removed, it is written again: a removal that is under way expects the earlier revision.
-                is_mine = found is not None and found[0] == value and use not in self.over
-                last = 0 if found is None else found[1]
-                revision = last if is_mine else await self._write_claim(use, key, value, last, left_until(deadline))
+                revision = last
+                if found != value or use in self.over:
+                    revision = await self.transport.cas(key, value, last, left_until(deadline))
             except Conflict:
                 continue
+            except BaseException:  # it may be written later, and must be undone
+                self.claims[use] = key, ~last
+                self.over.add(use)
+                raise
             self.claims[use] = key, revision
             self.over.discard(use)
             return
@@ -92,25 +93,15 @@ class Names:
         me = self.nodes.me
         return msgspec.json.encode(Claim(me.node, me.owner.hex(), me.epoch.hex(), *use))
 
-    async def _write_claim(self, use: tuple[int, int], key: str, value: bytes, last: int, timeout: float) -> int:
-        """The new revision. Raises Conflict; after another error the claim may be applied later, and must be undone."""
-        try:
-            return await self.transport.cas(key, value, last, timeout)
-        except Conflict:
-            raise
-        except BaseException:
-            self.claims[use] = key, ~last
-            self.over.add(use)
-            raise
-
     async def _raise_if_taken(self, name: str, value: bytes, deadline: float) -> None:
         claim = decode(value, Claim)
         if claim is None or not await self.nodes.is_present(claim, one_try(deadline)):
             return
-        use = (claim.slot, claim.incarnation)
-        if claim.node == self.nodes.me.node and (use not in self.claims or use in self.over):
-            return  # of an earlier use here, whose key was not removed
-        if claim.node != self.nodes.me.node and await self._is_lost(claim, deadline):
+        if claim.node != self.nodes.me.node:
+            is_free = await self._is_lost(claim, deadline)
+        else:  # of an earlier use here, whose key was not removed
+            is_free = (use := (claim.slot, claim.incarnation)) not in self.claims or use in self.over
+        if is_free:
             return
         raise RecorderTaken(
             f"node {claim.node!r} has the fleet's event {name!r}, and an event has one recorder for its whole life",
@@ -164,19 +155,17 @@ class Names:
             if (claim := self.claims.get(use)) is None:
                 return
             key, revision = claim
-            found = await self.transport.read(key, STORE_S)
+            found, last = await self.transport.read(key, STORE_S)
             if self.claims.get(use) is not claim:
                 continue  # claimed again meanwhile
-            is_mine, last = found is not None and found[0] == value, 0 if found is None else found[1]
-            is_over = use in self.over
+            is_mine, is_over = found == value, use in self.over
             if is_mine and not is_over:
                 self.claims[use] = key, last
                 return
-            if found is not None and not is_over:
-                self._lose(use, key, found[0])
-                return
-            if is_over and not is_mine and (revision >= 0 or last > ~revision):
+            if not is_mine and (revision >= 0 or last > ~revision if is_over else last):
                 self._forget(use)
+                if not is_over:
+                    self._warn_of_loss(key, found)
                 return
             try:
                 if is_mine:
@@ -197,24 +186,20 @@ class Names:
         self.claims.pop(use, None)
         self.over.discard(use)
 
-    def _lose(self, use: tuple[int, int], key: str, value: bytes) -> None:
-        """Give up a name that is another's by the store. No session is told: its event goes on, as do its waiters."""
-        self._forget(use)
+    def _warn_of_loss(self, key: str, value: bytes) -> None:
+        """A name is another's by the store. No session is told: its event goes on, as do its waiters."""
         self.counters.names_lost += 1
         claim = decode(value, Claim)
-        owner = "unknown" if claim is None else claim.node
-        log.warning(
-            "name lost: those who ask for it now find another event", extra=fields(name=_name_of(key), node=owner)
-        )
+        about = fields(name=_name_of(key), node="unknown" if claim is None else claim.node)
+        log.warning("name lost: those who ask for it now find another event", extra=about)
 
-    async def resume(self) -> list[tuple[int, int]]:
-        """Take over the claims of the bridge before this one, of the same epoch; returns their uses."""
+    async def resume(self) -> None:
+        """Take over the claims of the bridge before this one, of the same epoch."""
         me = self.nodes.me
         for key, (value, revision) in (await read_all(self.transport, "names.", lambda: STORE_S)).items():
             claim = decode(value, Claim)
             if claim is not None and claim.node == me.node and claim.epoch == me.epoch.hex():
                 self.claims[claim.slot, claim.incarnation] = key, revision
-        return list(self.claims)
 
 
 def _key_of(name: str) -> str:

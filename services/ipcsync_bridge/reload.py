@@ -57,7 +57,7 @@ async def _serve(settings: Settings, directory: str) -> int | tuple[handover.Sta
         raise Failed(str(error)) from None
     why = "restarted"
     try:
-        owner = owner_id(directory, settings.fleet, settings.node)
+        owner = owner_id(settings.owner_file(directory))
         bridge = Bridge(settings, session, Transport(settings), owner, left)
         manager = ServiceManager()
         reloads = Reloads(bridge, manager)

@@ -82,9 +82,7 @@ async def read_all(transport: Transport, prefix: str, left: Callable[[], float])
     found: dict[str, tuple[bytes, int]] = {}
 
     async def read(key: str) -> None:
-        one = await transport.read(key, left())
-        if one is not None:
-            found[key] = one
+        found[key] = await transport.read(key, left())
 
     await for_each(await transport.keys(prefix, left()), read)
     return found
@@ -128,32 +126,26 @@ def one_try(deadline: float) -> float:
     return min(left_until(deadline), _TRY_S)
 
 
-def _owner_file(directory: str, fleet: str, node: str) -> str:
-    return os.path.join(directory, f"bridge-{fleet}-{node}")
-
-
-def known_owner_id(directory: str, fleet: str, node: str) -> bytes | None:
+def known_owner_id(path: str) -> bytes | None:
     """The same if there is one, None if no bridge of that name has run here."""
     try:
-        with open(_owner_file(directory, fleet, node), "rb") as file:
+        with open(path, "rb") as file:
             known = file.read()
     except FileNotFoundError:
         return None
     return known if len(known) == 16 else None
 
 
-def owner_id(directory: str, fleet: str, node: str) -> bytes:
-    """128 random bits in the runtime directory, by which a bridge recognises its own keys in the store."""
-    known = known_owner_id(directory, fleet, node)
-    if known is not None:
-        return known
-    path = _owner_file(directory, fleet, node)
-    fresh = os.urandom(16)
-    descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(fresh)
-    os.replace(f"{path}.new", path)
-    return fresh
+def owner_id(path: str) -> bytes:
+    """128 random bits in a file, by which a bridge recognises its own keys in the store."""
+    known = known_owner_id(path)
+    if known is None:
+        known = os.urandom(16)
+        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(known)
+        os.replace(f"{path}.new", path)
+    return known
 
 
 @dataclass(eq=False)
@@ -169,26 +161,30 @@ class Nodes:
     def _mine(self) -> Owner:
         return Owner(self.me.owner.hex(), self.me.epoch.hex(), self.me.term)
 
-    async def take(self) -> None:
-        """Take the node's name. Raises NodeNameTaken if another machine has it and answers, and Unavailable."""
-        key = f"nodes.{self.me.node}"
-        for _ in range(TRIES):
-            found = await self.transport.read(key, STORE_S)
-            known = None if found is None else decode(found[0], Owner)
-            if found is not None and (known is None or known.owner != self._mine.owner):  # or its owner is unknown
-                await self._raise_if_alive()
-            self.me.term = max(self.me.term, 0 if known is None else known.term) + 1
-            try:
-                await self._write(found)
-            except Conflict:
-                continue
-            await self._forget_earlier_names()
-            return
-        raise Unavailable(f"the key {key} changes all the time")
+    async def _read(self, node: str, timeout: float = STORE_S) -> tuple[Owner | None, int]:
+        value, revision = await self.transport.read(f"nodes.{node}", timeout)
+        return decode(value, Owner), revision
 
-    async def _write(self, found: tuple[bytes, int] | None) -> None:
-        value = msgspec.json.encode(self._mine)
-        await self.transport.cas(f"nodes.{self.me.node}", value, 0 if found is None else found[1], STORE_S)
+    async def _write(self, last: int) -> None:
+        await self.transport.cas(f"nodes.{self.me.node}", msgspec.json.encode(self._mine), last, STORE_S)
+
+    async def take(self) -> None:
+        """Take the node's name. Raises NodeNameTaken if another machine has it and answers within a TTL."""
+        for _ in range(TRIES):
+            known, revision = await self._read(self.me.node)
+            is_anothers = revision and (known is None or known.owner != self._mine.owner)  # or its owner is unknown
+            if is_anothers and await self.is_there(self.me.node, self.ttl_s) is not None:
+                raise NodeNameTaken(
+                    f"another bridge, which answers, has the name {self.me.node!r} in this fleet: give each node a "
+                    "name of its own",
+                    node=self.me.node,
+                )
+            self.me.term = max(self.me.term, 0 if known is None else known.term) + 1
+            with contextlib.suppress(Conflict):
+                await self._write(revision)
+                await self._forget_earlier_names()
+                return
+        raise Unavailable(f"the key nodes.{self.me.node} changes all the time")
 
     async def _forget_earlier_names(self) -> None:
         """Remove the keys of this coordinator under other names: it has one bridge, so none answers to them."""
@@ -198,24 +194,14 @@ class Nodes:
                 with contextlib.suppress(Conflict):
                     await self.transport.cas(key, None, revision, STORE_S)
 
-    async def _raise_if_alive(self) -> None:
-        """Ask who has the name for a whole TTL; one answer means that it is taken."""
-        if await self.is_there(self.me.node, self.ttl_s) is not None:
-            raise NodeNameTaken(
-                f"another bridge, which answers, has the name {self.me.node!r} in this fleet: give each node a name "
-                "of its own",
-                node=self.me.node,
-            )
-
     async def keeps(self) -> bool:
         """Whether the name is still this node's; it is written again if the store has lost it. Raises Unavailable."""
-        found = await self.transport.read(f"nodes.{self.me.node}", STORE_S)
-        known = None if found is None else decode(found[0], Owner)
+        known, revision = await self._read(self.me.node)
         if known is not None and known.owner != self._mine.owner:
             return False
         if known is None or known.epoch != self._mine.epoch:
             try:
-                await self._write(found)
+                await self._write(revision)
             except Conflict:
                 return await self.keeps()
         return True
@@ -228,15 +214,12 @@ class Nodes:
 
     async def node_of(self, epoch: bytes, timeout: float) -> str | None:
         """The node that has an epoch, None if there is none. Raises FleetUnavailable."""
-        for node, owner in (await self.everybody(timeout)).items():
-            if owner.epoch == epoch.hex():
-                return node
-        return None
+        owners = await self.everybody(timeout)
+        return next((node for node, owner in owners.items() if owner.epoch == epoch.hex()), None)
 
     async def is_present(self, claim: Claim, timeout: float) -> bool:
         """Whether a claim is of the present epoch of its node. Raises Unavailable."""
         if claim.node == self.me.node:
             return claim.epoch == self._mine.epoch
-        found = await self.transport.read(f"nodes.{claim.node}", timeout)
-        owner = None if found is None else decode(found[0], Owner)
+        owner, _ = await self._read(claim.node, timeout)
         return owner is not None and owner.epoch == claim.epoch

@@ -81,11 +81,11 @@ class Listener(Protocol):
 
 
 class Transport:
-    """One connection to the servers of `settings`, as the node of `settings`."""
+    """One connection to the servers of `settings`, as the node of `settings`: `client`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._nats = Client()
+        self.client = Client()
         self._bucket: KeyValue | None = None
         self._is_replicated = True
         self._listener: Listener | None = None
@@ -105,14 +105,17 @@ class Transport:
         await self.connect(_TRY_S if timeout is None else timeout)
         await self._subscribe("ask.*", self._on_ask)
         if timeout is not None:
-            await self._flush()
+            try:
+                await flushed(self.client, _CONNECT_S)
+            except _NOT_SENT as error:
+                raise Unavailable(f"the NATS server does not answer: {self.last_error or error}") from error
 
     async def connect(self, timeout: float) -> None:
         """Connect, only to ask. Unavailable if that cannot be within `timeout` seconds."""
-        self._nats = Client()
+        self.client = Client()
         settings = self._settings
         try:
-            connecting = self._nats.connect(
+            connecting = self.client.connect(
                 list(settings.servers),
                 name=f"ipcsync bridge {settings.node}",
                 error_cb=self._failed,
@@ -138,7 +141,7 @@ class Transport:
         self._limit_silence()
 
     async def _subscribe(self, kind: str, callback: Callable[[Msg], Awaitable[None]]) -> None:
-        await self._nats.subscribe(
+        await self.client.subscribe(
             self.subject(self._settings.node, kind),
             cb=callback,
             pending_msgs_limit=_MOST_PENDING,
@@ -151,28 +154,23 @@ class Transport:
         nats-py waits for the end of the old connection before it makes a new one: TCP alone tries for a quarter of an
         hour.
         """
-        writer = self._writer()
-        socket_ = None if writer is None else writer.get_extra_info("socket")
-        if socket_ is not None:
-            milliseconds = max(1, round(1000 * self._settings.link_ttl))
+        if (socket_ := self._about("socket")) is not None:
+            milliseconds = round(1000 * self._settings.link_ttl)
             socket_.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+    def _about(self, what: str) -> Any:  # noqa: ANN401 - as asyncio
+        writer = self._writer()
+        return None if writer is None else writer.get_extra_info(what)
 
     def _writer(self) -> asyncio.StreamWriter | None:
         """The connection's stream, if there is one. nats-py offers neither its socket nor a way to drop it."""
-        writer = getattr(self._nats._transport, "_io_writer", None)  # noqa: SLF001 - see above
+        writer = getattr(self.client._transport, "_io_writer", None)  # noqa: SLF001 - see above
         return writer if isinstance(writer, asyncio.StreamWriter) else None
 
     @property
     def certificate(self) -> dict[str, Any]:
         """The server's certificate, as `ssl` describes it; empty without TLS."""
-        writer = self._writer()
-        return (writer.get_extra_info("peercert") if writer is not None else None) or {}
-
-    async def _flush(self) -> None:
-        try:
-            await flushed(self._nats, _CONNECT_S)
-        except _NOT_SENT as error:
-            raise Unavailable(f"the NATS server does not answer: {self.last_error or error}") from error
+        return self._about("peercert") or {}
 
     def subject(self, node: str, kind: str) -> str:
         """On which `node` is spoken to; who speaks stands in `kind`."""
@@ -195,7 +193,7 @@ class Transport:
 
     async def _reconnected(self) -> None:
         if self._closing is not None:
-            await self._nats.close()
+            await self.client.close()
             return
         self._limit_silence()
         log.warning("nats: connected again", extra=fields(server=self.server))
@@ -205,7 +203,7 @@ class Transport:
     async def _closed(self) -> None:
         """The client has given up: a server has told it that it may not connect any more, for instance."""
         if self._listener is not None and self._closing is None:
-            self._listener.closed(str(self._nats.last_error or self.last_error))
+            self._listener.closed(str(self.client.last_error or self.last_error))
 
     async def close(self) -> None:
         """Flush what was sent, if that is quick, and end. What cannot be sent is dropped."""
@@ -217,30 +215,21 @@ class Transport:
 
     async def _close(self) -> None:
         self._closing = asyncio.current_task()
-        is_flushed = False
-        if self._nats.is_connected:
-            try:
-                await asyncio.wait_for(flushed(self._nats, _CONNECT_S), 1.0)
-                is_flushed = True
-            except (*_NOT_SENT, ValueError):
-                log.debug("nats: not flushed")
-        writer = self._writer()
-        if writer is not None and not is_flushed:
-            writer.transport.abort()
         try:
-            await self._nats.close()
+            await asyncio.wait_for(flushed(self.client, _CONNECT_S), 1.0)
+        except (*_NOT_SENT, ValueError):
+            log.debug("nats: not flushed")
+            if (writer := self._writer()) is not None:
+                writer.transport.abort()
+        try:
+            await self.client.close()
         except (*_NOT_SENT, AssertionError):  # AssertionError: nats-py's, of a connection that was not begun
             log.debug("nats: not closed")
 
     @property
-    def client(self) -> Client:
-        """The connection itself, for what only the doctor asks."""
-        return self._nats
-
-    @property
     def server(self) -> str:
         """The server's URL, empty if there is no connection."""
-        url = self._nats.connected_url
+        url = self.client.connected_url
         return "" if url is None else url.geturl()
 
     # --- messages -----------------------------------------------------------------------------------------------------
@@ -271,10 +260,10 @@ class Transport:
 
     async def _publish(self, subject: str, data: bytes) -> bool:
         """Nothing is sent while there is no connection: nats-py would keep it, and what comes late is useless."""
-        if not self._nats.is_connected:
+        if not self.client.is_connected:
             return False
         try:
-            await self._nats.publish(subject, data)
+            await self.client.publish(subject, data)
         except _NOT_SENT:
             return False
         return True
@@ -284,7 +273,7 @@ class Transport:
 
         Unreachable at once if no node listens, or as CutOff.
         """
-        if not self._nats.is_connected:
+        if not self.client.is_connected:
             raise CutOff(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
         subject = self.subject(to, f"ask.{self._settings.node}")
         reply = self.subject(self._settings.node, f"answer.{to}.{secrets.token_hex(16)}")
@@ -294,7 +283,7 @@ class Transport:
         try:
             while not answer.done() and (left := until - time.monotonic()) > 0:
                 try:
-                    await self._nats.publish(subject, data, reply=reply)
+                    await self.client.publish(subject, data, reply=reply)
                 except _NOT_SENT as error:
                     raise Unreachable(str(error)) from error
                 await asyncio.wait((answer,), timeout=min(left, again_s))
@@ -310,7 +299,7 @@ class Transport:
         if self._bucket is not None:
             return self._bucket
         name = f"ipcsync_{self._settings.fleet}"
-        stream = self._nats.jetstream(timeout=5.0)
+        stream = self.client.jetstream(timeout=5.0)
         try:
             bucket = await stream.key_value(name)
         except nats.js.errors.BucketNotFoundError:
@@ -325,22 +314,20 @@ class Transport:
 
     async def _ask_store(self, what: Callable[[KeyValue], Awaitable[T]], timeout: float) -> T:
         self.last_error = ""
+        if not self.client.is_connected:
+            raise Unavailable("this node is cut off from NATS")
+
+        async def ask() -> T:
+            return await what(await self._open())
+
         try:
-            if not self._nats.is_connected:
-                raise Unavailable("this node is cut off from NATS")
-
-            async def ask() -> T:
-                return await what(await self._open())
-
             return await asyncio.wait_for(ask(), timeout)
-        except nats.js.errors.KeyWrongLastSequenceError as error:
-            raise Conflict(str(error)) from None
         except nats.js.errors.APIError as error:
-            if error.err_code == WRONG_REVISION:
+            if isinstance(error, nats.js.errors.KeyWrongLastSequenceError) or error.err_code == WRONG_REVISION:
                 raise Conflict(str(error)) from None
             self._bucket = None
             raise Unavailable(f"the store refused: {error.description or error}") from error
-        except (*_NOT_SENT, nats.js.errors.Error) as error:
+        except _NOT_SENT as error:
             self._bucket = None
             why = self.last_error or str(error) or type(error).__name__
             raise Unavailable(f"the store of the fleet's names did not answer within {timeout:g} s: {why}") from error
@@ -377,15 +364,15 @@ class Transport:
         if found != revision:
             raise Conflict(f"another write of {key} was accepted at the same time")
 
-    async def read(self, key: str, timeout: float) -> tuple[bytes, int] | None:
-        """What a key holds, with its revision; None if there is no such key. Raises Unavailable."""
+    async def read(self, key: str, timeout: float) -> tuple[bytes, int]:
+        """What a key holds, with its revision; 0 if there is no such key. Raises Unavailable."""
 
-        async def get(bucket: KeyValue) -> tuple[bytes, int] | None:
+        async def get(bucket: KeyValue) -> tuple[bytes, int]:
             try:
                 entry = await bucket.get(key)
             except nats.js.errors.KeyNotFoundError:
-                return None
-            return None if entry.value is None or entry.revision is None else (entry.value, entry.revision)
+                return b"", 0
+            return entry.value or b"", entry.revision or 0
 
         return await self._ask_store(get, timeout)
 
@@ -398,7 +385,7 @@ class Transport:
         subject = f"$KV.ipcsync_{self._settings.fleet}."
 
         async def list_(_: KeyValue) -> list[str]:
-            stream = self._nats.jetstream(timeout=timeout)
+            stream = self.client.jetstream(timeout=timeout)
             info = await stream.stream_info(f"KV_ipcsync_{self._settings.fleet}", subjects_filter=f"{subject}{prefix}>")
             found = [each.removeprefix(subject) for each in info.state.subjects or ()]
             return [key for key in found if _LAST.fullmatch(key.removeprefix(prefix))]

@@ -30,8 +30,8 @@ class _Store:
         self.is_silent = False
         self._revision = 0
 
-    async def read(self, key: str, _timeout: float) -> tuple[bytes, int] | None:
-        return self.held.get(key)
+    async def read(self, key: str, _timeout: float) -> tuple[bytes, int]:
+        return self.held.get(key, (b"", 0))
 
     async def keys(self, prefix: str, _timeout: float) -> list[str]:
         return [key for key in self.held if key.startswith(prefix)]
@@ -195,7 +195,7 @@ def test_names_wait_for_a_store_that_is_away_for_a_moment() -> None:
     class Away(_Late):
         tries = 0
 
-        async def read(self, key: str, timeout: float) -> tuple[bytes, int] | None:
+        async def read(self, key: str, timeout: float) -> tuple[bytes, int]:
             self.tries += 1
             if self.tries <= 3:
                 raise Unavailable("the store is away")
@@ -292,7 +292,7 @@ def test_a_name_that_is_freed_while_the_store_is_told_to_keep_it_stays_free() ->
             super().__init__()
             self.during: list[Coroutine[Any, Any, None]] = []
 
-        async def read(self, key: str, timeout: float) -> tuple[bytes, int] | None:
+        async def read(self, key: str, timeout: float) -> tuple[bytes, int]:
             found = await super().read(key, timeout)
             if self.during and key == "names.eA" and self.breaks == "read":
                 await self.during.pop()
