@@ -27,7 +27,7 @@ from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.names import Names
 from ipcsync_bridge.publisher import Publisher
 from ipcsync_bridge.questions import Questions
-from ipcsync_bridge.remote_requests import Announcements, RemoteRequests
+from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity, Nodes
 from ipcsync_bridge.subscriber import Subscriber
@@ -89,10 +89,13 @@ class Bridge:
             questions,
             self.mirrors,
             self.subscriber,
+            self.exports,
+            self.counters,
+            self.begin,
             visit=lambda key: self.answers.hold([key]),
             describe=self._describe,
         )
-        self._announcements: Announcements | None = None
+        self._is_serving = False
         self._next_keys = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -123,9 +126,8 @@ class Bridge:
                 self._done.set_exception(error)
 
     def _serve(self, report_serving: Callable[[], None]) -> None:
-        self._announcements = Announcements(
-            self._session, self.remote_requests, self.names, self.mirrors, self.exports, self.counters, self.begin
-        )
+        self._is_serving = True
+        self.remote_requests.listen()
         self._next_keys = time.monotonic() + _KEYS_S
         log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.me.term))
         report_serving()
@@ -142,8 +144,7 @@ class Bridge:
             data = wire.encode(wire.Over(self.me.term, self.me.epoch, self.why))
             for node in {*self.publisher.followers, *self.subscriber.sources}:
                 await self._transport.send(node, data)
-        if self._announcements is not None:
-            self._announcements.close()
+        self.remote_requests.close()
         while self._tasks:  # more than once: before Python 3.12 `asyncio.wait_for` loses some cancellations
             for task in self._tasks:
                 task.cancel()
@@ -236,8 +237,8 @@ class Bridge:
                 self._session_is_lost(error)
                 break
             due = self.subscriber.lose_silent(now)
-            if self._announcements is not None:
-                self._announcements.drain()
+            if self._is_serving:
+                self.remote_requests.drain()
                 self._keep_house(now)
             await asyncio.wait((self._done,), timeout=max(min(due, now + _TICK_S) - time.monotonic(), 0.0))
         self._done.result()

@@ -52,16 +52,15 @@ class Publisher:
     async def _send_all(self, follower: Follower) -> None:
         try:
             while rows := follower.take(wire.MAX_ROWS):
-                await self._send(follower, rows)
+                await self._send(follower, wire.News(self.identity.term, self.identity.epoch, rows))
         except Exception as error:  # noqa: BLE001 - who trusts this node's pings must not go on
             self.failed(error)
         finally:
             follower.is_sent_to = False
 
-    async def _send(self, follower: Follower, rows: list[wire.Row]) -> None:
-        body = wire.News(self.identity.term, self.identity.epoch, rows)
+    async def _send(self, follower: Follower, news: wire.News) -> None:
         try:
-            await self.transport.ask(follower.node, wire.encode(body), _ANSWER_S)
+            await self.transport.ask(follower.node, wire.encode(news), _ANSWER_S)
         except TimeoutError:
             return  # it may have been lost
         except Unreachable:
@@ -69,6 +68,6 @@ class Publisher:
             return
         follower.acked()
         self.counters.news_sent += 1
-        self.counters.rows_sent += len(rows)
-        if len(rows) > _MANY:
-            await asyncio.sleep(_ROW_S * len(rows))
+        self.counters.rows_sent += len(news.rows)
+        if len(news.rows) > _MANY:
+            await asyncio.sleep(_ROW_S * len(news.rows))

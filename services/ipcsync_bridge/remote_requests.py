@@ -38,9 +38,13 @@ log = logging.getLogger("ipcsync.bridge")
 _BUDGET = 256  # announcements in one turn of the loop
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RemoteRequests:
-    """Serves wants. `visit` is called with a use that is attached to for a moment; `describe` describes the bridge."""
+    """Hears of wants from the coordinator's feed, which the loop reads, and serves them.
+
+    What was missed on the feed is found by asking. `visit` is called with a use that is attached to for a moment;
+    `describe` describes the bridge.
+    """
 
     settings: Settings
     session: BridgeSession
@@ -49,8 +53,112 @@ class RemoteRequests:
     questions: Questions
     mirrors: Mirrors
     subscriber: Subscriber
+    exports: Exports
+    counters: Counters
+    begin: Callable[[Coroutine[Any, Any, object]], None]
     visit: Callable[[wire.Key], None]
     describe: Callable[[], messages.BridgeInfo]
+
+    def __post_init__(self) -> None:
+        self._handled: set[int] = set()  # the numbers of wants that are served now
+        self._loop = asyncio.get_running_loop()
+        self._number = -1  # of the last announcement
+        self._socket = zmq_context().socket(zmq.SUB)
+        self._socket.linger = 0
+
+    def listen(self) -> None:
+        """Begin to."""
+        self._socket.connect(self.session.feed)
+        self._socket.subscribe(b"")
+        self._loop.add_reader(int(self._socket.fd), self.drain)  # edge-triggered
+        self._loop.call_soon(self.drain)
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._loop.remove_reader(int(self._socket.fd))
+        self._socket.close()
+
+    def drain(self) -> None:
+        """Take in what is there. It is also called now and then, in case an edge of the descriptor was missed."""
+        for _ in range(_BUDGET):
+            if self._socket.closed:
+                return
+            try:
+                frame = bytes(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            announcement = codec.decode_announcement(frame)
+            if announcement.number > (self._number if announcement.kind == "tick" else self._number + 1):
+                self._read_all()
+            self._number = announcement.number
+            if announcement.kind != "tick":
+                self._take(announcement)
+        self._loop.call_soon(self.drain)
+
+    def _take(self, announcement: messages.Announcement) -> None:
+        key = (announcement.slot, announcement.incarnation)
+        if announcement.kind == "wanted" and announcement.want is not None:
+            self._want(announcement.want)
+        elif announcement.kind == "unwanted":
+            self.mirrors.unwanted(key)
+        elif announcement.kind in ("closed", "broken"):
+            if self.exports.get(key) is not None:
+                self.exports.kick()
+            if key in self.names.claims:
+                self.begin(self.names.release(key))
+
+    def _read_all(self) -> None:
+        """Ask for everything that an announcement may have said: this is the beginning, or some were missed."""
+        self.begin(self._list_wants())
+        self.begin(self._check_claims())
+        self.mirrors.drop_unwanted()
+        self.exports.kick()
+
+    async def _check_claims(self) -> None:
+        """Free the names whose events have ended."""
+        for key in list(self.names.claims):
+            if not self.session.is_open(key):
+                await self.names.release(key)
+
+    # --- wants --------------------------------------------------------------------------------------------------------
+
+    async def _list_wants(self) -> None:
+        reply = await self.session.insist(messages.ListWants())
+        assert isinstance(reply, messages.WantList)
+        for want in reply.wants:
+            self._want(want)
+        self._handled &= {want.number for want in reply.wants}
+
+    def _want(self, want: messages.Want) -> None:
+        if want.number not in self._handled:
+            self._handled.add(want.number)
+            self.begin(self._serve(want))
+
+    async def _serve(self, want: messages.Want) -> None:
+        self.counters.remote_requests += 1
+        try:
+            reply = await self._answer_to(want)
+            if reply is not None:
+                await self.session.insist(messages.Answer(want.number, reply), QuotaExceeded)
+        finally:
+            self._handled.discard(want.number)
+
+    async def _answer_to(self, want: messages.Want) -> bytes | None:
+        left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0
+        try:
+            reply = await self.serve(want, max(0.8 * left, 0.05))
+            return None if reply is None else wire.encode_reply(reply)
+        except SessionLost:
+            raise
+        except IpcSyncError as error:
+            failure = error
+        except Exception as error:  # a mistake of this code: who waits is answered all the same
+            log.exception("failed")
+            failure = IpcSyncError(f"the bridge failed: {type(error).__name__} ({error})")
+        self.counters.refusals[type(failure).__name__] += 1
+        return wire.encode_reply(codec.failure_of(failure))
+
+    # --- what is wanted -----------------------------------------------------------------------------------------------
 
     async def serve(self, want: messages.Want, timeout: float) -> messages.Message | None:
         """The answer to a want; None if an import has answered it."""
@@ -166,113 +274,3 @@ class RemoteRequests:
 
 def _import(want: messages.Want, origin: Origin, node: str) -> messages.Import:
     return messages.Import(want.number, *origin, node, want.name)
-
-
-@dataclass(eq=False)
-class Announcements:
-    """A subscription to the coordinator's feed, read by the loop. What was missed there is found by asking."""
-
-    session: BridgeSession
-    remote_requests: RemoteRequests
-    names: Names
-    mirrors: Mirrors
-    exports: Exports
-    counters: Counters
-    begin: Callable[[Coroutine[Any, Any, object]], None]
-
-    def __post_init__(self) -> None:
-        self._handled: set[int] = set()  # the numbers of wants that are served now
-        self._loop = asyncio.get_running_loop()
-        self._number = -1  # of the last announcement
-        self._socket = zmq_context().socket(zmq.SUB)
-        self._socket.linger = 0
-        self._socket.connect(self.session.feed)
-        self._socket.subscribe(b"")
-        self._descriptor = int(self._socket.fd)  # edge-triggered
-        self._loop.add_reader(self._descriptor, self.drain)
-        self._loop.call_soon(self.drain)
-
-    def close(self) -> None:
-        """End the subscription."""
-        self._loop.remove_reader(self._descriptor)
-        self._socket.close()
-
-    def drain(self) -> None:
-        """Take in what is there. It is also called now and then, in case an edge of the descriptor was missed."""
-        for _ in range(_BUDGET):
-            if self._socket.closed:
-                return
-            try:
-                frame = bytes(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return
-            announcement = codec.decode_announcement(frame)
-            if announcement.number > (self._number if announcement.kind == "tick" else self._number + 1):
-                self._read_all()
-            self._number = announcement.number
-            if announcement.kind != "tick":
-                self._take(announcement)
-        self._loop.call_soon(self.drain)
-
-    def _take(self, announcement: messages.Announcement) -> None:
-        key = (announcement.slot, announcement.incarnation)
-        if announcement.kind == "wanted" and announcement.want is not None:
-            self._want(announcement.want)
-        elif announcement.kind == "unwanted":
-            self.mirrors.unwanted(key)
-        elif announcement.kind in ("closed", "broken"):
-            if self.exports.get(key) is not None:
-                self.exports.kick()
-            if key in self.names.claims:
-                self.begin(self.names.release(key))
-
-    def _read_all(self) -> None:
-        """Ask for everything that an announcement may have said: this is the beginning, or some were missed."""
-        self.begin(self._list_wants())
-        self.begin(self._check_claims())
-        self.mirrors.drop_unwanted()
-        self.exports.kick()
-
-    async def _check_claims(self) -> None:
-        """Free the names whose events have ended."""
-        for key in list(self.names.claims):
-            if not self.session.is_open(key):
-                await self.names.release(key)
-
-    # --- wants --------------------------------------------------------------------------------------------------------
-
-    async def _list_wants(self) -> None:
-        reply = await self.session.insist(messages.ListWants())
-        assert isinstance(reply, messages.WantList)
-        for want in reply.wants:
-            self._want(want)
-        self._handled &= {want.number for want in reply.wants}
-
-    def _want(self, want: messages.Want) -> None:
-        if want.number not in self._handled:
-            self._handled.add(want.number)
-            self.begin(self._serve(want))
-
-    async def _serve(self, want: messages.Want) -> None:
-        self.counters.remote_requests += 1
-        try:
-            reply = await self._answer_to(want)
-            if reply is not None:
-                await self.session.insist(messages.Answer(want.number, reply), QuotaExceeded)
-        finally:
-            self._handled.discard(want.number)
-
-    async def _answer_to(self, want: messages.Want) -> bytes | None:
-        left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0
-        try:
-            reply = await self.remote_requests.serve(want, max(0.8 * left, 0.05))
-            return None if reply is None else wire.encode_reply(reply)
-        except SessionLost:
-            raise
-        except IpcSyncError as error:
-            failure = error
-        except Exception as error:  # a mistake of this code: who waits is answered all the same
-            log.exception("failed")
-            failure = IpcSyncError(f"the bridge failed: {type(error).__name__} ({error})")
-        self.counters.refusals[type(failure).__name__] += 1
-        return wire.encode_reply(codec.failure_of(failure))

@@ -23,7 +23,7 @@ from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.links import UNSURE, Follower
 from ipcsync_bridge.mirrors import Mirrors, Origin
-from ipcsync_bridge.remote_requests import Announcements
+from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity
 
@@ -154,20 +154,29 @@ def test_what_was_missed_is_asked_for_until_the_coordinator_answers(
 
         monkeypatch.setattr(session, "ask", ask_later)
         host = _Host()
-        nothing = SimpleNamespace(drop_unwanted=lambda: None, kick=lambda: None)
         attached = await ask(messages.Open("kv", engine="timeline"))
         assert isinstance(attached, messages.Attachment)
         use = (attached.slot, attached.incarnation)
         names = SimpleNamespace(claims={(3, 7): None, use: None}, release=release)
-        made: Any = (session, nothing, names, nothing, nothing, Counters(), host.begin)
-        announcements = Announcements(*made)
+        requests = _requests(session, host, names)
         while not refused or host.tasks:
             await asyncio.sleep(0.001)
-        announcements.close()
+        requests.close()
 
     on_a_session(client, scenario)
     assert released == [(3, 7)], "of the two the one that is not open"
     event.close()
+
+
+def _requests(session: BridgeSession, host: _Host, names: Any = None, serve: Any = None) -> RemoteRequests:
+    """What hears of what sessions want, and answers by `serve`."""
+    other: Any = SimpleNamespace(claims={}, drop_unwanted=lambda: None, kick=lambda: None)
+    requests = RemoteRequests(
+        other, session, other, names or other, other, other, other, other, Counters(), host.begin, other, other
+    )
+    requests.serve = serve  # type: ignore[method-assign]
+    requests.listen()
+    return requests
 
 
 def _answers(session: BridgeSession, host: Any, **settings: Any) -> tuple[Answers, Exports]:
@@ -268,14 +277,10 @@ def test_new_code_releases_a_mirror_that_the_coordinator_has_finished(client: ip
 
 def test_a_failure_of_the_bridge_itself_answers_who_waits(client: ipcsync.Client) -> None:
     async def scenario(session: BridgeSession) -> None:
-        class RemoteRequests:
-            async def serve(self, _want: object, _timeout: float) -> None:
-                raise KeyError("a mistake")
+        async def serve(_want: object, _timeout: float) -> None:
+            raise KeyError("a mistake")
 
-        host, wants = _Host(), RemoteRequests()
-        nothing = SimpleNamespace(claims={}, drop_unwanted=lambda: None, kick=lambda: None)
-        made: Any = (session, wants, nothing, nothing, nothing, Counters(), host.begin)
-        announcements = Announcements(*made)
+        requests = _requests(session, _Host(), serve=serve)
         outcome: list[BaseException] = []
 
         def ask() -> None:
@@ -289,9 +294,9 @@ def test_a_failure_of_the_bridge_itself_answers_who_waits(client: ipcsync.Client
         while not outcome:
             await asyncio.sleep(0.001)
         thread.join()
-        while announcements._handled:  # the client may hear of it before the bridge goes on
+        while requests._handled:  # the client may hear of it before the bridge goes on
             await asyncio.sleep(0.001)
-        announcements.close()
+        requests.close()
         assert "the bridge failed: KeyError" in str(outcome[0])
 
     on_a_session(client, scenario)
@@ -350,21 +355,18 @@ def test_an_answer_that_no_message_holds_is_a_refusal(client: ipcsync.Client) ->
     events = [client.event(f"{number:0200}", recorder=True) for number in range(250)]
 
     async def scenario(session: BridgeSession) -> None:
-        class RemoteRequests:
-            async def serve(self, want: messages.Want, _timeout: float) -> messages.Message:
-                return await session.ask(messages.ListEvents(want.name))
+        async def serve(want: messages.Want, _timeout: float) -> messages.Message:
+            return await session.ask(messages.ListEvents(want.name))
 
-        host, wants = _Host(), RemoteRequests()
-        nothing = SimpleNamespace(claims={}, drop_unwanted=lambda: None, kick=lambda: None)
-        made: Any = (session, wants, nothing, nothing, nothing, Counters(), host.begin)
-        announcements = Announcements(*made)
+        host = _Host()
+        requests = _requests(session, host, serve=serve)
         while host.tasks:
             await asyncio.sleep(0.001)
         with pytest.raises(ipcsync.QuotaExceeded, match="of events, ask for those with a longer prefix"):
             await asyncio.to_thread(client.list_events, node="b")
         found = await asyncio.to_thread(client.list_events, f"{7:0200}", node="b")
         assert [row.name for row in found] == [f"{7:0200}"]
-        announcements.close()
+        requests.close()
 
     on_a_session(client, scenario)
     for event in events:
