@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from ipcsync._wire import endpoints
 from ipcsync_bridge import config
 
 
@@ -17,7 +16,7 @@ from ipcsync_bridge import config
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
 @click.option("--try-handover", hidden=True, help="Only say whether a bridge of these formats can be gone on with.")
-def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: str | None, **given: Any) -> None:
+def main(log_level: str, log_json: bool, try_handover: str | None, **given: Any) -> None:
     """Link the events of this host's coordinator with those of other nodes, over NATS.
 
     \b
@@ -37,8 +36,7 @@ def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: 
     """
     from ipcsync._logs import configure
 
-    directory = runtime_dir or endpoints.runtime_dir()
-    settings = config.load(directory, given)  # before what needs nats-py, whose absence it reports
+    settings = config.load(given)  # before what needs nats-py, whose absence it reports
     from ipcsync_bridge import reload
 
     if try_handover is not None:
@@ -46,7 +44,7 @@ def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: 
         return
     configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "nats"))
     signal.pthread_sigmask(signal.SIG_BLOCK, reload.SIGNALS)  # of each thread that is started before there are handlers
-    if status := reload.run(settings, directory):
+    if status := reload.run(settings):
         raise SystemExit(status)
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
+from ipcsync._session.connection import expect
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import (
@@ -149,13 +150,12 @@ class Answers:
         if not self.settings.exports_name(name):
             raise EventClosed(f"node {self.settings.node!r} exports no event named {name!r} (--export)", event=name)
         try:
-            reply = await self.session.ask(messages.Open(name, engine="timeline"))
+            attached = expect(await self.session.ask(messages.Open(name, engine="timeline")), Attachment)
         except EngineMismatch as error:
             if "uses the engine 'event'" in str(error):
                 raise EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self.settings.node)) from None
             raise
-        assert isinstance(reply, messages.Attachment)
-        return self._export(reply)
+        return self._export(attached)
 
     def _export(self, attached: Attachment) -> Export:
         self.hold([(attached.slot, attached.incarnation)])
@@ -182,7 +182,7 @@ class Answers:
             raise EngineMismatch(_ONLY_TIMELINE.format(name="", node=self.settings.node)) from None
         if isinstance(reply, messages.Remains):
             return self._remains(reply)
-        assert isinstance(reply, messages.Attachment)
+        reply = expect(reply, Attachment)
         is_exported = self.settings.exports_name(reply.name)
         if reply.engine == "timeline" and reply.origin is None and is_exported:
             return self._export(reply)
@@ -204,16 +204,13 @@ class Answers:
         return wire.Row(left.slot, left.incarnation, left.recorded, left.good, lost, "broken", cause)
 
     async def _list(self, prefix: str) -> wire.Listed:
-        reply = await self.session.ask(messages.ListEvents(prefix))
-        assert isinstance(reply, messages.EventList)
+        reply = expect(await self.session.ask(messages.ListEvents(prefix)), messages.EventList)
         rows = [
             replace(row, node=self.settings.node)
             for row in reply.events
             if row.engine == "timeline" and not row.node and row.name and self.settings.exports_name(row.name)
         ]
         return wire.Listed(wire.encode_reply(messages.EventList(rows)))
-
-    # --- the end of exports -------------------------------------------------------------------------------------------
 
     def hold(self, keys: Iterable[wire.Key], until: float = 0.0) -> None:
         """Note that the bridge is attached to these; from `until` on `close_unused` releases what no node follows."""
@@ -265,8 +262,6 @@ class Answers:
 
     def _unused(self, now: float) -> list[wire.Key]:
         return [key for key, until in self._attached.items() if now >= until and not self.exports.is_followed(key)]
-
-    # --- from one code to the next ------------------------------------------------------------------------------------
 
     def leave(self) -> list[wire.Key]:
         """What is attached to, for an export or for nothing."""

@@ -31,7 +31,6 @@ class Context:
     """What the checks are of; `transport` is connected by the check `server`."""
 
     settings: Settings
-    directory: str
     transport: Transport
 
     async def is_refused(self, subject: str, work: Awaitable[object]) -> bool:
@@ -43,9 +42,9 @@ class Context:
         return subject.lower() in said and "permissions violation" in said
 
 
-async def run(settings: Settings, directory: str) -> Findings:
+async def run(settings: Settings) -> Findings:
     """All checks. None hangs."""
-    context = Context(settings, directory, Transport(settings))
+    context = Context(settings, Transport(settings))
     found = Findings()
     try:
         for name, check, is_vital in CHECKS:
@@ -63,17 +62,14 @@ async def _tried(check: Callable[[Context], Awaitable[Outcome]], context: Contex
         return "fail", said, "See the servers' log, and their permissions for this node (deploy/nats)."
 
 
-# --- this machine -----------------------------------------------------------------------------------------------------
-
-
 async def _coordinator(context: Context) -> Outcome:
     try:
-        serving = who_serves(context.directory)
+        serving = who_serves(context.settings.directory)
     except OSError:
         serving = None
     if serving is None:
-        return "warn", f"none serves {context.directory}", "A bridge needs one: ipcsync coordinator"
-    return "ok", f"pid {serving.pid} serves {context.directory}", ""
+        return "warn", f"none serves {context.settings.directory}", "A bridge needs one: ipcsync coordinator"
+    return "ok", f"pid {serving.pid} serves {context.settings.directory}", ""
 
 
 async def _certificates(context: Context) -> Outcome:
@@ -97,9 +93,6 @@ async def _certificates(context: Context) -> Outcome:
     if min(ends.values()) < _SOON_DAYS:
         return "warn", detail, "Renew it, then send the bridge SIGHUP: no link is lost."
     return "ok", detail, ""
-
-
-# --- the servers ------------------------------------------------------------------------------------------------------
 
 
 async def _server(context: Context) -> Outcome:
@@ -200,7 +193,7 @@ async def _try_to_write(context: Context, subject: str) -> None:
 
 async def _name(context: Context) -> Outcome:
     node = context.settings.node
-    mine = known_owner_id(context.settings.owner_file(context.directory))
+    mine = known_owner_id(context.settings.owner_file)
     try:
         answer = wire.decode(await context.transport.ask(node, wire.encode(wire.Ping()), _ANSWER_S))
         if isinstance(answer, wire.Pong) and answer.owner == mine:

@@ -35,7 +35,6 @@ class Settings:
     node: str = _setting("What this node is called in the fleet.", metavar="NAME")
     servers: tuple[str, ...] = _setting("A server; more than once for more.", name="nats", metavar="URL", multiple=True)
     fleet: str = _setting("Which fleet of those on the servers.", "main", metavar="NAME")
-    endpoint: str = ""
     insecure: bool = _setting("Speak in the clear to servers that are not on this machine.", False, is_flag=True)
     tls_ca: str = _setting("The CA certificate that verifies the servers.", "", metavar="FILE")
     tls_cert: str = _setting("This node's certificate; its name is the node's.", "", metavar="FILE")
@@ -50,6 +49,7 @@ class Settings:
     )
     max_nodes: int = _setting("The most nodes linked.", 256, type=click.IntRange(1, 65_536), metavar="N")
     max_links: int = _setting("The most events linked.", 4096, type=click.IntRange(1, 5_000), metavar="N")
+    runtime_dir: str = _setting("Where the coordinator serves. [IPCSYNC_RUNTIME_DIR or the user's]", "", metavar="DIR")
 
     def __post_init__(self) -> None:
         for what, name in (("--node", self.node), ("--fleet", self.fleet)):
@@ -85,9 +85,15 @@ class Settings:
         if url.scheme == "tls" and not self.tls_ca:
             raise ValueError(f"{server} needs --tls-ca, to verify it")
 
-    def owner_file(self, directory: str) -> str:
-        """The file in the coordinator's runtime directory that has the owner id of the node's bridge."""
-        return os.path.join(directory, f"bridge-{self.fleet}-{self.node}")
+    @property
+    def directory(self) -> str:
+        """Where the coordinator serves."""
+        return self.runtime_dir or endpoints.runtime_dir()
+
+    @property
+    def owner_file(self) -> str:
+        """The file that has the owner id of the node's bridge."""
+        return os.path.join(self.directory, f"bridge-{self.fleet}-{self.node}")
 
     def exports_name(self, name: str) -> bool:
         """Whether other nodes may wait for the event of that name."""
@@ -103,12 +109,11 @@ def options(command: C) -> C:
             more = {} if setting.default is dataclasses.MISSING else {"default": setting.default}
             option = {"envvar": variable, **more, **setting.metadata["option"]}
             command = click.option(flag, setting.name, **option)(command)
-    place = "Where the coordinator serves. [IPCSYNC_RUNTIME_DIR, else the user's]"
-    return click.option("--runtime-dir", metavar="DIR", help=place)(command)
+    return command
 
 
-def load(directory: str, given: Mapping[str, Any]) -> Settings:
-    """The settings for the coordinator of a runtime directory. Failed without the libraries, WrongCall if invalid."""
+def load(given: Mapping[str, Any]) -> Settings:
+    """The settings. Failed without the libraries that they need, WrongCall if one is invalid."""
     try:
         import nats  # noqa: F401 - whether it is there
     except ModuleNotFoundError:
@@ -116,9 +121,11 @@ def load(directory: str, given: Mapping[str, Any]) -> Settings:
     if given.get("credentials") and importlib.util.find_spec("nkeys") is None:
         raise Failed("--credentials needs nkeys: pip install 'nats-py[nkeys]'")
     try:
-        return Settings(endpoint=endpoints.endpoint_in(directory), **given)
+        settings = Settings(**given)
+        endpoints.endpoint_in(settings.directory)
     except ValueError as error:
         raise WrongCall(str(error)) from None
+    return settings
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,14 +9,13 @@ from typing import Any
 
 import click
 
-from ipcsync._wire import endpoints
 from ipcsync_bridge import config
 
 
 @click.command("doctor --fleet", context_settings={"show_default": True, "auto_envvar_prefix": config.VARIABLES})
 @config.options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
-def main(runtime_dir: str | None, as_json: bool, **given: Any) -> None:
+def main(as_json: bool, **given: Any) -> None:
     """Try what a bridge with these settings needs: servers, permissions, certificates, the store, the node's name.
 
     \b
@@ -26,11 +25,10 @@ def main(runtime_dir: str | None, as_json: bool, **given: Any) -> None:
     Nothing is left behind, and a bridge that runs is not disturbed. Exit status 1 if a check failed.
     """
     logging.getLogger("ipcsync.bridge").addHandler(logging.NullHandler())  # the findings say it
-    directory = runtime_dir or endpoints.runtime_dir()
-    settings = config.load(directory, given)  # before what needs nats-py, whose absence it reports
+    settings = config.load(given)  # before what needs nats-py, whose absence it reports
     from ipcsync_bridge import checks
 
-    asyncio.run(checks.run(settings, directory)).print(as_json=as_json)
+    asyncio.run(checks.run(settings)).print(as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from ipcsync._board.runtime_dir import RELOAD
 from ipcsync._linux.process import has_terminal
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
+from ipcsync._wire.endpoints import endpoint_in
 from ipcsync.cli.output import Failed
 from ipcsync.errors import IpcSyncError, NodeNameTaken
 from ipcsync_bridge import handover
@@ -34,30 +35,30 @@ _TRIAL_S = 30.0
 _TRY = "--try-handover"
 
 
-def run(settings: Settings, directory: str) -> int:
+def run(settings: Settings) -> int:
     """Run a bridge; its exit status. It does not return if other code goes on in this process. Raises Failed."""
     try:
         import uvloop
     except ImportError:
-        ended = asyncio.run(_serve(settings, directory))
+        ended = asyncio.run(_serve(settings))
     else:
-        ended = uvloop.run(_serve(settings, directory))  # in which a word takes a fifth less time
+        ended = uvloop.run(_serve(settings))  # in which a word takes a fifth less time
     return ended if isinstance(ended, int) else _go_on(*ended)
 
 
-async def _serve(settings: Settings, directory: str) -> int | tuple[handover.State, dict[str, str]]:
+async def _serve(settings: Settings) -> int | tuple[handover.State, dict[str, str]]:
     """The exit status, or what the code that is on disk now is to go on with."""
     try:
-        left = handover.take()
+        left, endpoint = handover.take(), endpoint_in(settings.directory)
         if left is not None:
-            session = BridgeSession.resumed(settings.endpoint, left.session)
+            session = BridgeSession.resumed(endpoint, left.session)
         else:
-            session = BridgeSession.opened(settings.endpoint, f"bridge {settings.node}", 5.0)
+            session = BridgeSession.opened(endpoint, f"bridge {settings.node}", 5.0)
     except IpcSyncError as error:
         raise Failed(str(error)) from None
     why = "restarted"
     try:
-        owner = owner_id(settings.owner_file(directory))
+        owner = owner_id(settings.owner_file)
         bridge = Bridge(settings, session, Transport(settings), owner, left)
         manager = ServiceManager()
         reloads = Reloads(bridge, manager)

@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from ipcsync._session.connection import zmq_context
+from ipcsync._session.connection import expect, zmq_context
 from ipcsync._wire import codec, messages
 from ipcsync.errors import (
     EngineMismatch,
@@ -120,14 +120,11 @@ class RemoteRequests:
             if not self.session.is_open(key):
                 await self.names.release(key)
 
-    # --- wants --------------------------------------------------------------------------------------------------------
-
     async def _list_wants(self) -> None:
-        reply = await self.session.insist(messages.ListWants())
-        assert isinstance(reply, messages.WantList)
-        for want in reply.wants:
+        wants = expect(await self.session.insist(messages.ListWants()), messages.WantList).wants
+        for want in wants:
             self._want(want)
-        self._handled &= {want.number for want in reply.wants}
+        self._handled &= {want.number for want in wants}
 
     def _want(self, want: messages.Want) -> None:
         if want.number not in self._handled:
@@ -158,8 +155,6 @@ class RemoteRequests:
         self.counters.refusals[type(failure).__name__] += 1
         return wire.encode_reply(codec.failure_of(failure))
 
-    # --- what is wanted -----------------------------------------------------------------------------------------------
-
     async def serve(self, want: messages.Want, timeout: float) -> messages.Message | None:
         """The answer to a want; None if an import has answered it."""
         if want.what == "claim":
@@ -177,8 +172,6 @@ class RemoteRequests:
         await (self._attach if want.what == "attach" else self._open)(want, timeout)
         return None
 
-    # --- lists --------------------------------------------------------------------------------------------------------
-
     async def _list_events(self, want: messages.Want, timeout: float) -> messages.Message:
         if want.node == self.settings.node:
             return await self.session.ask(messages.ListEvents(want.name))
@@ -190,24 +183,21 @@ class RemoteRequests:
 
     async def _list_nodes(self, timeout: float) -> messages.NodeList:
         owners = await self.nodes.everybody(timeout)
-        now = time.monotonic()
-        own = messages.NodeInfo(self.settings.node, self.session.epoch, "known", 0, 0.0)
-        others = {node: self._info(node, bytes.fromhex(owner.epoch), now) for node, owner in owners.items()}
-        for node, source in self.subscriber.sources.items():
-            others[node] = self._info(node, source.epoch, now)
-        others.pop(self.settings.node, None)
-        return messages.NodeList([own, *(others[node] for node in sorted(others))])
-
-    def _info(self, node: str, epoch: bytes, now: float) -> messages.NodeInfo:
-        source = self.subscriber.sources.get(node)
-        if source is not None:
-            return messages.NodeInfo(node, source.epoch, "linked", len(source.links), now - source.last_received)
-        lost_epoch, reason = self.subscriber.lost.get(node, (b"", ""))
-        if reason and lost_epoch == epoch:
-            return messages.NodeInfo(node, epoch, "lost", 0, None, reason)
-        return messages.NodeInfo(node, epoch, "known", 0)
-
-    # --- uses of events -----------------------------------------------------------------------------------------------
+        sources, now = self.subscriber.sources, time.monotonic()
+        epochs = {node: bytes.fromhex(owner.epoch) for node, owner in owners.items()}
+        epochs |= {node: source.epoch for node, source in sources.items()}
+        epochs.pop(self.settings.node, None)
+        listed = [messages.NodeInfo(self.settings.node, self.session.epoch, "known", 0, 0.0)]
+        for node, epoch in sorted(epochs.items()):
+            lost_epoch, reason = self.subscriber.lost.get(node, (b"", ""))
+            if (source := sources.get(node)) is not None:
+                heard_s = now - source.last_received
+                listed.append(messages.NodeInfo(node, epoch, "linked", len(source.links), heard_s))
+            elif lost_epoch == epoch:
+                listed.append(messages.NodeInfo(node, epoch, "lost", 0, None, reason))
+            else:
+                listed.append(messages.NodeInfo(node, epoch, "known", 0))
+        return messages.NodeList(listed)
 
     async def _open(self, want: messages.Want, timeout: float) -> None:
         if not want.node:
@@ -228,8 +218,8 @@ class RemoteRequests:
             opened = await self.session.ask(messages.Open(want.name, engine="timeline"))
         except EngineMismatch:  # it exists, and only who waits on another node needs this engine
             opened = await self.session.ask(messages.Open(want.name))
-        assert isinstance(opened, messages.Attachment)
-        key = (opened.slot, opened.incarnation)
+        attached = expect(opened, messages.Attachment)
+        key = (attached.slot, attached.incarnation)
         try:
             await self.session.ask(_import(want, Origin(self.session.epoch, *key), want.node))
         finally:
@@ -268,8 +258,7 @@ class RemoteRequests:
             if isinstance(error, NodeLost) and error.reason is None:
                 return  # lost for good on this node, as the coordinator has answered the session
             raise
-        assert isinstance(attached, messages.Attachment)
-        self.subscriber.mirror(attached, row)
+        self.subscriber.mirror(expect(attached, messages.Attachment), row)
 
 
 def _import(want: messages.Want, origin: Origin, node: str) -> messages.Import:

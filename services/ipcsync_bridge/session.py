@@ -88,8 +88,6 @@ class BridgeSession:
         self._connection.window = self._welcome.window
         self._heart.start()
 
-    # --- the thread ---------------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         block_signals()
         self._connection.blocks_signals = True
@@ -156,8 +154,6 @@ class BridgeSession:
         line = self.board.slot(use[0])
         return line.incarnation == use[1] and line.state == OPEN
 
-    # --- requests -----------------------------------------------------------------------------------------------------
-
     async def ask(self, body: Message) -> Message:
         """The reply's body; raises the error that it carries, WaitTimeout after 5 s, or SessionLost."""
         await self._goes_on.wait()
@@ -198,8 +194,6 @@ class BridgeSession:
     def go_on(self) -> None:
         """Ask again."""
         self._goes_on.set()
-
-    # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self, *, says_goodbye: bool) -> None:
         """End the session; without a goodbye, peers see a death."""

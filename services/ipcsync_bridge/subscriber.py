@@ -50,8 +50,6 @@ class Subscriber:
         source = self.sources.get(node)
         return 0.0 if source is None else source.last_received
 
-    # --- links --------------------------------------------------------------------------------------------------------
-
     def source_of(self, node: str, state: wire.State, sent: float) -> Source:
         """The source that a node's answer is of, to a question that was `sent` then. QuotaExceeded, NodeLost."""
         source = self._present(node, state)
@@ -115,8 +113,6 @@ class Subscriber:
                 self._remember((source.node, origin), source.links.get(origin.key, wire.Row(*origin.key)))
                 source.unlink(origin.key)
 
-    # --- news ---------------------------------------------------------------------------------------------------------
-
     def receive(self, sender: str, body: wire.News) -> None:
         """Take in a node's news."""
         rows = body.rows
@@ -171,8 +167,6 @@ class Subscriber:
         for key in source.links:
             self.mirrors.end(Origin(source.epoch, *key), "broken", reason)
 
-    # --- by the clock -------------------------------------------------------------------------------------------------
-
     def lose_silent(self, now: float) -> float:
         """Lose the nodes that have been silent for their TTL, and return when the next one will have been."""
         for source in [each for each in self.sources.values() if each.is_silent(now)]:
@@ -213,8 +207,6 @@ class Subscriber:
             if not source.links and pong.version == source.version:
                 del self.sources[source.node]  # not before: what says that nothing is wanted may not have come
         return True
-
-    # --- from one code to the next ------------------------------------------------------------------------------------
 
     def resume(self, left: handover.State) -> None:
         """Go on with what other code left; meanwhile no node could be heard."""

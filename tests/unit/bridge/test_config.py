@@ -66,8 +66,8 @@ def test_wall_clock_is_not_read() -> None:
         assert found is None, f"{path.name}: {found and found[0]}"
 
 
-def test_credentials_without_nkeys_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_without_nkeys_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(Failed, match=re.escape("pip install 'nats-py[nkeys]'")):
-        load(str(tmp_path), {"node": "a", "servers": ("nats://127.0.0.1:4222",), "credentials": "node.creds"})
+        load({"node": "a", "servers": ("nats://127.0.0.1:4222",), "credentials": "node.creds"})
