@@ -261,7 +261,8 @@ class Answers:
             self._may_attach.set()
 
     def _unused(self, now: float) -> list[wire.Key]:
-        return [key for key, until in self._attached.items() if now >= until and not self.exports.is_followed(key)]
+        due = [key for key, until in self._attached.items() if now >= until]
+        return [key for key in due if (export := self.exports.get(key)) is None or not export.followers]
 
     def leave(self) -> list[wire.Key]:
         """What is attached to, for an export or for nothing."""

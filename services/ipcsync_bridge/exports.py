@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
 from ipcsync._board.layout import L_RECORDED
@@ -43,11 +43,9 @@ class Export:
         self._dependencies = Dependencies(board, self._line, attachment.base)
         self.row = Row(*self.key)
         # Of the last look of the thread that watches it:
-        self.is_in_flight = False
-        """Whether a GPU may complete more of it at any moment, which wakes no process."""
+        self.is_in_flight = False  # a GPU may complete more of it at any moment, which wakes no process
         self.is_unclear = False  # what it stands behind is not judged yet
-        self.is_busy = False
-        """Whether many records were made since the last look but one."""
+        self.is_busy = False  # many records were made since the last look but one
         self.futex_address = self._line.futex.address
         self.words = self._line.all_words
         self.seen = memoryview(b"")
@@ -94,10 +92,7 @@ class Export:
     def _judged(self, done: int) -> int:
         """The last complete generation that counts; what stands behind something counts only if all is well there."""
         first = self._dependencies.first
-        if not first or done < first:
-            return done
-        recorder = self._line.recorder
-        if self._dependencies.is_clear(recorder):
+        if not first or done < first or self._dependencies.is_clear(recorder := self._line.recorder):
             return done
         self._dependencies.ring(recorder)
         return first - 1
@@ -146,11 +141,6 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="ipcsync-exports", daemon=True)
         self._thread.start()
 
-    @property
-    def room(self) -> int:
-        """How many more exports it can take."""
-        return MOST_FUTEXES - 1 - len(self.exports)
-
     def add(self, export: Export) -> None:
         """Look at this export too."""
         self.exports = (*self.exports, export)
@@ -165,15 +155,11 @@ class Watcher:
         """Look at all exports now."""
         self._word.bump()
 
-    def end(self) -> None:
+    def end(self, wait_s: float = 0.0) -> None:
         """Have the thread end."""
         self._is_stopped = True
         self.kick()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self.end()
-        self._thread.join(5.0)
+        self._thread.join(wait_s)
 
     def _run(self) -> None:
         try:
@@ -240,9 +226,6 @@ class Exports:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def __iter__(self) -> Iterator[Export]:
-        return iter(list(self._by_key.values()))
-
     def get(self, key: Key) -> Export | None:
         """The export of a use, None if it is not exported."""
         return self._by_key.get(key)
@@ -254,17 +237,12 @@ class Exports:
         if export is None:
             export = self._by_key[key] = Export(self._board, attachment)
             export.row = export.read()
-            watcher = next((each for each in self._watchers if each.room), None)
+            watcher = next((each for each in self._watchers if len(each.exports) < MOST_FUTEXES - 1), None)
             if watcher is None:
                 watcher = Watcher(self._changed, self._failed, self._budget)
                 self._watchers.append(watcher)
             watcher.add(export)
         return export
-
-    def is_followed(self, key: Key) -> bool:
-        """Whether another node waits for this use."""
-        export = self._by_key.get(key)
-        return export is not None and bool(export.followers)
 
     def drop(self, key: Key) -> None:
         """Stop exporting a use, if it is exported."""
@@ -284,4 +262,4 @@ class Exports:
     def close(self) -> None:
         """End the threads."""
         for watcher in self._watchers:
-            watcher.stop()
+            watcher.end(5.0)

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ipcsync import errors
+from ipcsync._wire import codec, messages
 from ipcsync.errors import IpcSyncError, NodeLost, ProtocolError, SessionLost
 from ipcsync_bridge import wire
 from ipcsync_bridge.transport import CutOff, Transport, Unavailable, Unreachable
@@ -72,11 +72,9 @@ class Questions:
 
 def refusal(node: str, body: wire.Refused) -> IpcSyncError:
     """The error that another node refused with."""
-    kind = getattr(errors, body.kind, None) if body.kind in errors.__all__ else None
-    if kind is NodeLost:
+    error = codec.error_of(messages.Failure(body.kind, body.text, {}))
+    if isinstance(error, NodeLost):
         return NodeLost(body.text, node=node, reason="restarted")
-    if kind is None or issubclass(kind, SessionLost):
+    if type(error) is IpcSyncError or isinstance(error, SessionLost):
         return IpcSyncError(f"node {node!r} refused: {body.text}")
-    error = kind(body.text)
-    assert isinstance(error, IpcSyncError)
     return error
