@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import nats.errors
 import nats.js.errors
@@ -14,7 +15,7 @@ import nats.js.errors
 from ipcsync._board.runtime_dir import who_serves
 from ipcsync.cli.doctor.report import Findings, Outcome, Result
 from ipcsync.errors import IpcSyncError
-from ipcsync_bridge import certificates, wire
+from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.store import Owner, decode, known_owner_id
 from ipcsync_bridge.transport import WRONG_REVISION, Transport, Unreachable, flushed
@@ -79,7 +80,7 @@ async def _certificates(context: Context) -> Outcome:
     if not settings.tls_cert:
         return "warn", "none of this node's own: the servers know it by other means", ""
     try:
-        mine, authority = certificates.own(settings), certificates.authority(settings)
+        mine, authority = _own(settings), _authority(settings)
     except (ssl.SSLError, OSError) as error:
         return "fail", str(error), "Certificates, their key and --tls-ca must be of one authority, and not ended."
     ends = {"this node's": mine.days_left, "the authority's": authority.days_left}
@@ -93,6 +94,52 @@ async def _certificates(context: Context) -> Outcome:
     if min(ends.values()) < _SOON_DAYS:
         return "warn", detail, "Renew it, then send the bridge SIGHUP: no link is lost."
     return "ok", detail, ""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The name that a server knows it by (its first DNS name, else its subject's), and how long it is good for."""
+
+    name: str
+    days_left: float
+
+
+def _own(settings: Settings) -> Certificate:
+    """This node's, as a server that trusts its authority sees it. ssl.SSLError, OSError if no such server takes it."""
+    at_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    at_server.verify_mode = ssl.CERT_REQUIRED
+    at_server.load_verify_locations(settings.tls_ca)
+    at_server.load_cert_chain(settings.tls_cert, settings.tls_key or None)  # who serves does not matter here
+    at_client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    at_client.check_hostname = False
+    at_client.verify_mode = ssl.CERT_NONE
+    at_client.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = at_server.wrap_bio(to_server, to_client, server_side=True)
+    client = at_client.wrap_bio(to_client, to_server)
+    waiting = [client, server]
+    while waiting:
+        side = waiting.pop(0)
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            waiting.append(side)
+    return _of(server.getpeercert() or {})
+
+
+def _authority(settings: Settings) -> Certificate:
+    """The certificate of an authority of `--tls-ca` that expires first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(settings.tls_ca)
+    return min(map(_of, context.get_ca_certs()), key=lambda each: each.days_left)
+
+
+def _of(found: Mapping[str, Any]) -> Certificate:
+    """One as `ssl` describes it, in which what is not there is empty."""
+    names = [name for kind, name in found.get("subjectAltName", ()) if kind == "DNS"]
+    names += [value for part in found["subject"] for key, value in part if key == "commonName"]
+    ends = ssl.cert_time_to_seconds(found["notAfter"])
+    return Certificate(names[0] if names else "", (ends - time.time()) / 86_400)
 
 
 async def _server(context: Context) -> Outcome:
@@ -112,7 +159,7 @@ async def _server(context: Context) -> Outcome:
     if (version.major, version.minor) < _OLDEST:
         return "warn", detail, f"The oldest that was tried is {_OLDEST[0]}.{_OLDEST[1]}."
     if context.transport.certificate:
-        days = certificates.of(context.transport.certificate).days_left
+        days = _of(context.transport.certificate).days_left
         detail += f", its certificate ends in {days:.0f} days"
         if days < _SOON_DAYS:
             return "warn", detail, "Renew it there."

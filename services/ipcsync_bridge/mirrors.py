@@ -36,44 +36,35 @@ class Mirror:
         self.row = row
         self.attachment = attachment
         self.use: Key = (attachment.slot, attachment.incarnation)
+        # The state and reason that the coordinator is being asked to finish it with; and those to ask for next, if the
+        # coordinator refuses because a session wants the mirror.
         self.ending: tuple[str, str] | None = None
-        """The state and reason that the coordinator is being asked to finish it with."""
         self.next_ending: tuple[str, str] | None = None
-        """Those to ask for next, if the coordinator refuses because a session wants the mirror."""
-        self._incarnation = attachment.incarnation
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
         self.has_sent_closed = self._line.state == CLOSED  # by the code before this one, if it is
         self._word = Futex(self._line.completed_address)
-        # Of an earlier code in this process, too: what is stored never becomes less.
-        self._recorded = self._line.recorded - self._base
-        self._completed = self._line.completed - self._base
-        self._lost = 0
 
     def store(self) -> None:
         """Store what the row says and the board does not have. Nothing once the coordinator has finished the use."""
-        row, line = self.row, self._line
+        row, line, base = self.row, self._line, self._base
         if self.ending is not None or not self.is_open:
             return
-        if row.recorded > self._recorded:
-            line.publish(self._base + row.recorded)
-            self._recorded = row.recorded
-        completed = min(row.completed, row.recorded)
-        if completed > self._completed:
-            line.store_completed(self._base + completed)
-            self._completed = completed
+        if base + row.recorded > line.recorded:  # what is stored never becomes less, of an earlier code here neither
+            line.publish(base + row.recorded)
+        if base + (completed := min(row.completed, row.recorded)) > line.completed:
+            line.store_completed(base + completed)
         line.futex.wake()
         self._word.wake()
-        if row.lost and row.lost != self._lost:
-            line.lose(self._base + row.lost, 0)
-            self._lost = row.lost
+        if row.lost and base + row.lost != line.lost:
+            line.lose(base + row.lost, 0)
 
     @property
     def is_open(self) -> bool:
         """Whether the coordinator has finished the use only as it was asked to, or not at all."""
         state = self._line.state
         is_finished = state != OPEN and not (state == CLOSED and self.has_sent_closed)
-        return self._line.incarnation == self._incarnation and not is_finished
+        return self._line.incarnation == self.use[1] and not is_finished
 
 
 class Mirrors:

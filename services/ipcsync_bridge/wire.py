@@ -6,7 +6,7 @@ larger than the message itself is built from it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,14 +22,13 @@ MAX_KEYS = 5_000
 
 StateName: TypeAlias = Literal["open", "closed", "broken", "gone"]
 CauseName: TypeAlias = Literal["", "died", "expired"]
-_ORDER: tuple[StateName, ...] = ("open", "closed", "broken", "gone")
+_ORDER = get_args(StateName)
 
 _Slot = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Key: TypeAlias = tuple[_Slot, _Number]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Blob = Annotated[bytes, Meta(max_length=MAX_BYTES)]
 Text = Annotated[str, Meta(max_length=1024)]
 
 
@@ -68,9 +67,6 @@ class Row(NamedTuple):
         lost = news.lost if news.lost and not 0 < self.lost <= news.lost else self.lost
         last = news if _ORDER.index(news.state) > _ORDER.index(self.state) else self
         return Row(*self.key, max(self.recorded, news.recorded), completed, lost, last.state, last.cause)
-
-
-Rows = Annotated[list[Row], Meta(max_length=MAX_ROWS)]
 
 
 class _Body(Struct, frozen=True, array_like=True, tag=str.lower):
@@ -139,7 +135,7 @@ class Pong(_Body, frozen=True):
 class Listed(_Body, frozen=True):
     """The events asked for, as the reply to `ListEvents`."""
 
-    reply: Blob
+    reply: Annotated[bytes, Meta(max_length=MAX_BYTES)]
 
 
 class News(_Body, frozen=True):
@@ -147,7 +143,7 @@ class News(_Body, frozen=True):
 
     term: Count
     epoch: Id
-    rows: Rows
+    rows: Annotated[list[Row], Meta(max_length=MAX_ROWS)]
 
 
 class Ack(_Body, frozen=True):
@@ -166,8 +162,6 @@ Message: TypeAlias = Open | Attach | Ping | Events | Follow | State | Pong | Lis
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _body: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
-# Besides msgspec's own: ValueError for bad UTF-8.
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def encode(body: Message) -> bytes:
@@ -196,11 +190,11 @@ def decode(data: bytes) -> Message:
         raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_BYTES}", code="too_large")
     try:
         version, body = _envelope.decode(data)
-    except _UNREADABLE as error:
+    except codec.UNREADABLE as error:
         raise ProtocolError(f"not an array of version and body: {error}", code="malformed") from None
     if version != VERSION:
         raise ProtocolError(f"bridges' protocol {version}, and this is {VERSION}", code="version")
     try:
         return _body.decode(body)
-    except _UNREADABLE as error:
+    except codec.UNREADABLE as error:
         raise ProtocolError(f"no message of bridges: {error}", code="invalid") from None
