@@ -72,7 +72,8 @@ class Answers:
             self.begin(answer(wire.encode(self._pong(follower))))
         elif isinstance(body, wire.Open | wire.Attach | wire.Events | wire.Follow):
             if self._opening >= _MOST_OPENING:
-                self.begin(_refuse(answer, QuotaExceeded("too many questions are under way", limit=_MOST_OPENING)))
+                error = QuotaExceeded("too many questions are under way", limit=_MOST_OPENING)
+                self.begin(answer(_refusal(error)))
                 return
             self._opening += 1
             self.begin(self._answer(sender, body, answer, now))
@@ -93,8 +94,7 @@ class Answers:
                 self._attaching -= 1
                 self._has_attached.set()
         except IpcSyncError as error:
-            await _refuse(answer, error)
-            return
+            data = _refusal(error)
         finally:
             self._opening -= 1
         await answer(data)
@@ -127,10 +127,8 @@ class Answers:
     def _add(self, follower: Follower, export: Export) -> wire.Row:
         """Send a node the news of an export from now on; its present row."""
         if export.key not in follower.keys and len(follower.keys) >= self.settings.max_links:
-            raise QuotaExceeded(
-                f"node {follower.node!r} waits for {self.settings.max_links} events here already",
-                limit=self.settings.max_links,
-            )
+            most = self.settings.max_links
+            raise QuotaExceeded(f"node {follower.node!r} waits for {most} events here already", limit=most)
         follower.answered(export.key, time.monotonic())
         export.followers.add(follower)
         return export.read()
@@ -138,11 +136,8 @@ class Answers:
     def _follower(self, sender: str, now: float) -> Follower:
         follower = self._followers.get(sender)
         if follower is None:
-            if len(self._followers) >= self.settings.max_nodes:
-                raise QuotaExceeded(
-                    f"{self.settings.max_nodes} nodes wait for events of {self.settings.node!r} already",
-                    limit=self.settings.max_nodes,
-                )
+            if len(self._followers) >= (most := self.settings.max_nodes):
+                raise QuotaExceeded(f"{most} nodes wait for events of {self.settings.node!r} already", limit=most)
             follower = self._followers[sender] = Follower(sender, now)
         return follower
 
@@ -163,11 +158,8 @@ class Answers:
 
     async def _attach(self, body: wire.Attach) -> Export | wire.Row:
         if body.epoch != self.session.epoch:
-            raise NodeLost(
-                f"node {self.settings.node!r} has another coordinator now",
-                node=self.settings.node,
-                reason="restarted",
-            )
+            node = self.settings.node
+            raise NodeLost(f"node {node!r} has another coordinator now", node=node, reason="restarted")
         return await self._by_key(body.key)
 
     async def _by_key(self, key: wire.Key) -> Export | wire.Row:
@@ -186,10 +178,9 @@ class Answers:
         is_exported = self.settings.exports_name(reply.name)
         if reply.engine == "timeline" and reply.origin is None and is_exported:
             return self._export(reply)
-        if reply.origin is not None:  # a mirror, which is another node's; its recorder may not close it
-            return wire.Row(*key, state="gone")
-        self.hold([key])
-        if not is_exported:
+        if reply.origin is None:  # else it is a mirror, which is another node's; its recorder may not close it
+            self.hold([key])
+        if reply.origin is not None or not is_exported:
             return wire.Row(*key, state="gone")
         raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self.settings.node))
 
@@ -269,5 +260,5 @@ class Answers:
         return list(self._attached)
 
 
-async def _refuse(answer: Answer, error: IpcSyncError) -> None:
-    await answer(wire.encode(wire.Refused(type(error).__name__, str(error)[:1000])))
+def _refusal(error: IpcSyncError) -> bytes:
+    return wire.encode(wire.Refused(type(error).__name__, str(error)[:1000]))

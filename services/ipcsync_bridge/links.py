@@ -38,10 +38,8 @@ class Source:
     term: int = 0
     last_received: float = 0.0
     version: int = field(default_factory=lambda: 2 + secrets.randbits(61))  # of which uses are wanted
-    known_version: int = UNSURE
-    """Which it sends news of, as it last said."""
-    has_missed: bool = False
-    """Whether news that it has sent may not have come to this code, until it sends all again."""
+    known_version: int = UNSURE  # which it sends news of, as it last said
+    has_missed: bool = False  # news that it has sent may not have come to this code, until it sends all again
 
     @property
     def ping_s(self) -> float:
@@ -76,10 +74,6 @@ class Source:
         self.known_version = version
         self.has_missed &= version != self.version
 
-    def is_silent(self, now: float) -> bool:
-        """Whether the node has been silent for the whole TTL."""
-        return now >= self.alive_until
-
 
 @dataclass(eq=False)
 class Follower:
@@ -93,9 +87,7 @@ class Follower:
     keys: dict[Key, float] = field(default_factory=dict)
     version: int = UNSURE  # of what it wants, as it last said
     is_sent_to: bool = False
-    rows: dict[Key, Row] = field(default_factory=dict)
-    """What it does not have yet, as far as it has said, the oldest first."""
-
+    rows: dict[Key, Row] = field(default_factory=dict)  # what it does not have yet, as it has said, the oldest first
     _sent: dict[Key, Row] = field(default_factory=dict)  # of them, those of the last message
 
     def put(self, row: Row) -> bool:

@@ -230,11 +230,8 @@ class RemoteRequests:
         known = next((node for node, source in sources.items() if source.epoch == want.epoch), None)
         node = known or await self.nodes.node_of(want.epoch, timeout)
         if node is None:
-            raise NodeLost(
-                "no node of the fleet has the epoch that this point is of: its coordinator has ended, or is of another "
-                "fleet",
-                reason="restarted",
-            )
+            text = "no node of the fleet has the epoch that this point is of"
+            raise NodeLost(f"{text}: its coordinator has ended, or is of another fleet", reason="restarted")
         await self._link(want, node, wire.Attach(want.epoch, (want.slot, want.incarnation)), timeout)
 
     async def _link(self, want: messages.Want, node: str, question: wire.Open | wire.Attach, timeout: float) -> None:

@@ -39,15 +39,14 @@ class BridgeSession:
         self.board = board
         self.epoch = welcome.epoch
         connection.starts = lambda: board.starts
-        self.feed = welcome.feed
-        """The endpoint of the coordinator's announcements."""
+        self.feed = welcome.feed  # the endpoint of the coordinator's announcements
         self._welcome = welcome
         self._connection = connection  # of this thread before and after that of the lease, which it belongs to
         self.lease = SessionLease(self.board, welcome, connection.endpoint)
         self._owner = Owner(self.lease)
         self._is_closed = False
+        # Called with what an Open or Attach that was given up has attached to after all.
         self.on_late: Callable[[Attachment], None] = lambda _: None
-        """Called with what an Open or Attach that was given up has attached to after all."""
         self._loop_calls = LoopCalls()
         self._asked: SimpleQueue[tuple[Request, asyncio.Future[Message]]] = SimpleQueue()
         self._unanswered = 0

@@ -169,7 +169,7 @@ class Subscriber:
 
     def lose_silent(self, now: float) -> float:
         """Lose the nodes that have been silent for their TTL, and return when the next one will have been."""
-        for source in [each for each in self.sources.values() if each.is_silent(now)]:
+        for source in [each for each in self.sources.values() if now >= each.alive_until]:
             self._lose(source, "silent")
         return min((source.alive_until for source in self.sources.values()), default=math.inf)
 

@@ -176,11 +176,8 @@ def encode_reply(body: messages.Message) -> bytes:
     """The bytes of a coordinator's reply that is sent on. QuotaExceeded if no message holds them."""
     data = codec.encode_reply(0, body)
     if len(data) > MAX_ANSWER:
-        raise QuotaExceeded(
-            f"the answer has {len(data)} bytes, more than one message holds ({MAX_ANSWER}): of events, ask for those "
-            "with a longer prefix",
-            limit=MAX_ANSWER,
-        )
+        text = f"the answer has {len(data)} bytes, more than one message holds ({MAX_ANSWER}): of events, ask for those"
+        raise QuotaExceeded(f"{text} with a longer prefix", limit=MAX_ANSWER)
     return data
 
 
