@@ -27,54 +27,47 @@ _NEVER = 1 << 60  # a revision that no key has: what is written with it is refus
 _NOBODY = "_"  # no node may be called so
 
 
-@dataclass
-class Context:
-    """What the checks are of; `transport` is connected by the check `server`."""
-
-    settings: Settings
-    transport: Transport
-
-    async def is_refused(self, subject: str, work: Awaitable[object]) -> bool:
-        """Whether the server forbids what is done on a subject, as it says behind it."""
-        self.transport.last_error = ""
-        await work
-        await flushed(self.transport.client, _ANSWER_S)
-        said = self.transport.last_error.lower()
-        return subject.lower() in said and "permissions violation" in said
+async def _is_refused(transport: Transport, subject: str, work: Awaitable[object]) -> bool:
+    """Whether the server forbids what is done on a subject, as it says behind it."""
+    transport.last_error = ""
+    await work
+    await flushed(transport.client, _ANSWER_S)
+    said = transport.last_error.lower()
+    return subject.lower() in said and "permissions violation" in said
 
 
 async def run(settings: Settings) -> Findings:
     """All checks. None hangs."""
-    context = Context(settings, Transport(settings))
+    transport = Transport(settings)
     found = Findings()
     try:
-        for name, check, is_vital in CHECKS:
-            found.add(name, found.skips or await _tried(check, context), is_vital=is_vital)
+        for name, check in CHECKS.items():
+            found.add(name, found.skips or await _tried(check, transport), is_vital=check is _server)
     finally:
-        await context.transport.close()
+        await transport.close()
     return found
 
 
-async def _tried(check: Callable[[Context], Awaitable[Outcome]], context: Context) -> Outcome:
+async def _tried(check: Callable[[Transport], Awaitable[Outcome]], transport: Transport) -> Outcome:
     try:
-        return await check(context)
-    except (nats.errors.Error, nats.js.errors.Error, IpcSyncError, OSError, asyncio.TimeoutError) as error:
+        return await check(transport)
+    except (nats.errors.Error, IpcSyncError, OSError, asyncio.TimeoutError) as error:
         said = str(error) or type(error).__name__
         return "fail", said, "See the servers' log, and their permissions for this node (deploy/nats)."
 
 
-async def _coordinator(context: Context) -> Outcome:
+async def _coordinator(transport: Transport) -> Outcome:
     try:
-        serving = who_serves(context.settings.directory)
+        serving = who_serves(transport.settings.directory)
     except OSError:
         serving = None
     if serving is None:
-        return "warn", f"none serves {context.settings.directory}", "A bridge needs one: ipcsync coordinator"
-    return "ok", f"pid {serving.pid} serves {context.settings.directory}", ""
+        return "warn", f"none serves {transport.settings.directory}", "A bridge needs one: ipcsync coordinator"
+    return "ok", f"pid {serving.pid} serves {transport.settings.directory}", ""
 
 
-async def _certificates(context: Context) -> Outcome:
-    settings = context.settings
+async def _certificates(transport: Transport) -> Outcome:
+    settings = transport.settings
     if not settings.tls_ca:
         return "warn", "none: what bridges say is in the clear", "Use TLS between machines: see docs/fleet.md."
     if not settings.tls_cert:
@@ -86,11 +79,8 @@ async def _certificates(context: Context) -> Outcome:
     ends = {"this node's": mine.days_left, "the authority's": authority.days_left}
     detail = ", ".join(f"{whose} ends in {days:.0f} days" for whose, days in ends.items())
     if mine.name != settings.node:
-        return (
-            "fail",
-            f"the certificate is {mine.name!r}'s, and the node is {settings.node!r}",
-            "Each node has its own.",
-        )
+        why = f"the certificate is {mine.name!r}'s, and the node is {settings.node!r}"
+        return "fail", why, "Each node has its own."
     if min(ends.values()) < _SOON_DAYS:
         return "warn", detail, "Renew it, then send the bridge SIGHUP: no link is lost."
     return "ok", detail, ""
@@ -142,9 +132,9 @@ def _of(found: Mapping[str, Any]) -> Certificate:
     return Certificate(names[0] if names else "", (ends - time.time()) / 86_400)
 
 
-async def _server(context: Context) -> Outcome:
-    await context.transport.connect(len(context.settings.servers) * _ANSWER_S + 1.0)
-    client = context.transport.client
+async def _server(transport: Transport) -> Outcome:
+    await transport.connect(len(transport.settings.servers) * _ANSWER_S + 1.0)
+    client = transport.client
     trips = []
     for _ in range(5):
         began = time.monotonic()
@@ -152,27 +142,27 @@ async def _server(context: Context) -> Outcome:
         trips.append(time.monotonic() - began)
     version = client.connected_server_version
     number = f"{version.major}.{version.minor}.{version.patch}"
-    detail = f"{context.transport.server}, nats-server {number}, round trip {sorted(trips)[2] * 1000:.2f} ms"
+    detail = f"{transport.server}, nats-server {number}, round trip {sorted(trips)[2] * 1000:.2f} ms"
     if client.max_payload < wire.MAX_BYTES:
         why = f"max_payload is {client.max_payload} bytes"
         return "fail", why, f"Bridges send {wire.MAX_BYTES}: raise it in the configuration."
     if (version.major, version.minor) < _OLDEST:
         return "warn", detail, f"The oldest that was tried is {_OLDEST[0]}.{_OLDEST[1]}."
-    if context.transport.certificate:
-        days = _of(context.transport.certificate).days_left
+    if transport.certificate:
+        days = _of(transport.certificate).days_left
         detail += f", its certificate ends in {days:.0f} days"
         if days < _SOON_DAYS:
             return "warn", detail, "Renew it there."
     return "ok", detail, ""
 
 
-async def _jetstream(context: Context) -> Outcome:
-    jetstream = context.transport.client.jetstream(timeout=_ANSWER_S)
+async def _jetstream(transport: Transport) -> Outcome:
+    jetstream = transport.client.jetstream(timeout=_ANSWER_S)
     try:
         await jetstream.account_info()
     except nats.js.errors.ServiceUnavailableError as error:
         return "fail", f"not there: {error.description or error}", "Start the servers with it: nats-server -js"
-    name = f"KV_ipcsync_{context.settings.fleet}"
+    name = f"KV_ipcsync_{transport.settings.fleet}"
     try:
         info = await jetstream.stream_info(name)
     except nats.js.errors.NotFoundError:
@@ -187,48 +177,48 @@ async def _jetstream(context: Context) -> Outcome:
     return "ok", detail, ""
 
 
-async def _permissions(context: Context) -> Outcome:
-    client, settings = context.transport.client, context.settings
+async def _permissions(transport: Transport) -> Outcome:
+    client, settings = transport.client, transport.settings
     node = settings.node
     refused: list[str] = []
     for kind, rest in (("ask", ""), ("answer", f".{_NOBODY}")):
-        subject = context.transport.subject(_NOBODY, f"{kind}.{node}{rest}")
-        if await context.is_refused(subject, client.publish(subject, b"")):
+        subject = transport.subject(_NOBODY, f"{kind}.{node}{rest}")
+        if await _is_refused(transport, subject, client.publish(subject, b"")):
             refused.append(f"to speak on {subject}")
-        subject = context.transport.subject(node, f"{kind}.*{rest and '.*'}")
-        if await context.is_refused(subject, client.subscribe(subject)):
+        subject = transport.subject(node, f"{kind}.*{rest and '.*'}")
+        if await _is_refused(transport, subject, client.subscribe(subject)):
             refused.append(f"to hear {subject}")
     bucket = f"$KV.ipcsync_{settings.fleet}"
     keys = (f"{bucket}.nodes.{node}", f"{bucket}.names.{_NOBODY}")
-    refused += [f"to write {key}" for key in keys if await context.is_refused(key, _try_to_write(context, key))]
+    refused += [f"to write {key}" for key in keys if await _is_refused(transport, key, _try_to_write(transport, key))]
     if refused:
         return "fail", f"forbidden: {', '.join(refused)}", "deploy/nats has what each node needs."
     advice = "Fine on one machine. Elsewhere any member could speak for another: deploy/nats has permissions."
     level: Result = "warn" if settings.tls_ca else "ok"
-    subject = context.transport.subject(_NOBODY, f"ask.{_NOBODY}")
-    if not await context.is_refused(subject, client.publish(subject, b"")):
+    subject = transport.subject(_NOBODY, f"ask.{_NOBODY}")
+    if not await _is_refused(transport, subject, client.publish(subject, b"")):
         return level, "all that it needs, and to speak as any other node", advice
-    if not await _is_response_refused(context):
+    if not await _is_response_refused(transport):
         return level, "all that it needs, and to speak as another node in a response (allow_responses)", advice
     return "ok", "all that it needs, and not to speak as another node", ""
 
 
-async def _is_response_refused(context: Context) -> bool:
+async def _is_response_refused(transport: Transport) -> bool:
     """Whether this node may not respond on another's subject, to a question of its own that names it as its reply's."""
-    node = context.settings.node
-    question = context.transport.subject(node, f"ask.{node}")
-    heard = await context.transport.client.subscribe(question)
-    subject = context.transport.subject(_NOBODY, f"ask.{_NOBODY}")
-    await context.transport.client.publish(question, b"", reply=subject)
+    node = transport.settings.node
+    question = transport.subject(node, f"ask.{node}")
+    heard = await transport.client.subscribe(question)
+    subject = transport.subject(_NOBODY, f"ask.{_NOBODY}")
+    await transport.client.publish(question, b"", reply=subject)
     await heard.next_msg(timeout=_ANSWER_S)
-    return await context.is_refused(subject, context.transport.client.publish(subject, b""))
+    return await _is_refused(transport, subject, transport.client.publish(subject, b""))
 
 
-async def _try_to_write(context: Context, subject: str) -> None:
+async def _try_to_write(transport: Transport, subject: str) -> None:
     """Write what cannot be: only whether that is allowed to be tried counts."""
     headers = {"Nats-Expected-Last-Subject-Sequence": str(_NEVER)}
     try:
-        await context.transport.client.jetstream(timeout=_ANSWER_S).publish(subject, b"", headers=headers)
+        await transport.client.jetstream(timeout=_ANSWER_S).publish(subject, b"", headers=headers)
     except nats.js.errors.NoStreamResponseError:
         return  # there is no store so far
     except nats.js.errors.APIError as error:
@@ -238,20 +228,18 @@ async def _try_to_write(context: Context, subject: str) -> None:
         return  # refused, which the server has told
 
 
-async def _name(context: Context) -> Outcome:
-    node = context.settings.node
-    mine = known_owner_id(context.settings.owner_file)
+async def _name(transport: Transport) -> Outcome:
+    node = transport.settings.node
+    mine = known_owner_id(transport.settings.owner_file)
     try:
-        answer = wire.decode(await context.transport.ask(node, wire.encode(wire.Ping()), _ANSWER_S))
+        answer = wire.decode(await transport.ask(node, wire.encode(wire.Ping()), _ANSWER_S))
         if isinstance(answer, wire.Pong) and answer.owner == mine:
             return "ok", f"{node!r} is this machine's, and its bridge answers", ""
         return "fail", f"{node!r} is another machine's, whose bridge answers", "Give each node a name of its own."
     except (Unreachable, TimeoutError):
         pass  # no bridge has the name now
     try:
-        bucket = await context.transport.client.jetstream(timeout=_ANSWER_S).key_value(
-            f"ipcsync_{context.settings.fleet}"
-        )
+        bucket = await transport.client.jetstream(timeout=_ANSWER_S).key_value(f"ipcsync_{transport.settings.fleet}")
         owner = decode((await bucket.get(f"nodes.{node}")).value or b"", Owner)
     except (nats.js.errors.NotFoundError, nats.js.errors.KeyNotFoundError):
         owner = None
@@ -262,12 +250,11 @@ async def _name(context: Context) -> Outcome:
     return "warn", f"{node!r} was another machine's, which does not answer", "A bridge here takes it after --link-ttl."
 
 
-CHECKS: tuple[tuple[str, Callable[[Context], Awaitable[Outcome]], bool], ...] = (
-    ("coordinator", _coordinator, False),
-    ("certificates", _certificates, False),
-    ("server", _server, True),
-    ("JetStream", _jetstream, False),
-    ("name", _name, False),  # before this connection hears what is sent to the name
-    ("permissions", _permissions, False),
-)
-"""Each check's name, what it does, and whether the others need what it finds."""
+CHECKS: dict[str, Callable[[Transport], Awaitable[Outcome]]] = {
+    "coordinator": _coordinator,
+    "certificates": _certificates,
+    "server": _server,
+    "JetStream": _jetstream,
+    "name": _name,  # before this connection hears what is sent to the name
+    "permissions": _permissions,
+}

@@ -58,9 +58,8 @@ def versions() -> str:
 def put(state: State) -> int:
     """The descriptor of a file with the state, which is inherited by exec alone."""
     file = memory_file("ipcsync-handover")
-    data = msgspec.msgpack.encode(state)
-    while data:
-        data = data[os.write(file, data) :]
+    with open(file, "wb", closefd=False) as written:
+        written.write(msgspec.msgpack.encode(state))
     for descriptor in (file, state.session.board):
         os.set_inheritable(descriptor, True)
     return file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from ipcsync_bridge.store import (
     for_each,
     insist,
     left_until,
-    one_try,
     read_all,
 )
 from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachable
@@ -59,8 +59,8 @@ class Names:
         return claim
 
     async def _present(self, key: str, deadline: float) -> Claim | None:
-        claim = decode((await self.transport.read(key, one_try(deadline)))[0], Claim)
-        return claim if claim is not None and await self.nodes.is_present(claim, one_try(deadline)) else None
+        claim = decode((await self.transport.read(key, left_until(deadline)))[0], Claim)
+        return claim if claim is not None and await self.nodes.is_present(claim, left_until(deadline)) else None
 
     async def claim(self, want: messages.Want, timeout: float) -> None:
         """Claim a name of the fleet for a use of a slot here. Raises RecorderTaken and FleetUnavailable."""
@@ -70,14 +70,14 @@ class Names:
         key, use = _key_of(want.name), (want.slot, want.incarnation)
         value = self._claim_of(use)
         for _ in range(TRIES):
-            found, last = await self.transport.read(key, one_try(deadline))
+            found, last = await self.transport.read(key, left_until(deadline))
             if last and found != value:
                 await self._raise_if_taken(want.name, found, deadline)
             try:
                 # If it is to be removed, it is written again: a removal that is under way expects the earlier revision.
                 revision = last
                 if found != value or use in self.over:
-                    revision = await self.transport.cas(key, value, last, left_until(deadline))
+                    revision = await self.transport.cas(key, value, last, left_until(deadline, math.inf))
             except Conflict:
                 continue
             except BaseException:  # it may be written later, and must be undone
@@ -95,7 +95,7 @@ class Names:
 
     async def _raise_if_taken(self, name: str, value: bytes, deadline: float) -> None:
         claim = decode(value, Claim)
-        if claim is None or not await self.nodes.is_present(claim, one_try(deadline)):
+        if claim is None or not await self.nodes.is_present(claim, left_until(deadline)):
             return
         if claim.node != self.nodes.me.node:
             is_free = await self._is_lost(claim, deadline)

@@ -116,14 +116,9 @@ async def insist(ask: Callable[[float], Awaitable[T]], timeout: float) -> T:
             await asyncio.sleep(_AGAIN_S)
 
 
-def left_until(deadline: float) -> float:
-    """The seconds to a deadline, but time for one question at least."""
-    return max(deadline - time.monotonic(), 0.1)
-
-
-def one_try(deadline: float) -> float:
-    """The same for a question that `insist` repeats: a server without a leader drops some."""
-    return min(left_until(deadline), _TRY_S)
+def left_until(deadline: float, most: float = _TRY_S) -> float:
+    """The seconds for a question, which `insist` repeats, since a server without a leader drops some; 0.1 at least."""
+    return max(min(deadline - time.monotonic(), most), 0.1)
 
 
 def known_owner_id(path: str) -> bytes | None:
@@ -208,7 +203,7 @@ class Nodes:
 
     async def everybody(self, timeout: float) -> dict[str, Owner]:
         """The nodes by name. FleetUnavailable."""
-        found = await insist(lambda end: read_all(self.transport, "nodes.", lambda: one_try(end)), timeout)
+        found = await insist(lambda end: read_all(self.transport, "nodes.", lambda: left_until(end)), timeout)
         owners = {key.partition(".")[2]: decode(value, Owner) for key, (value, _) in found.items()}
         return {node: owner for node, owner in owners.items() if owner is not None and not nodes.why_not(node)}
 

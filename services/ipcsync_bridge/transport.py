@@ -84,7 +84,7 @@ class Transport:
     """One connection to the servers of `settings`, as the node of `settings`: `client`."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.client = Client()
         self._bucket: KeyValue | None = None
         self._is_replicated = True
@@ -113,7 +113,7 @@ class Transport:
     async def connect(self, timeout: float) -> None:
         """Connect, only to ask. Unavailable if that cannot be within `timeout` seconds."""
         self.client = Client()
-        settings = self._settings
+        settings = self.settings
         try:
             connecting = self.client.connect(
                 list(settings.servers),
@@ -142,7 +142,7 @@ class Transport:
 
     async def _subscribe(self, kind: str, callback: Callable[[Msg], Awaitable[None]]) -> None:
         await self.client.subscribe(
-            self.subject(self._settings.node, kind),
+            self.subject(self.settings.node, kind),
             cb=callback,
             pending_msgs_limit=_MOST_PENDING,
             pending_bytes_limit=_PENDING_BYTES,
@@ -155,7 +155,7 @@ class Transport:
         hour.
         """
         if (socket_ := self._about("socket")) is not None:
-            milliseconds = round(1000 * self._settings.link_ttl)
+            milliseconds = round(1000 * self.settings.link_ttl)
             socket_.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def _about(self, what: str) -> Any:  # noqa: ANN401 - as asyncio
@@ -174,7 +174,7 @@ class Transport:
 
     def subject(self, node: str, kind: str) -> str:
         """On which `node` is spoken to; who speaks stands in `kind`."""
-        return f"ipcsync.{self._settings.fleet}.{node}.{kind}"
+        return f"ipcsync.{self.settings.fleet}.{node}.{kind}"
 
     async def _failed(self, error: Exception) -> None:
         if self._closing not in (None, asyncio.current_task()):
@@ -241,7 +241,7 @@ class Transport:
             return
         if not message.reply:
             self._listener.received(sender, message.data, None)
-        elif message.reply.startswith(self.subject(sender, f"answer.{self._settings.node}.")):
+        elif message.reply.startswith(self.subject(sender, f"answer.{self.settings.node}.")):
             self._listener.received(sender, message.data, partial(self._publish, message.reply))
 
     async def _on_answer(self, message: Msg) -> None:
@@ -256,7 +256,7 @@ class Transport:
 
     async def send(self, to: str, data: bytes) -> bool:
         """Send a node what it does not answer; False if nothing was sent."""
-        return await self._publish(self.subject(to, f"ask.{self._settings.node}"), data)
+        return await self._publish(self.subject(to, f"ask.{self.settings.node}"), data)
 
     async def _publish(self, subject: str, data: bytes) -> bool:
         """Nothing is sent while there is no connection: nats-py would keep it, and what comes late is useless."""
@@ -275,8 +275,8 @@ class Transport:
         """
         if not self.client.is_connected:
             raise CutOff(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
-        subject = self.subject(to, f"ask.{self._settings.node}")
-        reply = self.subject(self._settings.node, f"answer.{to}.{secrets.token_hex(16)}")
+        subject = self.subject(to, f"ask.{self.settings.node}")
+        reply = self.subject(self.settings.node, f"answer.{to}.{secrets.token_hex(16)}")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._asked[reply] = answer
         until = time.monotonic() + timeout
@@ -298,13 +298,13 @@ class Transport:
     async def _open(self) -> KeyValue:
         if self._bucket is not None:
             return self._bucket
-        name = f"ipcsync_{self._settings.fleet}"
+        name = f"ipcsync_{self.settings.fleet}"
         stream = self.client.jetstream(timeout=5.0)
         try:
             bucket = await stream.key_value(name)
         except nats.js.errors.BucketNotFoundError:
             config = KeyValueConfig(
-                name, history=1, storage=StorageType.FILE, replicas=self._settings.replicas, direct=False
+                name, history=1, storage=StorageType.FILE, replicas=self.settings.replicas, direct=False
             )
             bucket = await stream.create_key_value(config)
         replicas = (await bucket.status()).stream_info.config.num_replicas
@@ -356,7 +356,7 @@ class Transport:
         nats-server 2.9): so of writes that come at the same time it accepts more than one, and the last one stays. They
         stand before any later write. So once one of ours is done, the key says whose it is.
         """
-        await bucket.put(f"names.={self._settings.node}", b"")  # "=" is in no name's key
+        await bucket.put(f"names.={self.settings.node}", b"")  # "=" is in no name's key
         try:
             found = (await bucket.get(key)).revision
         except nats.js.errors.KeyNotFoundError:
@@ -382,11 +382,11 @@ class Transport:
         Not by a consumer, as nats-py lists keys: who may make one may have the server send to any subject. A key
         that no bridge writes, and that nats-py refuses to read, is left out: any member may write it.
         """
-        subject = f"$KV.ipcsync_{self._settings.fleet}."
+        subject = f"$KV.ipcsync_{self.settings.fleet}."
 
         async def list_(_: KeyValue) -> list[str]:
             stream = self.client.jetstream(timeout=timeout)
-            info = await stream.stream_info(f"KV_ipcsync_{self._settings.fleet}", subjects_filter=f"{subject}{prefix}>")
+            info = await stream.stream_info(f"KV_ipcsync_{self.settings.fleet}", subjects_filter=f"{subject}{prefix}>")
             found = [each.removeprefix(subject) for each in info.state.subjects or ()]
             return [key for key in found if _LAST.fullmatch(key.removeprefix(prefix))]
 
