@@ -29,10 +29,9 @@ log = logging.getLogger("ipcsync.bridge")
 SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD))
 """The signals with a handler. They are blocked until there is one, so that none is lost or kills the process."""
 
-_FENCED = 3
-_ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": _FENCED}
+_ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": 3}
 _TRIAL_S = 30.0
-_TRY = "--try-handover"
+_COMMAND = [sys.executable, *sys.orig_argv[1:]]  # this process's
 
 
 def run(settings: Settings) -> int:
@@ -117,16 +116,13 @@ class Reloads:
             self._bridge.stop("reloaded")
 
 
-def _command(*more: str) -> list[str]:
-    """The command that this process was started with."""
-    return [sys.executable, *sys.orig_argv[1:], *more]
-
-
 async def _try() -> str | None:
     """Why the code on disk cannot go on, None if it can."""
     try:
         trial = await asyncio.create_subprocess_exec(
-            *_command(_TRY, handover.versions()),
+            *_COMMAND,
+            "--try-handover",
+            handover.versions(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -161,5 +157,5 @@ def _go_on(left: handover.State, environment: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(  # noqa: S606 - no shell
-        sys.executable, _command(), {**os.environ, **environment, handover.VARIABLE: str(file)}
+        sys.executable, _COMMAND, {**os.environ, **environment, handover.VARIABLE: str(file)}
     )
