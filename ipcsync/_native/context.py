@@ -7,9 +7,8 @@ most others do. A primary context is retained once for each device of this proce
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from functools import cache
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from ipcsync import _drivers
@@ -33,11 +32,14 @@ def driver() -> ModuleType:
     return _drivers.load()
 
 
+def call(name: str, *args: Any) -> DriverObject:
+    """The value (or tuple of values, or None) of the driver's function `name`. Raises DriverError, and as `driver`."""
+    return unwrap(getattr(driver(), name)(*args), name)
+
+
 @cache
 def _devices() -> list[Any]:
-    api = driver()
-    count = int(unwrap(api.cuDeviceGetCount(), "cuDeviceGetCount"))
-    return [unwrap(api.cuDeviceGet(ordinal), "cuDeviceGet") for ordinal in range(count)]
+    return [call("cuDeviceGet", ordinal) for ordinal in range(call("cuDeviceGetCount"))]
 
 
 def devices() -> list[Any]:
@@ -82,8 +84,7 @@ def primary(ordinal: int) -> DriverObject:
     context = _primary.get(ordinal)
     if context is None:
         # Two threads may both retain it at first, which does no harm: it is never released.
-        context = unwrap(driver().cuDevicePrimaryCtxRetain(devices()[ordinal]), "cuDevicePrimaryCtxRetain")
-        _primary[ordinal] = context
+        context = _primary[ordinal] = call("cuDevicePrimaryCtxRetain", devices()[ordinal])
     return context
 
 
@@ -92,11 +93,9 @@ def ensure_context(ordinal: int) -> None:
 
     It stays current, so this is for a thread's first use of a device and for `set_device`. OnDevice restores.
     """
-    api = driver()
-    result = api.cuCtxGetDevice()
-    if result[0] is SUCCESS and _ordinals()[int(result[1])] == ordinal:
-        return
-    unwrap(api.cuCtxSetCurrent(primary(ordinal)), "cuCtxSetCurrent")
+    result = driver().cuCtxGetDevice()
+    if result[0] is not SUCCESS or _ordinals()[int(result[1])] != ordinal:
+        call("cuCtxSetCurrent", primary(ordinal))
 
 
 class OnDevice:
@@ -129,51 +128,43 @@ class OnDevice:
             self._enter()
             return self  # inside of the block, so that an exception at this very step is seen too
         except BaseException:
-            self._leave()
+            self.__exit__()
             raise
 
     def _enter(self) -> None:
-        api = driver()
         if self._context is None:
             here = current()
             if here is None:
-                unwrap(api.cuCtxSetCurrent(primary(self._ordinal)), "cuCtxSetCurrent")
+                call("cuCtxSetCurrent", primary(self._ordinal))
             if here is None or here == self._ordinal:
                 return
         context = primary(self._ordinal) if self._context is None else self._context
-        self._before = unwrap(api.cuCtxGetCurrent(), "cuCtxGetCurrent")
-        unwrap(api.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+        self._before = call("cuCtxGetCurrent")
+        call("cuCtxSetCurrent", context)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Make the earlier context current again; a second call does nothing."""
         if self._before is not None:
             try:
-                unwrap(driver().cuCtxSetCurrent(self._before), "cuCtxSetCurrent")
+                call("cuCtxSetCurrent", self._before)
             except BaseException:
                 driver().cuCtxSetCurrent(self._before)
                 raise
             self._before = None
 
 
-def stream_call(
-    handle: DriverObject, ordinal: int, function: Callable[..., tuple[Any, ...]], *args: Any
-) -> tuple[Any, ...]:
-    """The raw result of the driver's `function(*args)`, for the stream `handle` of the device `ordinal`.
+def stream_call(handle: DriverObject, ordinal: int, name: str, *args: Any) -> DriverObject:
+    """`call(name, *args)` for the stream `handle` of the device `ordinal`.
 
     A context of that device is current during the call if the stream is a default one, whose handle has no meaning
     without it, or if the thread has none yet.
     """
     if int(handle) not in LEGACY:
-        result = function(*args)
+        result = getattr(driver(), name)(*args)
         if not bad_context(result):
-            return result
+            return unwrap(result, name)
     with OnDevice(ordinal) as inside, inside:
-        return function(*args)
+        return call(name, *args)
 
 
 def ordinal_of_context(context: DriverObject) -> int:
@@ -187,8 +178,7 @@ def ordinal_of_context(context: DriverObject) -> int:
 
 @cache
 def _uuids() -> list[str]:
-    raw = [unwrap(driver().cuDeviceGetUuid(handle), "cuDeviceGetUuid").bytes for handle in devices()]
-    return [str(uuid.UUID(bytes=bytes(value))) for value in raw]
+    return [str(uuid.UUID(bytes=call("cuDeviceGetUuid", handle).bytes)) for handle in devices()]
 
 
 def uuid_of(ordinal: int) -> str:

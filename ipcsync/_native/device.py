@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ipcsync import _drivers
-from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import DriverObject
 from ipcsync._drivers.constants import ERROR_NO_DEVICE
 from ipcsync._native import context, fork
-from ipcsync._native.context import current_ordinal, ordinal_of, uuid_of
+from ipcsync._native.context import call, current_ordinal, ordinal_of, uuid_of
 from ipcsync.errors import DriverError, ForkedProcessError, InvalidDevice, NoDriver
 from ipcsync.typing import DeviceLike
 
@@ -41,12 +41,9 @@ __all__ = [
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-T = TypeVar("T")
-
-_CUDA_INDEX = re.compile(r"cuda:(0|[1-9][0-9]{0,8})")
+_CUDA = re.compile(r"cuda(?::(0|[1-9][0-9]{0,8}))?")
 _KIND = re.compile(r"([a-z]+)(:[0-9]+)?")
 _UUID = re.compile(r"(GPU-)?[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
-_MISSING: Any = object()
 
 collectors: list[Callable[[], int]] = []
 """Functions that `ipc_collect` calls: each closes the imported handles that nothing uses, and returns how many."""
@@ -101,52 +98,39 @@ def parse(device: DeviceLike | None) -> int:
 
     Raises InvalidDevice if this process has no such device, TypeError for an argument of another type.
     """
-    if device is None:
-        return _known(current_ordinal(), "the current device")
-    if isinstance(device, Device):
-        return _known(device.index, device)
+    index: int | None = None
     if isinstance(device, str):
-        return _parse_text(device)
-    if kind_of(device) != "cuda":
+        if _UUID.fullmatch(device):
+            return ordinal_of(device)
+        match = _CUDA.fullmatch(device)
+        if match is None:
+            raise InvalidDevice(
+                f"{device!r} is not a CUDA device: expected 'cuda', 'cuda:<ordinal>' or a UUID ('GPU-…')"
+            )
+        index = None if match[1] is None else int(match[1])
+    elif kind_of(device) != "cuda":
         raise InvalidDevice(f"{device!r} is not a CUDA device")
-    index = _index(device)
-    return _known(current_ordinal(), device) if index is None else _known(index, device)
-
-
-def _index(device: DeviceLike | None) -> int | None:
-    """The number in an int or in a device object; None in an object that names the current one."""
-    if isinstance(device, bool):
-        raise TypeError(f"a device is an int, a string or a device object, but got {device!r}")
-    names = ("index", "device_id", "id")  # torch's, cuda.core's, cupy's
-    candidates: tuple[Any, ...] = (device, *(getattr(device, name, _MISSING) for name in names))
-    for candidate in candidates:
-        if candidate is None and candidate is not device:
-            return None
-        if isinstance(candidate, bool):
-            continue
-        try:
-            return operator.index(candidate)
-        except TypeError:
-            continue
-    raise TypeError(f"a device is an int, a string or a device object, but got {type(device).__name__}")
-
-
-def _parse_text(device: str) -> int:
-    if device == "cuda":
-        return _known(current_ordinal(), device)
-    match = _CUDA_INDEX.fullmatch(device)
-    if match:
-        return _known(int(match[1]), device)
-    if _UUID.fullmatch(device):
-        return ordinal_of(device)
-    raise InvalidDevice(f"{device!r} is not a CUDA device: expected 'cuda', 'cuda:<ordinal>' or a UUID ('GPU-…')")
-
-
-def _known(index: int, device: DeviceLike | None) -> int:
+    elif device is not None:
+        index = _index(device)
+    if index is None:
+        index = current_ordinal()
     here = context.count()
     if 0 <= index < here:
         return index
-    raise InvalidDevice(f"{device!r} is not a device of this process, which sees {here}, from 0 on")
+    named = "the current device" if device is None else repr(device)
+    raise InvalidDevice(f"{named} is not a device of this process, which sees {here}, from 0 on")
+
+
+def _index(device: DeviceLike) -> int | None:
+    """The number in an int or in a device object; None in an object that names the current one."""
+    names = ("index", "device_id", "id")  # torch's, cuda.core's, cupy's
+    for candidate in (device, *(getattr(device, name) for name in names if hasattr(device, name))):
+        if candidate is None:
+            return None
+        if not isinstance(candidate, bool):
+            with contextlib.suppress(TypeError):
+                return operator.index(candidate)
+    raise TypeError(f"a device is an int, a string or a device object, but got {type(device).__name__}")
 
 
 def driver_name() -> str:
@@ -162,7 +146,7 @@ def driver_name() -> str:
 
 def driver_version() -> int:
     """The CUDA version that the driver supports: 13000 for 13.0. Raises NoDriver if there is no usable driver."""
-    return int(unwrap(context.driver().cuDriverGetVersion(), "cuDriverGetVersion"))
+    return int(call("cuDriverGetVersion"))
 
 
 def is_available() -> bool:
@@ -192,7 +176,7 @@ def is_in_bad_fork() -> bool:
 
 def current_device() -> int:
     """The device of the context that is current on this thread; 0 if there is none."""
-    return _known(current_ordinal(), "the current device")
+    return parse(None)
 
 
 def set_device(device: DeviceLike | None) -> None:
@@ -234,24 +218,11 @@ def _is_negative(device: DeviceLike | None) -> bool:
     return isinstance(device, int) and not isinstance(device, bool) and device < 0
 
 
-class Stacks(Generic[T]):
+class Entered(threading.local):
     """What the `with` blocks of one object have to restore: a stack for each thread, so that they may be nested."""
 
     def __init__(self) -> None:
-        self._stacks: dict[int, list[T]] = {}
-
-    def push(self, item: T) -> None:
-        """A block was entered."""
-        self._stacks.setdefault(threading.get_ident(), []).append(item)
-
-    def pop(self) -> T:
-        """What the innermost block of this thread has to restore."""
-        thread = threading.get_ident()
-        stack = self._stacks[thread]
-        item = stack.pop()
-        if not stack:
-            del self._stacks[thread]
-        return item
+        self.blocks: list[Any] = []
 
 
 class device:  # noqa: N801 - torch.cuda's name for it
@@ -263,40 +234,36 @@ class device:  # noqa: N801 - torch.cuda's name for it
 
     def __init__(self, device: DeviceLike | None = None) -> None:
         self.idx: int = -1 if _is_negative(device) else parse(device)
-        self._contexts: Stacks[DriverObject] = Stacks()
+        self._entered = Entered()
 
     def __enter__(self) -> Self:
-        before = unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent")
+        before = call("cuCtxGetCurrent")
         if self.idx >= 0:
             context.ensure_context(self.idx)
-        self._contexts.push(before)
+        self._entered.blocks.append(before)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        before = self._contexts.pop()
+    def __exit__(self, *error: object) -> None:
+        before = self._entered.blocks.pop()
         if self.idx >= 0:
-            unwrap(context.driver().cuCtxSetCurrent(before), "cuCtxSetCurrent")
+            call("cuCtxSetCurrent", before)
 
 
 @functools.cache
 def _properties(ordinal: int) -> DeviceProperties:
     from cuda.bindings.driver import CUdevice_attribute as Attribute
 
-    api = context.driver()
     handle = context.devices()[ordinal]
 
     def ask(attribute: DriverObject) -> int:
-        return int(unwrap(api.cuDeviceGetAttribute(attribute, handle), "cuDeviceGetAttribute"))
+        return int(call("cuDeviceGetAttribute", attribute, handle))
 
-    name = unwrap(api.cuDeviceGetName(256, handle), "cuDeviceGetName")
     return DeviceProperties(
-        name=bytes(name).partition(b"\0")[0].decode(errors="replace"),
+        name=bytes(call("cuDeviceGetName", 256, handle)).partition(b"\0")[0].decode(errors="replace"),
         major=ask(Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
         minor=ask(Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         uuid=uuid_of(ordinal),
-        total_memory=int(unwrap(api.cuDeviceTotalMem(handle), "cuDeviceTotalMem")),
+        total_memory=int(call("cuDeviceTotalMem", handle)),
         multi_processor_count=ask(Attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
         max_threads_per_multi_processor=ask(Attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR),
         regs_per_multiprocessor=ask(Attribute.CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR),
@@ -321,8 +288,7 @@ def can_device_access_peer(device: DeviceLike | None, peer: DeviceLike | None) -
     """
     ordinal, other = parse(device), parse(peer)
     handles = context.devices()
-    result = context.driver().cuDeviceCanAccessPeer(handles[ordinal], handles[other])
-    return bool(unwrap(result, "cuDeviceCanAccessPeer"))
+    return bool(call("cuDeviceCanAccessPeer", handles[ordinal], handles[other]))
 
 
 def has_primary_context(device: DeviceLike | None) -> bool:
@@ -330,8 +296,7 @@ def has_primary_context(device: DeviceLike | None) -> bool:
 
     Raises InvalidDevice and TypeError as `set_device`.
     """
-    handle = context.devices()[parse(device)]
-    _flags, active = unwrap(context.driver().cuDevicePrimaryCtxGetState(handle), "cuDevicePrimaryCtxGetState")
+    _flags, active = call("cuDevicePrimaryCtxGetState", context.devices()[parse(device)])
     return bool(active)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from ipcsync._drivers.constants import (
 from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork, host_wait, living
 from ipcsync._native.capture import is_capturing, relaxed_call
-from ipcsync._native.context import OnDevice, stream_call
+from ipcsync._native.context import OnDevice, call, stream_call
 from ipcsync._native.device import Device, kind_of, parse
 from ipcsync._native.stream import stream_handle
 from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, NotComplete, WaitTimeout
@@ -130,8 +131,7 @@ class Event:
             self._create(handle, index)
         if index != self._index:
             raise DeviceMismatch(f"Event device {self._index} does not match recording stream's device {index}.")
-        record = _drivers.load().cuEventRecord
-        unwrap(stream_call(handle, index, record, self._handle, handle), "cuEventRecord")
+        stream_call(handle, index, "cuEventRecord", self._handle, handle)
         self._recorded = True
         self._behind = host_wait.behind(handle, index)
 
@@ -143,8 +143,7 @@ class Event:
         fork.arm()
         handle, index = stream_handle(stream)
         if self._handle is not None:
-            wait = _drivers.load().cuStreamWaitEvent
-            unwrap(stream_call(handle, index, wait, handle, self._handle, 0), "cuStreamWaitEvent")
+            stream_call(handle, index, "cuStreamWaitEvent", handle, self._handle, 0)
 
     def query(self) -> bool:
         """Whether the work of the latest record is done; True if nothing was recorded yet."""
@@ -176,7 +175,7 @@ class Event:
         if self._handle is None:
             return
         if waits is None and timeout is None:
-            unwrap(relaxed_call(_drivers.load().cuEventSynchronize, self._handle), "cuEventSynchronize")
+            relaxed_call(call, "cuEventSynchronize", self._handle)
             return
         what = what or f"the record of {self!r}"
         check = bool if waits is None else partial(waits.check, what)
@@ -224,9 +223,7 @@ class Event:
                     call="cuIpcGetEventHandle",
                 )
             with OnDevice(self._index) as inside, inside:
-                self._export = _drivers.handle_bytes(
-                    unwrap(context.driver().cuIpcGetEventHandle(self._handle), "cuIpcGetEventHandle")
-                )
+                self._export = _drivers.handle_bytes(call("cuIpcGetEventHandle", self._handle))
         return self._export
 
     @property
@@ -261,15 +258,13 @@ class Event:
     def _create_once(self, stream: DriverObject, index: int) -> None:
         if self._handle is not None:
             return
-        api = context.driver()
         with OnDevice(index, _context_for(stream)) as inside, inside:
-            handle = unwrap(api.cuEventCreate(self._flags), "cuEventCreate")
+            handle = call("cuEventCreate", self._flags)
             if self._flags & EVENT_INTERPROCESS:
                 # Now, because it needs a current context. If it fails, `ipc_handle` raises the same later: within this
                 # process the event is usable.
-                exported = api.cuIpcGetEventHandle(handle)
-                if exported[0] == SUCCESS:
-                    self._export = _drivers.handle_bytes(exported[1])
+                with contextlib.suppress(DriverError):
+                    self._export = _drivers.handle_bytes(call("cuIpcGetEventHandle", handle))
         self._bind(handle, index)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -288,7 +283,7 @@ def _context_for(stream: DriverObject) -> DriverObject:
     """The context of a stream, to create an event in; None for a default stream, or one that is being captured."""
     if stream is None or int(stream) in context.LEGACY or is_capturing(stream):
         return None
-    return unwrap(context.driver().cuStreamGetCtx(stream), "cuStreamGetCtx")
+    return call("cuStreamGetCtx", stream)
 
 
 def _exact(handle: DriverObject) -> bytes:

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from ipcsync import _drivers
-from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import DriverObject
 from ipcsync._native import context
 from ipcsync._native.capture import is_capturing
 from ipcsync.typing import EventLike, StreamLike
@@ -81,7 +81,7 @@ def ordinal_of_stream(address: int, hint: object = None) -> int:
     handle = _drivers.load().CUstream(address)
     if is_capturing(handle):
         return context.current_ordinal()
-    return context.ordinal_of_context(unwrap(context.driver().cuStreamGetCtx(handle), "cuStreamGetCtx"))
+    return context.ordinal_of_context(context.call("cuStreamGetCtx", handle))
 
 
 def torch_stream(device: int | None) -> StreamLike | None:

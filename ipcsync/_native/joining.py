@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from functools import cache
 
 from ipcsync._deadline import deadline_of
-from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import DriverObject
 from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED
 from ipcsync._native import capture, context, host_wait
 from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import LEGACY, OnDevice
-from ipcsync._native.device import has_primary_context, parse
+from ipcsync._native.context import LEGACY, OnDevice, call
+from ipcsync._native.device import driver_version, has_primary_context, parse
 from ipcsync._native.event import Event
 from ipcsync._native.stream import Stream, current_stream, made_here, resolve, wrap
-from ipcsync.errors import StreamCapturing
+from ipcsync.errors import DriverError, StreamCapturing
 from ipcsync.typing import DeviceLike
 
 __all__ = ["synchronize"]
@@ -34,7 +34,7 @@ _LEGACY = 1  # CU_STREAM_LEGACY; not 0, which is the thread's own default stream
 
 @cache
 def _records_contexts() -> bool:
-    return int(unwrap(context.driver().cuDriverGetVersion(), "cuDriverGetVersion")) >= _RECORDS_CONTEXTS
+    return driver_version() >= _RECORDS_CONTEXTS
 
 
 def wait_for_all(joined: Stream) -> None:
@@ -72,16 +72,16 @@ def _event_behind_all(ordinal: int, stacklevel: int, asks: Stream | None = None)
 
 
 def _record_context(event: DriverObject) -> None:
-    driver = context.driver()
-    here = unwrap(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
-    result = relaxed_call(driver.cuCtxRecordEvent, here, event)
-    if result[0] == ERROR_STREAM_CAPTURE_UNSUPPORTED:
+    try:
+        relaxed_call(call, "cuCtxRecordEvent", call("cuCtxGetCurrent"), event)
+    except DriverError as error:
+        if error.code != ERROR_STREAM_CAPTURE_UNSUPPORTED:
+            raise
         raise StreamCapturing(
             f"cannot {_WHAT} while a stream of the context is being captured into a CUDA graph; ipcsync does not "
             "know that stream, and the driver has invalidated its capture: capture it again, and name the streams "
             "to record (streams=[…]) where others may capture"
-        )
-    unwrap(result, "cuCtxRecordEvent")
+        ) from None
 
 
 def _known(ordinal: int) -> list[Stream]:
@@ -122,7 +122,6 @@ def synchronize(device: DeviceLike | None = None, timeout: float | None = None) 
     """
     deadline_of(timeout)
     ordinal = parse(device)
-    driver = context.driver()
     if context.current() != ordinal and not has_primary_context(ordinal):
         return
     with OnDevice(ordinal) as inside, inside:
@@ -132,4 +131,4 @@ def synchronize(device: DeviceLike | None = None, timeout: float | None = None) 
             event._behind = waits
             event._await(f"the work of device {ordinal}", timeout)
         if timeout is None:
-            unwrap(relaxed_call(driver.cuCtxSynchronize), "cuCtxSynchronize")
+            relaxed_call(call, "cuCtxSynchronize")

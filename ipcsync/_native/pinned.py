@@ -38,7 +38,7 @@ def page(address: int) -> int:
     """
     if address not in _registered:
         under(_lock, _register, address)
-    return int(unwrap(_drivers.load().cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
+    return int(context.call("cuMemHostGetDevicePointer", address, 0))
 
 
 def _register(address: int) -> None:

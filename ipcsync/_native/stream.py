@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import threading
-from collections.abc import Callable
 from functools import cache
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
 
@@ -17,8 +15,8 @@ from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
 from ipcsync._native import capture, context, foreign, fork, host_wait, living
 from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import OnDevice, stream_call
-from ipcsync._native.device import Device, Stacks, parse
+from ipcsync._native.context import OnDevice, call, stream_call
+from ipcsync._native.device import Device, Entered, parse
 from ipcsync._native.device import device as device_block
 from ipcsync.errors import InvalidDevice
 from ipcsync.typing import DeviceLike, EventLike, StreamLike
@@ -127,15 +125,14 @@ class Stream:
         fork.check()
         if self._pointer in context.LEGACY:
             return 0
-        ask = context.driver().cuStreamGetPriority
-        return int(unwrap(stream_call(self._handle, self._index, ask, self._handle), "cuStreamGetPriority"))
+        return int(stream_call(self._handle, self._index, "cuStreamGetPriority", self._handle))
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
         """The (least, greatest) priority on the current device; the greatest is the lower number."""
         fork.arm()
         with OnDevice(parse(None)) as inside, inside:
-            least, greatest = unwrap(context.driver().cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
+            least, greatest = call("cuCtxGetStreamPriorityRange")
         return int(least), int(greatest)
 
     def is_capturing(self) -> bool:
@@ -151,7 +148,7 @@ class Stream:
         """Whether all work submitted so far is done. Raises StreamCapturing rather than spoil a capture."""
         fork.check()
         with OnDevice(self._index) as inside, inside:
-            result = relaxed_call(self._ask, "query", context.driver().cuStreamQuery)
+            result = relaxed_call(self._ask, "query", "cuStreamQuery")
         if result[0] == ERROR_NOT_READY:
             return False
         unwrap(result, "cuStreamQuery")
@@ -168,17 +165,17 @@ class Stream:
         deadline_of(timeout)
         with OnDevice(self._index) as inside, inside:
             if timeout is None and host_wait.behind(self._handle, self._index) is None:
-                result = relaxed_call(self._ask, "synchronize", context.driver().cuStreamSynchronize)
-                unwrap(result, "cuStreamSynchronize")
+                unwrap(relaxed_call(self._ask, "synchronize", "cuStreamSynchronize"), "cuStreamSynchronize")
                 return
             capture.refuse_capturing(self._handle, "synchronize")
             if self.query():  # else an idle stream would not be done within a timeout of 0
                 return
             self.record_event()._await(f"the work of {self!r}", timeout)
 
-    def _ask(self, what: str, function: Callable[[DriverObject], tuple[Any, ...]]) -> tuple[Any, ...]:
+    def _ask(self, what: str, name: str) -> tuple[Any, ...]:
         capture.refuse_capturing(self._handle, what)
-        return function(self._handle)
+        result: tuple[Any, ...] = getattr(context.driver(), name)(self._handle)
+        return result
 
     def wait_event(self, event: EventLike) -> None:
         """Have all work submitted to this stream from now on wait for an event.
@@ -198,8 +195,7 @@ class Stream:
             return
         handle = foreign.event_handle(event)
         if handle is not None:
-            wait = context.driver().cuStreamWaitEvent
-            unwrap(stream_call(self._handle, self._index, wait, self._handle, handle, 0), "cuStreamWaitEvent")
+            stream_call(self._handle, self._index, "cuStreamWaitEvent", self._handle, handle, 0)
 
     def wait_stream(self, other: StreamLike | None) -> None:
         """Have all work submitted to this stream from now on wait for what was submitted to `other`, any stream."""
@@ -222,10 +218,8 @@ class Stream:
         _thread.entered.append(block)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        _thread.entered.pop().__exit__(kind, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        _thread.entered.pop().__exit__(*error)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
@@ -270,10 +264,9 @@ def made_here() -> list[Stream]:
 def _create(priority: int) -> DriverObject:
     if isinstance(priority, bool):
         raise TypeError("a stream's priority is an int, but got a bool")
-    api = context.driver()
-    least, greatest = unwrap(api.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
-    clamped = max(int(greatest), min(int(least), operator.index(priority)))
-    return unwrap(api.cuStreamCreateWithPriority(STREAM_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
+    least, greatest = call("cuCtxGetStreamPriorityRange")
+    clamped = max(greatest, min(least, operator.index(priority)))
+    return call("cuStreamCreateWithPriority", STREAM_NON_BLOCKING, clamped)
 
 
 def _handle_of(address: int | DriverObject) -> DriverObject:
@@ -343,7 +336,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
     def __init__(self, stream: StreamLike | None) -> None:
         fork.arm()
         self.stream: Stream | None = None if stream is None else resolve(stream)
-        self._blocks: Stacks[tuple[device_block, Stream | None]] = Stacks()
+        self._entered = Entered()
 
     def __enter__(self) -> Stream | None:
         fork.check()
@@ -351,21 +344,19 @@ class stream:  # noqa: N801 - torch.cuda's name for it
             index = self.stream._index
             block = device_block(index)
             block.__enter__()
-            self._blocks.push((block, _thread.streams.get(index)))
+            self._entered.blocks.append((block, _thread.streams.get(index)))
             _thread.streams[index] = self.stream
         return self.stream
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.stream is None:
             return
-        block, before = self._blocks.pop()
+        block, before = self._entered.blocks.pop()
         if before is None:
             _thread.streams.pop(self.stream._index, None)
         else:
             _thread.streams[self.stream._index] = before
-        block.__exit__(kind, error, traceback)
+        block.__exit__(*error)
 
 
 def is_current_stream_capturing() -> bool:

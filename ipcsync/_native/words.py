@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ctypes
 
-from ipcsync import _drivers
-from ipcsync._drivers import unwrap
 from ipcsync._drivers.constants import MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE
 from ipcsync._locks import CallLock, under
 from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import OnDevice, primary
+from ipcsync._native.context import OnDevice, call, primary
 
 _BYTES = 4096
 _FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP  # those of cuMemHostAlloc have the same numbers
@@ -33,11 +31,10 @@ def take(ordinal: int, kind: str, size: int) -> tuple[int, int]:
 def _take(ordinal: int, kind: str, size: int) -> tuple[int, int]:
     free = _free.setdefault((ordinal, kind), [])
     if not free:
-        driver = _drivers.load()
         with OnDevice(ordinal, primary(ordinal)) as inside, inside:
             # An allocation is an unsafe call, which would break another thread's capture.
-            host = int(unwrap(relaxed_call(driver.cuMemHostAlloc, _BYTES, _FLAGS), "cuMemHostAlloc"))
-            address = int(unwrap(driver.cuMemHostGetDevicePointer(host, 0), "cuMemHostGetDevicePointer"))
+            host = int(relaxed_call(call, "cuMemHostAlloc", _BYTES, _FLAGS))
+            address = int(call("cuMemHostGetDevicePointer", host, 0))
         ctypes.memset(host, 0, _BYTES)
         free.extend((host + at, address + at) for at in range(0, _BYTES, size))
     return free.pop(0)

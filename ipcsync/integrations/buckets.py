@@ -21,8 +21,7 @@ import torch
 
 import ipcsync
 from ipcsync._deadline import deadline_of, left_of
-from ipcsync._drivers import unwrap
-from ipcsync._native.context import driver, stream_call
+from ipcsync._native.context import stream_call
 from ipcsync._native.stream import stream_handle
 from ipcsync.errors import HandleError, IpcSyncError, RecorderLost
 from ipcsync.integrations.losses import failing_once
@@ -196,4 +195,4 @@ def _copy(target: int, source: int, size: int, stream: StreamLike) -> None:
     if not size:
         return
     handle, ordinal = stream_handle(stream)
-    unwrap(stream_call(handle, ordinal, driver().cuMemcpyAsync, target, source, size, handle), "cuMemcpyAsync")
+    stream_call(handle, ordinal, "cuMemcpyAsync", target, source, size, handle)

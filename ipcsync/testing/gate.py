@@ -6,13 +6,11 @@ import atexit
 import ctypes
 import warnings
 import weakref
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ipcsync._drivers import unwrap
 from ipcsync._drivers.constants import STREAM_WAIT_VALUE_GEQ
 from ipcsync._linux.futex import Futex
-from ipcsync._native import capture, context, fork, words
+from ipcsync._native import capture, fork, words
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.stream import resolve, stream_handle
@@ -59,9 +57,8 @@ class StreamGate:
         self._finalizer.atexit = False
         _held.add(self._address)
         try:
-            wait = context.driver().cuStreamWaitValue32
-            result = relaxed_call(stream_call, handle, ordinal, wait, handle, pointer, 1, STREAM_WAIT_VALUE_GEQ)
-            unwrap(result, "cuStreamWaitValue32")
+            arguments = handle, pointer, 1, STREAM_WAIT_VALUE_GEQ
+            relaxed_call(stream_call, handle, ordinal, "cuStreamWaitValue32", *arguments)
         except BaseException:
             self.open()
             raise
@@ -83,9 +80,7 @@ class StreamGate:
             raise ValueError("this gate was opened and cannot hold again: make another one")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.open()
 
     def __repr__(self) -> str:

@@ -9,12 +9,12 @@ from cuda.bindings.driver import CUipcMemHandle
 
 from ipcsync import _drivers
 from ipcsync._closing import Closing
-from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import unwrap
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._native import context, fork
 from ipcsync._native import device as devices
 from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import OnDevice, stream_call
+from ipcsync._native.context import OnDevice, call, stream_call
 from ipcsync._native.device import Device
 from ipcsync._native.stream import stream_handle
 from ipcsync.errors import HandleError
@@ -70,7 +70,7 @@ class Memory(Closing):
         if self._kind != "device":
             raise ValueError(f"only device memory that was allocated here has a handle, and this is {self._kind}")
         with OnDevice(self._ordinal) as inside, inside:
-            return _drivers.handle_bytes(relaxed_call(_call, "cuIpcGetMemHandle", self.address))
+            return _drivers.handle_bytes(relaxed_call(call, "cuIpcGetMemHandle", self.address))
 
     def fill(self, value: int, stream: StreamLike | None = None) -> None:
         """Have `stream` set every byte to `value`, 0 to 255: a stand-in for a kernel."""
@@ -80,8 +80,7 @@ class Memory(Closing):
         if not 0 <= value <= 255:
             raise ValueError(f"a byte is from 0 to 255, but got {value}")
         handle, ordinal = stream_handle(stream)
-        function = context.driver().cuMemsetD8Async
-        unwrap(stream_call(handle, ordinal, function, self.address, value, self.size, handle), "cuMemsetD8Async")
+        stream_call(handle, ordinal, "cuMemsetD8Async", self.address, value, self.size, handle)
 
     def copy_from(self, other: Memory, stream: StreamLike | None = None) -> None:
         """Have `stream` copy all of `other` to here. ValueError if that is of another size."""
@@ -92,8 +91,7 @@ class Memory(Closing):
         if other.size != self.size:
             raise ValueError(f"this memory is {self.size} bytes, but the other is {other.size}")
         handle, ordinal = stream_handle(stream)
-        function = context.driver().cuMemcpyAsync
-        unwrap(stream_call(handle, ordinal, function, self.address, other.address, self.size, handle), "cuMemcpyAsync")
+        stream_call(handle, ordinal, "cuMemcpyAsync", self.address, other.address, self.size, handle)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Store `data`, of exactly its size, now; no stream may be using the memory."""
@@ -116,7 +114,7 @@ class Memory(Closing):
             return ctypes.string_at(self.address, self.size)
         data = bytearray(self.size)
         with OnDevice(self._ordinal) as inside, inside:
-            _call("cuMemcpyDtoH", data, self.address, self.size)
+            call("cuMemcpyDtoH", data, self.address, self.size)
         return bytes(data)
 
     def holds(self, value: int) -> bool:
@@ -140,7 +138,7 @@ class Memory(Closing):
             return
         name = {"device": "cuMemFree", "pinned": "cuMemFreeHost", "opened": "cuIpcCloseMemHandle"}[self._kind]
         with OnDevice(self._ordinal) as inside, inside:
-            relaxed_call(_call, name, address)
+            relaxed_call(call, name, address)
 
     def _check(self) -> None:
         fork.check()
@@ -157,18 +155,13 @@ class Memory(Closing):
         return f"<ipcsync.testing.Memory {self._kind} size={self.size} {state}>"
 
 
-def _call(name: str, *args: object) -> DriverObject:
-    """The value of a driver call's result."""
-    return unwrap(getattr(context.driver(), name)(*args), name)
-
-
 def _allocated(size: int, *, pinned: bool) -> int:
     """The address of new memory, all zeros."""
     if pinned:
-        address = int(relaxed_call(_call, "cuMemAllocHost", size))
+        address = int(relaxed_call(call, "cuMemAllocHost", size))
         ctypes.memset(address, 0, size)
         return address
-    address = int(relaxed_call(_call, "cuMemAlloc", size))
+    address = int(relaxed_call(call, "cuMemAlloc", size))
     # A driver may fill memory by a kernel, whose first launch waits for all streams of the device. So it is launched
     # here, before a gate holds one of them.
     relaxed_call(_finish, "cuMemsetD8Async", address, 0, size)
@@ -177,12 +170,12 @@ def _allocated(size: int, *, pinned: bool) -> int:
 
 def _finish(name: str, *args: object) -> None:
     """Run it on a stream, and wait: calls without a stream return before they are done, and no stream waits."""
-    stream = _call("cuStreamCreate", STREAM_NON_BLOCKING)
+    stream = call("cuStreamCreate", STREAM_NON_BLOCKING)
     try:
-        _call(name, *args, stream)
-        _call("cuStreamSynchronize", stream)
+        call(name, *args, stream)
+        call("cuStreamSynchronize", stream)
     finally:
-        _call("cuStreamDestroy", stream)
+        call("cuStreamDestroy", stream)
 
 
 def _opened(handle: bytes) -> int:
