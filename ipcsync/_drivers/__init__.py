@@ -6,36 +6,24 @@ this package knows which one it has.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from types import ModuleType
+from typing import Any, TypeAlias
 
-from ipcsync._drivers.results import (
-    HANDLE_SIZE,
-    SUCCESS,
-    DriverObject,
-    describe,
-    handle_bytes,
-    handle_from_bytes,
-    unwrap,
-)
+from cuda.bindings import driver as _bindings
+
 from ipcsync._locks import CallLock, under
-from ipcsync.errors import ForkedProcessError, NoDriver
-
-__all__ = [
-    "HANDLE_SIZE",
-    "SUCCESS",
-    "DriverObject",
-    "describe",
-    "handle_bytes",
-    "handle_from_bytes",
-    "is_loaded",
-    "load",
-    "name",
-    "unwrap",
-]
+from ipcsync.errors import DriverError, ForkedProcessError, HandleError, NoDriver
 
 log = logging.getLogger("ipcsync")
+
+DriverObject: TypeAlias = Any
+"""A handle, struct or enum of cuda.bindings, which ships no type information."""
+
+SUCCESS = _bindings.CUresult.CUDA_SUCCESS
+HANDLE_SIZE = 64
 
 WARNED = "IPCSYNC_WARNED_OF_NO_DRIVER"
 """The environment variable that is set once a parent process has warned that there is no CUDA driver."""
@@ -56,9 +44,7 @@ def load() -> ModuleType:
 def _choose_once() -> tuple[str, ModuleType]:
     global _chosen  # noqa: PLW0603 - one driver a process, for its whole life
     if _chosen is None:
-        from cuda.bindings import driver
-
-        _chosen = (_choose(os.environ.get("IPCSYNC_DRIVER") or "auto"), driver)
+        _chosen = (_choose(os.environ.get("IPCSYNC_DRIVER") or "auto"), _bindings)
     return _chosen
 
 
@@ -104,3 +90,45 @@ def name() -> str:
         return "host" if software.is_ours(software.loaded()) else "cuda"
     assert _chosen is not None
     return _chosen[0]
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def unwrap(result: tuple[Any, ...], call: str, error: type[DriverError] = DriverError) -> DriverObject:
+    """The value (or tuple of values, or None) of a driver call's result; raises `error` if the call failed."""
+    if result[0] is not SUCCESS and result[0] != SUCCESS:
+        raise describe(result[0], call, error)
+    if len(result) == 2:
+        return result[1]
+    return None if len(result) == 1 else result[1:]
+
+
+def describe(code: DriverObject, call: str, error: type[DriverError] = DriverError, why: str = "") -> DriverError:
+    """The exception for a driver call that returned `code`; `why` says what that means, if it is known."""
+    result = _bindings.CUresult(code)
+    text = f"{call} failed: {result.name} ({result.value}){why and ': '}{why}"
+    return error(text, code=int(result.value), name=result.name, call=call)
+
+
+def handle_bytes(handle: DriverObject) -> bytes:
+    """The 64 bytes of a CUipcEventHandle or CUipcMemHandle."""
+    return ctypes.string_at(handle.getPtr(), HANDLE_SIZE)
+
+
+def handle_from_bytes(kind: type[DriverObject], data: bytes | bytearray | memoryview) -> DriverObject:
+    """A handle of the binding's class `kind`, CUipcEventHandle or CUipcMemHandle, from its 64 bytes.
+
+    Raises HandleError for another length, in torch's words, and TypeError for what is not bytes-like.
+    """
+    try:
+        content = bytes(memoryview(data))
+    except TypeError:
+        raise TypeError(f"an IPC handle is {HANDLE_SIZE} bytes, but got {type(data).__name__}") from None
+    if len(content) != HANDLE_SIZE:
+        what = kind.__name__.removeprefix("CUipc")
+        text = f"cudaIpc{what}_t expects byte-like object of size {HANDLE_SIZE}, but got {len(content)}"
+        raise HandleError(text, code=1, name="CUDA_ERROR_INVALID_VALUE", call=f"cuIpcOpen{what}")
+    handle = kind()
+    ctypes.memmove(handle.getPtr(), content, HANDLE_SIZE)
+    return handle

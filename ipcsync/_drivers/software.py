@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cuda.bindings import driver as _bindings
 
-from ipcsync._drivers.results import describe
+from ipcsync._drivers import describe
 from ipcsync.errors import ForkedProcessError, NoDriver
 
 SONAME = "libcuda.so.1"

@@ -11,7 +11,7 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
-from ipcsync._drivers import HANDLE_SIZE, SUCCESS, DriverObject, unwrap
+from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import (
     ERROR_INVALID_CONTEXT,
     ERROR_INVALID_DEVICE,
@@ -63,18 +63,8 @@ class Event:
 
     __slots__ = ("__weakref__", "_behind", "_export", "_flags", "_handle", "_imported", "_index", "_owner", "_recorded")
 
-    _behind: host_wait.Behind | None
-    _export: bytes | None
-    _flags: int
-    _handle: Any
-    _imported: bool
-    _index: int
-    _owner: living.Owner
-    _recorded: bool
-
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         fork.arm()
-        self._handle = None
         if interprocess and enable_timing:
             raise ValueError(
                 "an event made with interprocess=True cannot have enable_timing=True: CUDA has no such event"
@@ -84,8 +74,9 @@ class Event:
             | (0 if enable_timing else EVENT_DISABLE_TIMING)
             | (EVENT_INTERPROCESS if interprocess else 0)
         )
-        self._behind = None  # the waits that the latest record depends on
-        self._export = None
+        self._handle: DriverObject = None
+        self._behind: host_wait.Behind | None = None  # the waits that the latest record depends on
+        self._export: bytes | None = None
         self._imported = False
         self._index = -1
         self._recorded = False
@@ -103,15 +94,16 @@ class Event:
         if kind != "cuda":
             raise InvalidDevice(f"Event can only be created on CUDA devices, but got device type {kind}")
         index = parse(device)
-        data = _exact(handle)
+        data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
         event = cls(interprocess=True)
         event._imported = True
-        event._export = data
+        event._export = _drivers.handle_bytes(data)
         with OnDevice(index) as inside, inside:
-            result = context.driver().cuIpcOpenEventHandle(_drivers.handle_from_bytes(CUipcEventHandle, data))
-        if result[0] != SUCCESS:
-            raise _cannot_open(result[0])
-        event._bind(result[1], index)
+            code, opened = context.driver().cuIpcOpenEventHandle(data)
+        if code != SUCCESS:
+            why = _HANDLE_FAULTS.get(int(code), "")
+            raise _drivers.describe(code, "cuIpcOpenEventHandle", HandleError if why else DriverError, why)
+        event._bind(opened, index)
         return event
 
     def _bind(self, handle: DriverObject, index: int) -> None:
@@ -215,13 +207,8 @@ class Event:
             self._create(None, parse(None))
         if self._export is None:
             if not self._flags & EVENT_INTERPROCESS:
-                raise DriverError(
-                    "this event was made without interprocess=True, and CUDA does not export such an event: make it as "
-                    "ipcsync.Event(interprocess=True)",
-                    code=400,
-                    name="CUDA_ERROR_INVALID_HANDLE",
-                    call="cuIpcGetEventHandle",
-                )
+                why = "CUDA does not export this event: make it as ipcsync.Event(interprocess=True)"
+                raise _drivers.describe(ERROR_INVALID_HANDLE, "cuIpcGetEventHandle", why=why)
             with OnDevice(self._index) as inside, inside:
                 self._export = _drivers.handle_bytes(call("cuIpcGetEventHandle", self._handle))
         return self._export
@@ -284,27 +271,3 @@ def _context_for(stream: DriverObject) -> DriverObject:
     if stream is None or int(stream) in context.LEGACY or is_capturing(stream):
         return None
     return call("cuStreamGetCtx", stream)
-
-
-def _exact(handle: DriverObject) -> bytes:
-    try:
-        data = bytes(memoryview(handle))
-    except TypeError:
-        raise TypeError(f"an IPC handle is {HANDLE_SIZE} bytes, but got {type(handle).__name__}") from None
-    if len(data) != HANDLE_SIZE:
-        raise HandleError(
-            f"cudaIpcEventHandle_t expects byte-like object of size {HANDLE_SIZE}, but got {len(data)}",
-            code=1,
-            name="CUDA_ERROR_INVALID_VALUE",
-            call="cuIpcOpenEventHandle",
-        )
-    return data
-
-
-def _cannot_open(code: DriverObject) -> DriverError:
-    call = "cuIpcOpenEventHandle"
-    why = _HANDLE_FAULTS.get(int(code))
-    if why is None:
-        return _drivers.describe(code, call)
-    error = _drivers.describe(code, call, HandleError)
-    return HandleError(f"{error}: {why}", code=error.code, name=error.name, call=call)

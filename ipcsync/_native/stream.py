@@ -49,11 +49,6 @@ class Stream:
 
     __slots__ = ("__weakref__", "_handle", "_index", "_owner", "_pointer")
 
-    _handle: Any
-    _index: int
-    _owner: living.Owner | None
-    _pointer: int
-
     def __init__(
         self,
         device: DeviceLike | None = None,
@@ -82,7 +77,7 @@ class Stream:
     def _bind(self, handle: DriverObject, index: int, owner: living.Owner | None = None) -> None:
         self._handle = handle
         self._index = index
-        self._owner = owner
+        self._owner = owner  # destroys it with the last reference; None for one of somebody else
         self._pointer = int(handle)
 
     @property

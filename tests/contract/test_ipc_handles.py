@@ -80,7 +80,7 @@ def test_a_handle_with_another_process_or_file_fails_to_map_and_what_is_between_
 
 @pytest.mark.parametrize("length", [0, 63, 65])
 def test_bytes_of_another_length_are_no_handle(drv: ModuleType, length: int) -> None:
-    with pytest.raises(HandleError, match=f"64 bytes, but got {length}"):
+    with pytest.raises(HandleError, match=f"size 64, but got {length}"):
         handle_from_bytes(drv.CUipcEventHandle, bytes(length))
 
 
