@@ -259,7 +259,7 @@ def _starts_no_process_unless_it_says_so(request: pytest.FixtureRequest) -> Iter
 def pytest_configure(config: pytest.Config) -> None:
     """Give each worker a run of its own, and so the plugin's coordinator on its own machine."""
     if hasattr(config, "workerinput"):
-        config.workerinput["ipcsync_run"] = run.own().to_worker()
+        config.workerinput["ipcsync_run"] = run.own()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

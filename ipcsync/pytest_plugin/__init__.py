@@ -12,6 +12,7 @@ one for the whole run; every worker shares it, and it is gone when the run is, h
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -77,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - xdist ships no types
     """Send an xdist worker its run (in the controller)."""
-    node.workerinput[_WORKER_KEY] = node.config.stash[_RUN].to_worker()
+    node.workerinput[_WORKER_KEY] = tuple(node.config.stash[_RUN])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -163,51 +164,41 @@ def ipcsync_namespace(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ipcsync_client(
+def _ipcsync_connect(
     pytestconfig: pytest.Config, ipcsync_coordinator: RunCoordinator, ipcsync_namespace: str
-) -> Iterator[Client]:
-    """A client of the run's coordinator, with every name in the test's namespace."""
-    from ipcsync.pytest_plugin import namespaced
+) -> Callable[[str], Client]:
+    """Opens a session of a name with the run's coordinator, with every name in the test's namespace."""
+    from ipcsync.pytest_plugin.namespaced import NamespacedClient
 
     ipcsync_coordinator.check()
-    with namespaced.connect(
-        ipcsync_coordinator.endpoint, ipcsync_namespace, "test", pytestconfig.getoption("--ipcsync-timeout")
-    ) as client:
+    timeout = pytestconfig.getoption("--ipcsync-timeout")
+    return lambda name: NamespacedClient(ipcsync_coordinator.endpoint, ipcsync_namespace, name, timeout)
+
+
+@pytest.fixture
+def ipcsync_client(_ipcsync_connect: Callable[[str], Client]) -> Iterator[Client]:
+    """A client of the run's coordinator, with every name in the test's namespace."""
+    with _ipcsync_connect("test") as client:
         yield client
 
 
 @pytest.fixture
-def ipcsync_async_client(
-    pytestconfig: pytest.Config, ipcsync_coordinator: RunCoordinator, ipcsync_namespace: str
-) -> Iterator[Connecting]:
+def ipcsync_async_client(_ipcsync_connect: Callable[[str], Client]) -> Iterator[Connecting]:
     """The same for asyncio: `async with ipcsync_async_client as client:`, in whichever loop runs the test.
 
     It connects when it is entered or awaited, once, and is closed after the test if the test has not done so.
     """
     from ipcsync.client.aio.client import connecting
-    from ipcsync.pytest_plugin import namespaced
 
-    ipcsync_coordinator.check()
-    opened: list[Client] = []
-
-    def connect() -> Client:
-        timeout = pytestconfig.getoption("--ipcsync-timeout")
-        opened.append(namespaced.connect(ipcsync_coordinator.endpoint, ipcsync_namespace, "test-async", timeout))
-        return opened[-1]
-
-    session = connecting(connect)
-    yield session
-    session.close()
-    for client in opened:
-        client.close()
+    with contextlib.ExitStack() as opened:
+        session = connecting(lambda: opened.enter_context(_ipcsync_connect("test-async")))
+        yield session
+        session.close()
 
 
 @pytest.fixture
 def ipcsync_spawn(
-    request: pytest.FixtureRequest,
-    pytestconfig: pytest.Config,
-    ipcsync_coordinator: RunCoordinator,
-    ipcsync_namespace: str,
+    request: pytest.FixtureRequest, ipcsync_coordinator: RunCoordinator, ipcsync_namespace: str
 ) -> Iterator[Callable[..., Child]]:
     """`ipcsync_spawn(fn, *args) -> Child`: a fresh process that runs `fn(client, *args)`; none outlives the test.
 
@@ -218,7 +209,8 @@ def ipcsync_spawn(
     from ipcsync.pytest_plugin.spawned import Children
 
     ipcsync_coordinator.check()
-    children = Children(ipcsync_coordinator.endpoint, ipcsync_namespace, pytestconfig.getoption("--ipcsync-timeout"))
+    timeout = request.config.getoption("--ipcsync-timeout")
+    children = Children(ipcsync_coordinator.endpoint, ipcsync_namespace, timeout)
     request.node.stash[_CHILDREN] = children
     try:
         yield children.spawn

@@ -26,19 +26,14 @@ class Namespace(Naming):
 
 
 class NamespacedClient(Client):
-    """A client whose names of events and streams begin with `namespace` and a slash.
+    """A client, connected as `name`, whose names of events and streams begin with `namespace` and a slash.
 
     Names go in without it, or with it; they come out with it. Lists and `watch` show the namespace only, with its
     sessions; `stats` counts everything. Operations without a name (`record`, points) need no namespace.
     """
 
     def __init__(self, endpoint: str, namespace: str, name: str, timeout: float) -> None:
+        fork.arm()
         self.namespace = namespace
         prefix = self._session_prefix = f"{namespace}/"
         super().__init__(ConnectOptions(endpoint, prefix + name, timeout), Namespace(prefix))
-
-
-def connect(endpoint: str, namespace: str, name: str, timeout: float) -> NamespacedClient:
-    """Open a session as `name` in a namespace; `timeout` in seconds. Raises ConnectError."""
-    fork.arm()
-    return NamespacedClient(endpoint, namespace, name, timeout)

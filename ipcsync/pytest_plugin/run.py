@@ -9,21 +9,18 @@ stops it once its workers have ended.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
 import json
 import os
 import secrets
-import select
 import shutil
 import signal
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipcsync._launch import directory_prefix
 from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
@@ -36,8 +33,7 @@ _TAIL_LINES = 20
 _TAIL_BYTES = 16_384
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A run: its process as (pid, start time), and a token, since a process may have several runs."""
 
     pid: int
@@ -49,13 +45,8 @@ class Run:
         """The run's directory. By its name, a later `launch` removes it if the run was killed."""
         return Path(tempfile.gettempdir()) / f"{directory_prefix()}{self.pid}-{self.started}-{self.token}"
 
-    def to_worker(self) -> dict[str, Any]:
-        """The run as it is sent to a worker."""
-        return dataclasses.asdict(self)
 
-
-@dataclass(frozen=True)
-class RunCoordinator:
+class RunCoordinator(NamedTuple):
     """The run's coordinator: `endpoint` is what clients connect to, `log` where its log is."""
 
     endpoint: str
@@ -91,8 +82,8 @@ def of_worker(workerinput: Mapping[str, Any]) -> Run:
     meet by xdist's id of the run.
     """
     told = workerinput.get("ipcsync_run")
-    if told is not None and is_running(told["pid"], told["started"]):
-        return Run(**told)
+    if told is not None and is_running(*told[:2]):
+        return Run(*told)
     parent = os.getppid()
     token = hashlib.sha256(str(workerinput.get("testrunuid", "")).encode()).hexdigest()[:16]
     return Run(parent, start_time(parent) or 0, token)
@@ -150,12 +141,12 @@ def _read(run: Run) -> RunCoordinator | None:
         text = (run.directory / "coordinator.json").read_text()
     except FileNotFoundError:
         return None
-    return RunCoordinator(**json.loads(text))
+    return RunCoordinator(*json.loads(text))
 
 
 def _write(run: Run, coordinator: RunCoordinator) -> None:
     draft = run.directory / "coordinator.json.new"
-    draft.write_text(json.dumps(dataclasses.asdict(coordinator)))
+    draft.write_text(json.dumps(coordinator))
     draft.rename(run.directory / "coordinator.json")
 
 
@@ -185,18 +176,13 @@ def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
 
 def _end(coordinator: RunCoordinator) -> None:
     """End a process by SIGTERM, by SIGKILL if that is not enough, and wait. It need not be a child of this process."""
-    try:
-        process = PidFd(coordinator.pid)
-    except (ProcessLookupError, PidFdError):
-        return  # without a pidfd it is left alone: it ends with the run's process
-    try:
+    # It may end meanwhile. Without a pidfd it is left alone: it ends with the run's process.
+    with contextlib.suppress(ProcessLookupError, PidFdError), contextlib.closing(PidFd(coordinator.pid)) as process:
         if coordinator.is_running:
-            for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGKILL):
-                with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
-                    signal.pidfd_send_signal(process.fileno(), number)
-                if number != signal.SIGTERM and select.select([process], [], [], _STOP_S)[0]:
-                    break
-    finally:
-        process.close()
+            signal.pidfd_send_signal(process.fileno(), signal.SIGTERM)
+            signal.pidfd_send_signal(process.fileno(), signal.SIGCONT)
+            if not process.wait(_STOP_S):
+                signal.pidfd_send_signal(process.fileno(), signal.SIGKILL)
+                process.wait(_STOP_S)
     with contextlib.suppress(ChildProcessError):  # a worker started it, so another process reaps it
         os.waitpid(coordinator.pid, os.WNOHANG)

@@ -50,9 +50,9 @@ def _run(pipe: Connection, task: Task, args: bytes) -> tuple[str, Any, str]:
         for part in task.name.split("."):
             fn = getattr(fn, part)
         values = pickle.loads(args)  # noqa: S301 - from the pipe of our own parent; after the module that may define them
-        from ipcsync.pytest_plugin import namespaced
+        from ipcsync.pytest_plugin.namespaced import NamespacedClient
 
-        with namespaced.connect(task.endpoint, task.namespace, task.label, task.limit) as client:
+        with NamespacedClient(task.endpoint, task.namespace, task.label, task.limit) as client:
             pipe.send(BEGUN)
             return ("returned", fn(client, *values), "")
     except BaseException as error:  # noqa: BLE001 - the parent raises it

@@ -184,12 +184,12 @@ def test_the_runs_coordinator_inherits_no_descriptor_of_whoever_starts_it(tmp_pa
 def test_a_worker_is_of_its_controllers_run() -> None:
     mine = run.own()
     assert (mine.pid, mine.started) == (os.getpid(), start_time(os.getpid()))
-    assert run.of_worker({"ipcsync_run": mine.to_worker(), "testrunuid": "x"}) == mine
+    assert run.of_worker({"ipcsync_run": tuple(mine), "testrunuid": "x"}) == mine
     assert run.own() != mine  # another run of the same process
 
 
-@pytest.mark.parametrize("told", [None, {"pid": os.getpid(), "started": 1, "token": "t"}])
-def test_workers_whose_controller_is_unknown_here_meet_by_their_parent(told: dict[str, object] | None) -> None:
+@pytest.mark.parametrize("told", [None, (os.getpid(), 1, "t")])
+def test_workers_whose_controller_is_unknown_here_meet_by_their_parent(told: tuple[object, ...] | None) -> None:
     worker = {"testrunuid": "../x", **({"ipcsync_run": told} if told else {})}
     found = run.of_worker(worker)
     assert (found.pid, found.started) == (os.getppid(), start_time(os.getppid()))
