@@ -32,8 +32,8 @@ def _is_for_cpu() -> bool:
     return _variable("DEVICE_TYPE") == "cpu" or not torch.cuda.is_available()
 
 
-class IpcSyncCudaSpec(CudaDeviceSpec):
-    """LMCache's CUDA device with other events."""
+class _WithPoints:
+    """What both devices have of ours."""
 
     _events = IpcSyncEventBackend()
 
@@ -47,20 +47,19 @@ class IpcSyncCudaSpec(CudaDeviceSpec):
         """The events of this process's default client."""
         return self._events
 
+
+class IpcSyncCudaSpec(_WithPoints, CudaDeviceSpec):
+    """LMCache's CUDA device with other events."""
+
     def is_available(self) -> bool:
         """Whether it was chosen, there is a GPU, and $DEVICE_TYPE does not ask for the CPU."""
         return _is_chosen() and not _is_for_cpu() and super().is_available()
 
 
-class IpcSyncCpuSpec(CpuDeviceSpec):
+class IpcSyncCpuSpec(_WithPoints, CpuDeviceSpec):
     """LMCache's CPU device with other events."""
 
     _events = CpuEventBackend()
-
-    @property
-    def backend_name(self) -> str:
-        """What $LMCACHE_DEVICE_BACKEND names."""
-        return BACKEND
 
     @property
     def torch_module_name(self) -> str:
@@ -72,11 +71,6 @@ class IpcSyncCpuSpec(CpuDeviceSpec):
         if not hasattr(torch, _CPU_MODULE):
             setattr(torch, _CPU_MODULE, StubCPUDevice("cpu"))
         return _CPU_MODULE
-
-    @property
-    def event_ipc_backend(self) -> CpuEventBackend:
-        """The events of this process's default client."""
-        return self._events
 
     def is_available(self) -> bool:
         """Whether it was chosen, and $DEVICE_TYPE asks for the CPU or torch has no GPU."""

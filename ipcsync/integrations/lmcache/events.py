@@ -66,7 +66,12 @@ class IpcSyncEventBackend:
 
     def check_event_support(self, device: DeviceLike) -> None:
         """Raise RuntimeError, with the reason, if no engine works between this process and the coordinator."""
-        _raise_unless_one_works(device)
+        client = ipcsync.default_client()
+        engines = client.check(device if self.device_type == "cuda" else None)  # "cpu" is not a device of a driver
+        event, timeline = engines["event"], engines["timeline"]
+        if not (event["ok"] or timeline["ok"]):
+            why = f"event: {event['why']}; timeline: {timeline['why']}"
+            raise RuntimeError(f"no engine works between this process and the coordinator at {client.endpoint}: {why}")
 
     def create_event(self, device: object) -> IpcSyncEvent:  # noqa: ARG002
         """A new event, not recorded yet."""
@@ -108,10 +113,6 @@ class CpuEventBackend(IpcSyncEventBackend):
 
     device_type = "cpu"
 
-    def check_event_support(self, device: object) -> None:  # noqa: ARG002 - "cpu" is not a device of a driver
-        """Raise RuntimeError, with the reason, if no engine works between this process and the coordinator."""
-        _raise_unless_one_works(None)
-
     def record_event(self, event: IpcSyncEvent, stream: object) -> None:  # noqa: ARG002
         """Record `event` after all that is on the default stream."""
         event.record(ipcsync.default_stream())
@@ -119,12 +120,3 @@ class CpuEventBackend(IpcSyncEventBackend):
     def wait_event(self, event: IpcSyncEvent, stream: object) -> None:  # noqa: ARG002
         """Block until `event` is complete: what follows is done within the next call."""
         event.synchronize()
-
-
-def _raise_unless_one_works(device: DeviceLike | None) -> None:
-    client = ipcsync.default_client()
-    engines = client.check(device)
-    reasons = {"event": engines["event"], "timeline": engines["timeline"]}
-    if not any(engine["ok"] for engine in reasons.values()):
-        why = "; ".join(f"{name}: {engine['why']}" for name, engine in reasons.items())
-        raise RuntimeError(f"no engine works between this process and the coordinator at {client.endpoint}: {why}")
