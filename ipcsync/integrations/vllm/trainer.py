@@ -69,15 +69,15 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
         bucket, parts, may_be_read = None, self._parts(), False
         try:
             for number, part in enumerate(parts):
-                with _together() as outcome:
+                with _together() as told:
                     weights = weights or iter(self.source.iter_full())
                     named = list(islice(weights, len(part)))
                     _refuse_others(named, part)
                     tensors = [tensor for _, tensor in named]
                     if bucket is None:
                         bucket = Bucket(max(map(_size, parts)), device_of(tensors))
-                    outcome.value = {bucket.place: message.BucketInfo.of(bucket.fill(tensors), bucket.location)}
-                buckets = {place: told for rank in outcome.values for place, told in rank.items()}
+                    told.append((bucket.place, message.BucketInfo.of(bucket.fill(tensors), bucket.location)))
+                buckets = dict(told)
                 if not number:
                     with _together():
                         if self.is_sender:
@@ -125,34 +125,26 @@ def _update(part: list[ParamMeta], buckets: dict[str, message.BucketInfo]) -> me
     )
 
 
-def _ranks() -> int:
-    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-
-
-class _Outcome:
-    """The result of one step: this rank's `value`, and then the `values` of all."""
-
-    def __init__(self) -> None:
-        self.value: Any = None
-        self.values: list[Any] = []
-
-
 @contextmanager
-def _together() -> Iterator[_Outcome]:
-    """A step that all ranks make: none goes on before all have, and all raise if one does."""
-    outcome = _Outcome()
+def _together() -> Iterator[list[Any]]:
+    """A step that all ranks make: none goes on before all have, and all raise if one does.
+
+    Each rank adds to the list what it tells the others; after the block it has what all told.
+    """
+    values: list[Any] = []
     error: Exception | None = None
     try:
-        yield outcome
+        yield values
     except Exception as failed:  # noqa: BLE001 - raised below, once the others know
         error = failed
-    told: list[Any] = [(None if error is None else f"{type(error).__name__}: {error}", outcome.value)]
-    if _ranks() > 1:
-        mine, told = told[0], [None] * _ranks()
+    mine = (None if error is None else f"{type(error).__name__}: {error}", values[:])
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    told: list[Any] = [mine] * ranks
+    if ranks > 1:
         torch.distributed.all_gather_object(told, mine)
     if error is not None:
         raise error
     for rank, (failure, _) in enumerate(told):
         if failure is not None:
             raise RankFailed(f"rank {rank} failed, and this update with it: {failure}", rank=rank)
-    outcome.values = [value for _, value in told]
+    values[:] = [value for _, added in told for value in added]

@@ -53,7 +53,7 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
 
     def receive_weights(self, update_info: message.PointUpdateInfo) -> None:
         """Wait for the trainer's point, and load the weights. ValueError if no bucket is on this worker's device."""
-        place = self._place()
+        place = ipcsync.get_device_properties(self.device.index if self.device.type == "cuda" else None).uuid
         told = update_info.buckets.get(place)
         if told is None:
             raise ValueError(f"no weights are on {place}; there are on {', '.join(update_info.buckets) or 'none'}")
@@ -61,7 +61,3 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         point.synchronize()
         weights = received(told.location, update_info.layouts, point, self.device)
         self.model.load_weights(list(zip(update_info.names, weights, strict=True)))
-
-    def _place(self) -> str:
-        index = self.device.index if self.device.type == "cuda" else None
-        return ipcsync.get_device_properties(index).uuid
