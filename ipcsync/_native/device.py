@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject
@@ -37,9 +37,6 @@ __all__ = [
     "maybe_exchange_device",
     "set_device",
 ]
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _CUDA = re.compile(r"cuda(?::(0|[1-9][0-9]{0,8}))?")
 _KIND = re.compile(r"([a-z]+)(:[0-9]+)?")
@@ -236,7 +233,7 @@ class device:  # noqa: N801 - torch.cuda's name for it
         self.idx: int = -1 if _is_negative(device) else parse(device)
         self._entered = Entered()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> device:
         before = call("cuCtxGetCurrent")
         if self.idx >= 0:
             context.ensure_context(self.idx)

@@ -140,15 +140,7 @@ class Event:
     def query(self) -> bool:
         """Whether the work of the latest record is done; True if nothing was recorded yet."""
         fork.check()
-        if self._handle is None:
-            return True
-        result = relaxed_call(_drivers.load().cuEventQuery, self._handle)
-        if result[0] is SUCCESS:
-            return True
-        if result[0] == ERROR_NOT_READY:
-            return False
-        unwrap(result, "cuEventQuery")
-        return True
+        return self._handle is None or host_wait.is_complete(self._handle)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until the work of the latest record is done, with the GIL released, at most `timeout` seconds.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ipcsync import _drivers
-from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_NOT_READY
 from ipcsync._native.capture import relaxed_call
 
@@ -29,7 +29,7 @@ class Behind(Protocol):
         """Those that are not over, in a text; empty if there are none."""
 
 
-def _behind_nothing(handle: DriverObject | None, ordinal: int) -> Behind | None:  # noqa: ARG001 - the engines'
+def _behind_nothing(_handle: DriverObject | None, _ordinal: int) -> Behind | None:
     return None
 
 
@@ -40,17 +40,24 @@ The engines, which know it, set it.
 """
 
 
+def is_complete(event: DriverObject) -> bool:
+    """Whether the driver's `event` is complete; True too if it was never recorded."""
+    result = relaxed_call(_drivers.load().cuEventQuery, event)
+    if result[0] is not SUCCESS:
+        if result[0] == ERROR_NOT_READY:
+            return False
+        unwrap(result, "cuEventQuery")
+    return True
+
+
 def await_event(event: DriverObject, deadline_ns: int, check: Callable[[], object] = bool) -> bool:
     """Query for about 20 µs, then with sleeps of up to 1 ms, until `event` is complete; CUDA has no such wait.
 
     `check` is called at first, and then every 50 ms. False if CLOCK_MONOTONIC passes `deadline_ns` before.
     """
-    query = _drivers.load().cuEventQuery
     start, next_check, pause_s = time.monotonic_ns(), 0, 10e-6
     while True:
-        result = relaxed_call(query, event)
-        if result[0] != ERROR_NOT_READY:
-            unwrap(result, "cuEventQuery")
+        if is_complete(event):
             return True
         now = time.monotonic_ns()
         if now >= min(next_check, deadline_ns):

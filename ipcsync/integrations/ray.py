@@ -96,15 +96,12 @@ class PointTransport(TensorTransportManager):
         """A wait on the host can be cancelled, so no actor has to be killed."""
         return True
 
-    def actor_has_tensor_transport(self, actor: object) -> bool:  # noqa: ARG002
+    def actor_has_tensor_transport(self, actor: object) -> bool:
         """Always True: asking the actor would block the caller, and a failed transfer says why."""
         return True
 
     def get_communicator_metadata(
-        self,
-        src_actor: object,  # noqa: ARG002
-        dst_actor: object,  # noqa: ARG002
-        backend: str | None = None,  # noqa: ARG002
+        self, src_actor: object, dst_actor: object, backend: str | None = None
     ) -> CommunicatorMetadata:
         """None: the point is enough."""
         return CommunicatorMetadata()
@@ -139,12 +136,7 @@ class PointTransport(TensorTransportManager):
         """Never called: the transport is one-sided."""
         raise NotImplementedError("the transport is one-sided: the receiver opens the tensors")
 
-    def garbage_collect(
-        self,
-        obj_id: str,
-        tensor_transport_meta: object,  # noqa: ARG002
-        tensors: list[torch.Tensor],  # noqa: ARG002
-    ) -> None:
+    def garbage_collect(self, obj_id: str, tensor_transport_meta: object, tensors: list[torch.Tensor]) -> None:
         """Free the memory of an object without references."""
         self._release(obj_id)
 
@@ -174,7 +166,7 @@ class PointTransport(TensorTransportManager):
         self,
         obj_id: str,
         tensor_transport_metadata: PointMetadata,
-        communicator_metadata: object,  # noqa: ARG002
+        communicator_metadata: object,
         target_buffers: Sequence[torch.Tensor] | None = None,
     ) -> Transfer:
         """Begin to wait for the sender's point; the host waits for nothing yet."""
@@ -204,7 +196,7 @@ class PointTransport(TensorTransportManager):
         fetch_request.tensors, fetch_request.point = tensors, None
         return list(tensors)
 
-    def abort_transport(self, obj_id: str, communicator_metadata: object) -> None:  # noqa: ARG002
+    def abort_transport(self, obj_id: str, communicator_metadata: object) -> None:
         """End this process's wait for an object."""
         transfer = self._waited_for.get(obj_id)
         if transfer is not None:

@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import warnings
 import weakref
-from typing import TYPE_CHECKING
 
 from ipcsync._drivers.constants import STREAM_WAIT_VALUE_GEQ
 from ipcsync._linux.futex import Futex
@@ -16,9 +15,6 @@ from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.stream import resolve, stream_handle
 from ipcsync.errors import StreamCapturing
 from ipcsync.typing import StreamLike
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["StreamGate"]
 
@@ -75,7 +71,7 @@ class StreamGate:
         _release(self._address)
         self._finalizer.detach()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> StreamGate:
         if self.is_open:
             raise ValueError("this gate was opened and cannot hold again: make another one")
         return self

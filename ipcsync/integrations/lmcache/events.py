@@ -73,7 +73,7 @@ class IpcSyncEventBackend:
             why = f"event: {event['why']}; timeline: {timeline['why']}"
             raise RuntimeError(f"no engine works between this process and the coordinator at {client.endpoint}: {why}")
 
-    def create_event(self, device: object) -> IpcSyncEvent:  # noqa: ARG002
+    def create_event(self, device: object) -> IpcSyncEvent:
         """A new event, not recorded yet."""
         return IpcSyncEvent()
 
@@ -81,11 +81,11 @@ class IpcSyncEventBackend:
         """Record `event` after all work submitted to `stream` so far."""
         event.record(stream)
 
-    def export_event(self, event: IpcSyncEvent, device: object) -> bytes:  # noqa: ARG002
+    def export_event(self, event: IpcSyncEvent, device: object) -> bytes:
         """The 48 bytes for another process. Raises RuntimeError for an event that was not recorded yet."""
         return event.ipc_handle()
 
-    def import_event(self, handle: bytes, device: object) -> IpcSyncEvent:  # noqa: ARG002
+    def import_event(self, handle: bytes, device: object) -> IpcSyncEvent:
         """The event that another process exported. Raises ProtocolError for other bytes, RecorderLost if it is gone.
 
         If its recorder was lost, the first wait raises RecorderLost.
@@ -100,7 +100,7 @@ class IpcSyncEventBackend:
         """Whether `event` is complete."""
         return event.query()
 
-    def synchronize_event(self, event: IpcSyncEvent, device: object) -> None:  # noqa: ARG002
+    def synchronize_event(self, event: IpcSyncEvent, device: object) -> None:
         """Block the host until `event` is complete."""
         event.synchronize()
 
@@ -113,10 +113,10 @@ class CpuEventBackend(IpcSyncEventBackend):
 
     device_type = "cpu"
 
-    def record_event(self, event: IpcSyncEvent, stream: object) -> None:  # noqa: ARG002
+    def record_event(self, event: IpcSyncEvent, stream: object) -> None:
         """Record `event` after all that is on the default stream."""
         event.record(ipcsync.default_stream())
 
-    def wait_event(self, event: IpcSyncEvent, stream: object) -> None:  # noqa: ARG002
+    def wait_event(self, event: IpcSyncEvent, stream: object) -> None:
         """Block until `event` is complete: what follows is done within the next call."""
         event.synchronize()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -21,9 +21,6 @@ import ipcsync
 from ipcsync.integrations.buckets import Bucket, device_of, size_of
 from ipcsync.integrations.vllm import BACKEND, message
 from ipcsync.integrations.vllm.errors import RankFailed
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass
@@ -47,7 +44,7 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
     @classmethod
     def trainer_init(
         cls, init_info: PointTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
-    ) -> Self:
+    ) -> PointTrainerWeightTransferEngine:
         """Connect, and have the workers do so. Raises ConnectError, TypeError for a source without full tensors."""
         if source is None or not source.implements_iter_full():
             raise TypeError("ipcsync sends full tensors: the source must implement iter_full()")

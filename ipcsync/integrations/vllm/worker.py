@@ -24,7 +24,7 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
     init_info_cls = message.PointInitInfo
     update_info_cls = message.PointUpdateInfo
 
-    def init_transfer_engine(self, init_info: message.PointInitInfo) -> None:  # noqa: ARG002 - it holds nothing
+    def init_transfer_engine(self, init_info: message.PointInitInfo) -> None:
         """Connect now, so that a missing coordinator is found early. Raises ConnectError."""
         ipcsync.default_client()
 
