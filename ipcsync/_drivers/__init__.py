@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from cuda.bindings import driver as _bindings
 
+from ipcsync._drivers import hardware, software
 from ipcsync._locks import CallLock, under
 from ipcsync.errors import DriverError, ForkedProcessError, HandleError, NoDriver
 
@@ -50,28 +51,31 @@ def _choose_once() -> tuple[str, ModuleType]:
 
 def _choose(wanted: str) -> str:
     """Initialise the library that IPCSYNC_DRIVER=`wanted` means here; returns "cuda" or "host"."""
-    from ipcsync._drivers import hardware, software
-
     if wanted not in ("auto", "cuda", "host"):
         raise ValueError(f"IPCSYNC_DRIVER must be auto, cuda or host, but is {wanted!r}")
     if wanted == "host":
-        software.load(hidden=False)
-        return "host"
+        return _load_software(hidden=False)
     if wanted == "auto" and software.is_ours(software.loaded()):
-        software.load(hidden=None)
-        return "host"
+        return _load_software(hidden=None)
     reason = (hardware.why_absent() if wanted == "auto" else None) or hardware.why_not()
     if reason is None:
         return "cuda"
     if wanted == "cuda":
         raise NoDriver(f"IPCSYNC_DRIVER=cuda, but the CUDA driver does not work here: {reason}")
     try:
-        software.load(hidden=True)
+        _load_software(hidden=True)
     except NoDriver as error:
         raise NoDriver(f"the CUDA driver does not work here ({reason}), and {error}") from None
     if not os.environ.get(WARNED):
         log.warning("no CUDA driver here (%s): using the software driver; no GPU is involved", reason)
         os.environ[WARNED] = "1"  # the processes that this one starts do not warn again
+    return "host"
+
+
+def _load_software(hidden: bool | None) -> str:
+    code, said = software.load(hidden)
+    if code:
+        raise describe(code, "cuInit", why=said)
     return "host"
 
 
@@ -85,8 +89,6 @@ def name() -> str:
     try:
         load()
     except ForkedProcessError:  # in a child, whose parent's driver works
-        from ipcsync._drivers import software
-
         return "host" if software.is_ours(software.loaded()) else "cuda"
     assert _chosen is not None
     return _chosen[0]

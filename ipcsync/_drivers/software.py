@@ -14,7 +14,6 @@ from pathlib import Path
 
 from cuda.bindings import driver as _bindings
 
-from ipcsync._drivers import describe
 from ipcsync.errors import ForkedProcessError, NoDriver
 
 SONAME = "libcuda.so.1"
@@ -39,11 +38,11 @@ def is_ours(library: ctypes.CDLL | None) -> bool:
     return library is not None and hasattr(library, _JOIN)
 
 
-def load(hidden: bool | None) -> None:
+def load(hidden: bool | None) -> tuple[int, str]:
     """Load and initialise it. `hidden`: no other library of this process finds a device in it; None: as it was loaded.
 
-    Raises NoDriver where it cannot be had, DriverError where `cuInit` refuses (a setting, no visible device),
-    ForkedProcessError in a child forked after it was used.
+    Returns what `cuInit` does, and why if it refuses (a setting, no visible device). Raises NoDriver where the library
+    cannot be had, ForkedProcessError in a child forked after it was used.
     """
     if directory := os.environ.get(DIRECTORY):
         with contextlib.suppress(FileNotFoundError):  # the working directory was removed
@@ -57,12 +56,12 @@ def load(hidden: bool | None) -> None:
             f"{_path_of()}; use IPCSYNC_DRIVER=cuda, or a process that loads no CUDA library before ipcsync"
         )
     said = ctypes.create_string_buffer(512)
-    code = library[_JOIN](-1 if hidden is None else int(hidden), said, ctypes.c_size_t(len(said)))
+    code: int = library[_JOIN](-1 if hidden is None else int(hidden), said, ctypes.c_size_t(len(said)))
     if code == _NOT_INITIALIZED:
         raise ForkedProcessError
-    if code:
-        raise describe(code, f"cuInit ({said.value.decode(errors='replace')})" if said.value else "cuInit")
-    _prove_bound(library)
+    if not code:
+        _prove_bound(library)
+    return code, said.value.decode(errors="replace")
 
 
 def open_library() -> ctypes.CDLL:
