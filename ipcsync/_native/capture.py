@@ -55,8 +55,11 @@ def relaxed_call(function: Callable[..., T], *args: Any) -> T:
     return result
 
 
-def _state(handle: DriverObject) -> bool | None:
-    """Whether the stream is being captured; None for the legacy stream while another one captures that waits for it."""
+def is_capturing(handle: DriverObject) -> bool | None:
+    """Whether the stream is being captured, also if that capture is already invalid.
+
+    The legacy stream cannot be captured: None while another stream captures that waits for it.
+    """
     ask = _drivers.load().cuStreamIsCapturing
     result: tuple[Any, ...] = ask(handle)
     if result[0] is not SUCCESS and context.bad_context(result):  # the thread's first use of CUDA
@@ -67,20 +70,12 @@ def _state(handle: DriverObject) -> bool | None:
     return bool(unwrap(result, "cuStreamIsCapturing") != _NONE)
 
 
-def is_capturing(handle: DriverObject) -> bool:
-    """Whether the stream is being captured, also if that capture is already invalid.
-
-    The legacy stream cannot be captured. CUDA answers a question about it with an error while another stream captures.
-    """
-    return bool(_state(handle))
-
-
 def refuse_capturing(handle: DriverObject, what: str) -> None:
     """Raise StreamCapturing if `what` ("record", "wait") on this stream would go into a graph, or break a capture.
 
     The legacy stream breaks one: nothing may use it while a blocking stream of its context captures.
     """
-    state = _state(handle)
+    state = is_capturing(handle)
     if state is None:
         raise StreamCapturing(f"cannot {what} on the legacy stream while a stream that waits for it is being captured")
     if state:

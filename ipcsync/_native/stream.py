@@ -135,9 +135,9 @@ class Stream:
         fork.check()
         context.driver()
         if self._pointer not in context.LEGACY:
-            return capture.is_capturing(self._handle)
+            return bool(capture.is_capturing(self._handle))
         with OnDevice(self._index) as inside, inside:
-            return capture.is_capturing(self._handle)
+            return bool(capture.is_capturing(self._handle))
 
     def query(self) -> bool:
         """Whether all work submitted so far is done. Raises StreamCapturing rather than spoil a capture."""

@@ -35,7 +35,7 @@ from vllm.distributed.weight_transfer import (
 )
 
 from ipcsync.integrations import vllm as plugin
-from ipcsync.integrations.vllm import asleep, message
+from ipcsync.integrations.vllm import message
 from ipcsync.integrations.vllm.errors import WorkerAsleep
 from ipcsync.integrations.vllm.trainer import PointTrainerInitInfo
 from ipcsync.integrations.vllm.worker import PointWeightTransferEngine
@@ -340,12 +340,12 @@ def test_an_update_of_a_sleeping_worker_is_refused_before_anything_is_touched(mo
     config = SimpleNamespace(parallel_config=None, model_config=None)
     backend, model = SimpleNamespace(backend="ipcsync"), _OnGpu()
     worker = WeightTransferEngineFactory.create_engine(backend, config, torch.device("cuda", 0), model)
-    monkeypatch.setattr(asleep, "is_mapped", lambda _: False)
+    monkeypatch.setattr("ipcsync.integrations.vllm.worker._is_mapped", lambda _: False)
     for call in (worker.start_weight_update, worker.finish_weight_update, lambda: worker.update_weights({})):
         with pytest.raises(WorkerAsleep, match="wake it up first"):
             call()
     assert model.weights == {}
-    monkeypatch.setattr(asleep, "is_mapped", lambda _: True)
+    monkeypatch.setattr("ipcsync.integrations.vllm.worker._is_mapped", lambda _: True)
     with pytest.raises(ValueError, match="Invalid update_info"):  # awake: it is looked at
         worker.update_weights({})
 

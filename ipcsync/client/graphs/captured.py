@@ -46,7 +46,7 @@ class Captured(Place):
         fork.check()
         handle, ordinal = stream_handle(stream, self._index if stream is None else None)
         with OnDevice(ordinal) as inside, inside:
-            return capture.is_capturing(handle)
+            return bool(capture.is_capturing(handle))
 
     def capture(self, stream: StreamLike | None = None) -> None:
         """Put it into the graph that `stream` (the current one by default) is being captured into.

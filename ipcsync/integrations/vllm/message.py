@@ -64,11 +64,6 @@ class PointUpdateInfo(WeightTransferUpdateInfo):
         return [(shape, dtype_of(name)) for shape, name in zip(self.shapes, self.dtype_names, strict=True)]
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """A dtype's name, as vLLM writes it."""
-    return str(dtype).removeprefix("torch.")
-
-
 def dtype_of(name: str) -> torch.dtype:
     """The dtype of a name. ValueError for an unknown one."""
     dtype = getattr(torch, name, None)

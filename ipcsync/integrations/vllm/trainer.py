@@ -116,7 +116,7 @@ def _refuse_others(named: list[tuple[str, torch.Tensor]], part: list[ParamMeta])
 def _update(part: list[ParamMeta], buckets: dict[str, message.BucketInfo]) -> message.PointUpdateInfo:
     return message.PointUpdateInfo(
         names=[meta.name for meta in part],
-        dtype_names=[message.name_of(meta.dtype) for meta in part],
+        dtype_names=[str(meta.dtype).removeprefix("torch.") for meta in part],
         shapes=[list(meta.shape) for meta in part],
         buckets=buckets,
     )

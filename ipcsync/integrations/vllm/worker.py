@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from cuda.bindings.driver import CUpointer_attribute
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 
 import ipcsync
+from ipcsync import _drivers
+from ipcsync._drivers import SUCCESS
 from ipcsync.integrations.buckets import received
 from ipcsync.integrations.vllm import message
-from ipcsync.integrations.vllm.asleep import refuse_asleep
+from ipcsync.integrations.vllm.errors import WorkerAsleep
+
+_MAPPED = CUpointer_attribute.CU_POINTER_ATTRIBUTE_MAPPED
 
 
 class PointWeightTransferEngine(IPCWeightTransferEngine):
@@ -39,8 +44,14 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         super().finish_weight_update()
 
     def _refuse_asleep(self, what: str) -> None:
-        if self.device.type == "cuda":
-            refuse_asleep(self.model.parameters(), what)
+        """Raise WorkerAsleep if a weight has no memory, as in sleep mode: a write to it would end the process."""
+        for weight in self.model.parameters() if self.device.type == "cuda" else ():
+            if weight.is_cuda and weight.numel() and not _is_mapped(weight.data_ptr()):
+                raise WorkerAsleep(
+                    f"this worker sleeps: its weights have no memory, and {what} is refused, since it would write "
+                    "there; wake it up first (wake_up(tags=['weights']) is enough), then send the update again from "
+                    "its start"
+                )
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load one bucket of an update, and return when it was read: the trainer may write to it again.
@@ -61,3 +72,9 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         point.synchronize()
         weights = received(told.location, update_info.layouts, point, self.device)
         self.model.load_weights(list(zip(update_info.names, weights, strict=True)))
+
+
+def _is_mapped(address: int) -> bool:
+    """Whether the driver has memory behind a device address. Only reserved addresses, as in sleep mode, have none."""
+    code, value = _drivers.load().cuPointerGetAttribute(_MAPPED, address)
+    return bool(code is SUCCESS and value)
