@@ -32,7 +32,9 @@ class Memory(Closing):
     from and to which streams copy without blocking. `handle` opens another process's device memory; that process must
     keep it until the use here ends.
 
-    A context manager that closes it. Memory that is not closed stays until its process ends: streams may still use it.
+    A context manager that closes it. The end of its block stands still for as long as any stream of the process's
+    context does, one that waits for a killed process too (see `close`): open gates within it. Memory that is not closed
+    stays until its process ends: streams may still use it.
 
     Raises ValueError for a size below 1, TypeError for another type, InvalidDevice, HandleError for an invalid handle
     or one of this process itself, and DriverError if there is not enough memory.
@@ -131,7 +133,8 @@ class Memory(Closing):
     def close(self) -> None:
         """Free it; no stream may use it any more. A second call, and a call in a forked child, do nothing.
 
-        A driver waits for all streams of the process's context first, also for one that is held.
+        A driver waits for all streams of the process's context first, with no limit: also for one that a StreamGate
+        holds, or that stands behind a wait for a process that died.
         """
         address, self.address = self.address, 0
         if not address or fork.is_in_bad_fork():
