@@ -6,20 +6,22 @@ systemd passes over a directory that is locked. A file in it says who serves.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import glob
-import json
 import os
 import signal
 import stat
 import time
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from ipcsync._board.board import is_abandoned
 from ipcsync._linux.process import pid_namespace
 from ipcsync._wire import endpoints
+from ipcsync._wire.codec import UNREADABLE
 
 SERVING = "lock"  # who has locked the directory, and so serves; and the marks of the sockets
 KEEPER = "keeper"  # the role of a coordinator's process that has one
@@ -32,8 +34,34 @@ _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode
 _LONGEST_LOOK_S = 5.0  # for which a coordinator that starts waits for processes that only look into the directory
 
 
+_T = TypeVar("_T")
+
+
 class RuntimeDirError(Exception):
     """The runtime directory cannot be used; the message says why and what to do."""
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """The process that serves a runtime directory. `pid` is valid in its pid namespace; 0: it is not known.
+
+    `sockets` tells the sockets that it bound from those that are made later at their paths.
+    """
+
+    pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+    role: str
+    namespace: int
+    sockets: tuple[str, str] = ("", "")
+
+
+_UNKNOWN = Serving(0, "", 0)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The result of the reload that began at `began_ns`; `why_not` is empty if the new code serves."""
+
+    began_ns: int = 0
+    why_not: str = ""
+    note: str = ""
 
 
 class Place:
@@ -50,24 +78,20 @@ class Place:
         self.sockets = [
             endpoints.socket_path(endpoints.endpoint_in(path, name)) for name in (endpoints.SOCKET, endpoints.FEED)
         ]
-        self._serving = Serving(pid, role, pid_namespace())
-        # Of the sockets that the keeper made, which a coordinator that follows another one has.
-        self._made_marks = _marks_in(_read(path, SERVING))
-        self._marks = dict(zip(self.sockets, self._made_marks, strict=True))
+        # The keeper made the sockets, also those of a coordinator that follows another one.
+        self._serving = Serving(pid, role, pid_namespace(), _serving_in(path).sockets)
+        self._marks = dict(zip(self.sockets, self._serving.sockets, strict=True))
 
     @property
     def is_own(self) -> bool:
         """Whether the path still leads here. If not, clients cannot find this coordinator, but perhaps another one."""
         return _is_still_at(self.lock, self.path)
 
-    def _sign(self) -> None:
-        _write(self.path, SERVING, {**self._serving._asdict(), "sockets": self._made_marks})
-
     def mend(self) -> bool:
         """Say anew who serves, if that file was removed; whether it was. OSError if that fails."""
         if not self.is_own or os.path.lexists(os.path.join(self.path, SERVING)):
             return False
-        self._sign()
+        _write(self.path, SERVING, self._serving)
         return True
 
     def lost_sockets(self) -> list[str]:
@@ -91,7 +115,7 @@ class Place:
     def _rename(self, names: list[tuple[str, str]]) -> None:
         if self.is_own:
             for old, new in names:
-                with _gone_is_fine():
+                with suppress(FileNotFoundError):
                     os.rename(old, new)
 
 
@@ -124,11 +148,11 @@ class RuntimeDir(Place):
 
     def sign(self, role: str = "") -> None:
         """Say who serves here, in which role, and by which sockets, which are bound by now."""
-        self._serving = self._serving._replace(role=role)
-        self._made_marks = list(map(_mark_of, self.sockets))
-        self._marks = dict(zip(self.sockets, self._made_marks, strict=True))
+        self._marks = {path: _mark_of(path) for path in self.sockets}
+        requests, feed = self._marks.values()
+        self._serving = msgspec.structs.replace(self._serving, role=role, sockets=(requests, feed))
         try:
-            self._sign()
+            _write(self.path, SERVING, self._serving)
         except OSError as error:
             raise RuntimeDirError(f"cannot write {self.path}/{SERVING}: {error.strerror}") from None
 
@@ -142,7 +166,7 @@ class RuntimeDir(Place):
         for start in (os.path.join(self.path, "board"), f"{_SHARED_BOARDS}-{os.getuid()}"):
             for board in glob.glob(f"{glob.escape(start)}-*"):
                 if is_abandoned(board):
-                    with _gone_is_fine():
+                    with suppress(FileNotFoundError):
                         os.unlink(board)
 
     def close(self) -> None:
@@ -153,16 +177,16 @@ class RuntimeDir(Place):
 
     def _remove_files(self) -> None:
         for path in (*self.sockets, *(socket + SHUT for socket in self.sockets)):
-            with _gone_is_fine():
+            with suppress(FileNotFoundError):
                 os.unlink(path)
         for name in (SERVING, OUTCOME):
             for path in (os.path.join(self.path, name), os.path.join(self.path, name + _NEW)):
-                with contextlib.suppress(OSError):  # it may be anything: no other file depends on it
+                with suppress(OSError):  # it may be anything: no other file depends on it
                     os.unlink(path)
 
     def _leave(self) -> None:
         if self.is_own and self.made:
-            with contextlib.suppress(OSError):  # not empty: others put something in it
+            with suppress(OSError):  # not empty: others put something in it
                 os.rmdir(self.path)
         os.close(self.lock)  # last: who locks it from here on sees that it is not there any more
 
@@ -193,7 +217,7 @@ def _prepare(path: str) -> bool:
     try:
         if not os.path.lexists(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with contextlib.suppress(FileExistsError):  # another coordinator starts at the same time: the lock decides
+            with suppress(FileExistsError):  # another coordinator starts at the same time: the lock decides
                 os.mkdir(path, mode=0o700)
                 os.chmod(path, 0o700)  # whatever the umask took away
                 made = True
@@ -219,7 +243,7 @@ def _lock(fd: int, path: str) -> None:
         if is_shared:
             fcntl.flock(fd, fcntl.LOCK_UN)  # only `who_serves` of other processes has it, for a moment
         # One that starts has it before it says who it is, and systemd's cleaner has it while it looks at the files.
-        pid = 0 if is_shared else _serving_in(_read(path, SERVING)).pid
+        pid = 0 if is_shared else _serving_in(path).pid
         is_late = time.monotonic() >= until
         if pid or (is_late and not is_shared):
             raise RuntimeDirError(f"another coordinator (pid {pid or 'unknown'}) serves {path}")
@@ -233,39 +257,35 @@ def _check_socket(path: str) -> None:
         raise RuntimeDirError(f"{path} is not a socket, and is left untouched: remove it first")
 
 
-def write_outcome(path: str, began_ns: int, why_not: str | None, note: str = "") -> None:
-    """Write the result of the reload that began at `began_ns` into the directory `path`. OSError if that fails."""
-    _write(path, OUTCOME, {"began_ns": began_ns, "why_not": why_not or "", "note": note})
+def write_outcome(path: str, outcome: Outcome) -> None:
+    """Write the result of a reload into the directory `path`. OSError if that fails."""
+    _write(path, OUTCOME, outcome)
 
 
-def read_outcome(path: str) -> tuple[int, str | None, str]:
-    """(when the last finished reload began, why it failed or None, what it changed); (0, None, "") without one."""
-    match _read(path, OUTCOME):
-        case {"began_ns": int(began_ns), "why_not": str(why_not), "note": str(note)}:
-            return began_ns, why_not or None, note
-    return 0, None, ""
+def read_outcome(path: str) -> Outcome:
+    """The result of the last finished reload; without one, it began at 0."""
+    return _read(path, OUTCOME, Outcome) or Outcome()
 
 
-def _write(directory: str, name: str, found: dict[str, Any]) -> None:
+def _write(directory: str, name: str, found: msgspec.Struct) -> None:
     path = os.path.join(directory, name)
     try:
-        with open(path + _NEW, "w", opener=_private) as file:
-            json.dump(found, file)
+        with open(path + _NEW, "wb", opener=_private) as file:
+            file.write(msgspec.json.encode(found))
         os.rename(path + _NEW, path)
     except OSError:  # the disk is full, or something else is there
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.unlink(path + _NEW)
         raise
 
 
-def _read(directory: str, name: str) -> dict[str, Any]:
-    """What such a file says; nothing if there is none, or anything else in its place."""
+def _read(directory: str, name: str, kind: type[_T]) -> _T | None:
+    """What such a file says; None if there is none, or anything else in its place."""
     try:
         with open(os.path.join(directory, name), "rb", opener=_unfollowed) as file:
-            found = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+            return msgspec.json.decode(file.read(_MOST_BYTES), type=kind)
+    except (OSError, *UNREADABLE):
+        return None
 
 
 def _private(path: str, flags: int) -> int:
@@ -285,26 +305,8 @@ def _mark_of(path: str) -> str:
     return f"{status.st_ino}-{status.st_mtime_ns}"  # numbers alone are used again
 
 
-class Serving(NamedTuple):
-    """The process that serves a runtime directory. `pid` is valid in its pid namespace; 0: it is not known."""
-
-    pid: int
-    role: str
-    namespace: int
-
-
-def _serving_in(found: dict[str, Any]) -> Serving:
-    match found:
-        case {"pid": int(pid), "role": str(role), "namespace": int(namespace)} if 0 < pid < 1 << 31:
-            return Serving(pid, role, namespace)
-    return Serving(0, "", 0)
-
-
-def _marks_in(found: dict[str, Any]) -> list[str]:
-    match found:
-        case {"sockets": [str(requests), str(feed)]}:
-            return [requests, feed]
-    return ["", ""]
+def _serving_in(path: str) -> Serving:
+    return _read(path, SERVING, Serving) or _UNKNOWN
 
 
 def who_serves(path: str) -> Serving | None:
@@ -315,12 +317,12 @@ def who_serves(path: str) -> Serving | None:
         return None
     try:
         if _locks(fd, fcntl.LOCK_SH):
-            return Serving(0, "", 0) if _is_an_older_ones(path) else None
+            return _UNKNOWN if _is_an_older_ones(path) else None
     except RuntimeDirError:
         return None  # where nothing can be locked, no coordinator starts
     finally:
         os.close(fd)
-    return _serving_in(_read(path, SERVING))
+    return _serving_in(path)
 
 
 def _is_an_older_ones(path: str) -> bool:
@@ -350,11 +352,6 @@ def _locks(fd: int, kind: int) -> bool:
     return True
 
 
-def _gone_is_fine() -> contextlib.suppress:
-    """Another coordinator that starts, or a user, may remove the same file."""
-    return contextlib.suppress(FileNotFoundError)
-
-
 def _is_still_at(fd: int, path: str) -> bool:
     """Whether the path names this open file."""
     try:
@@ -365,13 +362,9 @@ def _is_still_at(fd: int, path: str) -> bool:
 
 def is_tmpfs(path: str) -> bool:
     """Whether `path` lies on tmpfs, whose pages CUDA can register (it refuses those of a file on disk)."""
-    return _filesystem(path) == 0x01021994
-
-
-def _filesystem(path: str) -> int:
     buffer = ctypes.create_string_buffer(256)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.statfs(os.fsencode(path), buffer) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), path)
-    return int(ctypes.c_long.from_buffer(buffer).value)
+    return ctypes.c_long.from_buffer(buffer).value == 0x01021994

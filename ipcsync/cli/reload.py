@@ -34,15 +34,15 @@ def command(runtime_dir: str | None) -> None:
     found = who_serves(path)
     if found is None:
         raise Failed(f"no coordinator serves {path}")
-    pid, role, namespace = found
+    pid = found.pid
     if not pid:
         raise Failed(
             f"a coordinator serves {path}, but the file lock there does not say which: try again in a second; "
             "one of an older version can only be restarted, which ends all sessions"
         )
-    if namespace not in (0, pid_namespace()):
+    if found.namespace not in (0, pid_namespace()):
         raise Failed(f"the keeper (pid {pid}) has its pid in another pid namespace: run `ipcsync reload` in that one")
-    if role != KEEPER:
+    if found.role != KEEPER:
         raise Failed(f"the coordinator (pid {pid}) has no keeper: only a restart, which ends all sessions, changes it")
     asked_ns = time.monotonic_ns()
     try:
@@ -54,11 +54,11 @@ def command(runtime_dir: str | None) -> None:
         raise Failed("the coordinator has just ended") from None
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline and not keeper.is_dead:
-        began_ns, why_not, note = read_outcome(path)
-        if began_ns > asked_ns:
-            if why_not is not None:
-                raise Failed(f"not reloaded: {why_not}")
-            echo(f"reloaded: {note}" if note else "reloaded")
+        outcome = read_outcome(path)
+        if outcome.began_ns > asked_ns:
+            if outcome.why_not:
+                raise Failed(f"not reloaded: {outcome.why_not}")
+            echo(f"reloaded: {outcome.note}" if outcome.note else "reloaded")
             return
         time.sleep(0.01)
     raise Failed(

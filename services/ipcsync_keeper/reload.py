@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from ipcsync._board.runtime_dir import write_outcome
+from ipcsync._board.runtime_dir import Outcome, write_outcome
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
 
@@ -37,7 +37,7 @@ class Reloads:
         more = {"note": note} if note else {}
         log.log(logging.ERROR if why_not else logging.INFO, "reload", extra=fields(outcome=why_not or "done", **more))
         try:
-            write_outcome(self._directory, self._began_ns, why_not, note)
+            write_outcome(self._directory, Outcome(self._began_ns, why_not or "", note))
         except OSError as error:
             log.error("the outcome of the reload cannot be written", extra=fields(why=error))
         done = f"reloaded: {note}" if note else "reloaded"

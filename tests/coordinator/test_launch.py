@@ -83,7 +83,9 @@ def test_an_endpoint_is_good_in_any_working_directory(
         with ipcsync.connect(coordinator.endpoint) as client:
             assert client.is_connected
         serving = who_serves(f"{directory}/here")
-        assert serving == (coordinator.pid, "keeper" if keeper else "", pid_namespace())
+        assert serving is not None
+        told = serving.pid, serving.role, serving.namespace
+        assert told == (coordinator.pid, "keeper" if keeper else "", pid_namespace())
         coordinator.stop()
 
 

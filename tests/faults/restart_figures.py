@@ -164,8 +164,8 @@ def upgrades(count: int, figures: Figures, askers: int = 4) -> None:
                     asker.longest = (0.0, 0.0)
                 asked_ns = time.monotonic_ns()
                 os.kill(one.pid, RELOAD)
-                until(lambda: read_outcome(one.runtime_dir)[0] > asked_ns, "the outcome")  # noqa: B023 - called at once
-                _, why_not, _ = read_outcome(one.runtime_dir)
+                until(lambda: read_outcome(one.runtime_dir).began_ns > asked_ns, "the outcome")  # noqa: B023 - called at once
+                why_not = read_outcome(one.runtime_dir).why_not
                 assert not why_not, why_not
                 turns = [asker.turns for asker in working]
                 until(

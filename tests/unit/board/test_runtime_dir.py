@@ -15,7 +15,17 @@ import pytest
 
 from ipcsync._board import Board, runtime_dir
 from ipcsync._board.board import is_abandoned
-from ipcsync._board.runtime_dir import OUTCOME, SERVING, Place, RuntimeDir, RuntimeDirError, read_outcome, who_serves
+from ipcsync._board.runtime_dir import (
+    OUTCOME,
+    SERVING,
+    Outcome,
+    Place,
+    RuntimeDir,
+    RuntimeDirError,
+    Serving,
+    read_outcome,
+    who_serves,
+)
 from ipcsync._linux.process import pid_namespace
 from ipcsync._wire import endpoints
 from ipcsync.errors import ConnectError
@@ -25,6 +35,12 @@ from ipcsync.errors import ConnectError
 def path(tmp_path: Path) -> Path:
     """Where a runtime directory may be made."""
     return tmp_path / "a" / "run"
+
+
+def _said(path: Path) -> tuple[int, str, int] | None:
+    """Who serves there, as any process is told."""
+    found = who_serves(str(path))
+    return found and (found.pid, found.role, found.namespace)
 
 
 def _shared_board() -> Path:
@@ -39,7 +55,7 @@ def test_a_directory_is_made_private_whatever_the_umask_and_removed_when_it_was_
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert directory.endpoint == f"ipc://{path}/coordinator.sock"
-    assert who_serves(str(path)) == (os.getpid(), "", pid_namespace())
+    assert _said(path) == (os.getpid(), "", pid_namespace())
     directory.close()
     assert not path.exists()
 
@@ -110,7 +126,7 @@ def test_one_that_only_looks_who_serves_does_not_refuse_one_that_starts(
     monkeypatch.setattr(time, "sleep", look_for_a_while)
     started = RuntimeDir(str(path))
     assert len(slept) == 3
-    assert who_serves(str(path)) == (os.getpid(), "", pid_namespace())
+    assert _said(path) == (os.getpid(), "", pid_namespace())
     started.close()
 
 
@@ -156,13 +172,13 @@ def test_what_is_not_ours_in_the_file_that_says_who_serves_stops_nobody(
     (path / SERVING).write_bytes(text.encode("latin1"))
     directory = RuntimeDir(str(path))
     (path / SERVING).write_bytes(text.encode("latin1"))
-    assert who_serves(str(path)) == (0, "", 0)
+    assert who_serves(str(path)) == Serving(0, "", 0)
     with pytest.raises(RuntimeDirError, match=r"another coordinator \(pid unknown\) serves"):
         RuntimeDir(str(path))
     place = Place(str(path), directory.lock, os.getpid())
     assert place.lost_sockets() == place.sockets  # which were removed too, as far as anybody knows
     (path / OUTCOME).write_bytes(text.encode("latin1"))
-    assert read_outcome(str(path)) == (0, None, "")
+    assert read_outcome(str(path)) == Outcome()
     directory.close()
     assert list(path.iterdir()) == []
 
@@ -186,7 +202,7 @@ def test_a_coordinator_that_locks_a_file_as_those_before_did_is_not_robbed(path:
         with pytest.raises(RuntimeDirError, match=f"a coordinator of an older version serves {path}: end it first"):
             RuntimeDir(str(path))
         assert (path / "coordinator.sock").exists()
-        assert who_serves(str(path)) == (0, "", 0)
+        assert who_serves(str(path)) == Serving(0, "", 0)
     (path / "coordinator.sock").unlink()
     assert who_serves(str(path)) is None
     RuntimeDir(str(path)).close()
@@ -249,7 +265,7 @@ def test_whatever_the_file_says_a_locked_directory_is_served(path: Path) -> None
     directory = RuntimeDir(str(path))
     for said in ("", "[1]", '{"pid": 1}', '{"pid": "x", "role": "", "namespace": 0}'):
         (path / "lock").write_text(said)
-        assert who_serves(str(path)) == (0, "", 0)
+        assert who_serves(str(path)) == Serving(0, "", 0)
     directory.close()
 
 
