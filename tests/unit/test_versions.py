@@ -15,8 +15,7 @@ from ipcsync._board import layout as board
 from ipcsync._trace import layout as trace
 from ipcsync._wire import messages, point
 from ipcsync._wire.description import fields_of, wire
-from ipcsync._wire.messages import Message
-from ipcsync._wire.messages.base import Name, Text
+from ipcsync._wire.messages import Message, Name, Text
 
 
 def _layout(module: Any) -> Any:
@@ -50,7 +49,7 @@ _RELEASED = {
     "trace": Released(1, "7f51b20d8080dd17"),
 }
 _PRESENT: dict[str, tuple[Callable[[], Any], int, str]] = {
-    "wire": (wire, messages.VERSION, "ipcsync/_wire/messages/__init__.py"),
+    "wire": (wire, messages.VERSION, "ipcsync/_wire/messages.py"),
     "board": (lambda: _layout(board), board.VERSION, "ipcsync/_board/layout.py"),
     "trace": (lambda: _layout(trace), trace.VERSION, "ipcsync/_trace/layout.py"),
 }
