@@ -17,9 +17,7 @@ from typing import Any, NamedTuple, TextIO
 
 from ipcsync._trace.layout import Kind, Outcome
 from ipcsync._trace.reader import Entry, ProcessTrace, TraceError
-from ipcsync._trace.writer import Use
 
-_CATEGORY = "ipcsync"
 _RELEASE_NS = 1000  # how long the slice of a release is drawn, if nothing else is in its way
 _CALLS = {
     Kind.RECORD: "record",
@@ -72,7 +70,7 @@ class Summary:
 
 
 class Merge:
-    """The document of some processes. TraceError if their clocks cannot be compared."""
+    """The document of one or more processes. TraceError if their clocks cannot be compared."""
 
     def __init__(self, traces: Sequence[ProcessTrace]) -> None:
         boots = {trace.boot for trace in traces}
@@ -97,15 +95,11 @@ class Merge:
         for event in self._events():
             file.write(separator + json.dumps(event, ensure_ascii=False))
             separator = ",\n"
-        other = {"made by": "ipcsync trace merge", "lost entries": self.summary.lost, **self._clock()}
+        first = self._traces[0]
+        start = first.realtime_ns - first.monotonic_ns + self._start
+        other = {"made by": "ipcsync trace merge", "lost entries": self.summary.lost, "start, ns since 1970": start}
         file.write(f'\n],\n"otherData": {json.dumps(other)}}}\n')
         return self.summary
-
-    def _clock(self) -> Event:
-        if not self._traces:
-            return {}
-        first = self._traces[0]
-        return {"start, ns since 1970": first.realtime_ns - first.monotonic_ns + self._start}
 
     def _events(self) -> Iterator[Event]:
         processes = [_Process(trace, pid) for trace, pid in zip(self._traces, _pids(self._traces), strict=True)]
@@ -123,20 +117,11 @@ class Merge:
             yield _metadata(pid, tid, "thread_name", name=str(track))
             yield _metadata(pid, tid, "thread_sort_index", sort_index=tid)
             for one in process.slices[track]:
-                yield {
-                    "ph": "X",
-                    "cat": _CATEGORY,
-                    "name": one.name,
-                    "pid": pid,
-                    "tid": tid,
-                    "ts": self._us(one.began),
-                    "dur": (one.ended - one.began) / 1000,
-                    "args": one.args,
-                }
+                duration = (one.ended - one.began) / 1000
+                yield self._event("X", one.name, pid, tid, one.began, dur=duration, args=one.args)
         for number, one in enumerate(process.pending):
-            about = {"cat": _CATEGORY, "name": one.name, "pid": pid, "tid": 0, "id": f"{pid}.{number}"}
-            yield {"ph": "b", **about, "ts": self._us(one.began), "args": one.args}
-            yield {"ph": "e", **about, "ts": self._us(one.ended)}
+            yield self._event("b", one.name, pid, 0, one.began, id=f"{pid}.{number}", args=one.args)
+            yield self._event("e", one.name, pid, 0, one.ended, id=f"{pid}.{number}")
 
     def _arrows(self, process: _Process, sources: dict[Key, tuple[_Process, Track, int]]) -> Iterator[Event]:
         for key, track, drawn, point in process.releases:
@@ -145,14 +130,16 @@ class Merge:
                 continue
             source, theirs, began = sources[key]
             self.summary.arrows += 1
-            about = {"cat": _CATEGORY, "name": point, "id": self.summary.arrows}
-            yield {"ph": "s", **about, "pid": source.pid, "tid": source.tids[theirs], "ts": self._us(began)}
+            number = self.summary.arrows
+            yield self._event("s", point, source.pid, source.tids[theirs], began, id=number)
+            end = self._event("f", point, process.pid, process.tids[track], drawn.began, id=number, bp="e")
             # Inside of the release's slice: at its edge lies the end of the call that it follows.
-            middle = (self._us(drawn.began) + self._us(drawn.ended)) / 2
-            yield {"ph": "f", "bp": "e", **about, "pid": process.pid, "tid": process.tids[track], "ts": middle}
+            end["ts"] += (drawn.ended - drawn.began) / 2000
+            yield end
 
-    def _us(self, ns: int) -> float:
-        return (ns - self._start) / 1000
+    def _event(self, phase: str, name: str, pid: int, tid: int, ns: int, **more: Any) -> Event:
+        ts = (ns - self._start) / 1000
+        return {"ph": phase, "cat": "ipcsync", "name": name, "pid": pid, "tid": tid, "ts": ts, **more}
 
 
 def _metadata(pid: int, tid: int, what: str, **args: Any) -> Event:
@@ -166,16 +153,11 @@ def _title(trace: ProcessTrace) -> str:
 
 def _pids(traces: Sequence[ProcessTrace]) -> list[int]:
     """A number for each: its pid, or one above all pids if another has that already (in another pid namespace)."""
-    free = max((trace.pid for trace in traces), default=0) + 1
-    taken: set[int] = set()
-    numbers = []
-    for trace in traces:
-        number = trace.pid
-        if number in taken:
-            number, free = free, free + 1
-        taken.add(number)
-        numbers.append(number)
-    return numbers
+    pids = [trace.pid for trace in traces]
+    for place, pid in enumerate(pids):
+        if pid in pids[:place]:
+            pids[place] = max(pids) + 1
+    return pids
 
 
 class _Process:
@@ -199,7 +181,8 @@ class _Process:
         use = self.trace.uses[entry.use]
         key = (use.epoch, use.slot, use.incarnation, entry.generation)
         point = f"{use.event or f'(unnamed, slot {use.slot})'} #{entry.generation}"
-        args = _args(use, entry)
+        args = {**use._asdict(), "epoch": use.epoch.hex()[:8], "generation": entry.generation}
+        args["outcome"] = entry.outcome.name.lower()
         is_good = entry.outcome is Outcome.OK
         if entry.kind is Kind.RELEASED:
             track = Track("stream", entry.stream)
@@ -230,16 +213,3 @@ class _Process:
             one = Slice(when, min([when + _RELEASE_NS, *edges[track][after : after + 1]]), f"released by {point}", {})
             self.slices[track].append(one)
             self.releases.append((key, track, one, point))
-
-
-def _args(use: Use, entry: Entry) -> Event:
-    return {
-        "event": use.event,
-        "generation": entry.generation,
-        "engine": use.engine,
-        "slot": use.slot,
-        "incarnation": use.incarnation,
-        "epoch": use.epoch.hex()[:8],
-        "client": use.client,
-        "outcome": entry.outcome.name.lower(),
-    }

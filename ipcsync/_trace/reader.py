@@ -62,17 +62,8 @@ def read(path: Path) -> ProcessTrace:
         raise TraceError(f"{path} is not a trace of version {layout.VERSION}")
     uses = _uses(path, data)
     entries, written = _entries(path, data, uses)
-    return ProcessTrace(
-        path=path,
-        pid=pid,
-        command=_text(command),
-        boot=_text(boot),
-        monotonic_ns=monotonic,
-        realtime_ns=realtime,
-        uses=uses,
-        entries=entries,
-        lost=written - len(entries),
-    )
+    lost = written - len(entries)
+    return ProcessTrace(path, pid, _text(command), _text(boot), monotonic, realtime, uses, entries, lost)
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -16,7 +16,6 @@ from ipcsync._trace import layout
 from ipcsync._trace.layout import ENTRIES, ENTRIES_AT, ENTRY, FILE_BYTES, NAME, NAMES, Outcome
 from ipcsync.errors import IpcSyncError
 
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _CLIENT_ROOM = 160
 _OK = int(Outcome.OK)
 
@@ -55,11 +54,10 @@ def prepare(directory: str | os.PathLike[str]) -> Path:
 
 def writer_in(directory: Path) -> Writer:
     """This process's writer for a directory. OSError if the file cannot be made, or there is no room for all of it."""
-    writer = _writers.get(directory)
-    return under(_opening, _make_writer, directory) if writer is None or writer.is_of_parent else writer
+    return under(_opening, _writer_in, directory)
 
 
-def _make_writer(directory: Path) -> Writer:
+def _writer_in(directory: Path) -> Writer:
     writer = _writers.get(directory)
     if writer is None or writer.is_of_parent:
         writer = _writers[directory] = Writer(directory)
@@ -88,20 +86,10 @@ class Writer:
         self._is_mine = self._fork_mark.byte
         self._numbers = itertools.count(1)
         self._uses = itertools.count(1)
-        self._pid = os.getpid()
-        layout.HEADER.pack_into(
-            self._map,
-            0,
-            layout.MAGIC,
-            layout.VERSION,
-            ENTRY.size,
-            self._pid,
-            time.monotonic_ns(),
-            time.time_ns(),
-            ENTRIES,
-            Path(_BOOT_ID).read_bytes().strip(),
-            Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").strip(),
-        )
+        about = ENTRY.size, os.getpid(), time.monotonic_ns(), time.time_ns(), ENTRIES
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+        command = Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").strip()
+        layout.HEADER.pack_into(self._map, 0, layout.MAGIC, layout.VERSION, *about, boot, command)
 
     @property
     def is_of_parent(self) -> bool:
@@ -123,19 +111,8 @@ class Writer:
     def name(self, use: Use) -> int:
         """The number of a use in the entries."""
         number = next(self._uses)
-        event = use.event.encode()
-        client = use.client.encode()[:_CLIENT_ROOM]
-        NAME.pack_into(
-            self._map,
-            layout.NAMES_AT + (number % NAMES) * NAME.size,
-            use.epoch,
-            use.incarnation,
-            use.slot,
-            len(event),
-            len(client),
-            use.engine.encode(),
-            event,
-            client,
-            number,
-        )
+        place = layout.NAMES_AT + number % NAMES * NAME.size
+        event, client = use.event.encode(), use.client.encode()[:_CLIENT_ROOM]
+        about = use.epoch, use.incarnation, use.slot, len(event), len(client), use.engine.encode()
+        NAME.pack_into(self._map, place, *about, event, client, number)
         return number
