@@ -309,14 +309,14 @@ def test_a_call_is_made_once_though_no_further_thread_can_be_started_for_it(monk
 
     async def scenario() -> None:
         pool, goes_on, calls = _runner.Pool("ipcsync-tested", 2), threading.Event(), list[int]()
-        busy = asyncio.create_task(_runner.run(pool, goes_on.wait))
+        busy = asyncio.create_task(_runner.run(goes_on.wait, pool=pool))
         await turns()
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", none_left)
-            await _runner.run(pool, lambda: calls.append(1))
+            await _runner.run(lambda: calls.append(1), pool=pool)
         goes_on.set()
         await busy
-        await _runner.run(pool, lambda: None)  # behind what the pool had
+        await _runner.run(lambda: None, pool=pool)  # behind what the pool had
         pool.shutdown()
         assert calls == [1]
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from queue import SimpleQueue
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from ipcsync import _drivers
@@ -29,13 +29,13 @@ from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
 from ipcsync._worker import Job, start
-from ipcsync.client.client import Client
 
 _log = logging.getLogger("ipcsync")
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+A = TypeVar("A")
 
 _REQUESTS = 16
 _TURN_S = 0.01  # a thread's start takes no longer, unless all are busy
@@ -154,7 +154,7 @@ async def request(
         left = left_of(deadline)
         return fn(timeout=left if seconds - left > _TURN_S else seconds)
 
-    return await (run_alone(ask, undo) if alone else run(_pool_of(session), ask, undo))
+    return await run(ask, undo, pool=None if alone else _pool_of(session))
 
 
 async def over(attached: AttachmentRef, pending: Pending) -> None:
@@ -169,9 +169,9 @@ async def over(attached: AttachmentRef, pending: Pending) -> None:
 
 
 async def run(
-    pool: Pool | None, fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, surely: bool = False
+    fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, pool: Pool | None = None, surely: bool = False
 ) -> T:
-    """Return `fn()`, run on a thread of the pool with the CUDA context that is current on this one.
+    """Return `fn()`, run on a thread of the pool, or on its own, with the CUDA context that is current on this one.
 
     If this is cancelled before `fn` begins, it never does, unless `surely`; afterwards its result goes to `undo`. So it
     does if the coroutine is closed, as that of a task is whose loop was abandoned.
@@ -187,14 +187,6 @@ async def run(
     except BaseException:
         call.abandon(surely=surely)
         raise
-
-
-async def run_alone(fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, surely: bool = False) -> T:
-    """As `run`, on a thread of its own: for calls that must not wait for a free thread of a pool, or may last long.
-
-    `surely`: `fn` is called also if this is cancelled before.
-    """
-    return await run(None, fn, undo, surely=surely)
 
 
 def _current_context() -> DriverObject:
@@ -227,17 +219,8 @@ def _resolve(future: asyncio.Future[T], error: BaseException | None, result: T |
 # --- twins of methods that ask: each has the parameters of the one that it wraps --------------------------------------
 
 
-class Asynchronous(Protocol):
-    """What has twins: it wraps a client."""
-
-    _client: Client
-
-
-A = TypeVar("A", bound=Asynchronous)
-
-
 def twin(
-    method: Callable[Concatenate[Client, P], T], undo: Callable[[T], object] | None = None
+    method: Callable[Concatenate[Any, P], T], undo: Callable[[T], object] | None = None
 ) -> Callable[[Callable[[A, T], R]], Callable[Concatenate[A, P], Coroutine[Any, Any, R]]]:
     """Decorate what makes the asynchronous result from the one of `method`, which is called on a thread.
 
@@ -245,17 +228,15 @@ def twin(
     """
 
     def decorate(result: Callable[[A, T], R]) -> Callable[Concatenate[A, P], Coroutine[Any, Any, R]]:
+        @taking(method)
         @wraps(result)
-        async def call(self: A, *arguments: Any, **options: Any) -> R:
+        async def call(self: Any, *arguments: Any, **options: Any) -> R:  # noqa: ANN401 - what wraps a client
             timeout = options.pop("timeout", None)
             ask = partial(getattr(self._client, method.__name__), *arguments, **options)
             # One of the whole fleet is looked for until the timeout, which must not take a thread from others.
             is_long = bool(options.get("fleet"))
             return result(self, await request(self._client._session, ask, timeout, undo, alone=is_long))
 
-        theirs = inspect.signature(method)
-        told = theirs.replace(return_annotation=inspect.signature(result).return_annotation)
-        call.__signature__ = told  # type: ignore[attr-defined] # what help() shows
         return cast("Callable[Concatenate[A, P], Coroutine[Any, Any, R]]", call)
 
     return decorate

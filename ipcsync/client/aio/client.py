@@ -12,7 +12,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
 from functools import partial
 from threading import get_ident
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from ipcsync._closing import AsyncClosing
@@ -26,17 +26,19 @@ from ipcsync._session.feed import Notice
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client._connecting import connect
+from ipcsync.client._fan_in import wait_all
 from ipcsync.client._recording import chosen
 from ipcsync.client._twins import ClientView, warn_if_dropped
-from ipcsync.client.aio._runner import Pool, end_requests, request, run, run_alone, taking, twin, with_owner
+from ipcsync.client.aio._runner import Pool, end_requests, request, run, taking, twin, with_owner
 from ipcsync.client.aio.event import (
     AsyncPoint,
     AsyncReservation,
     AsyncSharedEvent,
     attached,
+    checked,
+    lost_of,
     record,
-    synchronize_all,
-    wait_all,
+    recorded,
 )
 from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying, AsyncUpcoming
 from ipcsync.client.client import Client
@@ -105,9 +107,7 @@ class Connecting(Coroutine[Any, Any, "AsyncClient"]):
         self._client = await self
         return self._client
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._client is not None:
             await self._client.close()
 
@@ -118,7 +118,7 @@ async def _open(open_session: Callable[[], Client]) -> AsyncClient:
         client._finalizer.detach()  # of an abandoned loop the collector drops it before the coroutine closes it
         return client
 
-    return AsyncClient(await run_alone(open_quietly, Client.close))
+    return AsyncClient(await run(open_quietly, Client.close))
 
 
 def _close_all(events: list[SharedEvent]) -> None:
@@ -190,7 +190,7 @@ class AsyncClient(ClientView, AsyncClosing):
         everything = self._client._everything
         joined, waits = everything.join(parse(device), chosen(streams))
         record = partial(everything.record, joined, waits, engine, timeout, points)
-        return AsyncPoint(await run_alone(record, surely=True))
+        return AsyncPoint(await run(record, surely=True))
 
     @twin(Client.reserve, Reservation.close)
     def reserve(self, reservation: Reservation) -> AsyncReservation:
@@ -232,7 +232,7 @@ class AsyncClient(ClientView, AsyncClosing):
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""
         chosen = resolve(stream)
-        await run_alone(partial(with_owner, stream, partial(self._client.resume, chosen, timeout)))
+        await run(partial(with_owner, stream, partial(self._client.resume, chosen, timeout)))
 
     async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""
@@ -247,7 +247,9 @@ class AsyncClient(ClientView, AsyncClosing):
         self, points: Iterable[AsyncPoint], *, timeout: float | None = None, lost: Literal["raise", "skip"] = "raise"
     ) -> list[AsyncPoint]:
         """Wait until every point is complete, at most `timeout` seconds in all; as `ipcsync.synchronize_all`."""
-        return await synchronize_all(points, timeout, lost)
+        waiting = checked(points, lost)
+        await attached(waiting)
+        return [waiting[place] for place in await lost_of([point.synchronize(timeout) for point in waiting], lost)]
 
     async def wait_all(
         self,
@@ -263,7 +265,14 @@ class AsyncClient(ClientView, AsyncClosing):
         """
         self._session.check()
         refuse_small_number(stream, 0)
-        return await wait_all(points, resolve(stream), timeout, lost)
+        chosen, waiting = resolve(stream), checked(points, lost)
+        plain = await attached(waiting)
+        unmade = [place for place, point in enumerate(plain) if not point.is_recorded]
+        waits = [recorded(plain[place], timeout) for place in unmade]
+        skipped = {unmade[place] for place in await lost_of(waits, lost)}
+        left = [point for place, point in enumerate(plain) if place not in skipped]
+        lost_now = {id(point) for point in wait_all(left, chosen, timeout=0, lost=lost)}
+        return [point for place, point in enumerate(waiting) if place in skipped or id(plain[place]) in lost_now]
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
         """Wait until the GPU work of the lost recorder of `point` has ended; as `Client.wait_over`."""
@@ -337,7 +346,7 @@ class AsyncClient(ClientView, AsyncClosing):
         notices = self._client._notices(prefix, timeout, check)
         own = Pool("ipcsync-watch")
         try:
-            while (notice := await run(own, partial(next, notices, None))) is not None:
+            while (notice := await run(partial(next, notices, None), pool=own)) is not None:
                 yield notice
         finally:
             is_over.set()
@@ -350,7 +359,7 @@ class AsyncClient(ClientView, AsyncClosing):
         """Close the session and all that it opened, as `Client.close`. If it is cancelled, the close goes on."""
         if fork.is_in_bad_fork():
             return
-        await run_alone(self._close, surely=True)
+        await run(self._close, surely=True)
 
     def _close(self) -> None:
         self._client.close()

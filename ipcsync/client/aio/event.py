@@ -16,9 +16,8 @@ from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.session import session_of
 from ipcsync._session.waits import Pending
-from ipcsync.client._fan_in import wait_all as wait_for_all
 from ipcsync.client._twins import EventView, PointView
-from ipcsync.client.aio._runner import over, request, run_alone
+from ipcsync.client.aio._runner import over, request, run
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.client.reservation import Reservation
@@ -61,7 +60,7 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
     async def close(self) -> None:
         """Close this object, as `SharedEvent.close`. If it is cancelled, the close goes on."""
         if self._event._is_open and not fork.is_in_bad_fork():
-            await run_alone(self._event.close, surely=True)
+            await run(self._event.close, surely=True)
 
 
 async def record(event: SharedEvent, stream: Stream, timeout: float | None, after: Sequence[Point]) -> AsyncPoint:
@@ -115,7 +114,7 @@ class AsyncReservation(AsyncClosing):
     async def close(self) -> None:
         """Close it, as `Reservation.close`. If it is cancelled, the close goes on."""
         if not fork.is_in_bad_fork():
-            await run_alone(self._reservation.close, surely=True)
+            await run(self._reservation.close, surely=True)
 
     def __repr__(self) -> str:
         return repr(self._reservation).replace("Reservation", "AsyncReservation", 1)
@@ -160,11 +159,11 @@ class AsyncPoint(PointView):
         fork.check()
         refuse_small_number(stream, 0)
         chosen = resolve(stream)
-        attached, left = await self._bound(timeout)
+        _, left = await self._bound(timeout)
         try:
             self._point.wait(chosen, timeout=0, ahead=ahead)
         except WaitTimeout:
-            await over(attached, Pending(attached.engine, self._generation, left, recorded=True))
+            await recorded(self._point, left)
             self._point.wait(chosen, timeout=0, ahead=ahead)  # it does not block: what is recorded stays recorded
 
     async def query(self) -> bool:
@@ -197,7 +196,7 @@ class AsyncPoint(PointView):
         """`ask()`: on a thread where it asks the driver, which another thread's call may keep from an answer."""
         engine = (await self._bound())[0].engine
         if isinstance(engine, Engine) and engine.kind == "event" and self._generation > engine.known_complete:
-            return await run_alone(ask)
+            return await run(ask)
         answer = ask()
         if not answer:
             await asyncio.sleep(0)  # who asks until it is complete must not keep the loop from what completes it
@@ -234,47 +233,29 @@ async def all_recorded(points: Sequence[Point], timeout: float | None = None) ->
     """Wait until all points are recorded, so that a stream can wait for them, at most `timeout` seconds."""
     deadline = deadline_of(timeout)
     for point in points:
-        attached = point._bound()
-        if attached.engine.generation < point.generation:
-            left = None if timeout is None else left_of(deadline)
-            await over(attached, Pending(attached.engine, point.generation, left, recorded=True))
+        if point._bound().engine.generation < point.generation:
+            await recorded(point, None if timeout is None else left_of(deadline))
 
 
-# --- one wait for many points; see `ipcsync.client._fan_in` -----------------------------------------------------------
+async def recorded(point: Point, timeout: float | None) -> None:
+    """Wait until a point is recorded, at most `timeout` seconds."""
+    attached = point._bound()
+    await over(attached, Pending(attached.engine, point.generation, timeout, recorded=True))
+
+
+# --- one wait for many points: see `ipcsync.client._fan_in` -----------------------------------------------------------
 
 Lost = Literal["raise", "skip"]
 
 
-async def synchronize_all(points: Iterable[AsyncPoint], timeout: float | None, lost: Lost) -> list[AsyncPoint]:
-    """As the synchronous one; returns the points that were left out."""
-    waiting = _checked(points, lost)
-    await attached(waiting)
-    return [waiting[place] for place in await _all([point.synchronize(timeout) for point in waiting], lost)]
-
-
-async def wait_all(points: Iterable[AsyncPoint], stream: Stream, timeout: float | None, lost: Lost) -> list[AsyncPoint]:
-    """As the synchronous one: once all records are made, one call queues all waits."""
-    waiting = _checked(points, lost)
-    plain = await attached(waiting)
-    unmade = [place for place, point in enumerate(plain) if not point.is_recorded]
-    waits = []
-    for place in unmade:
-        reference = plain[place]._bound()
-        pending = Pending(reference.engine, plain[place].generation, timeout, recorded=True)
-        waits.append(over(reference, pending))
-    skipped = {unmade[place] for place in await _all(waits, lost)}
-    left = [point for place, point in enumerate(plain) if place not in skipped]
-    lost_now = {id(point) for point in wait_for_all(left, stream, timeout=0, lost=lost)}
-    return [point for place, point in enumerate(waiting) if place in skipped or id(plain[place]) in lost_now]
-
-
-def _checked(points: Iterable[AsyncPoint], lost: str) -> list[AsyncPoint]:
+def checked(points: Iterable[AsyncPoint], lost: Lost) -> list[AsyncPoint]:
+    """The points as a list. ValueError for another `lost`."""
     if lost not in ("raise", "skip"):
         raise ValueError(f"lost is 'raise' or 'skip', but got {lost!r}")
     return list(points)
 
 
-async def _all(waits: Sequence[Coroutine[Any, Any, None]], lost: Lost) -> list[int]:
+async def lost_of(waits: Sequence[Coroutine[Any, Any, None]], lost: Lost) -> list[int]:
     """Await all; the places of those that are lost, if they may be.
 
     Raises as soon as one is lost that may not be; else the error of the first in order, once all have ended.

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from ipcsync._native import fork
-from ipcsync.client.aio._runner import run_alone, with_owner
+from ipcsync.client.aio._runner import run, with_owner
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, all_recorded, attached
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.replay import Replay, Replaying
@@ -89,7 +89,7 @@ class AsyncReplaying(_Block):
 
     async def _run(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """On a thread of its own, since it may wait; if it is cancelled at the end of the block, it goes on."""
-        return await run_alone(partial(with_owner, self._stream, fn), undo, surely=undo is None)
+        return await run(partial(with_owner, self._stream, fn), undo, surely=undo is None)
 
 
 class AsyncUpcoming(_Block):
