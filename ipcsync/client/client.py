@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from threading import get_ident
 from types import MappingProxyType
@@ -10,6 +11,8 @@ from typing import Any, NoReturn, cast
 from msgspec.structs import replace
 
 from ipcsync._closing import Closing
+from ipcsync._deadline import deadline_of, pauses
+from ipcsync._engines import queued
 from ipcsync._native import device as devices
 from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
@@ -24,11 +27,12 @@ from ipcsync.client._recording import Everything, UnnamedEvents, chosen
 from ipcsync.client._twins import ClientView, warn_if_dropped
 from ipcsync.client.event import Naming, OpenOptions, SharedEvent, check_node, note_depth, open_events, open_named
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
+from ipcsync.client.graphs.lanes import beside
 from ipcsync.client.graphs.replay import Replaying, end_all
 from ipcsync.client.graphs.upcoming import Upcoming
-from ipcsync.client.point import Point, bound, resume, wait_over
+from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over
 from ipcsync.client.reservation import RING, Reservation
-from ipcsync.errors import DeviceMismatch, InvalidDevice
+from ipcsync.errors import DeviceMismatch, InvalidDevice, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 
@@ -268,7 +272,16 @@ class Client(ClientView, Closing):
         StreamCapturing, and the capture stays valid. Reentered in a handler within a call that waits or records.
         """
         self._session.check()
-        resume(stream, timeout, self._session.check_liveness)
+        deadline, check = deadline_of(timeout), self._session.check_liveness
+        first, ordinal = stream_handle(stream)
+        for handle in (first, *(each._handle for each in beside(first, ordinal))):
+            while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
+                if not queued.await_passed(lost, handle, ordinal, deadline, check):
+                    raise WaitTimeout(
+                        f"the stream was not past its lost waits within {timeout} s: go on with a new stream",
+                        timeout=timeout,
+                    )
+                queued.drop(lost)
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the event's first point.
@@ -301,7 +314,12 @@ class Client(ClientView, Closing):
         if not isinstance(point, Point):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
         attached, left = point._bound_within(timeout)
-        return wait_over(attached.engine, left)
+        for pause_s in pauses(left, *BETWEEN_LOOKS_S):
+            is_over = look_whether_over(attached.engine)
+            if is_over is not False:
+                break
+            time.sleep(pause_s)
+        return bool(is_over)
 
     def stream(
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None

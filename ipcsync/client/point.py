@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ipcsync._deadline import deadline_of, left_of, pauses
-from ipcsync._engines import queued
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._engines.core import PointBase, shortened
 from ipcsync._native import fork
-from ipcsync._native.stream import stream_handle
-from ipcsync._session.session import Session, session_of
+from ipcsync._session.session import session_of
 from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
 from ipcsync.client._twins import PointView
-from ipcsync.client.graphs.lanes import beside
 from ipcsync.errors import IpcSyncError, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike
 
@@ -53,10 +49,16 @@ class Point(PointBase, PointView):
         self._generation = generation
 
     def _bound(self, longest_s: float | None = None) -> AttachmentRef:
-        """The attachment, asked for at the first use as `attach` does."""
+        """The attachment, asked for at the first use: within the session's timeout, and `longest_s` if that is less.
+
+        Another node has the session's timeout in any case: shorter, its silence would be taken for its loss.
+        """
         if self._attached is None:
-            session = session_of(self._unbound.epoch)
-            self._attached = attach(session, self._unbound, longest_s)
+            key = self._unbound
+            session = session_of(key.epoch)
+            is_short = longest_s is not None and key.epoch == session.epoch
+            seconds = min(max(longest_s or 0, _LEAST_S), session.timeout) if is_short else None
+            self._attached = session.attach(key, seconds)
         return self._attached
 
     def _known(self) -> AttachmentRef:
@@ -169,16 +171,6 @@ def _unpickle(data: bytes) -> Point:
     return point
 
 
-def attach(session: Session, key: PointKey, longest_s: float | None) -> AttachmentRef:
-    """A point's attachment: asked for within the session's timeout, and within `longest_s` if that is less.
-
-    Another node has the session's timeout in any case: shorter, its silence would be taken for its loss.
-    """
-    is_here = key.epoch == session.epoch
-    seconds = min(max(longest_s, _LEAST_S), session.timeout) if is_here and longest_s is not None else None
-    return session.attach(key, seconds)
-
-
 def bound(points: Iterable[Point]) -> list[tuple[Engine, int]]:
     """What each point is to an engine. Raises what its use would; TypeError for what is no point."""
     found: list[tuple[Engine, int]] = []
@@ -191,33 +183,9 @@ def bound(points: Iterable[Point]) -> list[tuple[Engine, int]]:
     return found
 
 
-def wait_over(engine: Engine, timeout: float | None) -> bool:
-    """Block until the recorder's process is over; False if that is not known within `timeout` seconds, or never."""
-    for pause_s in pauses(timeout, *BETWEEN_LOOKS_S):
-        is_over = look_whether_over(engine)
-        if is_over is not False:
-            break
-        time.sleep(pause_s)
-    return bool(is_over)
-
-
 def look_whether_over(engine: Engine) -> bool | None:
     """Whether a lost recorder's GPU work has ended, None if that is never known. Raises what ends any wait."""
     is_over = engine.recorder_is_over()
     engine.guard.check_liveness()
     engine.check()  # after the look: it proves that the words were this use's
     return is_over
-
-
-def resume(stream: StreamLike | None, timeout: float | None, check: Callable[[], None]) -> None:
-    """Block until `stream` is past the waits that were lost, and forget them; `check` raises what ends that."""
-    deadline = deadline_of(timeout)
-    first, ordinal = stream_handle(stream)
-    for handle in (first, *(each._handle for each in beside(first, ordinal))):
-        while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
-            if not queued.await_passed(lost, handle, ordinal, deadline, check):
-                raise WaitTimeout(
-                    f"the stream was not past its lost waits within {timeout} s: go on with a new stream",
-                    timeout=timeout,
-                )
-            queued.drop(lost)
