@@ -45,8 +45,18 @@ class ConnectOptions:
             raise ConnectError(f"the default endpoint cannot be used: {error}") from None
         self.endpoint: str = endpoints.absolute(where)
         self.name: str = plain(name or "")
-        self.engine: EngineChoice = _chosen_engine(engine)
-        self.depth: int = _chosen_depth(depth)
+        check_engine(engine)
+        if engine == "auto":
+            engine = cast("EngineChoice", os.environ.get("IPCSYNC_ENGINE") or "auto")
+            check_engine(engine, "IPCSYNC_ENGINE")
+        self.engine: EngineChoice = engine
+        if depth is None:
+            found = os.environ.get("IPCSYNC_DEPTH") or str(DEFAULT_DEPTH)
+            if not (found.isascii() and found.isdigit() and len(found) <= 4 and 1 <= int(found) <= 1024):
+                raise ValueError(f"IPCSYNC_DEPTH is from 1 to 1024, but got {found!r:.80}")
+            depth = int(found)
+        check_depth(depth)
+        self.depth: int = depth
 
 
 def check_depth(depth: int) -> None:
@@ -57,25 +67,10 @@ def check_depth(depth: int) -> None:
         raise ValueError(f"depth is from 1 to 1024, but got {depth}")
 
 
-def _chosen_engine(engine: EngineChoice) -> EngineChoice:
-    """$IPCSYNC_ENGINE in place of "auto". ValueError for another one."""
-    of_environment = engine == "auto"
-    found = os.environ.get("IPCSYNC_ENGINE", "") or "auto" if of_environment else engine
-    if found not in ("auto", "event", "timeline"):
-        where = "IPCSYNC_ENGINE" if of_environment else "engine"
-        raise ValueError(f"{where} is 'auto', 'event' or 'timeline', but got {found!r}")
-    return cast("EngineChoice", found)
-
-
-def _chosen_depth(depth: int | None) -> int:
-    """$IPCSYNC_DEPTH in place of None. ValueError or TypeError for an invalid one."""
-    if depth is not None:
-        check_depth(depth)
-        return depth
-    found = os.environ.get("IPCSYNC_DEPTH", "") or str(DEFAULT_DEPTH)
-    if not (found.isascii() and found.isdigit() and len(found) <= 4 and 1 <= int(found) <= 1024):
-        raise ValueError(f"IPCSYNC_DEPTH is from 1 to 1024, but got {found!r:.80}")
-    return int(found)
+def check_engine(engine: EngineChoice, what: str = "engine") -> None:
+    """ValueError for an invalid one."""
+    if engine not in ("auto", "event", "timeline"):
+        raise ValueError(f"{what} is 'auto', 'event' or 'timeline', but got {engine!r}")
 
 
 def _tracing(directory: str | os.PathLike[str], name: str | None) -> Tracing | None:

@@ -22,7 +22,7 @@ from ipcsync._wire import messages
 from ipcsync._wire import names as event_names
 from ipcsync._wire import nodes as node_names
 from ipcsync._wire.names import plain
-from ipcsync.client._options import check_depth
+from ipcsync.client._options import check_depth, check_engine
 from ipcsync.client._twins import EventView
 from ipcsync.client.point import Point, bound
 from ipcsync.errors import DeviceMismatch, EngineMismatch, IpcSyncError, ProtocolError, WaitTimeout
@@ -235,8 +235,7 @@ class OpenOptions:
     def __post_init__(self) -> None:
         if self.depth is not None:
             check_depth(self.depth)
-        if self.engine not in ("auto", "event", "timeline"):
-            raise ValueError(f"engine is 'auto', 'event' or 'timeline', but got {self.engine!r}")
+        check_engine(self.engine)
         if self.node is not None and self.fleet:
             raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
 
@@ -247,11 +246,8 @@ def open_named(session: Session, naming: Naming, names: Sequence[str], options: 
     openings = [Opening() for _ in full]
     session.check()
     try:
-        if options.node is not None:
-            return _open_on_node(session, full, options, openings, options.node)
-        if options.fleet:
-            return [_open_in_fleet(session, full[0], options, openings[0])]
-        return open_events(session, full, options, openings)
+        is_here = options.node is None and not options.fleet
+        return (open_events if is_here else _open_elsewhere)(session, full, options, openings)
     except BaseException as error:
         session.abandon(openings)
         naming.show_in(error)
@@ -316,52 +312,44 @@ def note_depth(event: SharedEvent, wanted: int | None) -> None:
 # --- events of other nodes, through the bridge ------------------------------------------------------------------------
 
 
-def _open_on_node(
-    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[Opening], node: str
+def _open_elsewhere(
+    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[Opening]
 ) -> list[SharedEvent]:
-    check_node(node)
-    if options.recorder:
-        raise ValueError("an event of another node is recorded there: here it is opened for waiting only")
-    _refuse_event_engine(names, options)
-    return _open_to_wait(session, names, options, openings, node)
-
-
-def _open_in_fleet(session: Session, name: str, options: OpenOptions, opening: Opening) -> SharedEvent:
-    """The fleet's event of a name: as its recorder, on this node, or for waiting, once a recorder has claimed it.
-
-    RecorderTaken if another node has the name.
-    """
-    _refuse_event_engine([name], options)
-    seconds = session.timeout if options.timeout is None else options.timeout
-    if not options.recorder:
-        return _find(session, name, options, opening, seconds)
+    """Open another node's events for waiting, or the fleet's event of a name: to record it here, or to wait for it."""
+    if options.node is not None:
+        check_node(options.node)
+        if options.recorder:
+            raise ValueError("an event of another node is recorded there: here it is opened for waiting only")
+    if options.engine == "event":
+        told = ", ".join(map(repr, names))
+        raise EngineMismatch(f"the engine 'event' does not work between nodes: open {told} with engine='timeline'")
+    if options.node is not None:
+        return _open_to_wait(session, names, options, openings)
+    seconds, why = session.timeout if options.timeout is None else options.timeout, ""
     deadline = deadline_of(seconds)
-    (opened,) = open_events(session, [name], replace(options, engine="timeline", timeout=seconds), [opening])
-    _, slot, incarnation = opened._engine.origin
-    claim = messages.Remote("claim", "", name, slot=slot, incarnation=incarnation)
-    session.request(claim, messages.Done, left_of(deadline))
-    return opened
-
-
-def _find(session: Session, name: str, options: OpenOptions, opening: Opening, seconds: float) -> SharedEvent:
-    deadline, why = deadline_of(seconds), ""
+    if options.recorder:
+        (opened,) = open_events(session, names, replace(options, engine="timeline", timeout=seconds), openings)
+        _, slot, incarnation = opened._engine.origin
+        claim = messages.Remote("claim", "", names[0], slot=slot, incarnation=incarnation)
+        session.request(claim, messages.Done, left_of(deadline))  # RecorderTaken if another node has the name
+        return [opened]
     # A request that waits at the bridge delays others. So the bridge says soon that the name is not claimed yet.
     for pause_s in pauses(seconds, _FIRST_PAUSE_S, _LONGEST_PAUSE_S):  # each look asks the fleet's store
         try:
             session.check()
-            return _open_to_wait(session, [name], replace(options, timeout=left_of(deadline)), [opening], "")[0]
+            return _open_to_wait(session, names, replace(options, timeout=left_of(deadline)), openings)
         except WaitTimeout as error:
             why = str(error)
         time.sleep(pause_s)
-    text = f"no process in the fleet has opened {name!r} as its recorder within {seconds} s: {why}"
-    raise WaitTimeout(text, event=name, timeout=seconds)
+    text = f"no process in the fleet has opened {names[0]!r} as its recorder within {seconds} s: {why}"
+    raise WaitTimeout(text, event=names[0], timeout=seconds)
 
 
 def _open_to_wait(
-    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[Opening], node: str
+    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[Opening]
 ) -> list[SharedEvent]:
-    """`node`: "" for whichever node has the fleet's event of a name."""
     device = devices.parse(options.device)
+    node = options.node or ""  # whichever has the fleet's event of a name
     bodies = [messages.Remote("open", node, name, default_device=uuid_of(device)) for name in names]
     session.open(bodies, openings, options.timeout)
     opened = [SharedEvent(opening, is_recorder=False) for opening in openings]
@@ -371,9 +359,3 @@ def _open_to_wait(
                 f"{event.name!r} of node {event.node!r} is waited for on {event.device} here, not on device {device}"
             )
     return opened
-
-
-def _refuse_event_engine(names: Sequence[str], options: OpenOptions) -> None:
-    if options.engine == "event":
-        told = ", ".join(map(repr, names))
-        raise EngineMismatch(f"the engine 'event' does not work between nodes: open {told} with engine='timeline'")
