@@ -61,8 +61,7 @@ def _each(
             hint = ": an asynchronous client has methods of the same name"
             name = type(point).__name__
             raise TypeError(f"points are ipcsync.Points, but got {name}{hint if name == 'AsyncPoint' else ''}")
-    order = {id(point): index for index, point in enumerate(waiting)}
-    skipped: list[Point] = []
+    asked, skipped = waiting.copy(), set[int]()  # by their ids
 
     def ends(point: Point, ask: Callable[[], bool]) -> bool:
         try:
@@ -70,7 +69,7 @@ def _each(
         except RecorderLost:
             if lost == "raise":
                 raise
-            skipped.append(point)
+            skipped.add(id(point))
             return True
 
     while waiting:
@@ -80,7 +79,7 @@ def _each(
             del waiting[0]
         else:  # another may be lost while the first is still to come
             waiting[1:] = _others(waiting[1:], ends, deadline)
-    return sorted(skipped, key=lambda point: order[id(point)])
+    return [point for point in asked if id(point) in skipped]
 
 
 def _within(

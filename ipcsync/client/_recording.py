@@ -64,27 +64,22 @@ class UnnamedEvents:
     def _take(self, key: StreamKey, depth: int, openings: list[Opening], deadline: int) -> SharedEvent:
         event = self.events.get(key)
         if event is not None and event.is_lost:
-            self._drop(key, event)
+            event.close()  # first: an exception in between must leave it to be found again
+            self.events.pop(key, None)
             event = None
         if event is None and len(self.events) >= _MANY:
             event = self._take_over(key, depth)
-        return event if event is not None else self._open(key, openings, depth, left_of(deadline))
-
-    def _open(self, key: StreamKey, openings: list[Opening], depth: int, left: float) -> SharedEvent:
+        if event is not None:
+            return event
+        options = OpenOptions(recorder=True, device=key[2], engine=key[3], depth=depth, timeout=left_of(deadline))
         try:
-            options = OpenOptions(recorder=True, device=key[2], engine=key[3], depth=depth, timeout=left)
             (event,) = open_events(self._session, [""], options, openings)
         except QuotaExceeded:
-            idle = self._take_over(key, depth, looks=len(self.events))
-            if idle is None:
+            if (event := self._take_over(key, depth, looks=len(self.events))) is None:
                 raise
-            return idle
+            return event
         self.events[key] = event
         return event
-
-    def _drop(self, key: StreamKey, event: SharedEvent) -> None:
-        event.close()  # first: an exception in between must leave it to be found again
-        self.events.pop(key, None)
 
     def _take_over(self, key: StreamKey, depth: int, looks: int = _LOOKS) -> SharedEvent | None:
         """An event of the same kind whose work is complete, taken from its stream; None if there is none.
@@ -99,7 +94,7 @@ class UnnamedEvents:
         for other in others[self._look_from :] + others[: self._look_from]:
             event = self.events[other]
             if event.is_lost:
-                event._opening.close(wait=False)  # first, as in `_drop`
+                event._opening.close(wait=False)  # first, as in `_take`
                 self.events.pop(other, None)
                 continue
             if not looks:
@@ -190,24 +185,16 @@ class Everything:
         with OnDevice(ordinal) as inside, inside:
             kept = self._kept.setdefault(int(unwrap(_drivers.load().cuCtxGetCurrent(), "cuCtxGetCurrent")), [])
             try:
-                idle = next((stream for stream in kept if stream.query()), None)
+                fit = next(([stream] for stream in kept if stream.query()), [] if must_be_idle else kept[-1:])
             except DriverError:  # their context was destroyed, and another one has its address
                 kept.clear()
-                idle = None
-            taken = idle if idle is not None or must_be_idle or not kept else kept[-1]
-            if taken is None or not _take_out(kept, taken):
+                fit = []
+            try:
+                kept.remove(taken := fit[0])
+            except (IndexError, ValueError):  # there is none, or another thread was first
                 taken = Stream(ordinal)
         self._homes[taken.stream_id] = kept
         return taken
-
-
-def _take_out(kept: list[Stream], stream: Stream) -> bool:
-    """Whether the stream was still there: another thread may have been first."""
-    try:
-        kept.remove(stream)
-    except ValueError:
-        return False
-    return True
 
 
 def chosen(streams: Iterable[StreamLike | None] | None) -> list[Stream] | None:
