@@ -5,14 +5,13 @@ from __future__ import annotations
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, PeerInfo, SessionInfo
 from ipcsync.client._connecting import connect, default_client
-from ipcsync.client._fan_in import synchronize_all, wait_all
 from ipcsync.client._options import DEFAULT_DEPTH
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.replay import Replay, Replaying
 from ipcsync.client.graphs.upcoming import Upcoming
-from ipcsync.client.point import Point
+from ipcsync.client.point import Point, synchronize_all, wait_all
 from ipcsync.client.reservation import Reservation
 
 __all__ = [

@@ -15,7 +15,7 @@ from ipcsync._engines.core import EventBase, shortened
 from ipcsync._native import device as devices
 from ipcsync._native import fork
 from ipcsync._native.context import count, current_ordinal, has_current, uuid_of
-from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._native.stream import stream_handle
 from ipcsync._session.attachments import Opening
 from ipcsync._session.feed import Notice
 from ipcsync._wire import messages
@@ -87,14 +87,8 @@ class SharedEvent(EventBase, EventView[Point], Closing):
         """
         if not (self._is_open and self._is_recorder):
             self._raise_not_recorder()
-        engine = self._engine
-        if type(stream) is Stream:
-            handle, ordinal = stream._handle, stream._index
-        else:
-            handle, ordinal = stream_handle(stream, engine.ordinal if stream is None else None)
-        if after:
-            return Point(self._attached, engine.record(handle, ordinal, timeout, bound(after)))
-        return Point(self._attached, engine.record(handle, ordinal, timeout))
+        handle, ordinal = stream_handle(stream, self._engine.ordinal if stream is None else None)
+        return self._record_on(handle, ordinal, timeout, bound(after))
 
     def _record_on(
         self,

@@ -243,7 +243,7 @@ async def recorded(point: Point, timeout: float | None) -> None:
     await over(attached, Pending(attached.engine, point.generation, timeout, recorded=True))
 
 
-# --- one wait for many points: see `ipcsync.client._fan_in` -----------------------------------------------------------
+# --- one wait for many points -----------------------------------------------------------------------------------------
 
 Lost = Literal["raise", "skip"]
 
