@@ -45,11 +45,12 @@ class ConnectOptions:
             raise ConnectError(f"the default endpoint cannot be used: {error}") from None
         self.endpoint: str = endpoints.absolute(where)
         self.name: str = plain(name or "")
-        check_engine(engine)
-        if engine == "auto":
-            engine = cast("EngineChoice", os.environ.get("IPCSYNC_ENGINE") or "auto")
-            check_engine(engine, "IPCSYNC_ENGINE")
-        self.engine: EngineChoice = engine
+        of_environment = engine == "auto"
+        found_engine = os.environ.get("IPCSYNC_ENGINE") or "auto" if of_environment else engine
+        if found_engine not in ("auto", "event", "timeline"):
+            where = "IPCSYNC_ENGINE" if of_environment else "engine"
+            raise ValueError(f"{where} is 'auto', 'event' or 'timeline', but got {found_engine!r}")
+        self.engine: EngineChoice = cast("EngineChoice", found_engine)
         if depth is None:
             found = os.environ.get("IPCSYNC_DEPTH") or str(DEFAULT_DEPTH)
             if not (found.isascii() and found.isdigit() and len(found) <= 4 and 1 <= int(found) <= 1024):
@@ -65,12 +66,6 @@ def check_depth(depth: int) -> None:
         raise TypeError(f"depth is an int, but got {type(depth).__name__}")
     if not 1 <= depth <= 1024:
         raise ValueError(f"depth is from 1 to 1024, but got {depth}")
-
-
-def check_engine(engine: EngineChoice, what: str = "engine") -> None:
-    """ValueError for an invalid one."""
-    if engine not in ("auto", "event", "timeline"):
-        raise ValueError(f"{what} is 'auto', 'event' or 'timeline', but got {engine!r}")
 
 
 def _tracing(directory: str | os.PathLike[str], name: str | None) -> Tracing | None:

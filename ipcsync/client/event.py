@@ -22,7 +22,7 @@ from ipcsync._wire import messages
 from ipcsync._wire import names as event_names
 from ipcsync._wire import nodes as node_names
 from ipcsync._wire.names import plain
-from ipcsync.client._options import check_depth, check_engine
+from ipcsync.client._options import check_depth
 from ipcsync.client._twins import EventView
 from ipcsync.client.point import Point, bound
 from ipcsync.errors import DeviceMismatch, EngineMismatch, IpcSyncError, ProtocolError, WaitTimeout
@@ -229,7 +229,8 @@ class OpenOptions:
     def __post_init__(self) -> None:
         if self.depth is not None:
             check_depth(self.depth)
-        check_engine(self.engine)
+        if self.engine not in ("auto", "event", "timeline"):
+            raise ValueError(f"engine is 'auto', 'event' or 'timeline', but got {self.engine!r}")
         if self.node is not None and self.fleet:
             raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
 
