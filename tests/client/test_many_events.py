@@ -41,6 +41,7 @@ def test_they_come_in_the_order_of_their_names_and_work(
     coordinator = new_coordinator(remembered_requests=remembered, reply_queue=reply_queue)
     with ipcsync.connect(coordinator.endpoint) as client, ipcsync.connect(coordinator.endpoint) as other:
         assert client._session.connection.window == window, "what fits the queues of both sides"
+        ipcsync.Stream()  # with a context here, no event is asked for before it is opened
         before = client.messages_sent
         recorders = client.events(NAMES, recorder=True, depth=1)
         assert client.messages_sent == before + len(NAMES), "none was sent again"
