@@ -75,12 +75,9 @@ class Opening:
     Its caller makes it before the request, so that an exception at any later moment finds it there, to be closed.
     """
 
-    __slots__ = ("_session", "attached", "use")
-
-    def __init__(self) -> None:
-        self._session: _Session | None = None
-        self.use: Use | None = None
-        self.attached: AttachmentRef | None = None
+    _session: _Session | None = None
+    use: Use | None = None
+    attached: AttachmentRef | None = None
 
     def bind(self, session: _Session, use: Use, attached: AttachmentRef) -> None:
         """The coordinator has granted it."""
