@@ -101,9 +101,11 @@ class Session(SessionLife):
         self.check()
         seconds = self.timeout if timeout is None else timeout
         deadline = deadline_of(seconds)
-        request = Request(body)
-        self._call(partial(self._exchange, [request], deadline), deadline, seconds)
-        return expect(self.connection.result_of(request, seconds), kind)
+        return self._call(partial(self._ask, Request(body), kind, deadline, seconds), deadline, seconds)
+
+    def _ask(self, request: Request, kind: type[_M], deadline: int, timeout: float) -> _M:
+        self._exchange([request], deadline)
+        return expect(self.connection.result_of(request, timeout), kind)
 
     def _exchange(self, requests: Sequence[Request], deadline: int) -> None:
         """On the owner's thread, as all that it is called by."""
