@@ -76,8 +76,6 @@ class SessionLine(Line):
     # A robust futex: the id of the client's thread that holds it, marked OWNER_DIED by the kernel; 0: not held.
     owner: Word = Word(layout.S_OWNER)
     lock: Word = Word(layout.S_LOCK)  # the inode of the socket that keeps the lock, if `end_is_shown`; the client's
-    # For trying whether a stream's write arrives; the client's, and whatever the last left.
-    probe: Word = Word(layout.S_PROBE)
     _pid, _started, _namespace = Word(layout.S_PID), Word(layout.S_START), Word(layout.S_NAMESPACE)
     _shows_end, _goodbye = Word(layout.S_SHOWS_END), Word(layout.S_GOODBYE)
 
@@ -88,6 +86,7 @@ class SessionLine(Line):
         self.doorbell: Futex = Futex(self.address + layout.S_DOORBELL * 8)
         self.state_and_serial_address: int = self.address + layout.S_STATE * 8  # of both words
         self.owner_address: int = self.address + layout.S_OWNER * 8
+        # For trying whether a stream's write arrives; the client's, and whatever the last left.
         self.probe_address: int = self.address + layout.S_PROBE * 8
 
     @property

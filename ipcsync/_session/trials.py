@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -89,6 +90,8 @@ class Trials:
             with self._trial():
                 why_not = _why_not_timeline(self._line, ordinal, seconds) or ""
             self._why_not[ordinal] = why_not
+            if not why_not:
+                self._works_on.add(("timeline", ordinal))
             if why_not:
                 log.warning(
                     "what this session creates on cuda:%d has engine='event' where 'auto' is asked for, since words do "
@@ -142,10 +145,10 @@ def _try_word(line: SessionLine, seconds: float) -> str | None:
         pointer = pinned.word(line.probe_address)
     except DriverError as error:
         return f"the board's page cannot be registered here: {error}"
-    passed = False
+    word, passed = ctypes.c_uint64.from_address(line.probe_address), False
     try:
-        value = line.probe + 1
-        passed = _passes(pointer, value, min(seconds, _PASS_S)) and line.probe >= value  # another thread writes it too
+        value = word.value + 1
+        passed = _passes(pointer, value, min(seconds, _PASS_S)) and word.value >= value  # another thread writes it too
     except DriverError as error:
         return f"a stream cannot write a word of the board, or wait for it, here: {error}"
     finally:
