@@ -272,7 +272,7 @@ class Handlers:
             device = body.device or body.default_device or self._effects.pool.devices[0]
             wanted = body.default_engine if body.engine == "auto" else body.engine
             engine = engine_choice.choose(self._effects.pool, session, wanted, device, body.why_not_timeline)
-            self._registry.kept.check(engine, self._effects.pool.aside)
+            self._registry.kept.check(engine)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
                 slot = self._registry.create(

@@ -5,51 +5,47 @@ They do not count for the pool but within limits of their own, since what ends t
 
 from __future__ import annotations
 
-from collections import Counter
-
 from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.state import Slot
 
 
 class KeptSlots:
-    """Slots by recorders that are gone. One that every session has released is "kept", and counted here."""
+    """Slots by recorders that are gone. One that every session has released is "kept", and counts."""
 
     def __init__(self, limits: Settings) -> None:
         self._limits = limits
         self.by_recorder: dict[int, list[Slot]] = {}
-        self.slots: Counter[str] = Counter({"timeline": 0, "event": 0})  # by engine
-        self.cuda_events = 0
 
     def hold(self, slot: Slot) -> None:
         """Note that its recorder is gone, and its work may not be over."""
         assert slot.recorder is not None
         self.by_recorder.setdefault(slot.recorder.serial, []).append(slot)
 
-    def count(self, slot: Slot, by: int) -> None:
-        """Count one that is kept from now on (1), or not any more (-1)."""
-        self.slots[slot.engine] += by
-        self.cuda_events += by * len(slot.ring)
+    def _kept(self, engine: str) -> list[Slot]:
+        held = (slot for slots in self.by_recorder.values() for slot in slots)
+        return [slot for slot in held if slot.state == "kept" and slot.engine == engine]
 
     @property
     def within_limits(self) -> int:
         """How many are kept, without those beyond an engine's limit."""
-        return sum(min(count, self._limits.kept_slots) for count in self.slots.values())
+        return sum(min(len(self._kept(engine)), self._limits.kept_slots) for engine in ("timeline", "event"))
 
-    def counts(self, aside: int) -> dict[str, int]:
-        """What is kept, as in `Client.stats()`; `aside`: CUDA events without a slot that are, too."""
-        return {**self.slots, "event": self.cuda_events + aside}
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many words and CUDA events are kept, as in `Client.stats()`."""
+        return {"timeline": len(self._kept("timeline")), "event": sum(len(slot.ring) for slot in self._kept("event"))}
 
     @property
     def limits(self) -> dict[str, int]:
         """From how many of them on new events are refused."""
         return {"timeline": self._limits.kept_slots, "event": self._limits.kept_cuda_events}
 
-    def check(self, engine: str, aside: int) -> None:
-        """Raise QuotaExceeded if too much of an engine is kept for a new event; `aside` as in `counts`."""
-        bounds = [(self.slots[engine], self._limits.kept_slots, "slots", "half of --pool")]
+    def check(self, engine: str) -> None:
+        """Raise QuotaExceeded if too much of an engine is kept for a new event."""
+        bounds = [(len(self._kept(engine)), self._limits.kept_slots, "slots", "half of --pool")]
         if engine == "event":
-            count = self.cuda_events + aside
+            count = self.counts[engine]
             bounds.append((count, self._limits.kept_cuda_events, "CUDA events", "half of --max-cuda-events"))
         for count, limit, what, setting in bounds:
             if count >= limit:

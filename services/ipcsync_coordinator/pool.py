@@ -1,8 +1,4 @@
-"""The CUDA events behind the slots: made some at a time, given out as rings, destroyed once no process can touch them.
-
-And only once no record of them is pending: until then they are set aside by the keeper, count as before, and are asked
-for again each second.
-"""
+"""The CUDA events behind the slots: made some at a time, given out as rings, destroyed once nobody can touch them."""
 
 from __future__ import annotations
 
@@ -30,13 +26,11 @@ class Pool:
         self._limit = limit
         self._step = step
         self._events = {shared.serial: shared for shared in held}
-        self.aside = 0
-        """How many events of dead recorders are set aside, with a pending record."""
 
     @property
     def made(self) -> int:
-        """How many CUDA events there are, with the probes and those that are set aside."""
-        return len(self._events) + self.aside + len(self._probes)
+        """How many CUDA events there are, with the probes."""
+        return len(self._events) + len(self._probes)
 
     @property
     def devices(self) -> list[str]:
@@ -57,10 +51,7 @@ class Pool:
             self._make_room(spare, missing)
             room = self._limit - self.made
             if missing > room:
-                aside = f", {self.aside} of them set aside with a pending record" if self.aside else ""
-                raise QuotaExceeded(
-                    f"there are {self.made} CUDA events already{aside} (--max-cuda-events)", limit=self._limit
-                )
+                raise QuotaExceeded(f"there are {self.made} CUDA events already (--max-cuda-events)", limit=self._limit)
             take_in = partial(self._add, spare)
             try:
                 self._driver.make(uuid, min(max(missing, self._step), room), take_in)
@@ -93,23 +84,15 @@ class Pool:
             self._spare[self._events[serial].device].append(serial)
 
     def destroy(self, ring: list[int]) -> None:
-        """Destroy a ring of a dead recorder, whose state is unknown; what is pending is set aside."""
+        """Destroy a ring of a dead recorder, whose state is unknown."""
         if ring:
-            self._destroy(ring)
-
-    def _destroy(self, serials: list[int]) -> None:
-        for serial in serials:
-            del self._events[serial]
-        self._driver.destroy(serials, partial(setattr, self, "aside"))
-
-    def destroy_aside(self) -> None:
-        """Ask again for some of those that are set aside."""
-        if self.aside:
-            self._destroy([])
+            for serial in ring:
+                del self._events[serial]
+            self._driver.destroy(ring)
 
     def sweep(self, used: Iterable[int]) -> None:
         """Destroy the events of an earlier coordinator that are not `used`: their state is unknown."""
-        self._destroy(list(self._events.keys() - set(used)))  # of none: how many were set aside before
+        self.destroy(list(self._events.keys() - set(used)))
 
     def probe_handle(self, uuid: str) -> bytes:
         """The handle of an event that is kept for clients that test whether handles open."""

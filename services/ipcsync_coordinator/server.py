@@ -247,7 +247,6 @@ class Server:
         if now >= self._next_feed_tick:
             self._next_feed_tick = now + 1.0
             self.feed.tick()
-            self.effects.pool.destroy_aside()
             self._check_place()
         self._kept.look(now_ns)
         self.fleet.tick(now_ns)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import msgspec
 
 from ipcsync import _drivers
-from ipcsync._drivers.constants import (
-    ERROR_NOT_READY,
-    EVENT_BLOCKING_SYNC,
-    EVENT_DISABLE_TIMING,
-    EVENT_INTERPROCESS,
-)
+from ipcsync._drivers.constants import EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS
 from ipcsync._native import context
 from ipcsync.errors import DriverError, InvalidDevice
-
-_AT_A_TIME = 256  # of those that are set aside
 
 
 class SharedCudaEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -40,7 +32,6 @@ class EventStore:
         self._serial = 0
         self._made: dict[int, tuple[SharedCudaEvent, Any]] = {}
         self._probes: dict[str, SharedCudaEvent] = {}
-        self._aside: dict[int, None] = {}  # to be destroyed, in the order in which they are asked for again
 
     def make(self, device: str, count: int) -> list[SharedCudaEvent]:
         """`count` new events on a device that is served here; DriverError, and none, if one cannot be made."""
@@ -69,26 +60,17 @@ class EventStore:
         self._made[shared.serial] = shared, event
         return shared
 
-    def destroy(self, serials: list[int]) -> int:
-        """Destroy these events, or with none of them some of those that are set aside; returns how many then are.
+    def destroy(self, serials: list[int]) -> None:
+        """Destroy these events; unknown ones are gone already.
 
-        Set aside is what has a pending record, which a dead process may leave for ever. A driver makes the next event
-        in the place of a destroyed one, where the record could still signal it, or block its records. Unknown ones are
-        gone already.
+        The driver keeps the place of one with a pending record until that is complete, so no other event gets it.
         """
         driver = _drivers.load()
-        for serial in serials or list(islice(self._aside, _AT_A_TIME)):
-            if serial not in self._made:
-                continue
-            self._aside.pop(serial, None)
-            shared, event = self._made[serial]
-            self._enter(shared.device)
-            if int(driver.cuEventQuery(event)[0]) == ERROR_NOT_READY:
-                self._aside[serial] = None  # behind the others
-                continue
-            del self._made[serial]
-            _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
-        return len(self._aside)
+        for serial in serials:
+            if serial in self._made:
+                shared, event = self._made.pop(serial)
+                self._enter(shared.device)
+                _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
 
     def probe(self, device: str) -> bytes:
         """The handle of an event that is kept for clients that test whether handles open."""
@@ -97,9 +79,9 @@ class EventStore:
         return self._probes[device].handle
 
     def held(self) -> list[SharedCudaEvent]:
-        """All events but those of `probe`, and those that are set aside."""
-        others = self._aside.keys() | {shared.serial for shared in self._probes.values()}
-        return [shared for shared, _ in self._made.values() if shared.serial not in others]
+        """All events but those of `probe`."""
+        probes = {shared.serial for shared in self._probes.values()}
+        return [shared for shared, _ in self._made.values() if shared.serial not in probes]
 
     def _enter(self, device: str) -> None:
         context.ensure_context(self._devices[device])

@@ -26,7 +26,7 @@ from ipcsync_keeper.events import SharedCudaEvent
 
 log = logging.getLogger("ipcsync.coordinator")
 
-VERSION = 6  # of the requests, and of what a coordinator inherits
+VERSION = 7  # of the requests, and of what a coordinator inherits
 _PATIENCE_S = 10.0
 _LENGTH = 4
 _CHUNK = 1 << 18
@@ -118,16 +118,9 @@ class DriverClient:
         """Make interprocess events, numbered and exported. `then` gets them, also those that come too late."""
         self._ask("make", device, count, then=lambda made: then(msgspec.convert(made, list[SharedCudaEvent])))
 
-    def destroy(self, serials: list[int], then: Callable[[int], None]) -> None:
-        """Destroy these events without waiting; `then` is told how many are set aside, as by `EventStore.destroy`."""
-
-        def convert(answer: Any) -> None:
-            if isinstance(answer, IpcSyncError):
-                log.error("the driver could not do a request", extra=fields(why=answer))
-            else:
-                then(int(answer))
-
-        self._post("destroy", [serials], convert)
+    def destroy(self, serials: list[int]) -> None:
+        """Destroy these events without waiting; an error is logged."""
+        self._post("destroy", [serials], _log_error)
 
     def probe(self, device: str) -> bytes:
         """The handle of an event that is kept for tests whether handles open."""
@@ -135,7 +128,7 @@ class DriverClient:
 
     def report_serving(self) -> None:
         """Report that requests are served."""
-        self._post("serving", [], lambda _: None)
+        self._post("serving", [], _log_error)
 
     def drain(self) -> None:
         """From the loop: read answers, and send what had no room. EOFError if the other end is gone."""
@@ -183,6 +176,11 @@ class DriverClient:
         is_error, value = message
         self._then.popleft()(codec.error_of(msgspec.convert(value, Failure)) if is_error else value)
         return True
+
+
+def _log_error(answer: object) -> None:
+    if isinstance(answer, IpcSyncError):
+        log.error("the driver could not do a request", extra=fields(why=answer))
 
 
 def _end_at_once() -> NoReturn:

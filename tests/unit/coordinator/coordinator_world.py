@@ -71,8 +71,8 @@ class DirectDriver(DriverClient):
     def make(self, device: str, count: int, then: Callable[[list[SharedCudaEvent]], None]) -> None:
         then(self._events.make(device, count))
 
-    def destroy(self, serials: list[int], then: Callable[[int], None]) -> None:
-        then(self._events.destroy(serials))
+    def destroy(self, serials: list[int]) -> None:
+        self._events.destroy(serials)
 
     def probe(self, device: str) -> bytes:
         return self._events.probe(device)

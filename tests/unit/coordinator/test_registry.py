@@ -354,14 +354,14 @@ def test_a_mirror_whose_state_is_unknown_breaks_and_its_bridge_goes_on(scene: Sc
 def test_what_is_kept_counts_within_its_own_limits_after_a_restart_too(scene: Scene) -> None:
     recorder = scene.session("r")
     slot = scene.open(recorder, "e", recorder=True)
-    slot.ring = [7]
+    slot.engine, slot.ring = "event", [7]
     scene.registry.release_dead(recorder, held=UNKNOWN)
     assert (slot.state, scene.registry.in_use) == ("kept", 0)
     after = Registry(scene.registry.limits)
     after.restore([], [slot], range(4))
-    assert (after.in_use, after.kept.cuda_events) == (0, 1)
+    assert (after.in_use, after.kept.counts["event"]) == (0, 1)
     after.end_held(recorder.serial)
-    assert (slot.state, after.in_use, after.kept.cuda_events) == ("free", 0, 0)
+    assert (slot.state, after.in_use, after.kept.counts["event"]) == ("free", 0, 0)
 
 
 def test_slots_are_used_again_in_the_order_in_which_they_were_freed_after_a_restart_too(scene: Scene) -> None:
@@ -376,22 +376,24 @@ def test_slots_are_used_again_in_the_order_in_which_they_were_freed_after_a_rest
 
 
 @pytest.mark.parametrize(
-    ("engine", "aside", "why"), [("timeline", 0, "2 slots"), ("event", 0, "2 slots"), ("event", 2, "5 CUDA events")]
+    ("engine", "kept_slots", "why"),
+    [("timeline", 2, "2 slots"), ("event", 2, "2 slots"), ("event", 3, "3 CUDA events")],
 )
-def test_new_events_of_an_engine_are_refused_once_too_much_of_it_is_kept(engine: str, aside: int, why: str) -> None:
-    kept_slots = 3 if aside else 2
-    scene = Scene(Settings(pool=2 * kept_slots, max_sessions=4, max_cuda_events=10))
+def test_new_events_of_an_engine_are_refused_once_too_much_of_it_is_kept(
+    engine: str, kept_slots: int, why: str
+) -> None:
+    scene = Scene(Settings(pool=2 * kept_slots, max_sessions=4, max_cuda_events=6))
     recorder = scene.session("r")
     for name, rings in (("a", [1, 2]), ("b", [3])):
         slot = scene.open(recorder, name, recorder=True)
         slot.engine, slot.ring = engine, rings if engine == "event" else []
     other = {"timeline": "event", "event": "timeline"}[engine]
-    scene.registry.kept.check(engine, aside)
+    scene.registry.kept.check(engine)
     scene.registry.release_dead(recorder, held=UNKNOWN)
-    assert (scene.registry.in_use, scene.registry.kept.slots[engine]) == (0, 2)
-    scene.registry.kept.check(other, 0)
+    assert (scene.registry.in_use, scene.registry.kept.counts[engine]) == (0, 2 if engine == "timeline" else 3)
+    scene.registry.kept.check(other)
     with pytest.raises(QuotaExceeded, match=f"{engine!r} are refused: {why} of dead recorders are kept.*MPS"):
-        scene.registry.kept.check(engine, aside)
+        scene.registry.kept.check(engine)
     scene.registry.end_held(recorder.serial)
-    scene.registry.kept.check(engine, aside)
-    assert scene.registry.kept.cuda_events == 0
+    scene.registry.kept.check(engine)
+    assert scene.registry.kept.counts[engine] == 0

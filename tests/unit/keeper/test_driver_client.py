@@ -36,20 +36,6 @@ def test_behind_a_question_that_is_not_answered_the_next_ones_are_refused_at_onc
         answering.join()
 
 
-def test_how_many_the_keeper_has_set_aside_is_told_with_a_later_answer() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        driver, keeper = DriverClient(Link(ours)), Link(theirs)
-        heard: list[int] = []
-        driver.destroy([6, 7], heard.append)
-        op, arguments = keeper.receive(5.0) or [None] * 2
-        assert (op, arguments) == ("destroy", [[6, 7]])
-        assert heard == []
-        keeper.send(False, 1)
-        driver.drain()
-        assert heard == [1]
-
-
 def _answer_one(keeper: Link) -> None:
     assert keeper.receive(30.0) is not None
     keeper.send(False, b"handle")
