@@ -17,7 +17,6 @@ _T = TypeVar("_T", bound=type)
 
 INTERFACE: int
 LAYOUT: tuple[int, ...]
-STEPS: tuple[str, ...]
 FUNCTIONS: dict[str, bytes]
 
 class SessionCheck:

@@ -131,15 +131,15 @@ def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
 
 
 def signal_at_step(names: Sequence[str], left: list[int], at: int = 0) -> None:
-    """Have this process send itself the signal in `left` before the compiled core takes such a step, after `at`."""
-    wanted = {core.STEPS.index(name) for name in names}
+    """Have this process send itself the signal in `left` before the compiled core takes such a step, after `at`; of no
+    names: any."""
     passed = itertools.count()
 
-    def step(number: int) -> None:
-        if number in wanted and next(passed) >= at and left:
+    def step(name: bytes) -> None:
+        if (not names or name.decode() in names) and next(passed) >= at and left:
             os.kill(os.getpid(), left.pop())
 
-    _hooks.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(step))
+    _hooks.append(ctypes.CFUNCTYPE(None, ctypes.c_char_p)(step))
     core.set_hook(ctypes.cast(_hooks[-1], ctypes.c_void_p).value)
 
 
@@ -147,8 +147,8 @@ def steps_of(call: str, name: str) -> int:
     """How many steps the compiled core takes for one more record of an event, or one more wait for a point."""
     if call == "record":
         _keep_the_heartbeat_out(event(name))
-    taken: list[int] = []
-    _hooks.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(taken.append))
+    taken: list[bytes] = []
+    _hooks.append(ctypes.CFUNCTYPE(None, ctypes.c_char_p)(taken.append))
     core.set_hook(ctypes.cast(_hooks[-1], ctypes.c_void_p).value)
     _CALLS[call](name)
     core.set_hook(0)
@@ -159,7 +159,7 @@ def die_at_step(call: str, name: str, at: int) -> None:
     """SIGKILL before the compiled core's step number `at` of a call."""
     if call == "record":
         _keep_the_heartbeat_out(event(name))
-    signal_at_step(core.STEPS, [signal.SIGKILL], at)
+    signal_at_step((), [signal.SIGKILL], at)
     _CALLS[call](name)
 
 

@@ -213,7 +213,7 @@ class Rig:
         self.functions = {
             name: ctypes.CFUNCTYPE(_INT, *kinds)(partial(self._called, name)) for name, kinds in SIGNATURES.items()
         }
-        self._hook = ctypes.CFUNCTYPE(None, _INT)(self.step)
+        self._hook = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self.step)
         self.bind()
         self.engine = self._engine()
         self._find()
@@ -310,19 +310,19 @@ class Rig:
         finally:
             self.core.set_hook(0)
 
-    def step(self, number: int) -> None:
+    def step(self, name: bytes) -> None:
         """One step is about to be taken."""
         case, last = self.case, self.log[-1] if self.log else ""
         if case.is_orphaned and last == case.orphans_at:
             self.orphan()
         happens = case.at_announce if last == "announce" else {}
-        self.log.append(self.core.STEPS[number])
+        self.log.append(name.decode())
         if self.log[-1] == "sleep":
             happens = case.meanwhile
         if case.announcer == "leaves" and self.log.count("guard.check") == 2:  # behind the first pause
             self.line._hazards[2] = 2
-        for name, value in happens.items():
-            self.put(name, value)
+        for word, value in happens.items():
+            self.put(word, value)
 
     def call(self) -> tuple[list[str], str]:
         """The steps of the case's call, and how it ended: its result, or the name of its error."""

@@ -204,8 +204,8 @@ def test_an_event_that_breaks_during_a_record_is_said(run: Any) -> None:
 def test_each_slice_of_a_sleep_ends_with_the_looks_of_who_lives(
     run: Any, monkeypatch: pytest.MonkeyPatch, call: str, who: str
 ) -> None:
-    def step(rig: Rig, number: int) -> None:
-        take(rig, number)
+    def step(rig: Rig, name: bytes) -> None:
+        take(rig, name)
         if rig.log.count("sleep") == 2 and rig.log[-1] == "sleep":
             if who == "recorder":
                 rig.hold(rig.board.session(1), DIED)

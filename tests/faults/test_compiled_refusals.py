@@ -128,8 +128,8 @@ def rig(tmp_path: Path) -> Iterator[Callable[[str], Rig]]:
 def test_what_the_driver_refuses_is_raised_and_not_said_to_be_done(
     refusal: Refusal, rig: Callable[[str], Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def step(made: Rig, number: int) -> None:
-        take(made, number)
+    def step(made: Rig, name: bytes) -> None:
+        take(made, name)
         if made.log[-1] == refusal.since:
             made.results[refusal.function] = _UNKNOWN
 

@@ -16,13 +16,13 @@ _kept: list[Any] = []  # another thread may still be inside of one
 @contextmanager
 def at_step(name: str, call: Callable[[], object], behind: int = 0) -> Iterator[None]:
     """`call` comes once, on this thread, before the core takes its next step of that name, behind so many others."""
-    number, thread, left = core.STEPS.index(name), threading.get_ident(), [call] + behind * [lambda: None]
+    thread, left = threading.get_ident(), [call] + behind * [lambda: None]
 
-    def step(taken: int) -> None:
-        if taken == number and left and threading.get_ident() == thread:
+    def step(taken: bytes) -> None:
+        if taken.decode() == name and left and threading.get_ident() == thread:
             left.pop()()
 
-    hook = ctypes.CFUNCTYPE(None, ctypes.c_int)(step)
+    hook = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(step)
     _kept.append(hook)
     core.set_hook(ctypes.cast(hook, ctypes.c_void_p).value)
     try:

@@ -53,13 +53,13 @@ cdef class Chain:
     cdef list entries_of(self, int64_t generation, uint64_t stream, waits):
         """What a record will depend on; empty if that is nothing. The looks may run anybody's code: no lock is held."""
         cdef Queries view = self.view()
-        cdef uint64_t own = view.load(LOAD_RECORDER, RECORDER) & 0xFFFF
+        cdef uint64_t own = view.load(RECORDER) & 0xFFFF
         cdef Wait wait
         cdef Entry entry
         if self.loss is not None:
             raise self.loss.error(view.name, view.label, generation)
         known, found = [], []
-        step(LOAD_NEWEST)
+        step(b"load newest")
         newest = ipcsync_load(view.sessions.header + NEWEST)  # before the looks that follow
         for wait in waits:
             if wait.view is view:
@@ -78,7 +78,7 @@ cdef class Chain:
         if known:
             drop(known)
         if MISTAKE == 10:
-            step(LOAD_NEWEST)
+            step(b"load newest")
             newest = ipcsync_load(view.sessions.header + NEWEST)
         self.newest = newest
         for entry in found:
@@ -91,7 +91,7 @@ cdef class Chain:
     cdef bint commit(self, int64_t generation, int64_t last, list found) except -1:
         """Store what the records of `generation` to `last` will depend on, before they are made."""
         cdef Queries view = self.view()
-        cdef uint64_t own = view.load(LOAD_RECORDER, RECORDER) & 0xFFFF
+        cdef uint64_t own = view.load(RECORDER) & 0xFFFF
         cdef Entry entry, held
         view.enter_state()
         try:
@@ -135,8 +135,7 @@ cdef class Chain:
         if view.dependencies.first_unsettled() == 0:
             view.dependencies.store_first(generation)
         else:
-            step(FENCE)
-            ipcsync_fence()
+            fence()
 
     cdef object outcome_of_wait(self, Wait wait):
         """As `Wait.known_outcome`; an event of this session itself counts unless it depends on something."""
@@ -155,7 +154,7 @@ cdef class Chain:
 
     cdef bint is_own(self, Wait wait):
         cdef Queries theirs = wait.view
-        return theirs.load(LOAD_RECORDER, RECORDER) == self.view().load(LOAD_RECORDER, RECORDER) and self.is_here(theirs)
+        return theirs.load(RECORDER) == self.view().load(RECORDER) and self.is_here(theirs)
 
     cdef object evidence_of(self, Wait wait, uint64_t own):
         """The bits of the sessions that a wait depends on; of `own` if only this recorder can resolve it."""
@@ -166,13 +165,13 @@ cdef class Chain:
     cdef object find_evidence(self, Wait wait):
         cdef Queries theirs = wait.view
         cdef uint64_t bits[MOST_BITS]
-        cdef uint64_t serial = theirs.load(LOAD_RECORDER, RECORDER)
+        cdef uint64_t serial = theirs.load(RECORDER)
         if not self.is_here(theirs) or serial == 0 or theirs.last() < wait.generation:
             return None
         if theirs.node:
             return None  # the bridge records a mirror here, and outlives the recorder on the other node
         found = 0
-        if serial != self.view().load(LOAD_RECORDER, RECORDER):
+        if serial != self.view().load(RECORDER):
             if not theirs.sessions.is_live(serial) or not theirs.recorder_lives():
                 return None
             found = bit_of(serial & 0xFFFF)
@@ -191,7 +190,7 @@ cdef class Chain:
         cdef int64_t settled, first = FOREVER
         cdef Py_ssize_t count = len(self.entries)
         cdef bint are_good = self.loss is None and view.dependencies.are_good(
-            view.load(LOAD_RECORDER, RECORDER) & 0xFFFF, NULL
+            view.load(RECORDER) & 0xFFFF, NULL
         )
         self.is_stored = False
         for key, entry in list(self.entries.items()):

@@ -31,7 +31,7 @@ cdef enum:
     WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
 include "words.pxi"         # the board's words
-include "steps.pxi"         # the names of the steps, and the hook
+include "steps.pxi"         # the steps, and the hook
 include "driver.pxi"        # the driver's functions
 include "parking.pxi"       # waits of the host
 include "locks.pxi"         # the locks

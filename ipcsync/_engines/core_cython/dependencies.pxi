@@ -43,16 +43,14 @@ cdef class Dependencies:
         self.slice_ns = LONGEST_PAUSE_NS
 
     cdef inline int64_t first_unsettled(self) noexcept nogil:
-        step(LOAD_FIRST_DEPENDENT)
-        return max(<int64_t>(ipcsync_load(self.place + FIRST_DEPENDENT) - self.base), 0)
+        return max(<int64_t>(load(self.place, FIRST_DEPENDENT) - self.base), 0)
 
     cpdef bint depends(self, int64_t generation) noexcept nogil:
         """Whether `generation` depends on something that its recorder has not settled."""
         return 0 < self.first_unsettled() <= generation
 
     cdef inline int64_t first_lost(self) noexcept nogil:
-        step(LOAD_LOST)
-        return max(<int64_t>(ipcsync_load(self.place + LOST) - self.base), 0)
+        return max(<int64_t>(load(self.place, LOST) - self.base), 0)
 
     cpdef bint is_lost(self, int64_t generation) noexcept nogil:
         """Whether the recorder has said that `generation` is lost."""
@@ -66,9 +64,8 @@ cdef class Dependencies:
         cdef uint64_t bits[MOST_BITS]
         cdef uint64_t valid_as_of, index, rest
         cdef int word
-        step(LOAD_VALID_AS_OF)
-        valid_as_of = ipcsync_load(self.place + VALID_AS_OF)
-        step(LOAD_BITS)
+        valid_as_of = load(self.place, VALID_AS_OF)
+        step(b"load bits")
         for word in range(self.bit_words):
             bits[word] = ipcsync_load(self.bits + word)
         for word in range(self.bit_words):
@@ -126,30 +123,23 @@ cdef class Dependencies:
             after = PyLong_AsUnsignedLongLongMask(number) | (before if adds else 0)
             number = number >> 64 if number else 0
             if after != before:
-                step(STORE_BITS)
+                step(b"store bits")
                 ipcsync_store(self.bits + word, after)
 
     cdef void store_first(self, int64_t generation) noexcept nogil:
         """Store the first generation that depends on something, 0 for none; after the bits, before its record."""
-        step(STORE_FIRST_DEPENDENT)
-        ipcsync_store(self.place + FIRST_DEPENDENT, self.base + generation if generation else 0)
-        step(FENCE)
-        ipcsync_fence()  # before the driver's call: a GPU may show the record without this thread
+        store(self.place, FIRST_DEPENDENT, self.base + generation if generation else 0)
+        fence()  # before the driver's call: a GPU may show the record without this thread
 
     cdef void store_valid_as_of(self, uint64_t newest) noexcept nogil:
-        step(STORE_VALID_AS_OF)
-        ipcsync_store(self.place + VALID_AS_OF, newest)
+        store(self.place, VALID_AS_OF, newest)
 
     cdef void lose(self, int64_t generation, uint64_t root_cause) noexcept nogil:
         """Store that everything from `generation` on is lost, and by whose end; then wake the waiters."""
-        step(STORE_ROOT_CAUSE)
-        ipcsync_store(self.place + ROOT_CAUSE, root_cause)
-        step(STORE_LOST)
-        ipcsync_store(self.place + LOST, self.base + generation)
-        step(FENCE)
-        ipcsync_fence()
-        step(WAKE)
-        ipcsync_futex_wake(self.place + RECORDED, False, 0x7FFFFFFF)
+        store(self.place, ROOT_CAUSE, root_cause)
+        store(self.place, LOST, self.base + generation)
+        fence()
+        wake_all(self.place)
 
     # --- for Python ---------------------------------------------------------------------------------------------------
 
@@ -171,10 +161,8 @@ cdef object number_of(const uint64_t *bits, int words):
 
 cdef inline bint sleep_on(uint64_t *place, uint64_t recorded, int64_t ns) noexcept nogil:
     """Sleep while the line's `recorded` is that; whether a signal ended it. From then on each record wakes waiters."""
-    step(LOAD_AWAITED)
     # It stays 1: each store takes the line from the recorder's cache.
-    if MISTAKE != 12 and ipcsync_load(place + AWAITED) == 0:
-        step(STORE_AWAITED)
-        ipcsync_store(place + AWAITED, 1)
-    step(SLEEP)
+    if load(place, AWAITED) == 0 and MISTAKE != 12:
+        store(place, AWAITED, 1)
+    step(b"sleep")
     return ipcsync_futex_wait(place + RECORDED, False, <uint32_t>recorded, ns)

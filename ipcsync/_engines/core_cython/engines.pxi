@@ -3,9 +3,6 @@
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
-cdef enum:
-    NOT_READY = 600
-
 cdef struct Refusal:  # the driver's errors from calls of which the stream may have work all the same; 0: none
     int wait
     int write
@@ -72,7 +69,7 @@ cdef class EventEngine:
 
     cdef int wait(self, Streams use, Handle stream, int64_t generation) noexcept nogil:
         """Have the stream wait for `generation`; the driver's result."""
-        step(STREAM_WAIT)
+        step(b"cuStreamWaitEvent")
         return cuStreamWaitEvent(stream, use.event(generation), 0)
 
     cdef int follow(self, Streams use, Handle stream, Marker *last) noexcept nogil:
@@ -82,7 +79,7 @@ cdef class EventEngine:
     cdef void record(
         self, Streams use, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal
     ) noexcept nogil:
-        step(EVENT_RECORD)
+        step(b"cuEventRecord")
         refusal.record = cuEventRecord(use.event(generation), handle)
 
     cdef int64_t harvest(self, Queries use) except -1 nogil:
@@ -118,14 +115,14 @@ cdef class TimelineEngine(EventEngine):
         cdef uint64_t count
         if use.is_complete(generation):
             return 1
-        count = use.load(LOAD_COMPLETED, COMPLETED)
+        count = use.load(COMPLETED)
         if <int64_t>(count - use.base) < generation:
             return 2
         # Released or broken, which the caller sees; else it depends on something.
         return count != INT64_MAX and not use.is_broken()
 
     cdef int wait(self, Streams use, Handle stream, int64_t generation) noexcept nogil:
-        step(WAIT_VALUE)
+        step(b"cuStreamWaitValue64")
         return cuStreamWaitValue64(stream, use._address, use.base + generation, use._flags)
 
     cdef int follow(self, Streams use, Handle stream, Marker *last) noexcept nogil:
@@ -134,12 +131,12 @@ cdef class TimelineEngine(EventEngine):
     cdef void record(
         self, Streams use, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal
     ) noexcept nogil:
-        step(WRITE_VALUE)
+        step(b"cuStreamWriteValue64")
         refusal.write = cuStreamWriteValue64(handle, use._address, use.base + generation, 0)
         refusal.record = use.mark(handle, stream)
 
     cdef int64_t harvest(self, Queries use) except -1 nogil:
-        cdef uint64_t count = use.load(LOAD_COMPLETED, COMPLETED)
+        cdef uint64_t count = use.load(COMPLETED)
         return -2 if count == INT64_MAX else min(<int64_t>(count - use.base), use._recorded)
 
 

@@ -13,7 +13,7 @@ cdef class LaneRecords(Steps):
         while index < count:
             core = <Core>uses[index].core
             if uses[index].is_in:
-                step(LOCK)
+                step(b"lock")
                 if not core.calls.take():
                     self.give_turns(uses, index)
                     index = 0

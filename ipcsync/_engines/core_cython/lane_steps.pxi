@@ -77,7 +77,7 @@ cdef class Steps:
         cdef Operation *at = self.operations
         cdef int result = 0
         while at < end and result == 0:
-            step(BATCH)
+            step(b"cuStreamBatchMemOp")
             result = cuStreamBatchMemOp(stream, min(<int>MOST_OPERATIONS, <int>(end - at)), at, 0)
             at += MOST_OPERATIONS
         return result

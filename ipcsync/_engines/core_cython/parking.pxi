@@ -1,10 +1,91 @@
-# How the host waits for GPU work: `parking.h`, for Python.
+# How the host waits for GPU work: it looks, and sleeps in between.
+#
+# CUDA's own wait cannot be bounded or interrupted, one for work of a process that died may never end, and one for an
+# interprocess event burns a core. So nobody waits in the driver for a point. Who waits looks and sleeps as `patience.h`
+# plans it, on the slot's `completed` word, on which a break wakes it at once.
 
-cdef extern from "parking.h" nogil:
+cdef extern from "patience.h" nogil:
     struct patience:
         pass
-    int await_work(
-        void *event, const uint64_t *word, uint64_t wanted, const uint64_t *state, uint64_t broken, int64_t began,
-        int64_t until, patience *last
-    )
-    void bind_parking(void *query, void *exchange_mode)
+    struct plan:
+        bint may_look
+    plan plan_of(const patience *last, int64_t sleep_ns)
+    int64_t pause_of(const plan *plan, int64_t took)
+    void learn(patience *last, const plan *plan, int64_t took, int64_t blind)
+    void interrupt(patience *last)
+
+cdef enum:
+    NOT_READY = 600
+    RELAXED = 2  # of the capture modes
+    LOOK_STALLED_NS = 50000  # who took that long for a look had to yield the processor
+
+cdef int64_t sleep_ns = 100000  # how long the shortest sleep takes here
+
+
+cdef void measure_sleep() noexcept:
+    global sleep_ns
+    cdef uint32_t word = 0
+    cdef int64_t began
+    for _ in range(5):
+        began = ipcsync_now()
+        ipcsync_futex_wait(&word, True, 0, 1000)
+        sleep_ns = min(sleep_ns, ipcsync_now() - began)
+    sleep_ns = max(sleep_ns, 20000)
+
+
+cdef int query_relaxed(Handle event) noexcept nogil:
+    """The driver's answer about an event, in relaxed capture mode, since another thread may capture: 0 if complete."""
+    cdef int mode = RELAXED
+    cdef bint is_relaxed = cuThreadExchangeStreamCaptureMode(&mode) == 0
+    cdef int result = cuEventQuery(event)
+    if is_relaxed:
+        cuThreadExchangeStreamCaptureMode(&mode)
+    return result
+
+
+cdef bint await_work(
+    Handle event, const uint64_t *word, uint64_t wanted, const uint64_t *state, int64_t began, int64_t until,
+    patience *last
+) noexcept nogil:
+    """Wait until the driver says that `event` is complete, or the word has reached `wanted`, which is looked at all the
+    same: the event may be another generation's by now. Without an event only for the word. The wait began at `began`,
+    maybe with an earlier call.
+
+    Whether to look; else `until` passed, a signal came, the slot is broken, or the driver has an error, which the
+    caller's next call meets.
+    """
+    cdef plan how = plan_of(last, sleep_ns)
+    cdef int64_t before, now = ipcsync_now(), pause = 1
+    cdef uint64_t seen
+    cdef int error, mode = RELAXED, slack = 0
+    cdef bint is_there, has_waited = False, is_interrupted = False
+    cdef bint is_relaxed = event != NULL and cuThreadExchangeStreamCaptureMode(&mode) == 0
+    while True:
+        seen = ipcsync_load(word)
+        is_there = <int64_t>(seen - wanted) >= 0
+        error = NOT_READY if is_there or event == NULL else cuEventQuery(event)
+        is_there = is_there or error == 0
+        if is_there or error != NOT_READY or is_interrupted or ipcsync_load(state) == BROKEN:
+            break
+        before, now = now, ipcsync_now()
+        if now >= until:
+            break
+        has_waited = True
+        if pause == 0 and now - before > LOOK_STALLED_NS:
+            interrupt(last)
+            how.may_look = False
+        pause = pause_of(&how, now - began)
+        if pause == 0:
+            continue
+        pause = min(pause, until - now)
+        if slack == 0:  # else each sleep would end late by that much
+            slack = ipcsync_slack(1)
+        is_interrupted = ipcsync_futex_wait(<void *>word, False, <uint32_t>seen, pause)
+    if slack > 0:
+        ipcsync_slack(slack)
+    if is_relaxed:
+        cuThreadExchangeStreamCaptureMode(&mode)
+    if is_there and has_waited:
+        before, now = now, ipcsync_now()
+        learn(last, &how, now - began, now - before)
+    return is_there

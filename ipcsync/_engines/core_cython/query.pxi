@@ -14,7 +14,7 @@ cdef class Queries(Streams):
             return self.is_on_board(generation)
         if not self.enter_driver(generation, patience_s):
             return 0
-        step(EVENT_QUERY)
+        step(b"cuEventQuery")
         result = self.engine.query(self, generation)
         ipcsync_add(&self.sleepers, -1)
         if result != 0 and result != NOT_READY:
@@ -51,7 +51,7 @@ cdef class Queries(Streams):
             if self.is_recorder:
                 if self.is_complete_now(generation):
                     return True
-                self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))  # it may have to resolve others first
+                self.dependencies.ring(self.load(RECORDER))  # it may have to resolve others first
                 return False
             if MISTAKE != 12 and not self.is_clear(generation):
                 return False
@@ -145,7 +145,7 @@ cdef class Queries(Streams):
         cdef int64_t left, now, last = 0
         cdef bint is_interrupted
         while True:
-            recorded = self.load(LOAD_RECORDED, RECORDED)
+            recorded = self.load(RECORDED)
             if <int64_t>(recorded - self.base) >= generation:
                 return self.check_open()
             self.check_finished(generation)
@@ -155,7 +155,7 @@ cdef class Queries(Streams):
                 return False
             last = last or now
             is_interrupted = sleep_on(self.place, recorded, min(left, <int64_t>SLICE_NS))
-            if self.load(LOAD_RECORDED, RECORDED) == recorded:
+            if self.load(RECORDED) == recorded:
                 last = self.end_slice(generation, last, is_interrupted)
 
     cdef int64_t end_slice(self, int64_t generation, int64_t last, bint is_interrupted) except -1 nogil:
@@ -204,10 +204,9 @@ cdef class Queries(Streams):
         cdef int found = self.engine.begin_sleep(self, generation, &event)
         if found != 2:
             return found
-        step(AWAIT_WORK)
+        step(b"await work")
         is_there = await_work(
-            event, self.place + COMPLETED, self.base + generation, self.place + STATE, BROKEN, began, until,
-            &self.patience
+            event, self.place + COMPLETED, self.base + generation, self.place + STATE, began, until, &self.patience
         )
         if event != NULL:
             ipcsync_add(&self.sleepers, -1)
@@ -247,7 +246,7 @@ cdef class Queries(Streams):
     cdef bint says_complete(self, int64_t generation) except -1 nogil:
         """Whether the driver calls a record of this session complete."""
         cdef int result
-        step(EVENT_QUERY)
+        step(b"cuEventQuery")
         if not self.has_import(generation):
             return False
         result = self.engine.query(self, generation)
@@ -269,8 +268,7 @@ cdef class Queries(Streams):
         if not self.engine.has_ring or done <= self._completed or self.is_orphaned():
             return False
         if not self.is_broken():
-            step(STORE_COMPLETED)
-            ipcsync_store(self.place + COMPLETED, self.base + done)
+            store(self.place, COMPLETED, self.base + done)
         self._completed = done
         self.note(done)
         return True

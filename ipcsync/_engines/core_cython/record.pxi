@@ -61,14 +61,14 @@ cdef class Records(Waits):
             return CAPTURES
         if self._begun == self._recorded and not self.find_room(self._recorded + 1):
             return NO_ROOM
-        step(GET_ID)
+        step(b"cuStreamGetId")
         if cuStreamGetId(handle, &id) != 0:
             return NO_ID
         stream[0] = id
         if not is_ours and not self.is_of_device(id):
             return UNKNOWN
         if MISTAKE != 5:
-            step(LOCK)
+            step(b"lock")
             if not self.calls.take():
                 return BUSY
         next = self._begun if self._begun != self._recorded else self._recorded + 1
@@ -85,7 +85,7 @@ cdef class Records(Waits):
 
     cdef inline int give_turn(self, int found) noexcept nogil:
         if MISTAKE != 5:
-            step(UNLOCK)
+            step(b"unlock")
             self.calls.give()
         return found
 
@@ -209,18 +209,15 @@ cdef class Records(Waits):
             self.next_recent = (self.next_recent + 1) % RECENT
 
     cdef inline void publish_record(self, int64_t generation) noexcept nogil:
-        step(STORE_RECORDED)
-        ipcsync_store(self.place + RECORDED, self.base + generation)
+        store(self.place, RECORDED, self.base + generation)
         if MISTAKE != 6:
-            step(FENCE)
-            ipcsync_fence()  # before the looks at `state` and at who waits: those store, then look what is recorded
+            fence()  # before the looks at `state` and at who waits: those store, then look what is recorded
 
     cdef inline bint is_awaited(self) noexcept nogil:
-        return self.load(LOAD_AWAITED, AWAITED) != 0 or self.load(LOAD_FOLLOWED, FOLLOWED) != 0
+        return self.load(AWAITED) != 0 or self.load(FOLLOWED) != 0
 
     cdef inline void wake(self) noexcept nogil:
-        step(WAKE)
-        ipcsync_futex_wake(self.place + RECORDED, False, 0x7FFFFFFF)
+        wake_all(self.place)
 
     cdef int64_t try_record(self, uintptr_t address) except -1:
         """Record on a stream that this use knows; 0, and nothing is changed, if it does not."""
@@ -240,11 +237,10 @@ cdef class Records(Waits):
         """Whether another process may be about to queue a wait on a CUDA event that is about to be recorded again."""
         cdef const uint64_t *words = <const uint64_t *>self.hazards
         cdef uint64_t word
-        step(FENCE)
-        ipcsync_fence()  # behind the store of `completed`: who announces later sees that
-        if self.load(LOAD_ANNOUNCED, ANNOUNCED) == 0:
+        fence()  # behind the store of `completed`: who announces later sees that
+        if self.load(ANNOUNCED) == 0:
             return False
-        step(LOAD_HAZARDS)
+        step(b"load hazards")
         for word in range((self.sessions.sessions + 7) // 8):
             if ipcsync_has_odd(ipcsync_load(words + word)):
                 return True
@@ -317,7 +313,7 @@ cdef class Records(Waits):
             self.guard.check_liveness()
             self.look_for_room()
             if found == 1 and oldest > self._completed:  # it depends on something that is not resolved yet
-                self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))
+                self.dependencies.ring(self.load(RECORDER))
                 with nogil:
                     self.dependencies.pause(deadline)
         return True

@@ -104,7 +104,7 @@ cdef class Core(Records):
         ended, or its own, counts: one that is silent may release it with a watermark yet. A dead process's late write
         may lower the word, so this is repeated.
         """
-        if self.engine.has_ring or self.load(LOAD_COMPLETED, COMPLETED) == INT64_MAX:
+        if self.engine.has_ring or self.load(COMPLETED) == INT64_MAX:
             return
         if self.guard.coordinator_is_alive():
             return
@@ -113,7 +113,7 @@ cdef class Core(Records):
 
     def is_drained(self):
         """Whether this use is a recorder's and all its records are complete; other work may still be queued."""
-        cdef uint64_t state = self.load(LOAD_STATE, STATE)
+        cdef uint64_t state = self.load(STATE)
         if not self.is_recorder or self.is_unused or state not in (OPEN, CLOSED):
             return False
         if not self.guard.coordinator_is_alive() or not self.calls.take():  # then the driver must not be asked
@@ -127,7 +127,7 @@ cdef class Core(Records):
 
     cdef bint is_drained_now(self) except -1:
         """Whether all that was recorded here is complete. With the turn."""
-        cdef uint64_t state = self.load(LOAD_STATE, STATE)
+        cdef uint64_t state = self.load(STATE)
         self.open_pending()
         if self.engine.has_ring and self._begun != self._recorded and not self.says(self._begun):
             return False
@@ -137,13 +137,13 @@ cdef class Core(Records):
             return False
         if self.chain.first <= self._recorded:  # what is left of a record that was refused is never settled
             return False
-        return self.load(LOAD_COMPLETED, COMPLETED) >= self.base + self._recorded
+        return self.load(COMPLETED) >= self.base + self._recorded
 
     cdef bint resolve_waits(self) except -1:
         """Whether each wait that was queued for this slot has an outcome; the streams have passed all of them."""
         for wait in waits_on(self):
             if wait.resolved() is None:
-                self.dependencies.ring(self.load(LOAD_RECORDER, RECORDER))
+                self.dependencies.ring(self.load(RECORDER))
                 return False
         return True
 

@@ -25,12 +25,12 @@ cdef class Sessions:
 
     cdef inline bint coordinator_is_good(self) noexcept nogil:
         """Whether the coordinator is known to serve; False too if the kernel is to be asked."""
-        step(COORDINATOR)
+        step(b"coordinator?")
         return self.has_mark and self.header_is_good()
 
     cdef inline bint lives(self, uint64_t serial) noexcept nogil:
         """Whether the session `serial` is known to live, by its line; False too if the kernel is to be asked."""
-        step(ALIVE)
+        step(b"recorder alive?")
         if (serial & 0xFFFF) >= self.sessions:
             return False
         cdef const uint64_t *line = self.line(serial)
@@ -46,7 +46,7 @@ cdef class Sessions:
 
     cdef inline bint session_is_good(self, uint64_t index, uint64_t valid_as_of) noexcept nogil:
         """Whether that line's session lives, and is among the first `valid_as_of` sessions."""
-        step(SESSION_GOOD)
+        step(b"session good?")
         if index >= self.sessions:
             return False
         cdef const uint64_t *line = self.line(index)
@@ -79,7 +79,7 @@ cdef class SessionCheck(Sessions):
         self.good_until = -1
 
     cdef inline bint is_good(self) noexcept nogil:
-        step(GUARD)
+        step(b"guard.check")
         return (
             self.fork_mark[0]
             and ipcsync_load(self.state_and_serial) == self.live[0]

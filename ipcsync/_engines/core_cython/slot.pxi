@@ -80,19 +80,18 @@ cdef class Slot:
 
     # --- words of the board -------------------------------------------------------------------------------------------
 
-    cdef inline uint64_t load(self, Step name, int word) noexcept nogil:
-        step(name)
-        return ipcsync_load(self.place + word)
+    cdef inline uint64_t load(self, int word) noexcept nogil:
+        return load(self.place, word)
 
     cdef inline int64_t last(self) noexcept nogil:
         """The last generation recorded, by whichever session; below 0 before the use's first word."""
-        return <int64_t>(self.load(LOAD_RECORDED, RECORDED) - self.base)
+        return <int64_t>(self.load(RECORDED) - self.base)
 
     cdef inline bint is_open(self) noexcept nogil:
-        return self.load(LOAD_STATE, STATE) == OPEN
+        return self.load(STATE) == OPEN
 
     cdef inline bint is_broken(self) noexcept nogil:
-        return self.load(LOAD_STATE, STATE) == BROKEN
+        return self.load(STATE) == BROKEN
 
     cdef inline bint closed(self) noexcept nogil:
         """Whether this use was closed here.
@@ -100,7 +99,7 @@ cdef class Slot:
         Asked *after* words of the board were read, it also proves that they were this use's: the slot is reused only
         once this process has closed and released it.
         """
-        step(OWN_CLOSED)
+        step(b"own is_closed")
         return self.is_closed
 
     cdef inline int64_t known(self) noexcept nogil:
@@ -112,10 +111,10 @@ cdef class Slot:
 
     cdef int64_t board_completed(self) noexcept nogil:
         """Up to where the board says that all is complete."""
-        cdef uint64_t count = self.load(LOAD_COMPLETED, COMPLETED)  # before the state, which shows that it was released
+        cdef uint64_t count = self.load(COMPLETED)  # before the state, which shows that it was released
         cdef int64_t first, done
         if self.is_broken() or count == INT64_MAX:
-            count = self.load(LOAD_WATERMARK, WATERMARK)
+            count = self.load(WATERMARK)
         done = <int64_t>(count - self.base)
         if self.engine.has_ring:
             return done
@@ -126,14 +125,14 @@ cdef class Slot:
         if not self.is_broken() and not self.is_clear(done):
             return first - 1
         # An event may break between any two of these looks: then its watermark says what counts, and not its word.
-        return <int64_t>(self.load(LOAD_WATERMARK, WATERMARK) - self.base) if self.is_broken() else done
+        return <int64_t>(self.load(WATERMARK) - self.base) if self.is_broken() else done
 
     cdef bint is_clear(self, int64_t generation) noexcept nogil:
         """Whether all is well with what `generation` depends on; else its recorder is asked to resolve."""
         cdef uint64_t recorder
         if not self.dependencies.depends(generation):
             return True
-        recorder = self.load(LOAD_RECORDER, RECORDER)
+        recorder = self.load(RECORDER)
         if self.dependencies.is_clear(recorder):
             return True
         self.dependencies.ring(recorder)
@@ -192,7 +191,7 @@ cdef class Slot:
             self.session.slowly()
         if self.closed():
             self.raise_closed()
-        if self.load(LOAD_INCARNATION, INCARNATION) != self.incarnation:
+        if self.load(INCARNATION) != self.incarnation:
             self.raise_gone()
         return True
 
@@ -217,7 +216,7 @@ cdef class Slot:
 
     cdef bint recorder_lives(self) except -1 nogil:
         """Whether the recorder's process lives; True while there is no recorder."""
-        cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)
+        cdef uint64_t serial = self.load(RECORDER)
         if serial == 0:
             self.note_nobody()
             return True
@@ -244,7 +243,7 @@ cdef class Slot:
         if self.session is None or not self.session.is_good() or not self.sessions.coordinator_is_good():
             with gil:
                 self.guard.check_liveness()
-        if self.closed() or self.load(LOAD_INCARNATION, INCARNATION) != self.incarnation:
+        if self.closed() or self.load(INCARNATION) != self.incarnation:
             with gil:
                 self.check_use()
         return self.check_recorder(generation)
@@ -266,7 +265,7 @@ cdef class Slot:
 
     cdef bint check_finished(self, int64_t generation) except -1 nogil:
         """Raise RecorderLost if `generation` is not complete and never will be: broken, or closed before it."""
-        cdef uint64_t state = self.load(LOAD_STATE, STATE)
+        cdef uint64_t state = self.load(STATE)
         self.check_open()
         if state == OPEN:
             self.is_clear(generation)  # asks the recorder: a stuck stream must not hide a loss
@@ -291,7 +290,7 @@ cdef class Slot:
     @property
     def recorder(self):
         """The serial of the session that records, 0 while there is none."""
-        return self.load(LOAD_RECORDER, RECORDER)
+        return self.load(RECORDER)
 
     @property
     def recorded_here(self):
@@ -342,7 +341,7 @@ cdef class Slot:
         cdef uint64_t state
         if generation <= self.known() or self.is_on_board(generation):
             return True
-        state = self.load(LOAD_STATE, STATE)
+        state = self.load(STATE)
         if (
             state == BROKEN
             or (state == CLOSED and generation > max(self.last(), 0))

@@ -1,34 +1,37 @@
-# The steps of a shortcut, by name: each is given to `hook`, which is null but in tests, before it is taken.
+# The steps of a call: the name of each is given to `hook`, which is null but in tests, before it is taken.
 
-cdef enum Step:
-    GUARD, OWN_CLOSED, LOAD_INCARNATION, LOAD_STATE, LOAD_RECORDER, LOAD_RECORDED, LOAD_COMPLETED, ALIVE, COORDINATOR
-    CAPTURING, GET_ID, LOCK, UNLOCK, EVENT_RECORD, MARK, STREAM_WAIT, WRITE_VALUE, WAIT_VALUE, EVENT_QUERY
-    STORE_RECORDED, FENCE, STORE_COMPLETED, WAKE, SLEEP, LOAD_FIRST_DEPENDENT, LOAD_LOST, AWAIT_WORK
-    LOAD_NEWEST, LOAD_VALID_AS_OF, LOAD_BITS, SESSION_GOOD, STORE_BITS, STORE_VALID_AS_OF, STORE_FIRST_DEPENDENT
-    LOAD_AWAITED, STORE_AWAITED, LOAD_FOLLOWED, LOAD_ANNOUNCED, STORE_ANNOUNCED, ANNOUNCE, RETRACT, LOAD_HAZARDS
-    LOAD_WATERMARK, GET_FLAGS, STORE_ROOT_CAUSE, STORE_LOST, BATCH
-
-STEPS = (
-    "guard.check", "own is_closed", "load incarnation", "load state", "load recorder", "load recorded",
-    "load completed", "recorder alive?", "coordinator?", "cuStreamIsCapturing", "cuStreamGetId", "lock", "unlock",
-    "cuEventRecord", "mark", "cuStreamWaitEvent", "cuStreamWriteValue64", "cuStreamWaitValue64", "cuEventQuery",
-    "store recorded", "fence", "store completed", "wake", "sleep", "load first_dependent", "load lost", "await work",
-    "load newest", "load valid_as_of", "load bits", "session good?", "store bits", "store valid_as_of",
-    "store first_dependent", "load awaited", "store awaited", "load followed", "load announced", "store announced",
-    "announce", "retract", "load hazards",
-    "load watermark", "cuStreamGetFlags", "store root_cause", "store lost", "cuStreamBatchMemOp",
-)
-
-ctypedef void (*Hook)(int) noexcept nogil
+ctypedef void (*Hook)(const char *) noexcept nogil
 cdef Hook hook = NULL
 
 
 def set_hook(uintptr_t address):
-    """Have the C function there called with the number of each step, before it is taken; 0: none."""
+    """Have the C function there called with the name of each step, before it is taken; 0: none."""
     global hook
     hook = <Hook>address
 
 
-cdef inline void step(Step name) noexcept nogil:
+cdef inline void step(const char *name) noexcept nogil:
     if hook != NULL:
         hook(name)
+
+
+cdef inline uint64_t load(const uint64_t *place, int word) noexcept nogil:
+    """A word of a slot's line."""
+    step(ipcsync_words[word].load)
+    return ipcsync_load(place + word)
+
+
+cdef inline void store(uint64_t *place, int word, uint64_t value) noexcept nogil:
+    step(ipcsync_words[word].store)
+    ipcsync_store(place + word, value)
+
+
+cdef inline void fence() noexcept nogil:
+    step(b"fence")
+    ipcsync_fence()
+
+
+cdef inline void wake_all(uint64_t *place) noexcept nogil:
+    """Wake those who wait for a slot."""
+    step(b"wake")
+    ipcsync_futex_wake(place + RECORDED, False, 0x7FFFFFFF)

@@ -104,7 +104,7 @@ cdef class Streams(Slot):
         """
         cdef int64_t until
         cdef bint is_within = ipcsync_turns(0) > 0
-        step(LOCK)
+        step(b"lock")
         if not self.calls.take():
             if self.calls.mine():
                 self.raise_reentered()
@@ -123,7 +123,7 @@ cdef class Streams(Slot):
         return True
 
     cdef inline void leave_calls(self) noexcept:
-        step(UNLOCK)
+        step(b"unlock")
         ipcsync_turns(-1)
         self.calls.give()
 
@@ -178,7 +178,7 @@ cdef class Streams(Slot):
         """Record the stream's marker behind the work just queued; the driver's result."""
         cdef Marker *marker = self.marker(stream)
         cdef int result
-        step(MARK)
+        step(b"mark")
         result = cuEventRecord(marker.event, handle)
         marker.handle = NULL if result == 0 else handle
         return result
@@ -239,7 +239,7 @@ cdef class Streams(Slot):
         if self.find_list(stream, &key, &known):
             return key
         with nogil:
-            step(GET_FLAGS)
+            step(b"cuStreamGetFlags")
             result = cuStreamGetFlags(handle, &flags)
         if result != 0:
             self.raise_driver(result, "cuStreamGetFlags")
@@ -252,7 +252,7 @@ cdef class Streams(Slot):
 
     cdef inline bint is_usable(self, Handle handle) noexcept nogil:
         cdef int status = 0
-        step(CAPTURING)
+        step(b"cuStreamIsCapturing")
         return cuStreamIsCapturing(handle, &status) == 0 and status == 0
 
     cdef bint check_usable(self, Handle handle, str what) except -1:
@@ -265,7 +265,7 @@ cdef class Streams(Slot):
         cdef unsigned long long stream = 0
         cdef int result
         with nogil:
-            step(GET_ID)
+            step(b"cuStreamGetId")
             result = cuStreamGetId(handle, &stream)
         if result != 0:
             self.raise_driver(result, "cuStreamGetId")
@@ -285,13 +285,3 @@ cdef inline bint is_past(const Marker *marker) noexcept nogil:
     """Whether the stream is past what was queued there, as far as is known; asks the driver."""
     return is_fed(marker) or (marker.handle == NULL and query_relaxed(marker.event) == 0)
 
-
-cdef inline int query_relaxed(Handle event) noexcept nogil:
-    """The driver's answer about an event, in relaxed capture mode, since another thread may capture: 0 if complete."""
-    cdef int mode = 2
-    cdef int result
-    if cuThreadExchangeStreamCaptureMode(&mode) != 0:
-        return cuEventQuery(event)
-    result = cuEventQuery(event)
-    cuThreadExchangeStreamCaptureMode(&mode)
-    return result

@@ -107,7 +107,7 @@ cdef class Waits(Queries):
             if MISTAKE != 14:
                 self.announce()  # from here on its event is recorded again only if it was complete before
             # The recorder stores what is complete before it looks at the hazards.
-            if MISTAKE != 13 and <int64_t>(self.load(LOAD_COMPLETED, COMPLETED) - self.base) >= generation:
+            if MISTAKE != 13 and <int64_t>(self.load(COMPLETED) - self.base) >= generation:
                 found = self.look(generation)
             if MISTAKE == 14:
                 self.announce()
@@ -128,18 +128,16 @@ cdef class Waits(Queries):
         cdef uint8_t *hazard = self.hazards + self.own
         if self.is_recorder or not self.fork_mark[0]:
             return
-        if self.load(LOAD_ANNOUNCED, ANNOUNCED) == 0:  # it stays 1, as `awaited`
-            step(STORE_ANNOUNCED)
-            ipcsync_store(self.place + ANNOUNCED, 1)
-        step(ANNOUNCE)
+        if self.load(ANNOUNCED) == 0:  # it stays 1, as `awaited`
+            store(self.place, ANNOUNCED, 1)
+        step(b"announce")
         ipcsync_store_byte(hazard, <uint8_t>((ipcsync_load_byte(hazard) + 1) | 1))  # never what an earlier one was
-        step(FENCE)
-        ipcsync_fence()
+        fence()
 
     cdef inline void retract(self) noexcept nogil:
         cdef uint8_t *hazard = self.hazards + self.own
         if not self.is_recorder and self.fork_mark[0]:
-            step(RETRACT)
+            step(b"retract")
             if ipcsync_load_byte(hazard) & 1:
                 ipcsync_store_byte(hazard, <uint8_t>(ipcsync_load_byte(hazard) + 1))
 
@@ -175,7 +173,7 @@ cdef class Waits(Queries):
         with nogil:
             if self.look_before(handle, generation, FOREVER, False) == 1:
                 return True
-            step(GET_ID)
+            step(b"cuStreamGetId")
             result = cuStreamGetId(handle, &stream)
         if result != 0 or not self.find_list(stream, &key, &ordinal):
             return False

@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,6 +11,17 @@
 #ifndef MISTAKE
 #define MISTAKE 0 /* the tests plant some, to see that they are found */
 #endif
+
+/* What an access of each word of a slot's line is called. */
+struct ipcsync_names {
+    const char *load, *store;
+};
+#define WORD(name) {"load " name, "store " name}
+static const struct ipcsync_names ipcsync_words[] = {
+    WORD("incarnation"), WORD("state"), WORD("recorder"), WORD("watermark"), {0}, {0}, WORD("awaited"), WORD("followed"),
+    WORD("recorded"), WORD("completed"), WORD("first_dependent"), WORD("valid_as_of"), WORD("lost"), WORD("root_cause"),
+    WORD("announced"),
+};
 
 static inline uint64_t ipcsync_load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 static inline void ipcsync_store(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
@@ -65,6 +77,12 @@ static inline int ipcsync_turns(int more) { return turns += more; }
 static inline void ipcsync_pause(int64_t ns) {
     struct timespec limit = {ns / 1000000000LL, ns % 1000000000LL};
     nanosleep(&limit, NULL);
+}
+/* Have the thread's sleeps end late by so many ns at most; what it was. */
+static inline int ipcsync_slack(int ns) {
+    int before = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, ns, 0, 0, 0);
+    return before;
 }
 static inline void ipcsync_add(int *count, int value) { __atomic_add_fetch(count, value, __ATOMIC_ACQ_REL); }
 static inline int ipcsync_lowest(uint64_t bits) { return __builtin_ctzll(bits); }

@@ -4,6 +4,10 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintpt
 
 cdef extern from "words.h" nogil:
     const int MISTAKE
+    struct ipcsync_names:
+        const char *load
+        const char *store
+    const ipcsync_names ipcsync_words[]
     uint64_t ipcsync_load(const uint64_t *word)
     void ipcsync_store(uint64_t *word, uint64_t value)
     uint8_t ipcsync_load_byte(const uint8_t *byte)
@@ -22,6 +26,7 @@ cdef extern from "words.h" nogil:
     bint ipcsync_futex_wait(void *word, bint private, uint32_t seen, int64_t ns)
     int ipcsync_turns(int more)
     void ipcsync_pause(int64_t ns)
+    int ipcsync_slack(int ns)
     void ipcsync_add(int *count, int value)
     uint64_t ipcsync_thread()
     int ipcsync_lowest(uint64_t bits)
