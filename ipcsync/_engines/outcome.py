@@ -79,25 +79,18 @@ class Outcome(Core):
         if self.dependencies.is_lost(generation):
             root_cause = self.line.root_cause
             return Loss("behind", root_cause, *self.board.who(root_cause), node=self.node)
+        cause: Cause = "died"
+        reason: str | None = None
+        state = self.line.state
+        if state == BROKEN:
+            cause, reason = "expired" if self.line.has_expired else "died", self.line.reason or None
+        elif state == OPEN:
+            reason = "bridge"  # a mirror's, whose recorder was found dead
+        elif generation > self.generation:
+            cause = "closed"
         if self.node:
-            return Loss(self._cause(generation), self.recorder, "", 0, node=self.node, reason=self._reason())
-        return Loss(self._cause(generation), self.recorder, *self._recorder())
-
-    def _reason(self) -> Reason | None:
-        """Why the node of a mirror is lost, None if only the recorder there is.
-
-        A mirror that is not broken, while its recorder was found dead, has lost its bridge.
-        """
-        state = self.line.state
-        if state == BROKEN:
-            return cast("Reason", self.line.reason or None)
-        return "bridge" if state == OPEN else None
-
-    def _cause(self, generation: int) -> Cause:
-        state = self.line.state
-        if state == BROKEN:
-            return "expired" if self.line.has_expired else "died"
-        return "closed" if state != OPEN and generation > self.generation else "died"
+            return Loss(cause, self.recorder, "", 0, node=self.node, reason=cast("Reason | None", reason))
+        return Loss(cause, self.recorder, *self._recorder())
 
     def _error_of(self, loss: Loss, generation: int) -> RecorderLost:
         """The RecorderLost for a loss."""
@@ -107,12 +100,9 @@ class Outcome(Core):
     # --- errors -------------------------------------------------------------------------------------------------------
 
     def raise_closed(self) -> NoReturn:
-        """Raise EventClosed: by this process."""
-        raise EventClosed(f"the event {self.label} was closed in this process", event=self.name)
-
-    def raise_gone(self) -> NoReturn:
-        """Raise EventClosed: by a later use of the slot."""
-        raise EventClosed(f"the event {self.label} is gone: another event has its slot", event=self.name)
+        """Raise EventClosed: by this process, or by a later use of the slot."""
+        how = "was closed in this process" if self.is_closed else "is gone: another event has its slot"
+        raise EventClosed(f"the event {self.label} {how}", event=self.name)
 
     def raise_lost(self, generation: int) -> NoReturn:
         """Raise RecorderLost; EventClosed if this use was closed meanwhile."""
@@ -170,12 +160,6 @@ class Outcome(Core):
             f"the event {self.label} is {self.state}, and takes no more records: open its name again", event=self.name
         )
 
-    def raise_no_turn(
-        self, timeout: float | None, why: str = "another thread's record or wait is under way"
-    ) -> NoReturn:
-        """Raise WaitTimeout: a call that has the turn was under way for `timeout` seconds."""
-        self.raise_timeout(self._recorded + 1, timeout, f"recorded ({why})")
-
     def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
         """Raise WaitTimeout: `generation` was not `what` ("recorded" or "complete") within `timeout`."""
         text = f"generation {generation} of {self.label} was not {what} within {timeout} s"
@@ -185,24 +169,20 @@ class Outcome(Core):
             text += ": nobody has opened the event as its recorder (recorder=True)"
         raise WaitTimeout(text, event=self.name, generation=generation, timeout=timeout)
 
-    def raise_full(self, oldest: int, timeout: float | None) -> NoReturn:
-        """Raise WaitTimeout: the ring is full, and its `oldest` record was not complete within `timeout` seconds."""
-        raise WaitTimeout(
-            f"no room for a further record: all depth={self.depth} are in flight, and generation {oldest} of "
-            f"{self.label}, the oldest, was not complete within {timeout} s",
-            event=self.name,
-            generation=oldest,
-            timeout=timeout,
-        )
+    def raise_full(self, oldest: int, timeout: float | None, is_announced: bool = False) -> NoReturn:
+        """Raise WaitTimeout: the ring's `oldest` record was in the way for `timeout` seconds.
 
-    def raise_announced(self, oldest: int, timeout: float | None) -> NoReturn:
-        """Raise WaitTimeout: other processes are inside the driver for a wait for `oldest`, or a generation before."""
+        `is_announced`: others were inside the driver for a wait for it, or for one before; else it was not complete.
+        """
+        told = f"generation {oldest} of {self.label}"
+        why = (
+            f"{told} is complete, but another process has been about to queue a stream's wait for it, or for one "
+            f"before, for all of {timeout} s"
+            if is_announced
+            else f"all depth={self.depth} are in flight, and {told}, the oldest, was not complete within {timeout} s"
+        )
         raise WaitTimeout(
-            f"no room for a further record: generation {oldest} of {self.label} is complete, but another process has "
-            f"been about to queue a stream's wait for it, or for one before, for all of {timeout} s",
-            event=self.name,
-            generation=oldest,
-            timeout=timeout,
+            f"no room for a further record: {why}", event=self.name, generation=oldest, timeout=timeout
         )
 
     def note_full(self, oldest: int) -> None:

@@ -60,7 +60,7 @@ class Reservation(Closing):
 
     def _record(self, stream: StreamLike | None, after: Sequence[Point]) -> Point:
         engine = self._event._engine
-        if engine.recorded_here:
+        if engine._recorded:
             raise EventClosed(
                 f"this reservation ({engine.label}) was recorded: it is for one record; reserve a further one"
             )
@@ -86,7 +86,7 @@ class Reservation(Closing):
     def __repr__(self) -> str:
         if self._event._engine.is_closed or fork.is_in_bad_fork():
             return f"<ipcsync.Reservation slot {self._event._engine.slot} closed>"
-        state = "recorded" if self._event._engine.recorded_here else "not recorded"
+        state = "recorded" if self._event._engine._recorded else "not recorded"
         return f"<ipcsync.Reservation slot {self._event._engine.slot} {state}>"
 
 

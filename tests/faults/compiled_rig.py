@@ -135,9 +135,9 @@ def engine_of(module: ModuleType) -> Any:
         label = "e"
         rig: Rig
 
-        raise_closed = raise_gone = _raiser(errors.EventClosed)
+        raise_closed = _raiser(errors.EventClosed)
         raise_lost = _raiser(errors.RecorderLost)
-        raise_timeout = raise_full = raise_announced = raise_no_turn = _raiser(errors.WaitTimeout)
+        raise_timeout = raise_full = _raiser(errors.WaitTimeout)
         raise_reentered = _raiser(errors.Reentered)
         raise_unknown_place = _raiser(errors.IpcSyncError)
         refuse_capturing = _raiser(errors.StreamCapturing)

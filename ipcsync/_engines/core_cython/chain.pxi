@@ -141,45 +141,39 @@ cdef class Chain:
         """As `Wait.known_outcome`; an event of this session itself counts unless it depends on something."""
         cdef Queries theirs
         outcome = wait.known_outcome()
-        if outcome is None and self.is_own(wait):
+        if outcome is None:
             theirs = wait.view
-            is_open = theirs.last() < wait.generation or theirs.dependencies.depends(wait.generation)
-            return wait.outcome or (None if is_open else True)  # if it has one now, the words may be another use's
+            if theirs.load(RECORDER) == self.view().load(RECORDER) and self.is_here(theirs.board):
+                is_open = theirs.last() < wait.generation or theirs.dependencies.depends(wait.generation)
+                return wait.outcome or (None if is_open else True)  # if it has one now, the words may be another use's
         return outcome
 
-    cdef inline bint is_here(self, Queries theirs):
-        """Whether its slot is of this coordinator's board."""
-        cdef object board = self.view().board
-        return theirs.board is board or theirs.board.epoch == board.epoch
-
-    cdef bint is_own(self, Wait wait):
-        cdef Queries theirs = wait.view
-        return theirs.load(RECORDER) == self.view().load(RECORDER) and self.is_here(theirs)
+    cdef inline bint is_here(self, board):
+        """Whether that is this coordinator's board."""
+        return board is self.view().board or board.epoch == self.view().board.epoch
 
     cdef object evidence_of(self, Wait wait, uint64_t own):
         """The bits of the sessions that a wait depends on; of `own` if only this recorder can resolve it."""
-        found = self.find_evidence(wait)
-        # If it has an outcome by now, the words may be those of the slot's next use.
-        return bit_of(own) if found is None or wait.outcome is not None else found
-
-    cdef object find_evidence(self, Wait wait):
         cdef Queries theirs = wait.view
         cdef uint64_t bits[MOST_BITS]
         cdef uint64_t serial = theirs.load(RECORDER)
-        if not self.is_here(theirs) or serial == 0 or theirs.last() < wait.generation:
-            return None
-        if theirs.node:
-            return None  # the bridge records a mirror here, and outlives the recorder on the other node
-        found = 0
-        if serial != self.view().load(RECORDER):
-            if not theirs.sessions.is_live(serial) or not theirs.recorder_lives():
-                return None
-            found = bit_of(serial & 0xFFFF)
-        if not theirs.dependencies.depends(wait.generation):
-            return found
-        if not theirs.dependencies.are_good(serial & 0xFFFF, bits):
-            return None
-        return found | number_of(bits, theirs.dependencies.bit_words)
+        cdef bint is_own = serial == self.view().load(RECORDER)
+        found = 0 if is_own else bit_of(serial & 0xFFFF)
+        if (
+            not self.is_here(theirs.board)
+            or serial == 0
+            or theirs.last() < wait.generation
+            or theirs.node  # the bridge records a mirror here, and outlives the recorder on the other node
+            or not (is_own or (theirs.sessions.is_live(serial) and theirs.recorder_lives()))
+        ):
+            found = None
+        elif theirs.dependencies.depends(wait.generation):
+            if theirs.dependencies.are_good(serial & 0xFFFF, bits):
+                found |= int.from_bytes((<char *>bits)[:theirs.dependencies.bit_words * sizeof(uint64_t)], "little")
+            else:
+                found = None
+        # If it has an outcome by now, the words may be those of the slot's next use.
+        return bit_of(own) if found is None or wait.outcome is not None else found
 
     # --- the resolution -----------------------------------------------------------------------------------------------
 
@@ -194,7 +188,10 @@ cdef class Chain:
         )
         self.is_stored = False
         for key, entry in list(self.entries.items()):
-            if entry.first <= done and (self.proves(entry, done) if are_good else self.outcome_now(entry) is True):
+            # What was good after `done` was found complete: so were the waits before it.
+            if entry.first <= done and (are_good or (self.outcome_of_wait(entry.wait) or entry.wait.resolved()) is True):
+                if are_good and entry.proof <= done and entry.wait.outcome is None:
+                    entry.wait.outcome = True
                 if entry.last <= done:
                     del self.entries[key]
                     continue
@@ -212,15 +209,6 @@ cdef class Chain:
             self.wants_break = settled == self.lost_from - 1
         return settled
 
-    cdef bint proves(self, Entry entry, int64_t done):
-        """The bits were found good after `done` was found complete, so its waits were good too."""
-        if entry.proof <= done and entry.wait.outcome is None:
-            entry.wait.outcome = True
-        return True
-
-    cdef object outcome_now(self, Entry entry):
-        return self.outcome_of_wait(entry.wait) or entry.wait.resolved()
-
     cdef void find_loss(self, Entry entry):
         """All from the first entry with a lost wait on is lost. A later death may make an earlier entry the first."""
         cdef Wait wait = entry.wait
@@ -229,10 +217,9 @@ cdef class Chain:
             wait.view.dependencies.ring(wait.view.recorder)
         elif isinstance(outcome, Loss) and (self.loss is None or entry.first < self.lost_from):
             loss = wait.behind(outcome)
-            # On this board the serial of another coordinator's session names none, or another one.
-            is_here = wait.view.board.epoch == self.view().board.epoch
             self.lost_from = entry.first
-            self.loss = loss if is_here else loss._replace(serial=0)
+            # On this board the serial of another coordinator's session names none, or another one.
+            self.loss = loss if self.is_here(wait.view.board) else loss._replace(serial=0)
 
     def store(self):
         """Store the resolution on the board; `completed` was stored before."""

@@ -42,18 +42,18 @@ cdef class Dependencies:
         self.pause_ns = FIRST_PAUSE_NS
         self.slice_ns = LONGEST_PAUSE_NS
 
-    cdef inline int64_t first_unsettled(self) noexcept nogil:
+    cpdef int64_t first_unsettled(self) noexcept nogil:
+        """The first generation that depends on something that its recorder has not settled, 0 for none."""
         return max(<int64_t>(load(self.place, FIRST_DEPENDENT) - self.base), 0)
 
     cpdef bint depends(self, int64_t generation) noexcept nogil:
-        """Whether `generation` depends on something that its recorder has not settled."""
         return 0 < self.first_unsettled() <= generation
 
-    cdef inline int64_t first_lost(self) noexcept nogil:
+    cpdef int64_t first_lost(self) noexcept nogil:
+        """The first generation that the recorder has said to be lost, 0 for none."""
         return max(<int64_t>(load(self.place, LOST) - self.base), 0)
 
     cpdef bint is_lost(self, int64_t generation) noexcept nogil:
-        """Whether the recorder has said that `generation` is lost."""
         return 0 < self.first_lost() <= generation
 
     cdef bint are_good(self, uint64_t own, uint64_t *copy) noexcept nogil:
@@ -140,23 +140,6 @@ cdef class Dependencies:
         store(self.place, LOST, self.base + generation)
         fence()
         wake_all(self.place)
-
-    # --- for Python ---------------------------------------------------------------------------------------------------
-
-    @property
-    def first(self):
-        """The first generation that depends on something not settled, 0 for none."""
-        return self.first_unsettled()
-
-    @property
-    def lost_from(self):
-        """The first lost generation, 0 for none."""
-        return self.first_lost()
-
-
-cdef object number_of(const uint64_t *bits, int words):
-    """Bits as one int."""
-    return int.from_bytes((<const char *>bits)[:words * sizeof(uint64_t)], "little")
 
 
 cdef inline bint sleep_on(uint64_t *place, uint64_t recorded, int64_t ns) noexcept nogil:

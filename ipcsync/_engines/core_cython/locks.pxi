@@ -50,8 +50,8 @@ cdef class Lock:
         if ipcsync_exchange(&self.word, 0) == 2:
             ipcsync_futex_wake(&self.word, True, 1)
 
-    cdef bint await_turn(self, int64_t deadline) except -1:
-        """Take it, with Python's signals handled between slices; False once `deadline` is over."""
+    cdef bint await_turn(self, int64_t deadline, guard=None) except -1:
+        """Take it, with Python's signals handled and the session looked at between slices; False once `deadline` is over."""
         cdef int64_t left
         cdef bint taken = self.take()
         while not taken:
@@ -62,6 +62,8 @@ cdef class Lock:
                 taken = self.take_within(min(left, <int64_t>SLICE_NS))
             if not taken:
                 PyErr_CheckSignals()
+                if guard is not None:
+                    guard.check_liveness()
         return True
 
 

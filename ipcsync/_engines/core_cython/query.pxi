@@ -9,37 +9,29 @@ cdef class Queries(Streams):
 
         The import is not destroyed meanwhile, and no lock is held: the question may have to wait for another's call.
         """
-        cdef int result
         if not self.engine.has_ring:
             return self.is_on_board(generation)
         if not self.enter_driver(generation, patience_s):
             return 0
-        step(b"cuEventQuery")
-        result = self.engine.query(self, generation)
-        ipcsync_add(&self.sleepers, -1)
-        if result != 0 and result != NOT_READY:
-            with gil:
-                self.raise_driver(result, "cuEventQuery")
-        return result == 0
+        try:
+            return self.says_complete(generation)
+        finally:
+            ipcsync_add(&self.sleepers, -1)
 
     cdef bint enter_driver(self, int64_t generation, double patience_s) except -1 nogil:
         """Have the import of a generation stay until `sleepers` is lowered; False if it cannot be opened now."""
-        cdef bint is_closed
-        while True:
-            if not self.has_import(generation):
-                with gil:
-                    if not self.open_import(generation, patience_s):
-                        return False
-            if not self.try_state():
-                return False
-            is_closed = self.closed()
-            if not is_closed:
-                ipcsync_add(&self.sleepers, 1)  # in this order: a release looks at `sleepers` after the close
+        if not self.has_import(generation):
+            with gil:
+                if not self.open_import(generation, patience_s):
+                    return False
+        if not self.try_state():
+            return False
+        try:
+            self.check_open()
+            ipcsync_add(&self.sleepers, 1)  # in this order: a release looks at `sleepers` after the close
+        finally:
             self.state.give()
-            if is_closed:
-                with gil:
-                    self.raise_closed()
-            return True
+        return True
 
     cdef bint confirm(self, int64_t generation) except -1 nogil:
         """After the driver said complete: whether that counts. Recorder and coordinator must live now, after it.
@@ -275,27 +267,22 @@ cdef class Queries(Streams):
 
     cdef bint publish(self) except -1:
         """Publish what is complete, and resolve what it depends on, unless another call does now."""
+        cdef int64_t done
         self.open_pending()
         if not self.state.take():
             return False
         try:
-            if not self.is_unused:  # else the slot may be another event's by now
-                self.publish_and_resolve()
+            if self.is_unused or not (self.engine.has_ring or self.chain.is_open):
+                return True  # in the first case the slot may be another event's by now
+            with nogil:
+                done = self.engine.harvest(self)
+            if not self.chain.is_open:
+                self.store(done)
+            elif done >= 0 and not self.is_orphaned() and not self.is_broken():  # else its watermark says what counts
+                self.store(self.chain.resolve(done))
+                self.chain.store()
         finally:
             self.state.give()
-        return True
-
-    cdef bint publish_and_resolve(self) except -1:
-        cdef int64_t done
-        if not (self.engine.has_ring or self.chain.is_open):
-            return True
-        with nogil:
-            done = self.engine.harvest(self)
-        if not self.chain.is_open:
-            self.store(done)
-        elif done >= 0 and not self.is_orphaned() and not self.is_broken():  # a broken one's watermark says what counts
-            self.store(self.chain.resolve(done))
-            self.chain.store()
         return True
 
     def publish_completed(self):

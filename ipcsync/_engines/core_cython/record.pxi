@@ -34,7 +34,9 @@ cdef class Records(Waits):
                 return 0
             elif found == BUSY:
                 if not self.enter_calls(deadline):
-                    self.raise_no_turn(timeout)
+                    self.raise_timeout(
+                        self._recorded + 1, timeout, "recorded (another thread's record or wait is under way)"
+                    )
                 self.leave_calls()
             elif found == NO_ROOM:
                 self.make_room(self._recorded + 1, deadline, timeout)
@@ -333,7 +335,7 @@ cdef class Records(Waits):
             if not hazards:
                 break
             if self.looked >= deadline:
-                self.raise_announced(oldest, timeout)
+                self.raise_full(oldest, timeout, True)
             with nogil:
                 ipcsync_pause(pause)
             PyErr_CheckSignals()

@@ -65,8 +65,10 @@ cdef class Core(Records):
                 if not (self.renew_markers() and self.is_drained_now() and self.drop_all_markers(False)):
                     return False
             if self.guard.coordinator_is_alive():
-                if not self.resolve_waits():
-                    return False
+                for wait in waits_on(self):  # the streams have passed all of them
+                    if wait.resolved() is None:
+                        self.dependencies.ring(self.load(RECORDER))
+                        return False
                 are_decided = True
         except (DriverError, CoordinatorLost):
             if self.guard.coordinator_is_alive():
@@ -138,14 +140,6 @@ cdef class Core(Records):
         if self.chain.first <= self._recorded:  # what is left of a record that was refused is never settled
             return False
         return self.load(COMPLETED) >= self.base + self._recorded
-
-    cdef bint resolve_waits(self) except -1:
-        """Whether each wait that was queued for this slot has an outcome; the streams have passed all of them."""
-        for wait in waits_on(self):
-            if wait.resolved() is None:
-                self.dependencies.ring(self.load(RECORDER))
-                return False
-        return True
 
     # --- the markers, for the waits -----------------------------------------------------------------------------------
 

@@ -42,8 +42,9 @@ cdef class Slot:
     cdef uint64_t peer  # the recorder that Python has seen
     cdef int64_t nobody_since
 
-    cdef int64_t complete
-    cdef public int64_t _lost_from, _recorded, _begun, _completed
+    cdef readonly int64_t known_complete  # the highest generation that this process knows to be complete
+    cdef public int64_t _lost_from, _begun, _completed
+    cdef public int64_t _recorded  # the last generation that this session recorded, published or about to be; 0: none
     cdef public int64_t _room  # up to this generation a record has nothing to wait for
     cdef int sleepers  # threads within a question or a wait of the driver for an import of this use
 
@@ -103,11 +104,11 @@ cdef class Slot:
         return self.is_closed
 
     cdef inline int64_t known(self) noexcept nogil:
-        return <int64_t>ipcsync_load(<const uint64_t *>&self.complete)
+        return <int64_t>ipcsync_load(<const uint64_t *>&self.known_complete)
 
     cdef inline void note(self, int64_t generation) noexcept nogil:
         """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
-        ipcsync_raise_to(&self.complete, generation)
+        ipcsync_raise_to(&self.known_complete, generation)
 
     cdef int64_t board_completed(self) noexcept nogil:
         """Up to where the board says that all is complete."""
@@ -189,10 +190,8 @@ cdef class Slot:
             self.guard.check()
         elif not self.session.is_good():
             self.session.slowly()
-        if self.closed():
+        if self.closed() or self.load(INCARNATION) != self.incarnation:
             self.raise_closed()
-        if self.load(INCARNATION) != self.incarnation:
-            self.raise_gone()
         return True
 
     cdef bint is_orphaned(self) except -1 nogil:
@@ -278,11 +277,6 @@ cdef class Slot:
     # --- for Python ---------------------------------------------------------------------------------------------------
 
     @property
-    def known_complete(self):
-        """The highest generation that this process knows to be complete."""
-        return self.known()
-
-    @property
     def generation(self):
         """The last generation recorded, by whichever session."""
         return max(self.last(), 0)
@@ -291,11 +285,6 @@ cdef class Slot:
     def recorder(self):
         """The serial of the session that records, 0 while there is none."""
         return self.load(RECORDER)
-
-    @property
-    def recorded_here(self):
-        """The last generation that this session recorded, published or about to be; 0 for none."""
-        return self._recorded
 
     @property
     def completed(self):

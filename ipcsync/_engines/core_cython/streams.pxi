@@ -102,7 +102,6 @@ cdef class Streams(Slot):
         A call within another one of its thread, which has a turn too, waits half a second at most: two such might wait
         for each other. On the thread that beats, the wait beats.
         """
-        cdef int64_t until
         cdef bint is_within = ipcsync_turns(0) > 0
         step(b"lock")
         if not self.calls.take():
@@ -110,15 +109,10 @@ cdef class Streams(Slot):
                 self.raise_reentered()
             if is_within:
                 deadline = min(deadline, ipcsync_now() + WITHIN_NS)
-            while True:
-                until = ipcsync_now() + LONGEST_NS
-                if self.calls.await_turn(min(until, deadline)):
-                    break
-                if until >= deadline:
-                    if is_within:
-                        self.raise_reentered()
-                    return False
-                self.guard.check_liveness()
+            if not self.calls.await_turn(deadline, self.guard):
+                if is_within:
+                    self.raise_reentered()
+                return False
         ipcsync_turns(1)
         return True
 

@@ -7,8 +7,9 @@
 cdef enum:
     MANY_ROWS = 64
 
-cdef list NO_ROWS = []
-cdef dict lists = {}  # by stream, or of the blocking ones together: rows, each of one use and stream, by generation
+cdef dict NO_ROWS = {}
+cdef list NO_ROW = []
+cdef dict lists = {}  # by stream, or of the blocking ones together: rows by use and stream, each by generation
 cdef Lock table = Lock()
 cdef int64_t sweep_at = MANY_ROWS
 cdef int row_count = 0  # of all lists: while there are none, a record looks no further
@@ -115,14 +116,14 @@ cdef class Released:
 
 cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
     """Have the stream's next record depend on `generation`; called before the wait is queued."""
+    global sweep_at
     cdef Wait first, made
-    cdef list rows, row
+    cdef list row
     cdef bint collects = begin(table)
     try:
-        rows = rows_at(key)
-        row = row_of(rows, view, stream)
-        made = put(rows, row, view, generation, key, stream)
-        while row is not None and len(row) > 1:
+        made = put(view, generation, key, stream)
+        row = lists[key][view, stream]
+        while len(row) > 1:
             first = row[0]
             if not view.is_on_board(first.generation) or view.is_unused:  # then its words may be another use's
                 break
@@ -131,42 +132,29 @@ cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
     finally:
         end(table, collects)
     if row_count > sweep_at:  # including streams without further records
-        sweep()
+        drop([wait for wait in of(None) if wait.known_outcome() is True])
+        sweep_at = max(<int64_t>MANY_ROWS, <int64_t>(2 * row_count))
     return made
 
 
-cdef list rows_at(int64_t key):
-    """A list of waits, made if there is none."""
-    cdef list rows = lists.get(key)
-    if rows is None:
-        rows = lists[key] = []
-    return rows
-
-
-cdef list row_of(list rows, view, uint64_t stream):
-    """The waits of a list for a use, on a stream; None if there are none."""
-    cdef list row
-    for row in rows:
-        if (<Wait>row[0]).view is view and (<Wait>row[0]).stream == stream:
-            return row
-    return None
-
-
-cdef Wait put(list rows, list row, view, int64_t generation, int64_t key, uint64_t stream):
+cdef Wait put(view, int64_t generation, int64_t key, uint64_t stream):
     """List a wait, or find the one that is."""
     global row_count
     cdef Wait made
-    cdef Py_ssize_t place = 0 if row is None else len(row)
+    cdef dict rows = lists.setdefault(key, {})
+    cdef list row = rows.get((view, stream), NO_ROW)
+    cdef Py_ssize_t place = len(row)
     while place and (<Wait>row[place - 1]).generation > generation:
         place -= 1
-    if place and (<Wait>row[place - 1]).generation == generation and (<Wait>row[place - 1]).outcome is not True:
+    is_there = place and (<Wait>row[place - 1]).generation == generation
+    if is_there and (<Wait>row[place - 1]).outcome is not True:
         return row[place - 1]
     made = Wait.__new__(Wait)
     made.view, made.generation, made.key, made.stream = view, generation, key, stream
-    if row is None:
-        rows.append([made])
+    if not row:
+        rows[view, stream] = [made]
         row_count += 1
-    elif place and (<Wait>row[place - 1]).generation == generation:
+    elif is_there:
         row[place - 1] = made
     else:
         row.insert(place, made)
@@ -176,24 +164,17 @@ cdef Wait put(list rows, list row, view, int64_t generation, int64_t key, uint64
 cdef bint take_out(Wait wait):
     """Whether the wait was listed; it is not any more."""
     global row_count
-    cdef list rows = lists.get(wait.key, NO_ROWS)
-    cdef list row = row_of(rows, wait.view, wait.stream)
-    if row is None or wait not in row:
+    cdef dict rows = lists.get(wait.key, NO_ROWS)
+    cdef list row = rows.get((wait.view, wait.stream), NO_ROW)
+    if wait not in row:
         return False
     row.remove(wait)
     if not row:
-        rows.remove(row)
+        del rows[wait.view, wait.stream]
         row_count -= 1
     if not rows:
         del lists[wait.key]
     return True
-
-
-cdef void sweep():
-    """Forget the waits that are known good."""
-    global sweep_at
-    drop([wait for wait in of(None) if wait.known_outcome() is True])
-    sweep_at = max(<int64_t>MANY_ROWS, <int64_t>(2 * row_count))
 
 
 def drop(waits):
@@ -213,7 +194,6 @@ def drop(waits):
 def release(view):
     """Remove the waits for a view, which have their outcomes. Others, without the view, take the place of the lost."""
     cdef Wait wait, kept
-    cdef list rows
     cdef bint collects
     waits = waits_on(view)
     streams = {wait.stream for wait in waits if isinstance(wait.outcome, Loss)}
@@ -222,8 +202,7 @@ def release(view):
     try:
         for wait in waits:
             if take_out(wait) and isinstance(wait.outcome, Loss):  # one without an outcome is not queued
-                rows = rows_at(wait.key)
-                kept = put(rows, row_of(rows, left, wait.stream), left, wait.generation, wait.key, wait.stream)
+                kept = put(left, wait.generation, wait.key, wait.stream)
                 kept.outcome, kept.is_queued = wait.outcome, wait.is_queued
     finally:
         end(table, collects)
@@ -234,27 +213,19 @@ def release(view):
 
 cdef list in_lists(key, bint only_last):
     """The waits of a list (None: of all lists); of each use and stream all, or only the last one."""
-    cdef list found = []
+    cdef list row, found = []
+    cdef dict rows
     cdef bint collects = begin(table)
     try:
-        if key is not None:
-            gather(found, lists.get(key, NO_ROWS), only_last)
-        else:
-            for rows in lists.values():
-                gather(found, rows, only_last)
+        for rows in lists.values() if key is None else (lists.get(key, NO_ROWS),):
+            for row in rows.values():
+                if only_last:
+                    found.append(row[len(row) - 1])
+                else:
+                    found.extend(row)
     finally:
         end(table, collects)
     return found
-
-
-cdef bint gather(list found, list rows, bint only_last) except -1:
-    cdef list row
-    for row in rows:
-        if only_last:
-            found.append(row[len(row) - 1])
-        else:
-            found.extend(row)
-    return True
 
 
 cpdef list of(key):

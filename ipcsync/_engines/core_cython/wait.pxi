@@ -20,6 +20,9 @@ cdef enum Turn:  # of calls that queue work, where Python is to do something bef
     AGAIN = -13
 
 
+cdef uint64_t NO_STREAM = <uint64_t>-1
+
+
 cdef class Waits(Queries):
 
     cdef int look_before(self, Handle handle, int64_t generation, int64_t deadline, bint ahead) except -1 nogil:
@@ -46,10 +49,15 @@ cdef class Waits(Queries):
     cdef uint64_t queue_wait(
         self, Handle handle, int ordinal, int64_t generation, int64_t deadline, timeout, bint ahead
     ) except? 0:
-        """The id of the stream on which the wait was queued; 0 if there was nothing to wait for."""
+        """The id of the stream on which the wait was queued; 0 if there was nothing to wait for.
+
+        NO_STREAM, and nothing is changed: `ordinal` is below 0, and it is not known of which device the stream is.
+        """
         cdef uint64_t stream
-        cdef int64_t key
+        cdef int64_t key = 0
         cdef int found
+        cdef Wait listed
+        cdef Refusal refusal = Refusal(0, 0, 0)
         with nogil:
             found = self.look_before(handle, generation, deadline, ahead)
         if found == 0:
@@ -57,16 +65,9 @@ cdef class Waits(Queries):
         if found == 1:
             return 0
         stream = self.id_of(handle)
+        if ordinal < 0 and not self.find_list(stream, &key, &ordinal):
+            return NO_STREAM
         key = self.key_of(handle, stream, ordinal)
-        return self.queue_pending(handle, stream, key, ordinal, generation, deadline, timeout)
-
-    cdef uint64_t queue_pending(
-        self, Handle handle, uint64_t stream, int64_t key, int ordinal, int64_t generation, int64_t deadline, timeout
-    ) except? 0:
-        """`queue_wait` behind its look."""
-        cdef int found
-        cdef Wait listed
-        cdef Refusal refusal = Refusal(0, 0, 0)
         listed = add(key, self, generation, stream)
         while True:
             if not self.has_import(generation):
@@ -160,25 +161,12 @@ cdef class Waits(Queries):
 
     cdef bint try_wait(self, uintptr_t address, int64_t generation) except -1:
         """Wait on a stream that this use knows; False, and nothing is changed, if it does not."""
-        cdef int64_t key = 0
-        cdef unsigned long long stream = 0
-        cdef int result
-        cdef int ordinal = 0
-        cdef Handle handle = <Handle>address
         self.check_use()
-        if not self.is_usable(handle):
+        if not self.is_usable(<Handle>address):
             return False
         if generation <= self.known():
             return True
-        with nogil:
-            if self.look_before(handle, generation, FOREVER, False) == 1:
-                return True
-            step(b"cuStreamGetId")
-            result = cuStreamGetId(handle, &stream)
-        if result != 0 or not self.find_list(stream, &key, &ordinal):
-            return False
-        self.queue_pending(handle, stream, key, ordinal, generation, FOREVER, None)
-        return True
+        return self.queue_wait(<Handle>address, -1, generation, FOREVER, None, False) != NO_STREAM
 
     def queue(self, handle, int ordinal, int64_t generation, timeout, bint ahead, int64_t began, str what="wait"):
         """Have the CUstream `handle` of device `ordinal` wait for `generation`; the stream's id, or 0: it was complete.

@@ -76,7 +76,8 @@ async def record(event: SharedEvent, stream: Stream, timeout: float | None, afte
         left_s = left_of(deadline)
         if not oldest:  # one of these, which may end at any moment
             if not left_s:
-                engine.raise_no_turn(timeout, "another thread's record or another process's wait is under way")
+                what = "recorded (another thread's record or another process's wait is under way)"
+                engine.raise_timeout(engine._recorded + 1, timeout, what)
             await asyncio.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             continue

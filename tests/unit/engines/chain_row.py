@@ -118,7 +118,7 @@ class Row:
     @property
     def told(self) -> tuple[int, int]:
         """(first generation that stands behind something, bits)."""
-        return self.mine.dependencies.first, bits_of(self.line)
+        return self.mine.dependencies.first_unsettled(), bits_of(self.line)
 
     @property
     def open_ones(self) -> list[tuple[int, int, int]]:

@@ -97,7 +97,7 @@ def test_a_loss_is_told_with_whose_end_it_was_and_asked_for_once_all_before_it_i
     assert row.chain.loss == Loss("behind", serial_of(1), "s1", 4712, row.chain.loss.root if row.chain.loss else "")
     assert (row.chain.lost_from, row.chain.wants_break) == (3, False)
     row.chain.store()
-    assert (row.line.lost, row.line.root_cause, row.mine.dependencies.lost_from) == (BASE + 3, serial_of(1), 3)
+    assert (row.line.lost, row.line.root_cause, row.mine.dependencies.first_lost()) == (BASE + 3, serial_of(1), 3)
     assert [row.mine.dependencies.is_lost(generation) for generation in (2, 3, 4)] == [False, True, True]
     row.complete(0, 1)
     assert row.chain.resolve(4) == 2

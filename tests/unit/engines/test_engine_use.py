@@ -214,7 +214,7 @@ def test_a_record_on_another_stream_stands_behind_the_one_before_it_while_that_i
         ((wait, entry),) = other.chain.entries.items()
         assert (wait.generation, wait.view, wait.stream) == (1, row.mine, row.mine.last_stream)
         assert (entry.bits, entry.proof) == (OWN | 1, 1)
-        assert other.dependencies.first == 1
+        assert other.dependencies.first_unsettled() == 1
     second.synchronize()
 
 
@@ -236,7 +236,7 @@ def test_a_recorder_that_comes_again_goes_on_where_it_left(row: Row) -> None:
     row.line.publish(BASE + 5)
     row.line.store_completed(BASE + 3)
     again, waiter = row.event_engine(recorder=True), row.event_engine()
-    assert (again.recorded_here, waiter.recorded_here) == (5, 0)
+    assert (again._recorded, waiter._recorded) == (5, 0)
     assert (again._begun, again._completed, waiter._completed) == (5, 3, 0)
     assert again.handles == (b"0" * 64, b"1" * 64, b"2" * 64)
     assert [again._key(index) for index in range(3)] == [(row.board.epoch, serial) for serial in (11, 12, 13)]
@@ -245,7 +245,7 @@ def test_a_recorder_that_comes_again_goes_on_where_it_left(row: Row) -> None:
     row.line.store_completed(0)
     row.line.publish(0)
     fresh = row.event_engine(recorder=True)
-    assert (fresh._completed, fresh.recorded_here) == (0, 0)
+    assert (fresh._completed, fresh._recorded) == (0, 0)
 
 
 def test_an_event_that_is_closed_or_used_anew_says_so(row: Row) -> None:
