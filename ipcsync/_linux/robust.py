@@ -99,10 +99,10 @@ class DeathMark:
     word stays 0, and other processes have to ask the kernel.
     """
 
-    def __init__(self, address: int, doorbell: Futex | None = None, on_ring: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, address: int, doorbell: Futex | None = None) -> None:
         self._address = address
         self._doorbell = doorbell
-        self._on_ring = on_ring
+        self.on_ring: Callable[[], None] = _nothing
         self._has_begun = threading.Event()
         self._end = threading.Event()
         self._is_given_up = False
@@ -132,13 +132,13 @@ class DeathMark:
             return
         while not self._end.is_set():
             if self._doorbell.wait(0, _LONGEST_SLEEP_NS) and not self._end.is_set():
-                self._on_ring()
+                self.on_ring()
 
     def end(self) -> None:
         """Release the word, before another process may get it: it is 0 when this returns."""
         self._end.set()
         self._await_end(threading.TIMEOUT_MAX)
-        self._on_ring = _nothing  # breaks a reference cycle with its owner
+        self.on_ring = _nothing  # breaks a reference cycle with its owner
 
     def _await_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout

@@ -28,7 +28,6 @@ from ipcsync.errors import (
 log = logging.getLogger("ipcsync")
 
 LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
-_LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the owner's thread; nothing else is done meanwhile
 
 
 class SessionLease:
@@ -38,9 +37,7 @@ class SessionLease:
     as expired here too, whatever the board says, and is never revived.
     """
 
-    def __init__(
-        self, board: Board, welcome: Welcome, endpoint: str, on_ring: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, board: Board, welcome: Welcome, endpoint: str) -> None:
         self.board = board
         self.welcome = welcome
         self.endpoint = endpoint
@@ -52,8 +49,11 @@ class SessionLease:
         self.period_s: float = min(welcome.heartbeat, LONGEST_BEAT_S)
         self._problem: IpcSyncError | None = None
         self._label, _ = board.who(welcome.serial)
-        self._has_said_goodbye = False
+        self.is_judged = True
+        """False once the client is closed by its user: only what was wrong before counts then."""
         self._coordinator, self._pidfd = self._watch_coordinator()
+        self.coordinator_fd: int = -1 if self._pidfd is None else self._pidfd.fileno()
+        """A descriptor that is readable once the coordinator's process is gone; -1 if there is none."""
         self._last_ns = monotonic_ns()
         self.session_check: SessionCheck = SessionCheck(
             fork.mark(), board, self.line, welcome.serial, LIVE, _slowly(weakref.ref(self))
@@ -61,9 +61,8 @@ class SessionLease:
         self.session_check.good_until = self._last_ns + self._ttl_ns
         self.check: Callable[[], None] = self.session_check.check
         self.line.heartbeat = self._last_ns
-        self._due_ns = 0  # until when a call within a beat beats
-        # By it peers see on the board when this process dies.
-        self._life = DeathMark(self.line.owner_address, self.line.doorbell, on_ring)
+        self.mark: DeathMark = DeathMark(self.line.owner_address, self.line.doorbell)
+        """By it peers see on the board when this process dies."""
 
     def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:
         """By its process where its pid means the same here, else (None, None): by its lifeline."""
@@ -78,10 +77,6 @@ class SessionLease:
             log.warning("%s; until then a coordinator's death is noticed only when this process looks", error)
             return Process(pid, started), None
 
-    def show(self) -> None:
-        """Have the kernel mark this process's death for its peers from now on."""
-        self._life.show()
-
     @property
     def is_good(self) -> bool:
         """Whether no problem is known."""
@@ -92,9 +87,22 @@ class SessionLease:
     def check_slowly(self) -> None:
         """Something is wrong: say what."""
         fork.check()
+        if self._problem is None and self.is_judged:
+            self.lose(self._diagnosis())
         if self._problem is not None:
-            self._raise()
-        self._diagnose()
+            raise copy.copy(self._problem)  # each with a traceback of its own
+
+    def _diagnosis(self) -> IpcSyncError:
+        try:
+            self.check_coordinator()
+        except IpcSyncError as error:
+            return error
+        return SessionExpired(
+            f"this process (pid {os.getpid()}, session {self._label!r}) was silent for longer than its lease's "
+            f"{self._ttl_ns / 1e9:g} s: it was stopped, or held the GIL; connect again",
+            endpoint=self.endpoint,
+            session=self._label,
+        )
 
     def check_liveness(self) -> None:
         """`check`, and ask whether the coordinator's process lives. Each wait calls it now and then.
@@ -105,7 +113,7 @@ class SessionLease:
             beat()
         self.check()
         if not self.coordinator_is_alive():
-            self._diagnose()
+            self.check_slowly()
 
     def check_coordinator(self) -> None:
         """Raise CoordinatorLost if it died or stopped, ProtocolError if the board's header was overwritten.
@@ -119,10 +127,6 @@ class SessionLease:
         except CoordinatorLost as error:
             error.endpoint = self.endpoint
             raise
-
-    def say_goodbye(self) -> None:
-        """The client is closed by its user: nothing of the lease is judged any more, only what was wrong before."""
-        self._has_said_goodbye = True
 
     def coordinator_is_alive(self) -> bool:
         """Whether the coordinator serves: it has not stopped, and by the kernel's word its process lives."""
@@ -142,47 +146,17 @@ class SessionLease:
             self._problem = copy.copy(error)
         self.session_check.good_until = -1
 
-    def _raise(self) -> None:
-        assert self._problem is not None
-        raise copy.copy(self._problem)  # each with a traceback of its own
-
-    def _diagnose(self) -> None:
-        """Something about the lease is wrong: say what, for good."""
-        if self._has_said_goodbye:
-            return
-        try:
-            self.check_coordinator()
-            raise SessionExpired(
-                f"this process (pid {os.getpid()}, session {self._label!r}) was silent for longer than its lease's "
-                f"{self._ttl_ns / 1e9:g} s: it was stopped, or held the GIL; connect again",
-                endpoint=self.endpoint,
-                session=self._label,
-            )
-        except IpcSyncError as error:
-            self.lose(error)
-        self._raise()
-
     # --- the owner's thread -------------------------------------------------------------------------------------------
-
-    @property
-    def coordinator_fd(self) -> int:
-        """A descriptor that is readable once the coordinator's process is gone; -1 if there is none."""
-        return -1 if self._pidfd is None else self._pidfd.fileno()
-
-    def begin_beat(self) -> None:
-        """Beat, and let calls within the next minute beat too."""
-        self.beat()
-        self._due_ns = monotonic_ns() + _LONGEST_CALL_NS
 
     def beat(self) -> None:
         """Tell the board that this process lives, and look whether the session does."""
         now = monotonic_ns()
-        if self._problem is not None or self._has_said_goodbye:
+        if self._problem is not None or not self.is_judged:
             return
         try:
             self.check()
             if self._pidfd is None and not self.coordinator_is_alive():
-                self._diagnose()
+                self.check_slowly()
         except IpcSyncError as error:
             self.lose(error)
             return
@@ -194,10 +168,10 @@ class SessionLease:
             self.session_check.good_until = -1
         self.line.heartbeat = now
 
-    def beat_within(self) -> None:
-        """Beat in a wait of a call that interrupts this thread's own work; a minute long."""
-        if monotonic_ns() < self._due_ns:
-            self.beat()
+    def beat_and_check(self) -> None:
+        """In each slice of a request: beat, and raise if the session or its coordinator is lost."""
+        self.beat()
+        self.check_liveness()
 
     def show_heartbeat(self) -> None:
         """Store the heartbeat of a session that said goodbye, and judges its last records: others may wait for that."""
@@ -205,13 +179,9 @@ class SessionLease:
 
     def stop(self) -> None:
         """Release its mark and descriptor; called by the owner's thread, or that which would have been."""
-        self._life.end()
+        self.mark.end()
         if self._pidfd is not None:
             self._pidfd.close()
-
-    def announce_death(self) -> None:
-        """Mark this process as dead for its peers: it is about to end, though this session may still drain."""
-        self._life.give_up()
 
 
 know_turns(has_a_beat)  # a finalizer that the garbage collector calls there waits for no lock for long

@@ -41,6 +41,7 @@ _ENDS = (SessionLost, ClientClosed, ForkedProcessError, ProtocolError)
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
 _LIFELINE_S = 0.25
 _SLICE_S = 0.25
+_LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the owner's thread; nothing else is done meanwhile
 _PATIENCE_NS = 1_000_000_000  # behind a call's deadline, which the owner sees first
 
 
@@ -77,6 +78,8 @@ class Owner:
     closes it.
     """
 
+    _fd = -1  # until there is one: an exception may end the constructor anywhere
+
     def __init__(self, lease: SessionLease) -> None:
         self._lease = lease
         self._queue: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -84,7 +87,7 @@ class Owner:
         self._is_due = False  # a beat, whatever the time
         self.is_over: bool = False
         """Set by the owner before it works for the last time."""
-        self._fd = -1
+        self._beats_until_ns = 0  # in calls within a beat
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._bell = ctypes.c_int(self._fd)
 
@@ -103,7 +106,7 @@ class Owner:
         if pidfd < 0:
             period_s = min(period_s, _LIFELINE_S)
         with ExitStack() as undo:
-            beats[threading.get_ident()] = self._lease.beat_within
+            beats[threading.get_ident()] = self._beat_within
             undo.callback(beats.pop, threading.get_ident(), None)  # none if the module was reloaded meanwhile
             poll = undo.enter_context(select.epoll())
             poll.register(self._fd, select.EPOLLIN | select.EPOLLET)
@@ -127,7 +130,8 @@ class Owner:
                         self._lease.check_liveness()
 
     def _beat(self, at_beat: Callable[[], float]) -> float:
-        self._lease.begin_beat()
+        self._lease.beat()
+        self._beats_until_ns = time.monotonic_ns() + _LONGEST_CALL_NS
         try:
             return at_beat()
         except _ENDS as error:
@@ -135,6 +139,11 @@ class Owner:
         except Exception:  # it says nothing about the session, and the next beat may do better
             log.exception("the heartbeat of %s failed", self._lease.endpoint)
         return LONGEST_BEAT_S
+
+    def _beat_within(self) -> None:
+        """Beat in a wait of a finalizer's call, which interrupts this thread's own work."""
+        if time.monotonic_ns() < self._beats_until_ns:
+            self._lease.beat()
 
     def work(self) -> None:
         """Do what was asked for."""

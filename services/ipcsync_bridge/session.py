@@ -83,7 +83,7 @@ class BridgeSession:
         return session
 
     def _begin(self) -> None:
-        self.lease.show()
+        self.lease.mark.show()
         self._connection.window = self._welcome.window
         self._heart.start()
 
@@ -117,8 +117,7 @@ class BridgeSession:
         return ConnectError("the connection was closed", endpoint=self._connection.endpoint)
 
     def _check_liveness(self) -> None:
-        self.lease.beat()
-        self.lease.check_liveness()
+        self.lease.beat_and_check()
         if self._is_closed:
             raise self._closed()
 
@@ -197,7 +196,7 @@ class BridgeSession:
     def close(self, *, says_goodbye: bool) -> None:
         """End the session; without a goodbye, peers see a death."""
         if says_goodbye:
-            self.lease.say_goodbye()
+            self.lease.is_judged = False
             self._await_end()
             with contextlib.suppress(IpcSyncError):
                 self._connection.request(messages.Bye(), self._welcome.token, 1.0)

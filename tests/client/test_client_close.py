@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._linux.robust import DeathMark
 from ipcsync._session.attachments import MANY_POINTS
 from ipcsync._session.connection import Connection
-from ipcsync._session.lease import SessionLease
 from ipcsync._session.session import Session
 from ipcsync._wire.messages import Close, Message
 from ipcsync.testing import StreamGate
@@ -169,7 +169,7 @@ def test_a_session_whose_caller_is_gone_ends_at_once(
 ) -> None:
     observer = new_client()
     session = Session(observer.endpoint, "abandoned")
-    receive, show = Connection._receive, SessionLease.show
+    receive, show = Connection._receive, DeathMark.show
     was_seen = []
 
     def drop_and_receive(connection: Connection, *args: Any) -> int:
@@ -179,13 +179,13 @@ def test_a_session_whose_caller_is_gone_ends_at_once(
         session.drop()
         return 0
 
-    def drop_and_show(lease: SessionLease) -> None:
-        show(lease)
+    def drop_and_show(mark: DeathMark) -> None:
+        show(mark)
         was_seen.extend([row for row in observer.list_sessions() if row.name == "abandoned"])
         session.drop()
 
     if when == "the session is ready":
-        monkeypatch.setattr(SessionLease, "show", drop_and_show)
+        monkeypatch.setattr(DeathMark, "show", drop_and_show)
     else:
         monkeypatch.setattr(Connection, "_receive", drop_and_receive)
     with pytest.raises(ipcsync.ClientClosed):

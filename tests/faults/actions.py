@@ -96,7 +96,7 @@ def stats() -> Stats:
 
 def be_marked_as_dead() -> None:
     """Have the kernel mark this process's death, though it lives on: one that is torn down late looks so to others."""
-    client()._session.lease.announce_death()
+    client()._session.lease.mark.give_up()
 
 
 def errors_of_every_use(name: str) -> dict[str, str]:

@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 def _said(path: Path) -> tuple[int, str, int] | None:
     """Who serves there, as any process is told."""
     found = who_serves(str(path))
-    return found and (found.pid, found.role, found.namespace)
+    return None if found is None else (found.pid, found.role, found.namespace)
 
 
 def _shared_board() -> Path:

@@ -9,9 +9,8 @@ import pytest
 
 from ipcsync._native import device as devices
 from ipcsync._native import pinned
-from ipcsync._session.life import living
 from ipcsync._session.owner import Owner
-from ipcsync._session.session import Session
+from ipcsync._session.session import Session, living
 
 
 def _ignore(*_: object) -> None: ...
