@@ -103,15 +103,14 @@ class Process:
     Threads may ask at the same time: the descriptor stays open until `close`, or until the object is collected.
     """
 
-    __slots__ = ("_fd", "_file", "_is_gone", "pid", "started")
+    _file: io.FileIO | None = None  # until there is one: an exception may end the constructor anywhere
 
     def __init__(self, pid: int, started: int) -> None:
         self.pid = pid
         self.started = started
-        self._fd = -1
         try:
             # In this order: the descriptor belongs to one process for good, and the start time is then read by the pid.
-            self._file = io.FileIO(f"/proc/{pid}/statm")  # which closes itself where an exception keeps `close` from it
+            self._file = io.FileIO(f"/proc/{pid}/statm")
             self._fd = self._file.fileno()
             self._is_gone = start_time(pid) != started or not self._has_memory()
         except (FileNotFoundError, ProcessLookupError):
@@ -136,9 +135,8 @@ class Process:
     def close(self) -> None:
         """Close the descriptor; afterwards the process counts as dead. Only while no other thread asks."""
         self._is_gone = True
-        if self._fd >= 0:
+        if self._file is not None:
             self._file.close()
-            self._fd = -1
 
 
 class PidFdError(IpcSyncError, OSError):
@@ -151,11 +149,10 @@ class PidFd:
     Raises ProcessLookupError if there is no such process, PidFdError if the kernel refuses.
     """
 
-    __slots__ = ("_fd", "_poll", "pid")
+    _fd = -1  # until there is one: an exception may end the constructor anywhere
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._fd = -1
         try:
             self._fd = os.pidfd_open(pid)
         except OSError as error:
