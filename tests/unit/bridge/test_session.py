@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._linux.robust import DeathMark
 from ipcsync._session import handshake
 from ipcsync._session.connection import Connection
 from ipcsync._session.lease import SessionLease
@@ -48,7 +49,7 @@ STEPS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "the lease's bell": lambda patch: patch.setattr(os, "eventfd", _fail),
     "watching the coordinator": lambda patch: patch.setattr(SessionLease, "_watch_coordinator", _fail),
     "ready": _refuse_ready,
-    "the life thread": lambda patch: patch.setattr(SessionLease, "show", _fail),
+    "the life thread": lambda patch: patch.setattr(DeathMark, "show", _fail),
     "the heartbeat's thread": lambda patch: patch.setattr(threading.Thread, "start", _fail),
 }
 
