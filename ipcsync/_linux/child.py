@@ -198,7 +198,7 @@ class Child(Closing):
         process = pidfd = None
         name = f"{program.__module__}.{program.__qualname__}"  # for those who look at ps(1)
         try:
-            command = [*self._command(theirs.fileno()), name]
+            command = [*PYTHON, "-c", COMMAND, str(theirs.fileno()), str(os.getpid()), name]
             process = spawn(command, env=environment(env), fds=(theirs.fileno(), *fds), stdout=stdout, stderr=stderr)
             theirs.close()
             self._process = process
@@ -217,9 +217,6 @@ class Child(Closing):
             if pidfd is not None:
                 pidfd.close()
             raise
-
-    def _command(self, fd: int) -> list[str]:
-        return [*PYTHON, "-c", COMMAND, str(fd), str(os.getpid())]
 
     @property
     def status(self) -> int | None:

@@ -6,7 +6,8 @@ import fcntl
 import os
 import socket
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 _FD = struct.Struct("i")
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
@@ -62,13 +63,11 @@ class LastLock:
 
     def hold(self, offset: int) -> None:
         """Take the shared lock of the byte at `offset`. Raises OSError."""
-        file = self._look()
-        try:
+        with self._open_file() as file:
             share(file, offset)
-        finally:
-            os.close(file)
 
-    def _look(self) -> int:
+    @contextmanager
+    def _open_file(self) -> Iterator[int]:
         """A descriptor of the open file in the socket, which stays in the socket."""
         flags = socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
         keeper = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM, 0, self._fd)
@@ -76,7 +75,11 @@ class LastLock:
             _, [(_, _, data)], *_ = keeper.recvmsg(1, socket.CMSG_LEN(_FD.size), flags)
         finally:
             keeper.detach()
-        return int(_FD.unpack(data)[0])
+        (file,) = _FD.unpack(data)
+        try:
+            yield file
+        finally:
+            os.close(file)
 
     def survive_exec(self) -> None:
         """Keep the locks across exec, of this process and of its children."""
@@ -84,11 +87,8 @@ class LastLock:
 
     def is_held_by_others(self, offset: int) -> bool:
         """Whether another open file has a lock of the byte at `offset`."""
-        file = self._look()
-        try:
+        with self._open_file() as file:
             return is_locked(file, offset)
-        finally:
-            os.close(file)
 
     def drop(self) -> None:
         """Release this process's locks, once no process asks for them any more."""

@@ -17,21 +17,23 @@ _UCRED = struct.Struct("3i")  # pid, uid, gid
 
 def start_time(pid: int) -> int | None:
     """Clock ticks since boot at which process `pid` started (proc(5), field 22); None if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command's name stands in parentheses and may hold anything: count fields behind the last one.
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
 
 
 def is_stopped(pid: int) -> bool:
     """Whether process `pid` is stopped, by a signal or a debugger (proc(5), state T or t); False if it is not there."""
+    return _stat(pid)[:1] in ([b"T"], [b"t"])
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of the process from its state on (proc(5), field 3); empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+            # The command's name stands in parentheses and may hold anything.
+            return file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return []
 
 
 def is_running(pid: int, started: int) -> bool:

@@ -26,8 +26,7 @@ _M = TypeVar("_M", bound=Message)
 
 _RETRY_NS = 1_000_000_000
 _FORGOTTEN_NS = 60_000_000_000  # behind the deadline of a request that was given up
-_SLICE_NS = 50_000_000
-_EAGER_NS, _EAGER_SLICE_NS = 250_000_000, 10_000_000  # at first, since another coordinator may follow a dead one
+_SLICE_NS = 10_000_000  # another coordinator may follow a dead one
 _NOW, _EVENTS = int(zmq.NOBLOCK), int(zmq.EVENTS)  # ints cost less than enums
 _IN, _IN_OR_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 
@@ -95,9 +94,7 @@ class Connection:
         self.endpoint = endpoint
         self.sent: int = 0
         self.window = 1  # how many requests the coordinator allows in flight
-        self.blocks_signals = False  # whether the thread that uses it does: then it may wait in the socket
         self._ids = itertools.count(first_id)
-        self._rcvtimeo = -1
         self._late: dict[int, Request] = {}  # given up, and maybe done
         self._checked = -1  # the number of the coordinator whose uid was checked last
         self.starts: Callable[[], int] = int
@@ -153,7 +150,6 @@ class Connection:
         left, oldest = len(requests), 0
         resend_at = sent_to = 0
         was_sent = False
-        eager_until = time.monotonic_ns() + _EAGER_NS
         while left and (now := time.monotonic_ns()) < deadline:
             while requests[oldest].reply is not None:
                 oldest += 1
@@ -165,8 +161,7 @@ class Connection:
                 resend_at = now + _RETRY_NS if was_sent else 0
             elif unsent := [request for request in allowed if request.sent_to < 0]:
                 self._try_send(socket, unsent)
-            longest = _EAGER_SLICE_NS if now < eager_until else _SLICE_NS
-            slice_ms = max(1, min(longest, deadline - now) // 1_000_000)
+            slice_ms = max(1, min(_SLICE_NS, deadline - now) // 1_000_000)
             if not was_sent:
                 socket.poll(slice_ms, _IN_OR_OUT)
             if answered := self._receive(socket, wanted, left, slice_ms if was_sent else 0):
@@ -203,20 +198,16 @@ class Connection:
 
         It ends with the last of these, `left` of which had no reply before.
         """
-        # Elsewhere a poll, since its limit holds across signals: a blocking receive starts its limit again after each.
-        flags = 0 if wait_ms and self.blocks_signals else _NOW
-        if wait_ms and flags and not zmq_poll([(socket, _IN)], wait_ms):
+        # A poll's limit holds across signals: a blocking receive starts its limit again after each.
+        if wait_ms and not zmq_poll([(socket, _IN)], wait_ms):
             return 0
-        if not flags and wait_ms != self._rcvtimeo:
-            self._rcvtimeo = socket.rcvtimeo = wait_ms
         answered = 0
         # Asked for, since the exception of an empty socket takes longer than a reply.
-        while not flags or socket.getsockopt(_EVENTS) & _IN:  # type: ignore[operator] # an int
+        while socket.getsockopt(_EVENTS) & _IN:  # type: ignore[operator] # an int
             try:
-                frame = socket.recv(flags, copy=False)
+                frame = socket.recv(_NOW, copy=False)
             except zmq.Again:
-                break  # nothing came, or what was there went with a coordinator that died
-            flags = _NOW
+                break  # what was there went with a coordinator that died
             if self._checks_owner and self._checked != (starts := self.starts()):
                 check_server(frame, self.endpoint)
                 self._checked = starts

@@ -108,16 +108,11 @@ class Driving:
         if not is_known and self._try(use, "release", use.engine.try_release):
             self._owner.post(partial(self._table.advance, use, Life.RELEASED))
         elif use.life < Life.DRAINED:
-            life = Life.DRAINED if self._is_drained(use) else Life.DRAINING
+            life = Life.DRAINING
+            with suppress(IpcSyncError):  # which was logged just now
+                life = Life.DRAINED if use.engine.is_drained() else life
             if life > use.life:
                 self._owner.post(partial(self._table.advance, use, life))
-
-    def _is_drained(self, use: Use) -> bool:
-        """Whether a recorder that still drains has no work left."""
-        try:
-            return use.engine.is_drained()
-        except IpcSyncError:
-            return False  # `settle` has logged it
 
     def _try(self, use: Use, what: str, call: Callable[[], T]) -> T | None:
         """A broken CUDA context, or an event that cannot be opened here, must not keep other events from it.

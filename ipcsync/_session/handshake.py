@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from ipcsync import _room as room
 from ipcsync._board import Board
@@ -45,17 +45,14 @@ def greet(
         role=role,
     )
     try:
-        reply = connection.request(hello, b"", timeout, check)
+        with of_this_version(f"the coordinator at {connection.endpoint}", connection.endpoint):
+            reply = connection.request(hello, b"", timeout, check)
     except WaitTimeout:
         raise ConnectError(
             f"no coordinator answered at {connection.endpoint} within {timeout} s: "
             f"{no_answer.why(connection.endpoint)}",
             endpoint=connection.endpoint,
         ) from None
-    except ProtocolError as error:
-        if error.code != "version":
-            raise
-        raise other_version(f"the coordinator at {connection.endpoint}", error, connection.endpoint) from None
     except ConnectError as error:
         error.endpoint = connection.endpoint
         raise
@@ -65,15 +62,12 @@ def greet(
 def open_board(welcome: Welcome, endpoint: str) -> Board:
     """The coordinator's board."""
     try:
-        board = Board.open(welcome.board)
+        with of_this_version("the coordinator's board", endpoint):
+            board = Board.open(welcome.board)
     except OSError as error:
         raise room.shortage(error, "the coordinator's board") or ConnectError(
             f"the coordinator's board {welcome.board} cannot be opened here: {error.strerror}", endpoint=endpoint
         ) from error
-    except ProtocolError as error:
-        if error.code != "version":
-            raise
-        raise other_version("the coordinator's board", error, endpoint) from None
     if board.epoch != welcome.epoch:
         board.close()
         raise ConnectError(f"the board {welcome.board} belongs to another coordinator", endpoint=endpoint)
@@ -86,12 +80,18 @@ def take_leave(connection: Connection, token: bytes) -> None:
         connection.request(Bye(released=True), token, _GOODBYE_S)
 
 
-def other_version(what: str, error: ProtocolError, endpoint: str) -> ConnectError:
-    """The error for a peer whose format has another version."""
-    return ConnectError(
-        f"{what} is of another version of ipcsync: {error}; install the same version for both, and restart both",
-        endpoint=endpoint,
-    )
+@contextmanager
+def of_this_version(what: str, endpoint: str) -> Iterator[None]:
+    """A block that raises ConnectError where it finds that the format of `what` has another version."""
+    try:
+        yield
+    except ProtocolError as error:
+        if error.code != "version":
+            raise
+        raise ConnectError(
+            f"{what} is of another version of ipcsync: {error}; install the same version for both, and restart both",
+            endpoint=endpoint,
+        ) from None
 
 
 def hold_lifeline(board: Board, index: int, endpoint: str, timeout: float) -> None:

@@ -8,11 +8,11 @@ from typing import TypeVar, cast
 from ipcsync._closing import Closing
 from ipcsync._session import no_answer
 from ipcsync._session.connection import Connection, expect
-from ipcsync._session.handshake import other_version
+from ipcsync._session.handshake import of_this_version
 from ipcsync._session.server import check_endpoint
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, Message, NodeInfo, SessionInfo
-from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
+from ipcsync.errors import ConnectError, WaitTimeout
 from ipcsync.typing import CoordinatorStats
 
 _M = TypeVar("_M", bound=Message)
@@ -75,12 +75,8 @@ class Reader(Closing):
             self._connection = Connection(self.endpoint, checks_owner=checks_owner)
             self._connection.starts = lambda: self._asked  # so that it looks at each answer's process
         self._asked += 1
-        try:
+        with of_this_version(f"the coordinator at {self.endpoint}", self.endpoint):
             return expect(self._connection.request(body, b"", timeout), kind)
-        except ProtocolError as error:
-            if error.code != "version":
-                raise
-            raise other_version(f"the coordinator at {self.endpoint}", error, self.endpoint) from None
 
     def _nobody(self, where: str) -> ConnectError:
         return ConnectError(f"no coordinator {where}: {no_answer.why(self.endpoint)}", endpoint=self.endpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -54,8 +55,10 @@ def check_server(frame: zmq.Frame, endpoint: str) -> None:
     """
     path = endpoints.socket_path(endpoint)
     me = os.geteuid()
-    owner = _owner_of(os.path.dirname(path) or ".")
-    if owner not in (me, None):
+    owner = me
+    with suppress(OSError):  # it was removed meanwhile
+        owner = os.stat(os.path.dirname(path) or ".").st_uid
+    if owner != me:
         raise ConnectError(
             f"the directory of the socket {path} belongs to uid {owner}, and this is uid {me}: {_RULE}",
             endpoint=endpoint,
@@ -66,13 +69,6 @@ def check_server(frame: zmq.Frame, endpoint: str) -> None:
             f"a process of uid {server} answers at the socket {path}, and this is uid {me}: {_RULE}",
             endpoint=endpoint,
         )
-
-
-def _owner_of(directory: str) -> int | None:
-    try:
-        return os.stat(directory).st_uid
-    except OSError:
-        return None  # it was removed meanwhile
 
 
 def _uid_of_peer(frame: zmq.Frame) -> int | None:

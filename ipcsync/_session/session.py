@@ -394,7 +394,6 @@ class Session:
         """Open everything, or nothing."""
         with ExitStack() as undo:
             self.connection = connection = Connection(self.endpoint)
-            connection.blocks_signals = True
             undo.callback(connection.close)
             check = self._check_wanted_or_greeted
             welcome = handshake.greet(connection, self.name, timeout, lease_ttl, check, driver=_drivers.name())
@@ -591,14 +590,10 @@ def _close_at_exit() -> None:
     _hush_daemons()
     queued.log_at_exit()  # while the boards, by which it is known, are mapped
     for session in living.copy():
-        _close(session)
-
-
-def _close(session: Session) -> None:
-    try:
-        session.close()
-    except Exception:  # one that fails must not stop the others
-        log.exception("closing %r failed", session)
+        try:
+            session.close()
+        except Exception:  # noqa: PERF203 - one that fails must not stop the others
+            log.exception("closing %r failed", session)
 
 
 def _announce_death() -> None:

@@ -104,7 +104,10 @@ class Trials:
     def of_engines(self, reply: ProbeReply, ordinal: int) -> EngineChecks:
         """The result of `Client.check`."""
         with self._trial():
-            event = reply.why_not_event or _why_not_event(reply.handle, ordinal)
+            event = reply.why_not_event
+            if event is None:
+                with OnDevice(ordinal) as inside, inside:
+                    event = relaxed_call(_why_not_event, reply.handle)
             timeline = _why_not_timeline(self._line, ordinal)
         return {
             "event": {"ok": event is None, "why": event or ""},
@@ -112,12 +115,7 @@ class Trials:
         }
 
 
-def _why_not_event(handle: bytes, ordinal: int) -> str | None:
-    with OnDevice(ordinal) as inside, inside:
-        return relaxed_call(_open, handle)
-
-
-def _open(handle: bytes) -> str | None:
+def _why_not_event(handle: bytes) -> str | None:
     driver = _drivers.load()
     try:
         data = _drivers.handle_from_bytes(CUipcEventHandle, handle)

@@ -89,7 +89,6 @@ class BridgeSession:
 
     def _run(self) -> None:
         block_signals()
-        self._connection.blocks_signals = True
         self._owner.run(lambda: self._is_closed, self._at_beat, self._work)
         while not self._asked.empty():
             self._settle(*self._asked.get(), self._closed())
@@ -215,7 +214,6 @@ class BridgeSession:
         self._owner.ring()
         if self._heart.ident is not None:  # it was started
             self._heart.join(5.0)
-        self._connection.blocks_signals = False
 
     def _stop(self) -> None:
         self._await_end()
