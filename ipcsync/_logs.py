@@ -54,33 +54,27 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else _code(char) for char in text)
 
 
-def _parts(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str, object]:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    parts: dict[str, object] = {
-        "time": f"{stamp}.{int(record.msecs):03d}Z",
-        "level": record.levelname.lower(),
-        "event": record.getMessage(),
-    }
-    parts.update(getattr(record, "fields", {}))
-    if record.exc_info:
-        parts["traceback"] = formatter.formatException(record.exc_info)
-    return parts
+class Lines(logging.Formatter):
+    """`time=… level=… event="…" key=value …`, or one JSON object a line."""
 
-
-class KeyValue(logging.Formatter):
-    """`time=… level=… event="…" key=value …`."""
+    def __init__(self, *, as_json: bool = False) -> None:
+        super().__init__()
+        self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, the traceback included."""
-        return " ".join(f"{key}={quoted(value)}" for key, value in _parts(record, self).items())
-
-
-class Json(logging.Formatter):
-    """One JSON object a line: time, level, event, and the message's values."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One line, the traceback included."""
-        return json.dumps(_parts(record, self), default=str)
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        parts: dict[str, object] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            parts["traceback"] = self.formatException(record.exc_info)
+        if self._as_json:
+            return json.dumps(parts, default=str)
+        return " ".join(f"{key}={quoted(value)}" for key, value in parts.items())
 
 
 def _message_of(record: logging.LogRecord) -> str:
@@ -181,7 +175,7 @@ def configure(level: str, *, as_json: bool, libraries: Sequence[str] = ("asyncio
     """Send this process's log to stderr: ipcsync's own from `level` up, and the warnings of `libraries`."""
     ours, theirs = _to_stderr(), _to_stderr()
     for handler in (ours, theirs):
-        handler.setFormatter(Json() if as_json else KeyValue())
+        handler.setFormatter(Lines(as_json=as_json))
     theirs.addFilter(Seldom())
     logging.captureWarnings(True)
     for name, handler, least in (("ipcsync", ours, level.upper()), *((name, theirs, "WARNING") for name in libraries)):

@@ -33,19 +33,11 @@ class Peer:
     this pid namespace by (pid, start time), elsewhere by the lifeline, the lock that the process holds on its line.
     """
 
-    __slots__ = (
-        "_board",
-        "_process",
-        "_shows_end",
-        "label",
-        "line",
-        "lock",
-        "pid",
-        "serial",
-    )
+    __slots__ = ("_board", "_is_own", "_process", "_shows_end", "label", "line", "lock", "pid", "serial")
 
-    def __init__(self, board: Board, serial: int) -> None:
+    def __init__(self, board: Board, serial: int, *, is_own: bool = False) -> None:
         self.serial = serial
+        self._is_own = is_own  # of this process, which is alive whenever it asks
         self._board = board
         self.line: SessionLine = board.session(serial & 0xFFFF)
         self._process: Process | None = None
@@ -60,6 +52,8 @@ class Peer:
         owner = self.line.owner  # before the serial, which another session changes later
         if self.line.serial != self.serial:
             return False
+        if self._is_own:
+            return True
         return not owner & OWNER_DIED if owner else self._ask_the_kernel()
 
     def is_over(self) -> bool | None:
@@ -67,7 +61,7 @@ class Peer:
 
         It counts only if the coordinator is found alive afterwards. Costs about 2 µs.
         """
-        return is_over(self._board, self.serial) if self._shows_end else None
+        return is_over(self._board, self.serial) if self._shows_end and not self._is_own else None
 
     def _ask_the_kernel(self) -> bool:
         pid, started, namespace = self.line.process
@@ -78,25 +72,10 @@ class Peer:
         return self._process.is_alive() and self.line.serial == self.serial
 
 
-class OwnPeer(Peer):
-    """A session of this process itself, which is alive whenever it asks."""
-
-    __slots__ = ()
-
-    def is_alive(self) -> bool:
-        """Whether the session still has its line."""
-        return self.line.serial == self.serial
-
-    def is_over(self) -> bool | None:
-        """None: a process that asks is not over."""
-        return None
-
-
 def peer_of(board: Board, serial: int) -> Peer:
     """The peer with that serial; this process's own session is known to live."""
     myself = os.getpid(), start_time(os.getpid()) or 0, pid_namespace()
-    is_mine = board.session(serial & 0xFFFF).process == myself
-    return OwnPeer(board, serial) if is_mine else Peer(board, serial)
+    return Peer(board, serial, is_own=board.session(serial & 0xFFFF).process == myself)
 
 
 _FIRST_BYTE = 1 << 40

@@ -195,28 +195,25 @@ class Child(Closing):
         open_standard()  # the pipe must have no such number
         ours, theirs = Pipe()
         self.connection: Connection = ours
-        process = pidfd = None
         name = f"{program.__module__}.{program.__qualname__}"  # for those who look at ps(1)
-        try:
-            command = [*PYTHON, "-c", COMMAND, str(theirs.fileno()), str(os.getpid()), name]
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            command = [*self._command(theirs.fileno()), name]
             process = spawn(command, env=environment(env), fds=(theirs.fileno(), *fds), stdout=stdout, stderr=stderr)
+            undo.callback(process.wait)
+            undo.callback(process.kill)
             theirs.close()
             self._process = process
             self.pid: int = process.pid
+            self._pidfd: PidFd | None = None
             with contextlib.suppress(PidFdError):
-                pidfd = PidFd(process.pid)
-            self._pidfd = pidfd
+                self._pidfd = PidFd(process.pid)
             with contextlib.suppress(BrokenPipeError):  # it is gone already: its status says how
                 self.connection.send((tuple(fds), program, arguments))
-        except BaseException:
-            self.connection.close()
-            theirs.close()
-            if process is not None:
-                process.kill()
-                process.wait()
-            if pidfd is not None:
-                pidfd.close()
-            raise
+            undo.pop_all()
+
+    def _command(self, fd: int) -> list[str]:
+        return [*PYTHON, "-c", COMMAND, str(fd), str(os.getpid())]
 
     @property
     def status(self) -> int | None:

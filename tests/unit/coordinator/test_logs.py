@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import ipcsync
 from ipcsync import _logs as logs
-from ipcsync._logs import Json, KeyValue, Unwaiting, fields, is_round, quoted
+from ipcsync._logs import Lines, Unwaiting, fields, is_round, quoted
 from tests.kit.examples import examples
 from tests.kit.until import until
 
@@ -63,26 +63,26 @@ def _parsed(line: str) -> dict[str, str]:
 @example("\\n")
 @example("{'a': 1} %s %(x)s")
 def test_whatever_a_name_holds_it_is_one_value_on_one_line(name: str) -> None:
-    line = _written(KeyValue(), "session lost", extra=fields(name=name, pid=7))
+    line = _written(Lines(), "session lost", extra=fields(name=name, pid=7))
     assert line.endswith("\n")
     assert len(line.splitlines()) == 1
     pairs = _parsed(line[:-1])
     assert list(pairs) == ["time", "level", "event", "name", "pid"]
     assert (pairs["level"], pairs["event"], pairs["name"], pairs["pid"]) == ("error", "session lost", name, "7")
-    line = _written(Json(), "session lost", extra=fields(name=name, pid=7))
+    line = _written(Lines(as_json=True), "session lost", extra=fields(name=name, pid=7))
     assert len(line.splitlines()) == 1
     read = json.loads(line)
     assert (read["level"], read["event"], read["name"], read["pid"]) == ("error", "session lost", name, 7)
 
 
-@pytest.mark.parametrize("formatter", [KeyValue(), Json()])
-def test_a_message_or_a_traceback_cannot_begin_a_line_of_its_own(formatter: logging.Formatter) -> None:
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_message_or_a_traceback_cannot_begin_a_line_of_its_own(is_json: bool) -> None:
     try:
         raise ValueError(_FORGED)
     except ValueError:
-        line = _written(formatter, "failed: %s", _FORGED, exc_info=True)
+        line = _written(Lines(as_json=is_json), "failed: %s", _FORGED, exc_info=True)
     assert len(line.splitlines()) == 1
-    pairs = json.loads(line) if isinstance(formatter, Json) else _parsed(line[:-1])
+    pairs = json.loads(line) if is_json else _parsed(line[:-1])
     assert pairs["event"] == f"failed: {_FORGED}"
     assert "ValueError: x\ntime=2030" in pairs["traceback"]
 
@@ -107,7 +107,7 @@ def test_what_happens_often_is_told_seldom() -> None:
 def test_a_librarys_warning_that_comes_again_and_again_is_told_seldom_and_with_its_count() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(KeyValue())
+    handler.setFormatter(Lines())
     handler.addFilter(logs.Seldom())
     logger = logging.Logger("asyncio")
     logger.addHandler(handler)
@@ -226,7 +226,7 @@ def pipe() -> Iterator[Pipe]:
     """A pipe as a service's stderr."""
     read, write = os.pipe()
     handler, logger = Unwaiting(write), logging.Logger("ipcsync.test")
-    handler.setFormatter(KeyValue())
+    handler.setFormatter(Lines())
     logger.addHandler(handler)
     yield Pipe(read, write, logger, handler)
     for descriptor in {read, write, handler._descriptor}:
