@@ -16,7 +16,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whe
 def try_lock(fd: int, offset: int) -> bool:
     """Take the exclusive lock of the byte at `offset`; False if another open file description has it."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0))
+        _ask(fd, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, offset)
     except (BlockingIOError, PermissionError):
         return False
     return True
@@ -24,18 +24,22 @@ def try_lock(fd: int, offset: int) -> bool:
 
 def unlock(fd: int, offset: int) -> None:
     """Release the lock of the byte at `offset`, for every descriptor of this open file, those of children too."""
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, offset, 1, 0))
+    _ask(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, offset)
 
 
 def share(fd: int, offset: int) -> None:
     """Take a shared lock of the byte at `offset`, for which reading is enough. Raises OSError."""
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, offset, 1, 0))
+    _ask(fd, fcntl.F_OFD_SETLK, fcntl.F_RDLCK, offset)
 
 
 def is_locked(fd: int, offset: int) -> bool:
     """Whether a descriptor other than `fd`'s own open file description holds a lock of the byte at `offset`."""
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0))
-    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    return _ask(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, offset) != fcntl.F_UNLCK
+
+
+def _ask(fd: int, what: int, kind: int, offset: int) -> int:
+    answer = fcntl.fcntl(fd, what, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+    return int(_FLOCK.unpack(answer)[0])
 
 
 class LastLock:

@@ -18,12 +18,7 @@ from ipcsync._locks import know_turns
 from ipcsync._native import fork
 from ipcsync._wire.messages import Welcome
 from ipcsync._worker import beats, has_a_beat
-from ipcsync.errors import (
-    ClientClosed,
-    CoordinatorLost,
-    IpcSyncError,
-    SessionExpired,
-)
+from ipcsync.errors import ClientClosed, CoordinatorLost, IpcSyncError, SessionExpired
 
 log = logging.getLogger("ipcsync")
 
