@@ -201,8 +201,6 @@ def _take(path: str) -> tuple[bool, int]:
             continue  # a coordinator that ends has removed it
         try:
             _lock(fd, path)
-            if _is_an_older_ones(path):
-                raise RuntimeDirError(f"a coordinator of an older version serves {path}: end it first")
         except BaseException:
             os.close(fd)
             raise
@@ -317,24 +315,12 @@ def who_serves(path: str) -> Serving | None:
         return None
     try:
         if _locks(fd, fcntl.LOCK_SH):
-            return _UNKNOWN if _is_an_older_ones(path) else None
+            return None
     except RuntimeDirError:
         return None  # where nothing can be locked, no coordinator starts
     finally:
         os.close(fd)
     return _serving_in(path)
-
-
-def _is_an_older_ones(path: str) -> bool:
-    """Whether a coordinator that knows only the lock of a file serves the directory."""
-    try:
-        fd = _unfollowed(os.path.join(path, SERVING), os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return not _locks(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
 
 
 def _locks(fd: int, kind: int) -> bool:

@@ -36,10 +36,7 @@ def command(runtime_dir: str | None) -> None:
         raise Failed(f"no coordinator serves {path}")
     pid = found.pid
     if not pid:
-        raise Failed(
-            f"a coordinator serves {path}, but the file lock there does not say which: try again in a second; "
-            "one of an older version can only be restarted, which ends all sessions"
-        )
+        raise Failed(f"a coordinator serves {path}, but the file lock there does not say which: try again in a second")
     if found.namespace not in (0, pid_namespace()):
         raise Failed(f"the keeper (pid {pid}) has its pid in another pid namespace: run `ipcsync reload` in that one")
     if found.role != KEEPER:

@@ -194,20 +194,6 @@ def test_a_directory_in_which_nothing_can_be_written_is_not_left_behind(path: Pa
     assert not path.exists()
 
 
-def test_a_coordinator_that_locks_a_file_as_those_before_did_is_not_robbed(path: Path) -> None:
-    path.mkdir(0o700, parents=True)
-    (path / "coordinator.sock").touch()
-    with open(path / "lock", "w") as older:
-        fcntl.flock(older, fcntl.LOCK_EX)
-        with pytest.raises(RuntimeDirError, match=f"a coordinator of an older version serves {path}: end it first"):
-            RuntimeDir(str(path))
-        assert (path / "coordinator.sock").exists()
-        assert who_serves(str(path)) == Serving(0, "", 0)
-    (path / "coordinator.sock").unlink()
-    assert who_serves(str(path)) is None
-    RuntimeDir(str(path)).close()
-
-
 def _start(path: Path, barrier: threading.Barrier, made: list[RuntimeDir], refused: list[str]) -> None:
     barrier.wait(10)
     try:
