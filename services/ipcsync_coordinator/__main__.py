@@ -18,11 +18,10 @@ import msgspec
 import ipcsync
 from ipcsync._linux.inherited import forget_parent
 from ipcsync._logs import configure, fields
-from ipcsync_coordinator import config
+from ipcsync_keeper import config
 
 if TYPE_CHECKING:
     from ipcsync_coordinator.startup import Startup
-    from ipcsync_keeper.resources import KeeperConfig
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -80,24 +79,10 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
             sys.exit(2)
         raise click.UsageError(str(error)) from None
     configure(settings.log_level, as_json=settings.log_json)
-    if kept is not None:
-        sys.exit(_serve_kept(settings, kept))
-    if settings.keeper:
+    if settings.keeper and kept is None:
         _become_keeper(settings, ready_fd, exit_with)
-    sys.exit(asyncio.run(_serve_alone(settings, ready_fd, exit_with)))
-
-
-def _keeper_config(settings: config.Settings) -> KeeperConfig:
-    from ipcsync_keeper.resources import KeeperConfig
-
-    return KeeperConfig(
-        os.path.abspath(settings.runtime_dir),
-        settings.driver,
-        settings.device_list(),
-        settings.pool,
-        settings.kept_slots,
-        settings.max_sessions,
-    )
+    what = None if kept is None else _inherit(settings, kept)
+    sys.exit(asyncio.run(_serve(settings, what, ready_fd, exit_with)))
 
 
 def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> None:
@@ -106,8 +91,7 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
     from ipcsync_keeper.keeper import Plan
 
     command = [*PYTHON, *PROGRAM, *sys.argv[1:]]  # a kept one heeds neither --ready-fd nor --exit-with
-    level, as_json = settings.log_level, settings.log_json
-    plan = Plan(_keeper_config(settings), command, settings.spare, level, as_json, ready_fd, exit_with)
+    plan = Plan(settings, command, ready_fd, exit_with)
     if ready_fd is not None:
         os.set_inheritable(ready_fd, True)
     sys.stdout.flush()
@@ -116,87 +100,63 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
     os.execv(sys.executable, keeper)  # noqa: S606 - no shell
 
 
-def _serve_kept(settings: config.Settings, kept: str) -> int:
+def _inherit(settings: config.Settings, kept: str) -> Startup:
     # All that serving needs is imported before this process has to serve.
     from ipcsync_coordinator import server, startup  # noqa: F401
 
     _freeze()
-    what = startup.inherit(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
-    fixed = {name: getattr(what.config.keeper, name) for name in ("runtime_dir", "driver", "pool", "max_sessions")}
-    settings = dataclasses.replace(settings, **fixed)
-    return asyncio.run(_serve_for_keeper(settings, what))
+    return startup.inherit(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
 
 
-async def _serve_for_keeper(settings: config.Settings, what: Startup) -> int:
-    """Serve, and end the process; with status UNREADABLE if the journal cannot be read."""
+async def _serve(settings: config.Settings, what: Startup | None, ready_fd: int | None, exit_with: str | None) -> int:
+    """Serve with what a keeper has handed over, or alone; returns the exit status."""
+    from ipcsync._linux.process import watched
+    from ipcsync._linux.service_manager import ServiceManager
+    from ipcsync_coordinator import startup
     from ipcsync_coordinator.journal import JournalError
     from ipcsync_coordinator.server import Server
     from ipcsync_keeper.journal_files import UNREADABLE
     from ipcsync_keeper.resources import report_failure
 
-    began = time.monotonic()
+    began, done = time.monotonic(), asyncio.Event()
+    manager = ServiceManager()  # a keeper's, if there is one, is not told from here
     try:
-        server = Server(settings, what, asyncio.Event())
+        if what is None:
+            os.environ["IPCSYNC_DRIVER"] = settings.driver
+            for number in (signal.SIGTERM, signal.SIGINT):  # before anything needs to be cleaned up
+                asyncio.get_running_loop().add_signal_handler(number, done.set)
+            what = startup.create(settings)
+        else:
+            fixed = {name: getattr(what.config.settings, name) for name in config.FIXED}
+            settings = dataclasses.replace(settings, **fixed)
+        server = Server(settings, what, done, manager.alive)
     except JournalError as error:
         log.critical("the journal cannot be read", extra=fields(why=error))
         return UNREADABLE
     except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
-        report_failure(caught, "a coordinator")
-        return 1
-    _freeze()
-    log.info(
-        "serving",
-        extra=fields(
-            version=ipcsync.__version__,
-            starts=what.config.starts,
-            sessions=len(server.sessions),
-            slots=server.registry.in_use,
-            start_s=round(time.monotonic() - began, 3),
-        ),
-    )
-    try:
-        await server.run()
-    finally:
-        server.close()
-    logging.shutdown()
-    os._exit(server.status)  # at once, since the next coordinator waits for this end, and only memory is left to free
-
-
-async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> int:
-    os.environ["IPCSYNC_DRIVER"] = settings.driver
-    began = time.monotonic()
-    from ipcsync._linux.process import watched
-    from ipcsync._linux.service_manager import ServiceManager
-    from ipcsync_coordinator import startup
-    from ipcsync_coordinator.server import Server
-    from ipcsync_keeper.resources import report_failure
-
-    done = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # before anything needs to be cleaned up
-        asyncio.get_running_loop().add_signal_handler(number, done.set)
-    manager = ServiceManager()
-    try:
-        what = startup.create(_keeper_config(settings))
-        try:
-            server = Server(settings, what, done, manager.alive)
-        except BaseException:
-            if what.resources is not None:
-                what.resources.close()
-            raise
-    except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
+        if what is not None and what.resources is not None:
+            what.resources.close()
         report_failure(caught, "a coordinator")
         return 1
     try:
-        if exit_with is not None:
-            server.end_with(watched(exit_with))
         _freeze()
-        assert what.resources is not None
-        devices, start_s = len(what.config.devices), round(time.monotonic() - began, 3)
-        what.resources.report_ready(manager, ready_fd, devices=devices, pool=settings.pool, start_s=start_s)
+        start_s = round(time.monotonic() - began, 3)
+        if what.resources is not None:
+            if exit_with is not None:
+                server.end_with(watched(exit_with))
+            devices = len(what.config.devices)
+            what.resources.report_ready(manager, ready_fd, devices=devices, pool=settings.pool, start_s=start_s)
+        else:
+            sessions, slots, starts = len(server.sessions), server.registry.in_use, what.config.starts
+            more = fields(version=ipcsync.__version__, starts=starts, sessions=sessions, slots=slots, start_s=start_s)
+            log.info("serving", extra=more)
         await server.run()
     finally:
         manager.stopping()
         server.close()
+    if what.resources is None:
+        logging.shutdown()
+        os._exit(server.status)  # at once: the next coordinator waits for this end, and only memory is left to free
     log.info("stopped")
     return server.status
 

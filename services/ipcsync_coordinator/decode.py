@@ -13,8 +13,8 @@ from msgspec import Meta
 from ipcsync._wire.codec import UNREADABLE
 from ipcsync._wire.messages import REQUESTS, VERSION, RequestBody
 from ipcsync.errors import ProtocolError
+from ipcsync_keeper.config import MAX_FRAME
 
-MAX_FRAME = 64 * 1024  # of a request; replies carry lists and may be larger
 _ARRAY = 0x90  # the first byte of a short array, whose low half is the length
 _MOST_FIXED = 0x7F  # a byte up to it is that number
 _SIZES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # of a whole number, by its first byte

@@ -9,7 +9,6 @@ from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
 from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
 from ipcsync_coordinator import decode
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.limits import Sender, StrikeCounter
@@ -17,6 +16,7 @@ from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.questions import MOST_ROWS
 from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.state import Kept, Session, Use
+from ipcsync_keeper.config import Settings
 
 log = logging.getLogger("ipcsync.coordinator")
 

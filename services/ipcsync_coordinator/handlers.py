@@ -24,7 +24,6 @@ from ipcsync.errors import (
     QuotaExceeded,
 )
 from ipcsync_coordinator import engine_choice
-from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.limits import Sender
@@ -32,6 +31,7 @@ from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.questions import Questions, attachment_of
 from ipcsync_coordinator.state import UNKNOWN, Session, Use
 from ipcsync_coordinator.transactions import Transactions
+from ipcsync_keeper.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_keeper.resources import StartupConfig
 
 log = logging.getLogger("ipcsync.coordinator")

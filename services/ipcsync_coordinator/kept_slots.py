@@ -6,8 +6,8 @@ They do not count for the pool but within limits of their own, since what ends t
 from __future__ import annotations
 
 from ipcsync.errors import QuotaExceeded
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.state import Slot
+from ipcsync_keeper.config import Settings
 
 
 class KeptSlots:

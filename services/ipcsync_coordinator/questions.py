@@ -12,11 +12,11 @@ from ipcsync import __version__
 from ipcsync._linux.process import resident_bytes
 from ipcsync._wire import messages
 from ipcsync.typing import EngineName
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.state import Session, Slot
 from ipcsync_coordinator.transactions import Transactions
+from ipcsync_keeper.config import Settings
 from ipcsync_keeper.resources import StartupConfig
 
 MOST_ROWS = 4096

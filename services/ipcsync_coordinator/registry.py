@@ -26,7 +26,6 @@ from ipcsync.errors import (
     RecorderLost,
     RecorderTaken,
 )
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.kept_slots import KeptSlots
 from ipcsync_coordinator.state import (
     UNREAD,
@@ -39,6 +38,7 @@ from ipcsync_coordinator.state import (
     Touched,
 )
 from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
+from ipcsync_keeper.config import Settings
 
 _MOST_UNUSED = 256  # free slots that are not used again yet
 
@@ -251,7 +251,7 @@ class Registry:
         self.check_room(session, name)
         assert origin is not None or not (name and name in self.names)
         index = len(self.slots)
-        if len(self._free) > self._unused or (self._free and index >= self.limits.pool + 2 * self.limits.kept_slots):
+        if len(self._free) > self._unused or (self._free and index >= self.limits.most_slots):
             index = self._free.popleft()
         slot = self.slots.setdefault(index, Slot(index))
         slot.incarnation += 1

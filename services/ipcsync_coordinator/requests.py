@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 import zmq
 
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.limits import Sender, StrikeCounter, Unread, cut
+from ipcsync_keeper.config import Settings
 
 _BUDGET = 512
 _LONGEST_NS = 50_000_000  # for the budget: some requests take 10 ms

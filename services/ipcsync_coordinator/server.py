@@ -17,7 +17,6 @@ from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
 from ipcsync._zeromq import new_context
 from ipcsync_coordinator import gate, limits, records
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
@@ -37,6 +36,7 @@ from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.startup import Startup
 from ipcsync_coordinator.state import Session
 from ipcsync_coordinator.transactions import Transactions
+from ipcsync_keeper.config import Settings
 from ipcsync_keeper.resources import listen
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -57,8 +57,8 @@ class Server:
         self._done = done  # set: the end begins
         config = startup.config
         self.board = startup.board
-        self._endpoint = endpoints.endpoint_in(config.keeper.runtime_dir)
-        self._feed_endpoint = endpoints.endpoint_in(config.keeper.runtime_dir, endpoints.FEED)
+        self._endpoint = endpoints.endpoint_in(settings.runtime_dir)
+        self._feed_endpoint = endpoints.endpoint_in(settings.runtime_dir, endpoints.FEED)
         gate.raise_limit(settings.max_sessions)
         warn_without_pidfds()
         self._context = new_context(65_535)

@@ -20,10 +20,11 @@ from ipcsync._linux import locks
 from ipcsync._linux.child import die_with
 from ipcsync._wire import messages
 from ipcsync_keeper import journal_files, link
+from ipcsync_keeper.config import Settings
 from ipcsync_keeper.driver_thread import DriverThread, Peer
 from ipcsync_keeper.journal_files import JournalFiles
 from ipcsync_keeper.link import DriverClient, Link
-from ipcsync_keeper.resources import KeeperConfig, Resources, StartupConfig
+from ipcsync_keeper.resources import Resources, StartupConfig
 
 _OOM_SCORE = 200  # above the keeper's, since a coordinator can be replaced
 
@@ -48,9 +49,9 @@ class Startup:
         self.journal.words[journal_files.IS_ENDING] = 1
 
 
-def create(config: KeeperConfig) -> Startup:
+def create(settings: Settings) -> Startup:
     """Create everything in this process, with a thread for the driver."""
-    resources = Resources(config)
+    resources = Resources(settings)
     try:
         ours, theirs = map(Link, socket.socketpair())
         DriverThread(resources).serve(Peer(theirs, os.getpid()))
@@ -83,7 +84,7 @@ def inherit(kept: str, settings: Mapping[str, object] | None = None) -> Startup:
     _be_the_only_one(words)
     journal = JournalFiles(words, (first, second))
     board = Board(board_file, config.board)  # its name may be gone by now, which ends no session
-    place = Place(config.keeper.runtime_dir, lock, config.keeper_pid, KEEPER)
+    place = Place(config.settings.runtime_dir, lock, config.keeper_pid, KEEPER)
     return Startup(config, board, place, (requests, feed), journal, DriverClient(end))
 
 

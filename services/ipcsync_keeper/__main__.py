@@ -24,8 +24,9 @@ _DESCRIPTORS = 65_536  # each coordinator that it starts has the same limit
 
 def main(plan: Plan) -> int:
     """Hold everything, keep a coordinator serving, and return the exit status."""
-    configure(plan.log_level, as_json=plan.log_json)
-    os.environ["IPCSYNC_DRIVER"] = plan.keeper.driver
+    settings = plan.settings
+    configure(settings.log_level, as_json=settings.log_json)
+    os.environ["IPCSYNC_DRIVER"] = settings.driver
     room.raise_descriptors(_DESCRIPTORS)
     manager = ServiceManager()
     parent = watched(plan.exit_with) if plan.exit_with else None
@@ -33,7 +34,7 @@ def main(plan: Plan) -> int:
         return 0
     wake = Wake()  # before anything needs to be removed at the end
     try:
-        resources = Resources(plan.keeper)
+        resources = Resources(settings)
     except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
         report_failure(caught, "a keeper")
         return 1

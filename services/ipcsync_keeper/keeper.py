@@ -16,11 +16,12 @@ from ipcsync._linux.process import Process, has_terminal
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
 from ipcsync_keeper.backoff import Restarts
+from ipcsync_keeper.config import Settings
 from ipcsync_keeper.driver_thread import DriverThread
 from ipcsync_keeper.journal_files import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
 from ipcsync_keeper.process import CoordinatorProcess
 from ipcsync_keeper.reload import Reloads, differences
-from ipcsync_keeper.resources import KeeperConfig, Resources
+from ipcsync_keeper.resources import Resources
 from ipcsync_keeper.wake import Wake
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -33,13 +34,10 @@ _PATIENCE_S = 10.0  # with a heartbeat that does not advance
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The options of the command line. `command` starts a coordinator; `exit_with` is PID:START or empty."""
+    """What the command line says. `command` starts a coordinator; `exit_with` is PID:START or empty."""
 
-    keeper: KeeperConfig
+    settings: Settings
     command: list[str]
-    spare: bool
-    log_level: str
-    log_json: bool
     ready_fd: int | None = None
     exit_with: str | None = None
 
@@ -247,7 +245,7 @@ class Keeper:
         now = time.monotonic()
         self._drop_bad_spare(now)
         is_quiet = self._active is not None and self._active.is_serving and not self._reloads.is_under_way
-        if self._plan.spare and self._spare is None and is_quiet and now >= self._spare_at:
+        if self._plan.settings.spare and self._spare is None and is_quiet and now >= self._spare_at:
             self._spare = self._start()
             self._spare_at = now if self._spare else now + _NO_SPARE_S
 

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from ipcsync._board.runtime_dir import Outcome, write_outcome
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
+from ipcsync_keeper.config import FIXED
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -46,13 +47,9 @@ class Reloads:
 
 def differences(first: Mapping[str, object], last: Mapping[str, object], new: Mapping[str, object]) -> str:
     """What a reload to `new` settings changes of the last ones, and what it cannot, by the first; empty for nothing."""
-    taken = _differing(last, new, new.keys() - _FIXED)
-    left = _differing(first, new, _FIXED)
+    taken = _differing(last, new, new.keys() - FIXED)
+    left = _differing(first, new, FIXED)
     return "; ".join([*([taken] if taken else []), *([f"not before a restart: {left}"] if left else [])])
-
-
-# Of the resources, and the keeper's own.
-_FIXED = frozenset(("devices", "driver", "keeper", "max_sessions", "pool", "runtime_dir", "spare"))
 
 
 def _differing(old: Mapping[str, object], new: Mapping[str, object], names: AbstractSet[str]) -> str:

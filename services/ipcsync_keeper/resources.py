@@ -19,6 +19,7 @@ from ipcsync._board import Board
 from ipcsync._board.runtime_dir import RuntimeDir, RuntimeDirError
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
+from ipcsync_keeper.config import Settings
 from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
 from ipcsync_keeper.journal_files import JournalFiles
 
@@ -29,25 +30,15 @@ Reason = Literal["died", "hung", "reloaded"]
 """Why a coordinator followed another one: that one hung and was killed, new code took over, or any other end."""
 
 
-class KeeperConfig(msgspec.Struct, frozen=True):
-    """The settings of the resources, which no later coordinator can change."""
-
-    runtime_dir: str
-    driver: str
-    devices: list[int] | None
-    pool: int
-    kept_slots: int
-    max_sessions: int
-
-
 class StartupConfig(msgspec.Struct, frozen=True):
     """What a coordinator is told at its start. Times are of CLOCK_MONOTONIC, in ns.
 
+    `settings` are those of the resources, which no later coordinator can change: see `config.FIXED`.
     `started_ns` is when the resources were made, `unserved_ns` since when no coordinator serves, 0 at the first start.
     `restarts` counts the ends of earlier coordinators, by reason.
     """
 
-    keeper: KeeperConfig
+    settings: Settings
     epoch: bytes
     board: str
     driver: str
@@ -63,17 +54,17 @@ class StartupConfig(msgspec.Struct, frozen=True):
 class Resources:
     """All resources; a failure while they are made leaves nothing behind."""
 
-    def __init__(self, keeper: KeeperConfig) -> None:
-        self.keeper = keeper
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self.started_ns = time.monotonic_ns()
         self.starts = 0
         self.restarts: Counter[Reason] = Counter({"died": 0, "hung": 0, "reloaded": 0})
-        self.directory = RuntimeDir(keeper.runtime_dir)
+        self.directory = RuntimeDir(settings.runtime_dir)
         try:
-            devices = served_devices(keeper.devices)
+            devices = served_devices(settings.device_list())
             self.epoch = os.urandom(16)
             path = self.directory.board_path(self.epoch)
-            self.board = Board.create(path, self.epoch, keeper.max_sessions, keeper.pool + 2 * keeper.kept_slots)
+            self.board = Board.create(path, self.epoch, settings.max_sessions, settings.most_slots)
             try:
                 if not self.board.show_life():
                     log.warning("no robust futex: clients check /proc or a file lock to see whether this process lives")
@@ -98,7 +89,7 @@ class Resources:
         """The config of the next start."""
         self.starts += 1
         return StartupConfig(
-            self.keeper,
+            self._settings,
             self.epoch,
             self.board.path,
             _drivers.name(),

@@ -25,7 +25,7 @@ from ipcsync._wire import messages
 from ipcsync.client._options import DEFAULT_DEPTH
 from ipcsync.testing import StreamGate
 from ipcsync.typing import CoordinatorSettings
-from ipcsync_coordinator.config import Settings
+from ipcsync_keeper.config import Settings
 
 # --- streams that are none --------------------------------------------------------------------------------------------
 

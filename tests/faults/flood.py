@@ -24,7 +24,7 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import VERSION
-from ipcsync_coordinator import decode
+from ipcsync_keeper import config
 from tests.benchmarks.peers import Echo
 from tests.kit.raw_client import Raw, request, resident_kib, unix_socket
 from tests.kit.until import DEADLINE_S
@@ -76,7 +76,7 @@ def _unknown(chance: random.Random) -> list[bytes]:
 
 
 def _large(chance: random.Random) -> list[bytes]:
-    return [b"\xc6" + chance.randbytes(4) * (decode.MAX_FRAME // 4 + chance.randrange(1000))]
+    return [b"\xc6" + chance.randbytes(4) * (config.MAX_FRAME // 4 + chance.randrange(1000))]
 
 
 def _many_frames(chance: random.Random) -> list[bytes]:

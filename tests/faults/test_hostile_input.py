@@ -11,14 +11,14 @@ import zmq
 import ipcsync
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import VERSION
-from ipcsync_coordinator import decode
+from ipcsync_keeper import config
 from tests.faults import flood
 from tests.kit.raw_client import Raw, assert_serves, await_end, failure_in, refusals, request, resident_kib, unix_socket
 from tests.kit.until import until
 
 pytestmark = [pytest.mark.keeper, pytest.mark.own_coordinator]
 
-_FRAME = decode.MAX_FRAME
+_FRAME = config.MAX_FRAME
 
 
 # --- row 25 -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.keeper, pytest.mark.process]
 
 _EARLY = """
 import os, signal, sys, threading
-from ipcsync_keeper.resources import KeeperConfig, Resources
+from ipcsync_keeper.config import Settings
+from ipcsync_keeper.resources import Resources
 from ipcsync_keeper import __main__ as program
 from ipcsync_keeper.keeper import Keeper, Plan
 
@@ -50,7 +51,7 @@ def see_late(self):
 Keeper._supervise_active = see_late
 """
 _BE_KEEPER = """
-sys.exit(program.main(Plan(KeeperConfig(directory, driver, None, 64, 32, 16), command, False, "info", False)))
+sys.exit(program.main(Plan(Settings(runtime_dir=directory, driver=driver, pool=64, max_sessions=16), command)))
 """
 
 

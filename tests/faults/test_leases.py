@@ -15,7 +15,7 @@ import ipcsync
 from ipcsync._wire import messages
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from ipcsync_coordinator import config
+from ipcsync_keeper import config
 from tests.faults import actions, fixtures, patched
 from tests.faults.fixtures import Blocked, until_lost
 from tests.kit import remote

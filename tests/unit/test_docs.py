@@ -19,9 +19,9 @@ import pytest
 import ipcsync
 from ipcsync import cli, errors
 from ipcsync_bench.__main__ import main as bench_command
-from ipcsync_coordinator import config
 from ipcsync_coordinator.__main__ import main as coordinator_command
 from ipcsync_demo import main as demo_command
+from ipcsync_keeper import config
 from ipcsync_observer.__main__ import main as observer_command
 from tests.models import board_world, chain_world, link_model, restart_world
 

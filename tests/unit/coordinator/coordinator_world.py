@@ -12,7 +12,6 @@ from ipcsync._board import Board, Peer
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator import records
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
@@ -28,10 +27,11 @@ from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.state import Session
 from ipcsync_coordinator.transactions import Transactions
+from ipcsync_keeper.config import Settings
 from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
 from ipcsync_keeper.journal_files import JournalFiles
 from ipcsync_keeper.link import DriverClient
-from ipcsync_keeper.resources import KeeperConfig, StartupConfig
+from ipcsync_keeper.resources import StartupConfig
 from tests.kit import boards
 
 SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
@@ -83,7 +83,7 @@ class World:
 
     def __init__(self) -> None:
         path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
-        self.board = Board.create(path, os.urandom(16), SETTINGS.max_sessions, SETTINGS.pool + 2 * SETTINGS.kept_slots)
+        self.board = Board.create(path, os.urandom(16), SETTINGS.max_sessions, SETTINGS.most_slots)
         self.events = EventStore(served_devices(None))
         self.driver = DirectDriver(self.events)
         self.files = JournalFiles.create()
@@ -101,11 +101,10 @@ class World:
         self.sessions = SessionTable(journal.most_replies(SETTINGS.remembered_requests), SETTINGS.max_sessions)
         self.transactions = Transactions(self.registry, self.sessions, effects, journal)
         self.differing = recover(self.transactions, time.monotonic_ns())
-        keeper = KeeperConfig("/", "host", None, SETTINGS.pool, SETTINGS.kept_slots, SETTINGS.max_sessions)
         name = _drivers.name()
         now_ns = time.monotonic_ns()
         config = StartupConfig(
-            keeper, self.board.epoch, self.board.path, name, devices, os.getpid(), now_ns, 1, {}, 0, []
+            SETTINGS, self.board.epoch, self.board.path, name, devices, os.getpid(), now_ns, 1, {}, 0, []
         )
         self.handlers = Handlers(
             SETTINGS,

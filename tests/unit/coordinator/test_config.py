@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ipcsync_coordinator import __main__ as program
-from ipcsync_coordinator.config import FIELDS, ConfigError, Settings, load
+from ipcsync_keeper.config import FIELDS, ConfigError, Settings, load
 
 _NONE: dict[str, Any] = dict.fromkeys(FIELDS)
 

@@ -13,10 +13,10 @@ from ipcsync._board import Board, liveness
 from ipcsync._linux.locks import holders
 from ipcsync._linux.process import pid_namespace
 from ipcsync_coordinator import kept
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.kept import Kept
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import UNKNOWN, Session
+from ipcsync_keeper.config import Settings
 from tests.kit.boards import end
 
 _LATER_NS = 10**10

@@ -14,10 +14,10 @@ from ipcsync.errors import (
     RecorderLost,
     RecorderTaken,
 )
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import UNKNOWN, Session, Slot
 from ipcsync_coordinator.tombstones import Origin
+from ipcsync_keeper.config import Settings
 
 
 class Scene:

@@ -26,12 +26,12 @@ from ipcsync import errors
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, LIVE, OPEN, Board
 from ipcsync._session.feed import Replay
 from ipcsync._wire import codec, messages
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Session, Slot
+from ipcsync_keeper.config import Settings
 from tests.kit.examples import examples
 from tests.unit.coordinator.registry_model import Key, Model, Use
 

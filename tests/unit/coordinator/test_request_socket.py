@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import zmq
 
-from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.server import Server
+from ipcsync_keeper.config import Settings
 
 _WAIT_MS = 20_000
 _AT_ONCE = "inproc://requests"  # no thread between: what was sent is there

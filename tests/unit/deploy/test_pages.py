@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ipcsync_coordinator import config
+from ipcsync_keeper import config
 from tests.unit.deploy.deploying import (
     ALERTS,
     DEPLOY,

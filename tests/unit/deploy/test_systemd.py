@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ipcsync_bridge.__main__ import main as bridge
-from ipcsync_coordinator.config import Settings, load
+from ipcsync_keeper.config import Settings, load
 from tests.unit.deploy.deploying import (
     DEPLOY,
     parse,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipcsync._wire import endpoints
-from ipcsync_coordinator import decode
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -17,6 +16,7 @@ else:
     import tomli as tomllib
 
 MIN_TTL, MAX_TTL = 0.2, 3600.0
+MAX_FRAME = 64 * 1024  # of a request; replies carry lists and may be larger
 
 
 class ConfigError(Exception):
@@ -52,7 +52,7 @@ class Settings:
     max_attachments: int = _setting(4096, "the most events one session may be attached to", least=1, most=1_000_000)
     max_streams: int = _setting(1024, "the most named streams", least=0, most=1_000_000)
     max_name: int = _setting(255, "the longest name, in bytes of UTF-8", least=1, most=255)
-    max_frame: int = _setting(decode.MAX_FRAME, "the largest frame that a client may send", least=1024, most=16 << 20)
+    max_frame: int = _setting(MAX_FRAME, "the largest frame that a client may send", least=1024, most=16 << 20)
     max_frames: int = _setting(1, "the most frames of one message; only the first is read", least=1, most=16)
     max_invalid: int = _setting(
         100,
@@ -112,10 +112,18 @@ class Settings:
         return max(self.pool // 2, 1)
 
     @property
+    def most_slots(self) -> int:
+        """How many slots there are on the board."""
+        return self.pool + 2 * self.kept_slots
+
+    @property
     def kept_cuda_events(self) -> int:
         """How many CUDA events of dead recorders are kept at most."""
         return self.max_cuda_events // 2
 
+
+FIXED = frozenset(("devices", "driver", "keeper", "max_sessions", "pool", "runtime_dir", "spare"))
+"""What no reload changes: the settings of the resources, and the keeper's own."""
 
 FIELDS = {setting.name: setting for setting in dataclasses.fields(Settings)}
 
@@ -132,6 +140,7 @@ def load(flags: dict[str, Any], config_file: str | None) -> Settings:
     values.update({name: value for name, value in flags.items() if value is not None})
     if not values.get("runtime_dir"):
         values["runtime_dir"] = endpoints.runtime_dir()
+    values["runtime_dir"] = os.path.abspath(values["runtime_dir"])
     return Settings(**values)
 
 
@@ -155,25 +164,14 @@ def _from_file(path: str) -> dict[str, Any]:
 def _parse(name: str, value: object, where: str) -> object:
     kind: type = type(FIELDS[name].default)
     try:
-        if kind is bool:
-            return _parse_bool(value)
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ValueError
-        if kind is not float and isinstance(value, float):
+        if kind is bool and isinstance(value, str):
+            return _SWITCHES[value.lower()]
+        if not isinstance(value, str | int | kind) or isinstance(value, bool) != (kind is bool):
             raise ValueError
         return kind(value)
-    except (ValueError, OverflowError):
+    except (KeyError, ValueError, OverflowError):
         raise ConfigError(f"{where}: {name} must be {_KINDS[kind]}, not {value!r}") from None
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
-def _parse_bool(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("1", "true", "yes", "on"):
-        return True
-    if isinstance(value, str) and value.lower() in ("0", "false", "no", "off"):
-        return False
-    raise ValueError
+_SWITCHES = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
