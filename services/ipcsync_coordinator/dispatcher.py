@@ -33,7 +33,7 @@ class Dispatcher:
         self._max_frame = settings.max_frame
         self._handlers = handlers
         self._table = handlers.table
-        self._questions = handlers.questions.table
+        self._questions = handlers.questions
         self._sessions = handlers.transactions.sessions
         self._metrics = metrics
         self._strikes = strikes

@@ -17,17 +17,19 @@ from typing import Any
 
 from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, Board, SlotLine
 from ipcsync._board.layout import REASONS
+from ipcsync._linux.futex import Futex
 from ipcsync._logs import fields
 from ipcsync._wire.messages import Remains, RemainsCause
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool
-from ipcsync_coordinator.release import Releaser
-from ipcsync_coordinator.state import UNREAD, Session, Slot, Touched
-from ipcsync_coordinator.tombstones import Tombstone, Tombstones
+from ipcsync_coordinator.state import UNREAD, Recorder, Session, Slot, Tombstone, Tombstones, Touched
 
 log = logging.getLogger("ipcsync.coordinator")
 
 _CAUSES: dict[str, RemainsCause] = {"expired": "expired", "behind": "behind"}
+# How often a released word is stored again: soon, while it is fresh.
+_SOON_S, _LATER_S = 0.001, 0.05
+_FRESH_NS = 1_000_000_000
 
 
 class Effects:
@@ -92,24 +94,21 @@ class Effects:
 
     def carry_out(self, touched: Touched) -> None:
         """Carry out a transition. What fails (in the driver) is logged, and does not stop the rest."""
-        for row in _in_order(touched.sessions, touched.slots):
-            self._try(self._store, row)
         rings, self._rings = self._rings, []
-        for take, ring in rings:
-            self._try(take, ring)
-        for session in sorted(touched.sessions, key=attrgetter("serial")):
-            self._try(self._announce_session, session)
-        for slot in sorted(touched.slots, key=attrgetter("index")):
-            self._try(self._announce_slot, slot)
+        steps: list[tuple[Callable[[Any], None], object]] = [
+            *((self._store, row) for row in _in_order(touched.sessions, touched.slots)),
+            *rings,
+            *((self._announce_session, session) for session in sorted(touched.sessions, key=attrgetter("serial"))),
+            *((self._announce_slot, slot) for slot in sorted(touched.slots, key=attrgetter("index"))),
+        ]
+        for step, of in steps:
+            try:
+                step(of)
+            except Exception:  # noqa: PERF203 - the rest is carried out
+                log.exception("change only partly carried out", extra=fields(step=step.__name__))
         for slot in touched.unwanted:
             if slot.is_unwanted:  # still; a session that wants it later finds it gone, and asks again
                 self._announce("unwanted", slot)
-
-    def _try(self, step: Callable[[Any], None], of: object) -> None:
-        try:
-            step(of)
-        except Exception:
-            log.exception("change only partly carried out", extra=fields(step=step.__name__))
 
     def redo(self, sessions: Iterable[Session], slots: Iterable[Slot]) -> None:
         """Store what an earlier coordinator was about to store, or did; storing it twice does no harm."""
@@ -196,15 +195,15 @@ class Effects:
             log.debug("event closed", extra=fields(name=slot.name, slot=slot.index))
 
     def _log_break(self, slot: Slot) -> None:
-        recorder = slot.recorder
+        recorder = slot.recorder or Recorder(0, "", "")
         log.warning(
             "event broken",
             extra=fields(
                 name=slot.name,
                 slot=slot.index,
-                recorder=recorder.name if recorder is not None else "",
-                session=recorder.id if recorder is not None else "",
-                pid=recorder.pid if recorder is not None else 0,
+                recorder=recorder.name,
+                session=recorder.id,
+                pid=recorder.pid,
                 cause=slot.cause,
                 generation=self.line(slot.index).recorded - slot.base,
                 good_to=slot.good,
@@ -230,11 +229,12 @@ def _remains(slot: Slot, recorded: int, completed: int) -> Remains:
     good = min(recorded, completed) - slot.base  # a closed one is over once all its records are complete
     if slot.ended == "broken":  # as it was read: the board may not have it yet
         good, cause = slot.good, _CAUSES.get(slot.reason, "died")
-    who = slot.recorder if cause != "behind" else None  # its recorder lives; who ended is not known here
-    serial, label, pid = (0, "", 0) if who is None else (who.serial, who.label, who.pid)
+    who = (slot.recorder if cause != "behind" else None) or Recorder(0, "", "")  # one that lives has not ended
     recorded = max(recorded - slot.base, 0)
     good = min(max(good, 0), recorded)
-    return Remains(slot.name, slot.index, slot.incarnation, slot.device, recorded, good, cause, serial, label, pid)
+    return Remains(
+        slot.name, slot.index, slot.incarnation, slot.device, recorded, good, cause, who.serial, who.label, who.pid
+    )
 
 
 def _watermark(slot: Slot, line: SlotLine) -> int:
@@ -250,3 +250,60 @@ def _watermark(slot: Slot, line: SlotLine) -> int:
             if first > slot.base:
                 count = min(count, first - 1)
     return count
+
+
+class Releaser:
+    """Keeps the words of finished timeline slots at INT64_MAX, which ends every queued wait.
+
+    Storing it once is not enough: queued writes of a live process, and of a dead one's work under way, lower the word
+    again, and a wait that a stream reaches then would stand still. So it is stored again each millisecond in the first
+    second, then every 50 ms, until the slot is reused, which is only once nothing can write it. `later` has a function
+    called after so many seconds.
+    """
+
+    def __init__(
+        self, later: Callable[[float, Callable[[], None]], asyncio.TimerHandle | None] = lambda *_: None
+    ) -> None:
+        self._later = later
+        self._held: dict[int, SlotLine] = {}
+        self._fresh_until = 0  # CLOCK_MONOTONIC in ns
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_soon = False  # it ends within a millisecond
+
+    def hold(self, index: int, line: SlotLine) -> None:
+        """Release every waiter of the word of slot `index`, from now until `reset`."""
+        self._held[index] = line
+        _release(line)
+        self._fresh_until = time.monotonic_ns() + _FRESH_NS
+        if not self._is_soon:
+            self._call_later()
+
+    def _call_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()  # the slow one, of words that were released long ago
+        self._is_soon = time.monotonic_ns() < self._fresh_until
+        self._timer = self._later(_SOON_S if self._is_soon else _LATER_S, self._again)
+
+    def _again(self) -> None:
+        self._timer, self._is_soon = None, False
+        self.reassert()
+        if self._held:
+            self._call_later()
+
+    def reset(self, index: int, line: SlotLine, count: int) -> None:
+        """Set the word to `count`, where the next use begins; no process can touch it any more."""
+        self._held.pop(index, None)
+        if line.completed != count:
+            line.store_completed(count)
+
+    def reassert(self) -> None:
+        """Store INT64_MAX again where a write has lowered the word."""
+        for line in self._held.values():
+            if line.completed != INT64_MAX:
+                _release(line)
+
+
+def _release(line: SlotLine) -> None:
+    """End the waits of streams, and wake the host's, which sleep on the word (so do a software driver's streams)."""
+    line.store_completed(INT64_MAX)
+    Futex(line.completed_address).wake()

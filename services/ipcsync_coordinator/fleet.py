@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages, names, nodes
@@ -28,13 +29,13 @@ from ipcsync.errors import (
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.questions import attachment_of
 from ipcsync_coordinator.records import Reply
-from ipcsync_coordinator.state import Session, Slot
-from ipcsync_coordinator.tombstones import Origin
+from ipcsync_coordinator.state import Origin, Session
 from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")
 
 MOST_WANTS = 65_536
+_Operation: TypeAlias = Callable[[Session, Any], messages.Message]
 _STATES = ("broken", "closed", "unwanted")
 _ANSWERS = (messages.Done, messages.NodeList, messages.BridgeInfo, messages.EventList, messages.Failure)
 
@@ -45,14 +46,9 @@ class _Owed:
 
     want: messages.Want
     session: Session | None
-    request_id: int
+    key: tuple[bytes, int]  # the token, or without a session the connection that it came by; the request's id
     routing: bytes
     device: str
-
-    @property
-    def key(self) -> tuple[bytes, int]:
-        """Whose request it is: the session's, or without one the connection's."""
-        return self.routing if self.session is None else self.session.token, self.request_id
 
     @property
     def is_waited_for(self) -> bool:
@@ -63,11 +59,7 @@ class _Owed:
 class Fleet:
     """The operations of and about other nodes. `deliver` sends a reply's frame to a routing id."""
 
-    def __init__(
-        self,
-        transactions: Transactions,
-        first_want: int,
-    ) -> None:
+    def __init__(self, transactions: Transactions, first_want: int) -> None:
         self._registry = transactions.registry
         self._effects = transactions.effects
         self._sessions = transactions.sessions
@@ -76,12 +68,12 @@ class Fleet:
         self._number = first_want  # of wants; it differs between the coordinators of one epoch
         self._owed: dict[int, _Owed] = {}
         self._asked: dict[tuple[bytes, int], int] = {}  # by `_Owed.key`
-        self.deliver: Callable[[bytes, bytes], None] = _nobody_listens
-        self.table: dict[str, Callable[[Session, Any], messages.Message]] = {
-            "import": self._import,
-            "answer": self._answer,
-            "finish": self._finish,
-            "wants": self._list_wants,
+        self.deliver: Callable[[bytes, bytes], object] = lambda *_: None  # before there is a socket
+        self.table: dict[str, _Operation] = {
+            "import": partial(_of_bridge, self._import),
+            "answer": partial(_of_bridge, self._answer),
+            "finish": partial(_of_bridge, self._finish),
+            "wants": partial(_of_bridge, self._list_wants),
         }
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
@@ -91,7 +83,8 @@ class Fleet:
         body = request.body
         assert isinstance(body, messages.Remote)
         self._check_names(body)
-        known = self._asked.get((routing if session is None else session.token, request.id))
+        key = (routing if session is None else session.token, request.id)
+        known = self._asked.get(key)
         if known is not None:  # it asks again, maybe over another connection
             self._owed[known].routing = routing
             return None
@@ -106,7 +99,7 @@ class Fleet:
         elif body.what != "open":
             raise ProtocolError(f"unknown question to other nodes {body.what!r:.80}", code="invalid")
         self._require_bridge(body)
-        self._want(session, request, body, routing)
+        self._want(session, request, body, key, routing)
         return None
 
     def _check_names(self, body: messages.Remote) -> None:
@@ -119,18 +112,20 @@ class Fleet:
             raise ProtocolError(f"an event's name {why_not}", code="name")
 
     def _attach_known(self, session: Session, body: messages.Remote) -> messages.Message | None:
-        """The attachment to an existing mirror, or to a lost one; None if the bridge has to be asked."""
+        """The attachment to an existing mirror, or to a lost one; None if the bridge has to be asked first."""
         if len(body.epoch) != len(self._epoch) or body.epoch == self._epoch:
             raise ProtocolError("a point of another node must have another epoch than this one", code="epoch")
         origin = Origin(body.epoch, body.slot, body.incarnation)
-        slot = self._registry.mirrors.get(origin)
-        if slot is None and self._registry.tombstones.find(origin) is None:
-            return None
-        return self._attach(session, origin, body.default_device)
+        return self._attach(session, origin, body.default_device) if self._is_known(origin) else None
+
+    def _is_known(self, origin: Origin) -> bool:
+        return origin in self._registry.mirrors or self._registry.tombstones.find(origin) is not None
 
     def _attach(self, session: Session, origin: Origin, device: str) -> messages.Attachment:
         slot = self._registry.mirrors.get(origin)
-        if slot is not None:
+        if origin.epoch == self._epoch:  # the fleet's event is on this node
+            slot = self._registry.attach(session, origin.slot, origin.incarnation)
+        elif slot is not None:
             slot = self._registry.attach(session, slot.index, slot.incarnation)
         else:
             tombstone = self._registry.tombstones.find(origin)
@@ -170,7 +165,9 @@ class Fleet:
             "no bridge to other nodes runs beside this coordinator: start `ipcsync bridge --node NAME --nats URL`"
         )
 
-    def _want(self, session: Session | None, request: Request, body: messages.Remote, routing: bytes) -> None:
+    def _want(
+        self, session: Session | None, request: Request, body: messages.Remote, key: tuple[bytes, int], routing: bytes
+    ) -> None:
         if len(self._owed) >= MOST_WANTS:
             raise QuotaExceeded(f"{MOST_WANTS} questions to other nodes are unanswered", limit=MOST_WANTS)
         self._number += 1
@@ -178,8 +175,8 @@ class Fleet:
         want = messages.Want(
             self._number, body.what, request.deadline_ns, body.node, body.name, epoch, body.slot, body.incarnation
         )
-        owed = self._owed[want.number] = _Owed(want, session, request.id, routing, body.default_device)
-        self._asked[owed.key] = want.number
+        self._owed[want.number] = _Owed(want, session, key, routing, body.default_device)
+        self._asked[key] = want.number
         self._effects.feed.announce("wanted", want=want)
 
     def tick(self, now_ns: int) -> None:
@@ -201,63 +198,53 @@ class Fleet:
     def _reply(self, owed: _Owed, body: messages.Message) -> None:
         """Send the reply to a question, and keep it unless it may be asked again."""
         self._forget(owed)
-        frame = codec.encode_reply(owed.request_id, body)
+        token, request_id = owed.key
+        frame = codec.encode_reply(request_id, body)
         if owed.session is not None and owed.want.what in ("attach", "open", "claim"):
             is_refusal = isinstance(body, messages.Failure)
-            reply = Reply.of(owed.session.token, owed.request_id, body, frame)
+            reply = Reply.of(token, request_id, body, frame)
             if not self._transactions.commit(reply, is_refusal=is_refusal):
                 return
         self.deliver(owed.routing, frame)
 
     # --- what the bridge says -----------------------------------------------------------------------------------------
 
-    def _check_bridge(self, session: Session) -> None:
-        if session.role != "bridge":
-            raise ProtocolError("only a bridge may send this", code="role")
-
     def _import(self, session: Session, body: messages.Import) -> messages.Message:
-        self._check_bridge(session)
         if not body.incarnation:  # its tombstone would be that of the whole epoch
             raise ProtocolError(f"node {body.node!r} has no use 0 of slot {body.slot}: uses begin at 1", code="invalid")
         owed = self._owed.get(body.want)
         origin = Origin(body.epoch, body.slot, body.incarnation)
-        if body.epoch == self._epoch:  # the fleet's event is on this node
-            self._give(owed, lambda asker: self._attach_own(asker, body))
+        if body.epoch == self._epoch:
+            self._give(owed, origin)
             return messages.Done()
+        if not self._is_known(origin):
+            device = self._device(owed.device if owed is not None else "")
+            made = self._registry.create(
+                session, body.name, recorder=True, device=device, origin=origin, node=body.node
+            )
+            made.base = self._effects.line(made.index).recorded
         slot = self._registry.mirrors.get(origin)
-        if slot is None and self._registry.tombstones.find(origin) is None:
-            slot = self._mirror(session, origin, body, owed.device if owed is not None else "")
-        self._give(owed, lambda asker: self._attach(asker, origin, owed.device if owed is not None else ""))
+        self._give(owed, origin)
         if slot is not None and slot.is_unwanted:  # who asked is gone, or was refused
             self._registry.touched.unwanted.add(slot)
         if slot is None or not slot.is_recorded_by(session) or slot.state != "open":
             raise NodeLost(f"slot {body.slot} of node {body.node!r} is lost on this node for good", node=body.node)
         return attachment_of(slot, session, self._effects.pool)
 
-    def _mirror(self, session: Session, origin: Origin, body: messages.Import, device: str) -> Slot:
-        device = self._device(device)
-        slot = self._registry.create(session, body.name, recorder=True, device=device, origin=origin, node=body.node)
-        slot.base = self._effects.line(slot.index).recorded
-        return slot
-
-    def _attach_own(self, asker: Session, body: messages.Import) -> messages.Attachment:
-        slot = self._registry.attach(asker, body.slot, body.incarnation)
-        return attachment_of(slot, asker, self._effects.pool)
-
-    def _give(self, owed: _Owed | None, attach: Callable[[Session], messages.Message]) -> None:
+    def _give(self, owed: _Owed | None, origin: Origin) -> None:
         """Reply to the session that asked for a use with an attachment to it, or with the error."""
         if owed is None or owed.session is None or not owed.is_waited_for:
             return  # it waits no more
+        body: messages.Message
         try:
-            body = attach(owed.session)
+            body = self._attach(owed.session, origin, owed.device)
         except IpcSyncError as error:
             body = codec.failure_of(error)
         self._reply(owed, body)
 
-    def _answer(self, session: Session, body: messages.Answer) -> messages.Message:
-        self._check_bridge(session)
+    def _answer(self, _: Session, body: messages.Answer) -> messages.Message:
         owed = self._owed.get(body.want)
-        _, reply = codec.decode_reply(body.reply)
+        reply = codec.decode_reply(body.reply)[1]
         if not isinstance(reply, _ANSWERS):
             raise ProtocolError(f"{type(reply).__name__} is not an answer to a question to other nodes", code="invalid")
         if owed is not None:
@@ -265,7 +252,6 @@ class Fleet:
         return messages.Done()
 
     def _finish(self, session: Session, body: messages.Finish) -> messages.Message:
-        self._check_bridge(session)
         if body.state not in _STATES:
             raise ProtocolError(
                 f"a mirror must end as one of {', '.join(_STATES)}, not as {body.state!r:.80}", code="invalid"
@@ -275,10 +261,11 @@ class Fleet:
             log.info("mirror lost", extra=fields(slot=body.slot, reason=body.reason))
         return messages.Done()
 
-    def _list_wants(self, session: Session, _: messages.ListWants) -> messages.Message:
-        self._check_bridge(session)
+    def _list_wants(self, *_: object) -> messages.Message:
         return messages.WantList([owed.want for owed in self._owed.values()])
 
 
-def _nobody_listens(_routing: bytes, _frame: bytes) -> None:
-    """The `deliver` before there is a socket."""
+def _of_bridge(operation: _Operation, session: Session, body: messages.Message) -> messages.Message:
+    if session.role != "bridge":
+        raise ProtocolError("only a bridge may send this", code="role")
+    return operation(session, body)

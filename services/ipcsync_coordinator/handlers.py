@@ -18,18 +18,18 @@ from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
 from ipcsync.errors import (
     ConnectError,
+    EngineMismatch,
     EventClosed,
     IpcSyncError,
     ProtocolError,
     QuotaExceeded,
 )
-from ipcsync_coordinator import engine_choice
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.questions import Questions, attachment_of
-from ipcsync_coordinator.state import UNKNOWN, Session, Use
+from ipcsync_coordinator.state import UNKNOWN, Session, Slot, Use
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_keeper.resources import StartupConfig
@@ -39,8 +39,8 @@ log = logging.getLogger("ipcsync.coordinator")
 _MOST_IN_FLIGHT = 256  # of a client's queue of 1,000 requests
 
 
-class Handlers:
-    """The operations, and the beginning and end of sessions."""
+class Handlers(Questions):
+    """The operations, those that change something in `table`, and the beginning and end of sessions."""
 
     def __init__(
         self,
@@ -53,17 +53,10 @@ class Handlers:
         deaths: DeathWatch,
         room: Callable[[], int],
     ) -> None:
-        self._settings = settings
+        super().__init__(settings, transactions, metrics, config)
         # As many as replies are kept for repeats. Also, ZeroMQ learns only every half queue what the other side has
         # read.
         self._window = min(settings.remembered_requests, max(1, settings.reply_queue // 2), _MOST_IN_FLIGHT)
-        self._registry = transactions.registry
-        self._effects = transactions.effects
-        self._board = transactions.effects.board
-        self._sessions = transactions.sessions
-        self._metrics = metrics
-        self._config = config
-        self.transactions = transactions
         self.fleet = fleet
         self._feed_endpoint = feed_endpoint
         self._deaths = deaths
@@ -71,7 +64,6 @@ class Handlers:
         self._namespace = pid_namespace()
         self._time_namespace = time_namespace()
         self._shm = shm_identity()
-        self.questions = Questions(settings, transactions, metrics, config)
         self.table: dict[str, Callable[[Session, Any], messages.Message]] = {
             "ready": self._ready,
             "open": self._open,
@@ -79,7 +71,7 @@ class Handlers:
             "close": self._close,
             "break": self._break,
             "stream": self._stream,
-            "snapshot": self.questions.snapshot,
+            "snapshot": self.snapshot,
             "probe": self._probe,
             "bye": self._bye,
             **fleet.table,
@@ -265,13 +257,13 @@ class Handlers:
         slot = self._registry.find(body.name)
         if slot is not None:
             was_tried_there = slot.device == (body.device or body.default_device)
-            engine_choice.check_usable(session, slot, body.why_not_timeline if was_tried_there else "")
+            _check_usable(session, slot, body.why_not_timeline if was_tried_there else "")
             self._registry.join(session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
         else:
             self._registry.check_room(session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
             wanted = body.default_engine if body.engine == "auto" else body.engine
-            engine = engine_choice.choose(self._effects.pool, session, wanted, device, body.why_not_timeline)
+            engine = self._effects.pool.choose_engine(session, wanted, device, body.why_not_timeline)
             self._registry.kept.check(engine)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
@@ -293,7 +285,7 @@ class Handlers:
     def _attach(self, session: Session, body: messages.Attach) -> messages.Message:
         known = self._registry.slots.get(body.slot)
         if known is not None:
-            engine_choice.check_usable(session, known)
+            _check_usable(session, known)
         remains = self._registry.remains(body.slot, body.incarnation)
         if remains is not None:
             return remains
@@ -329,3 +321,15 @@ class Handlers:
 
 
 _DONE = messages.Done()
+
+
+def _check_usable(session: Session, slot: Slot, why_not_timeline: str = "") -> None:
+    """Raise EngineMismatch if the session's process cannot use the engine of the event; it names both sides."""
+    why_not = session.why_not_event if slot.engine == "event" else why_not_timeline
+    if why_not:
+        recorder = f", recorded by the session {slot.recorder.who}," if slot.recorder is not None else ""
+        other = "timeline" if slot.engine == "event" else "event"
+        raise EngineMismatch(
+            f"the event {slot.name!r}{recorder} uses the engine {slot.engine!r}, which the session {session.who} "
+            f"cannot use: {why_not}; have whoever opens it first ask for engine={other!r}"
+        )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ipcsync.errors import DeviceMismatch, DriverError, IpcSyncError, QuotaExceeded
+from ipcsync.errors import DeviceMismatch, DriverError, EngineMismatch, IpcSyncError, ProtocolError, QuotaExceeded
+from ipcsync_coordinator.state import Session
 from ipcsync_keeper.events import SharedCudaEvent
 from ipcsync_keeper.link import DriverClient
 
@@ -14,18 +15,22 @@ class Pool:
     """The interprocess events of all devices, by serial, which `driver` makes and destroys.
 
     `limit` bounds their number, since drivers fail beyond some twenty thousand; `step` or more are made at a time.
-    `held` are events of an earlier coordinator: slots have some of them, and `sweep` destroys the others.
+    `held` are events of an earlier coordinator: slots have some of them, and `sweep` destroys the others. The first one
+    of each device is its probe, which is kept for clients that test whether handles open.
     """
 
     def __init__(
-        self, devices: list[str], driver: DriverClient, limit: int, step: int = 64, held: Iterable[SharedCudaEvent] = ()
+        self, devices: list[str], driver: DriverClient, limit: int, step: int = 64, held: Sequence[SharedCudaEvent] = ()
     ) -> None:
         self._spare: dict[str, list[int]] = {uuid: [] for uuid in devices}
-        self._probes: dict[str, bytes] = {}
         self._driver = driver
         self._limit = limit
         self._step = step
         self._events = {shared.serial: shared for shared in held}
+        self._probes: dict[str, SharedCudaEvent] = {}
+        for shared in held:
+            if shared.device not in self._probes:
+                self._probes[shared.device] = self._events.pop(shared.serial)
 
     @property
     def made(self) -> int:
@@ -45,6 +50,7 @@ class Pool:
 
     def take(self, uuid: str, depth: int) -> list[int]:
         """A ring of `depth` unused events; QuotaExceeded beyond the limit."""
+        self.probe_handle(uuid)
         spare = self._spare[uuid]
         missing = depth - len(spare)
         if missing > 0:
@@ -95,10 +101,13 @@ class Pool:
         self.destroy(list(self._events.keys() - set(used)))
 
     def probe_handle(self, uuid: str) -> bytes:
-        """The handle of an event that is kept for clients that test whether handles open."""
+        """The handle of a device's probe."""
         if uuid not in self._probes:
-            self._probes[uuid] = self._driver.probe(uuid)
-        return self._probes[uuid]
+            spare = self._spare[uuid]
+            if not spare:  # else it came too late for an earlier call
+                self._driver.make(uuid, 1, partial(self._add, spare))
+            self._probes[uuid] = self._events.pop(spare.pop(0))
+        return self._probes[uuid].handle
 
     def why_not_event(self, uuid: str) -> str | None:
         """Why event handles cannot be made on a device, None if they can; tested with real calls."""
@@ -107,3 +116,24 @@ class Pool:
         except IpcSyncError as error:
             return str(error)
         return None
+
+    def choose_engine(self, session: Session, wanted: str, device: str, why_not_timeline: str) -> str:
+        """The engine of a new event on `device`. EngineMismatch if the wanted one cannot work, with the reason.
+
+        `why_not_timeline` is what the process found when it tried. The coordinator needs no GPU for words, and so has
+        nothing to try there: it stores them with the CPU. DeviceMismatch for a device that is not served.
+        """
+        if wanted not in ("auto", "event", "timeline"):
+            raise ProtocolError(f"an engine must be 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
+        self.check_served(device)
+        reasons: dict[str, str | None] = {}
+        if wanted != "event":
+            if not why_not_timeline:
+                return "timeline"
+            reasons["timeline"] = why_not_timeline
+        if wanted != "timeline":  # last: it makes a context and CUDA events, which nobody may want
+            reasons["event"] = session.why_not_event or self.why_not_event(device)
+            if not reasons["event"]:
+                return "event"
+        why = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
+        raise EngineMismatch(f"the engine {wanted!r} cannot work between this process and the coordinator: {why}")

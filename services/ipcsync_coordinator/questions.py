@@ -42,9 +42,10 @@ def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachme
 
 
 class Questions:
-    """The operations that change nothing. Of a list, the first `most` rows are told, None: all."""
+    """The operations that change nothing, in `questions`. Of a list, the first `most` rows are told, None: all."""
 
     def __init__(self, settings: Settings, transactions: Transactions, metrics: Metrics, config: StartupConfig) -> None:
+        self.transactions = transactions
         self._settings = settings
         self._registry = transactions.registry
         self._sessions = transactions.sessions
@@ -54,7 +55,7 @@ class Questions:
         self._config = config
         self._serves_ns = time.monotonic_ns()
         # By operation: the body, and the most rows of the reply.
-        self.table: dict[str, Callable[[Any, int | None], messages.Message]] = {
+        self.questions: dict[str, Callable[[Any, int | None], messages.Message]] = {
             "events": lambda body, most: messages.EventList(self._events(body.prefix, most)),
             "sessions": lambda _, most: messages.SessionList(self._live(most)),
             "attachments": self._attachments,

@@ -9,8 +9,7 @@ import msgspec
 from ipcsync._wire.messages import Attachment, Message
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionTable
-from ipcsync_coordinator.state import Kept, Session, Slot, Touched, Use
-from ipcsync_coordinator.tombstones import Origin, Tombstone
+from ipcsync_coordinator.state import Kept, Origin, Session, Slot, Tombstone, Touched, Use
 
 
 class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -30,14 +30,16 @@ from ipcsync_coordinator.kept_slots import KeptSlots
 from ipcsync_coordinator.state import (
     UNREAD,
     FinishedState,
+    Origin,
     Recorder,
     Session,
     SessionEnd,
     SessionState,
     Slot,
+    Tombstone,
+    Tombstones,
     Touched,
 )
-from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
 from ipcsync_keeper.config import Settings
 
 _MOST_UNUSED = 256  # free slots that are not used again yet

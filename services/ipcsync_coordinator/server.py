@@ -17,7 +17,7 @@ from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
 from ipcsync._zeromq import new_context
 from ipcsync_coordinator import gate, limits, records
-from ipcsync_coordinator.deaths import DeathWatch
+from ipcsync_coordinator.deaths import DeathWatch, PauseCredit, is_gone, warn_without_pidfds
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Feed
@@ -26,16 +26,14 @@ from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.kept import Kept
 from ipcsync_coordinator.limits import Sender, StrikeCounter, cut
-from ipcsync_coordinator.liveness import PauseCredit, is_gone, warn_without_pidfds
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
-from ipcsync_coordinator.recovery import recover
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.startup import Startup
 from ipcsync_coordinator.state import Session
-from ipcsync_coordinator.transactions import Transactions
+from ipcsync_coordinator.transactions import Transactions, recover
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.resources import listen
 
@@ -154,7 +152,7 @@ class Server:
             self._loop.add_reader(int(socket.fd), drain)
             self._loop.call_soon(drain)  # requests before the reader was added give no edge
         self._loop.call_soon(self._tick)
-        self.handlers.questions.serve()
+        self.handlers.serve()
         self.board.starts = self._startup.config.starts
         self._idle_since = time.monotonic()
         self._startup.driver.report_serving()

@@ -13,9 +13,8 @@ from ipcsync._board.runtime_dir import KEEPER
 from ipcsync._linux.process import watched
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import configure
-from ipcsync_keeper.keeper import Keeper, Plan
+from ipcsync_keeper.keeper import Keeper, Plan, Wake
 from ipcsync_keeper.resources import Resources, report_failure
-from ipcsync_keeper.wake import Wake
 
 log = logging.getLogger("ipcsync.coordinator")
 

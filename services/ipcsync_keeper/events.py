@@ -31,7 +31,6 @@ class EventStore:
         self._devices = devices
         self._serial = 0
         self._made: dict[int, tuple[SharedCudaEvent, Any]] = {}
-        self._probes: dict[str, SharedCudaEvent] = {}
 
     def make(self, device: str, count: int) -> list[SharedCudaEvent]:
         """`count` new events on a device that is served here; DriverError, and none, if one cannot be made."""
@@ -72,16 +71,9 @@ class EventStore:
                 self._enter(shared.device)
                 _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
 
-    def probe(self, device: str) -> bytes:
-        """The handle of an event that is kept for clients that test whether handles open."""
-        if device not in self._probes:
-            (self._probes[device],) = self.make(device, 1)
-        return self._probes[device].handle
-
     def held(self) -> list[SharedCudaEvent]:
-        """All events but those of `probe`."""
-        probes = {shared.serial for shared in self._probes.values()}
-        return [shared for shared, _ in self._made.values() if shared.serial not in probes]
+        """All events, in the order in which they were made."""
+        return [shared for shared, _ in self._made.values()]
 
     def _enter(self, device: str) -> None:
         context.ensure_context(self._devices[device])

@@ -122,10 +122,6 @@ class DriverClient:
         """Destroy these events without waiting; an error is logged."""
         self._post("destroy", [serials], _log_error)
 
-    def probe(self, device: str) -> bytes:
-        """The handle of an event that is kept for tests whether handles open."""
-        return bytes(self._ask("probe", device))
-
     def report_serving(self) -> None:
         """Report that requests are served."""
         self._post("serving", [], _log_error)

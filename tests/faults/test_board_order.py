@@ -20,8 +20,7 @@ import pytest
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, LIVE, OPEN, Board, layout
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.state import UNREAD, Recorder, Slot, Touched
-from ipcsync_coordinator.tombstones import Tombstones
+from ipcsync_coordinator.state import UNREAD, Recorder, Slot, Tombstones, Touched
 from tests.faults.compiled_rig import DIED, SOURCE, Case, Rig, built, core, end
 from tests.kit import boards
 from tests.models import board_world

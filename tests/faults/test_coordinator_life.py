@@ -20,7 +20,7 @@ from ipcsync._session.connection import Connection
 from ipcsync._wire import messages
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from ipcsync_coordinator.liveness import PauseCredit
+from ipcsync_coordinator.deaths import PauseCredit
 from tests.faults import actions, fixtures
 from tests.faults.fixtures import Blocked, ForeignPeer, Held
 from tests.kit.peer import Peer

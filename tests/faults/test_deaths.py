@@ -15,7 +15,7 @@ from ipcsync._board import INT64_MAX
 from ipcsync._linux.process import Process, is_running, pid_namespace, start_time
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from ipcsync_coordinator import liveness
+from ipcsync_coordinator import deaths
 from ipcsync_coordinator.state import Session
 from tests.faults import actions, fixtures, pid_reuse
 from tests.faults.fixtures import Blocked, ForeignPeer, until_lost
@@ -274,11 +274,11 @@ def test_row_07_a_process_is_gone_once_its_pid_is_anothers_and_counts_only_for_a
     client: ipcsync.Client,
 ) -> None:
     board, me, started = client._session.lease.board, os.getpid(), start_time(os.getpid()) or 0
-    assert [liveness.has_ended(me, when) for when in (started, started + 1)] == [False, True]
+    assert [deaths.has_ended(me, when) for when in (started, started + 1)] == [False, True]
     session = Session(1 << 16 | 1, "s", "s", me, started=started + 1)
-    assert not liveness.is_gone(board, session)  # before it spoke again, its pid might have been reused
+    assert not deaths.is_gone(board, session)  # before it spoke again, its pid might have been reused
     session.is_ready = True
-    assert liveness.is_gone(board, session)
+    assert deaths.is_gone(board, session)
 
 
 def test_row_07_a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_keeps_none(
@@ -287,9 +287,9 @@ def test_row_07_a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_keep
     def has_none(_: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(liveness, "start_time", has_none)
+    monkeypatch.setattr(deaths, "start_time", has_none)
     before = descriptors()
-    assert liveness.has_ended(os.getpid(), 1) is False
+    assert deaths.has_ended(os.getpid(), 1) is False
     assert descriptors() == before
 
 

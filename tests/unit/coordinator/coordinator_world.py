@@ -22,11 +22,10 @@ from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
-from ipcsync_coordinator.recovery import recover
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.state import Session
-from ipcsync_coordinator.transactions import Transactions
+from ipcsync_coordinator.transactions import Transactions, recover
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
 from ipcsync_keeper.journal_files import JournalFiles
@@ -73,9 +72,6 @@ class DirectDriver(DriverClient):
 
     def destroy(self, serials: list[int]) -> None:
         self._events.destroy(serials)
-
-    def probe(self, device: str) -> bytes:
-        return self._events.probe(device)
 
 
 class World:

@@ -172,7 +172,8 @@ class Scene:
         used = {serial for slot in world.registry.slots.values() for serial in slot.ring}
         spare = {serial for serials in world.pool._spare.values() for serial in serials}
         assert not used & spare
-        assert used | spare == {shared.serial for shared in world.events.held()}
+        probes = {shared.serial for shared in world.pool._probes.values()}
+        assert used | spare | probes == {shared.serial for shared in world.events.held()}
         read, is_carried_out = Journal(world.files, records.Record).read()
         assert is_carried_out
         held = {

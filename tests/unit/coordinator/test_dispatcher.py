@@ -87,7 +87,7 @@ def test_who_records_on_a_timeline_leaves_nothing_behind_either(world: World) ->
 
 def test_every_request_has_a_handler_and_is_among_the_frames_that_are_tried(world: World) -> None:
     # hello has no session yet, and the reply to remote is owed until the bridge answers
-    assert {*world.handlers.table, *world.handlers.questions.table, "hello", "remote"} == set(messages.REQUESTS)
+    assert {*world.handlers.table, *world.handlers.questions, "hello", "remote"} == set(messages.REQUESTS)
     assert set(frames.bodies_of) == set(messages.REQUESTS.values())
 
 
@@ -127,7 +127,7 @@ def test_an_exception_inside_is_a_reply_and_counted_and_nothing_of_it_is_told(
     def fail(*_: object) -> Message:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setitem(world.handlers.questions.table, "stats", fail)
+    monkeypatch.setitem(world.handlers.questions, "stats", fail)
     reply = world.ask(messages.Stats(), token)
     assert isinstance(reply, messages.Failure)
     assert reply.kind == "IpcSyncError"

@@ -262,7 +262,7 @@ def test_a_late_hello_opens_no_session(world: World) -> None:
 
 def test_a_failure_inside_is_counted_under_its_operation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     token = world.hello().token
-    monkeypatch.setitem(world.handlers.questions.table, "stats", lambda *_: 1 // 0)
+    monkeypatch.setitem(world.handlers.questions, "stats", lambda *_: 1 // 0)
     assert _refused(world, 1, messages.Stats(), token).kind == "IpcSyncError"
     assert world.metrics.results["stats"] == {"internal": 1}
     _refused(world, 2, messages.Stats(), b"t" * 16)

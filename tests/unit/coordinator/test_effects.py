@@ -12,8 +12,7 @@ import pytest
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, OPEN, Board
 from ipcsync._wire.messages import Announcement
 from ipcsync.typing import EngineName
-from ipcsync_coordinator.effects import _watermark
-from ipcsync_coordinator.release import Releaser
+from ipcsync_coordinator.effects import Releaser, _watermark
 from ipcsync_coordinator.state import Recorder, SessionEnd, Slot
 from tests.unit.coordinator.effects_scene import Scene
 

@@ -8,8 +8,7 @@ import pytest
 
 from ipcsync._board import BROKEN, FREE, INT64_MAX, Board
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.state import Session, Slot
-from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
+from ipcsync_coordinator.state import Origin, Session, Slot, Tombstone, Tombstones
 from tests.unit.coordinator.effects_scene import Scene
 
 _ORIGIN = Origin(b"e" * 16, 3, 2)

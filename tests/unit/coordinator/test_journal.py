@@ -22,7 +22,7 @@ from ipcsync._wire.messages import Message
 from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator import journal, startup
 from ipcsync_coordinator.journal import Journal, JournalError
-from ipcsync_coordinator.tombstones import Origin, Tombstone
+from ipcsync_coordinator.state import Origin, Tombstone
 from ipcsync_keeper import journal_files
 from ipcsync_keeper.link import Link
 from tests.unit.coordinator import coordinator_world
@@ -246,13 +246,13 @@ def test_how_long_a_slot_has_been_in_quarantine_is_known_to_the_next_coordinator
     opened = world.ask(messages.Open("e", recorder=True, engine="timeline"), recorder)
     assert isinstance(opened, messages.Attachment)
     assert isinstance(world.ask(messages.Open("e"), waiter), messages.Attachment)
-    assert world.handlers.questions.stats()["quarantine_oldest_s"] == 0.0
+    assert world.handlers.stats()["quarantine_oldest_s"] == 0.0
     world.ask(messages.Close(opened.slot, opened.incarnation), recorder)
     ended_ns = world.registry.slots[opened.slot].ended_ns
     assert 0 < ended_ns <= time.monotonic_ns()
     world.begin(world.events.held())
     assert world.registry.slots[opened.slot].ended_ns == ended_ns
-    assert world.handlers.questions.stats()["quarantine_oldest_s"] > 0.0  # type: ignore[operator] # a float
+    assert world.handlers.stats()["quarantine_oldest_s"] > 0.0  # type: ignore[operator] # a float
 
 
 def test_what_was_lost_of_other_nodes_is_in_one_record(world: World) -> None:

@@ -18,7 +18,7 @@ from ipcsync_bridge import mirrors as mirrors_of_bridges
 from ipcsync_bridge.session import BridgeSession as BridgesDesk
 from ipcsync_bridge.wire import Row
 from ipcsync_coordinator import fleet
-from ipcsync_coordinator.tombstones import Origin, Tombstone, Tombstones
+from ipcsync_coordinator.state import Origin, Tombstone, Tombstones
 from ipcsync_keeper.events import SharedCudaEvent
 from tests.unit.coordinator.coordinator_world import World
 

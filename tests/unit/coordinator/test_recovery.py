@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ipcsync._board import Board, SlotLine
-from ipcsync_coordinator import journal, records, recovery, transactions
+from ipcsync_coordinator import journal, records, transactions
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.pool import Pool
@@ -87,14 +87,14 @@ def _believe_the_board(patch: pytest.MonkeyPatch) -> None:
 
 
 def _change_each_slot(patch: pytest.MonkeyPatch, change: Callable[[Slot, SlotLine], None]) -> None:
-    restore = recovery._restore
+    restore = transactions._restore
 
     def changed(registry: Any, board: Board, left: records.Record) -> None:
         for slot in left.slots:
             change(slot, board.slot(slot.index))
         restore(registry, board, left)
 
-    patch.setattr(recovery, "_restore", changed)
+    patch.setattr(transactions, "_restore", changed)
 
 
 def _forget_what_is_held(patch: pytest.MonkeyPatch) -> None:

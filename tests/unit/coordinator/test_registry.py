@@ -15,8 +15,7 @@ from ipcsync.errors import (
     RecorderTaken,
 )
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import UNKNOWN, Session, Slot
-from ipcsync_coordinator.tombstones import Origin
+from ipcsync_coordinator.state import UNKNOWN, Origin, Session, Slot
 from ipcsync_keeper.config import Settings
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from ipcsync.errors import WaitTimeout
 from ipcsync_keeper import link
+from ipcsync_keeper.events import SharedCudaEvent
 from ipcsync_keeper.link import DriverClient, Link
 
 _PATIENCE_S = 0.2
@@ -22,20 +23,23 @@ def test_behind_a_question_that_is_not_answered_the_next_ones_are_refused_at_onc
     with ours, theirs:
         driver, keeper = DriverClient(Link(ours)), Link(theirs)
         with pytest.raises(WaitTimeout, match="did not answer within"):
-            driver.probe("gpu")
+            driver.make("gpu", 1, lambda _: None)
         monkeypatch.setattr(link, "_PATIENCE_S", 1000.0)  # who waits once more does so for ever
         for _ in range(3):
             with pytest.raises(WaitTimeout, match="has not answered an earlier request yet"):
                 driver.make("gpu", 1, lambda _: None)
         assert keeper.receive(5.0) is not None
         assert keeper.receive(0.0) is None, "those that were refused were not sent"
-        keeper.send(False, b"late")
-        answering = threading.Thread(target=_answer_one, args=(keeper,))
+        keeper.send(False, [])
+        made = SharedCudaEvent(1, "gpu", b"handle")
+        answering = threading.Thread(target=_answer_one, args=(keeper, made))
         answering.start()
-        assert driver.probe("gpu") == b"handle"
+        heard: list[SharedCudaEvent] = []
+        driver.make("gpu", 1, heard.extend)
+        assert heard == [made]
         answering.join()
 
 
-def _answer_one(keeper: Link) -> None:
+def _answer_one(keeper: Link, made: SharedCudaEvent) -> None:
     assert keeper.receive(30.0) is not None
-    keeper.send(False, b"handle")
+    keeper.send(False, [made])
