@@ -143,7 +143,7 @@ async def _serve(settings: config.Settings, what: Startup | None, ready_fd: int 
         start_s = round(time.monotonic() - began, 3)
         if what.resources is not None:
             if exit_with is not None:
-                server.end_with(watched(exit_with))
+                server.parent = watched(exit_with)
             devices = len(what.config.devices)
             what.resources.report_ready(manager, ready_fd, devices=devices, pool=settings.pool, start_s=start_s)
         else:

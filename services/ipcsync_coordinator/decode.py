@@ -33,6 +33,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 _Id = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
 _Deadline = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Version = Annotated[int, Meta(ge=VERSION, le=VERSION)]
+_id = msgspec.msgpack.Decoder(_Id)
 _request = msgspec.msgpack.Decoder(tuple[_Version, _Id, str, bytes, _Deadline, msgspec.Raw])
 _bodies = {op: msgspec.msgpack.Decoder[Any](kind) for op, kind in REQUESTS.items()}
 
@@ -41,11 +42,10 @@ def peek_id(frame: bytes | memoryview) -> int:
     """The request id of an invalid frame, 0 if there is none: so that its refusal is a typed reply, too."""
     if len(frame) < 3 or frame[0] & 0xF0 != _ARRAY or frame[1] > _MOST_FIXED:
         return 0
-    first = frame[2]
-    size = _SIZES.get(first, 0)
-    id_ = int.from_bytes(frame[3 : 3 + size], "big") if size else first
-    is_whole = len(frame) >= 3 + size if size else first <= _MOST_FIXED
-    return id_ if is_whole and id_ < 1 << 63 else 0
+    try:
+        return _id.decode(frame[2 : 3 + _SIZES.get(frame[2], 0)])
+    except msgspec.MsgspecError:
+        return 0
 
 
 def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME) -> Request:

@@ -11,10 +11,10 @@ from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
 from ipcsync_coordinator import decode
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.handlers import Handlers
+from ipcsync_coordinator.journal import Reply
 from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.questions import MOST_ROWS
-from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.state import Kept, Session, Use
 from ipcsync_keeper.config import Settings
 
@@ -68,7 +68,7 @@ class Dispatcher:
                 self._strikes.strike(sender.routing)
         except Exception:
             self._metrics.refusals["internal"] += 1
-            self._metrics.count_result(op, "internal")
+            self._metrics.results[op]["internal"] += 1
             log.exception("request failed", extra=fields(op=op))
             failure = messages.Failure("IpcSyncError", "the coordinator has an internal error; see its log")
         finally:
@@ -120,7 +120,7 @@ class Dispatcher:
         if not 0 < request.deadline_ns < now_ns:
             return False
         self._metrics.refusals["late"] += 1
-        self._metrics.count_result(request.op, "late")
+        self._metrics.results[request.op]["late"] += 1
         return True
 
     def _decide(self, session: Session | None, request: Request, sender: Sender) -> bytes | None:
@@ -143,10 +143,10 @@ class Dispatcher:
             else:
                 assert session is not None
                 body = self._table[op](session, request.body)
-            self._metrics.count_result(op, "ok")
+            self._metrics.results[op]["ok"] += 1
         except IpcSyncError as error:
             if is_question:
-                self._metrics.count_result(op, type(error).__name__)
+                self._metrics.results[op][type(error).__name__] += 1
             else:
                 self._metrics.count_refusal(error, op)
             reply = codec.encode_reply(request.id, codec.failure_of(error))

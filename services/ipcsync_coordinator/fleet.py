@@ -27,8 +27,8 @@ from ipcsync.errors import (
     StalePoint,
 )
 from ipcsync_coordinator.decode import Request
+from ipcsync_coordinator.journal import Reply
 from ipcsync_coordinator.questions import attachment_of
-from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.state import Origin, Session
 from ipcsync_coordinator.transactions import Transactions
 

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 import zmq
 
@@ -197,13 +198,12 @@ def _events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
             yield int.from_bytes(event[:2], sys.byteorder)
 
 
-class Accepts:
+class Accepts(NamedTuple):
     """What libzmq accepts from the descriptor `listening`, by its entry, with `data`, in libzmq's epoll set `epoll`."""
 
-    def __init__(self, epoll: int, listening: int, data: int) -> None:
-        self._epoll = epoll
-        self._listening = listening
-        self._data = data
+    epoll: int
+    listening: int
+    data: int
 
     @classmethod
     def of(cls, listening: int) -> Accepts | None:
@@ -229,7 +229,7 @@ class Accepts:
         self._change(select.EPOLLIN | select.EPOLLONESHOT)
 
     def _change(self, events: int) -> None:
-        if _libc.epoll_ctl(self._epoll, _EPOLL_CTL_MOD, self._listening, _EVENT.pack(events, self._data)) != 0:
+        if _libc.epoll_ctl(self.epoll, _EPOLL_CTL_MOD, self.listening, _EVENT.pack(events, self.data)) != 0:
             raise OSError(ctypes.get_errno(), "libzmq's epoll set cannot be changed")
 
 

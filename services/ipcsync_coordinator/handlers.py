@@ -206,11 +206,6 @@ class Handlers(Questions):
         self.transactions.commit()
         return True
 
-    def forget(self, session: Session) -> None:
-        """Forget a session whose line is free."""
-        self._sessions.forget(session)
-        self._deaths.forget(session.serial)
-
     def lose(self, session: Session, how: str) -> None:
         """End a session whose process is dead ("pidfd"), or was silent for longer than its TTL ("ttl").
 

@@ -31,15 +31,14 @@ class Kept:
     def look(self, now_ns: int) -> None:
         """Ask for each recorder that is gone whether its work is over, and say once whose is not for long."""
         held, untold = self._registry.kept.by_recorder, []
+        self._since = {serial: self._since.get(serial, now_ns) for serial in held}
         for serial, slots in list(held.items()):
             if slots[0].held != UNKNOWN and liveness.is_over(self._board, serial):
                 self._registry.end_held(serial)
-            elif 0 < self._since.setdefault(serial, now_ns) < now_ns - _PATIENCE_NS:
+            elif 0 < self._since[serial] < now_ns - _PATIENCE_NS:
                 untold.append(serial)
         if untold and (self._telling is None or not self._telling.is_alive()):
             self._tell(untold)
-        if len(self._since) > len(held):
-            self._since = {serial: since for serial, since in self._since.items() if serial in held}
         self._commit()
 
     def _tell(self, serials: list[int]) -> None:

@@ -42,12 +42,13 @@ class ZapHandler:
         self.socket.linger = 0
         self.socket.bind("inproc://zeromq.zap.01")
 
-    def serve_one(self) -> bool:
-        """Answer one request; returns whether there was one."""
-        try:
-            parts = self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
+    def drain(self) -> None:
+        """Answer the waiting requests."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._answer(self.socket.recv_multipart(zmq.NOBLOCK))
+
+    def _answer(self, parts: list[bytes]) -> None:
         split = parts.index(b"") + 1
         version, request_id, _domain, address = parts[split : split + 4]
         allowed = uid_of(address.decode(errors="replace")) in self._uids
@@ -55,11 +56,6 @@ class ZapHandler:
             self._on_refusal("uid")
         answer = [version, request_id, b"200" if allowed else b"400", b"" if allowed else b"another uid", b"", b""]
         self.socket.send_multipart(parts[:split] + answer)
-        return True
-
-    def close(self) -> None:
-        """Close the socket."""
-        self.socket.close()
 
 
 def uid_of(address: str) -> str:
@@ -126,13 +122,11 @@ class StrikeCounter:
         return is_due
 
 
-def cut(sender: Sender) -> bool:
-    """Shut down the connection that a frame came by; returns whether that was possible."""
-    try:
-        descriptor = int(sender.frame.get(zmq.SRCFD))
-    except (zmq.ZMQError, ValueError):
-        return False  # this libzmq has no such option any more: the peer is refused, but not cut
-    return disconnect(descriptor, sender.pid)
+def cut(sender: Sender, why: str, refuse: Callable[..., None]) -> None:
+    """Shut down the connection that a frame came by, if possible, and have that counted."""
+    with contextlib.suppress(zmq.ZMQError, ValueError):  # this libzmq has no such option any more
+        if disconnect(int(sender.frame.get(zmq.SRCFD)), sender.pid):
+            refuse(why, pid=sender.pid)
 
 
 def disconnect(descriptor: int, pid: int) -> bool:

@@ -24,6 +24,7 @@ class Metrics:
         self.deaths: Counter[str] = Counter({"pidfd": 0, "ttl": 0})
         self.resyncs = 0
         self.results: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """By operation: "ok", the name of an error, "late" or "internal"."""
         self._buckets = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
@@ -32,17 +33,13 @@ class Metrics:
         code = error.code if isinstance(error, ProtocolError) else ""
         self.refusals[code or type(error).__name__] += 1
         if op:
-            self.count_result(op, type(error).__name__)
+            self.results[op][type(error).__name__] += 1
 
     def refuse(self, reason: str, **more: object) -> None:
         """Count a refusal that is of no request, and log some of them."""
         self.refusals[reason] += 1
         if is_round(self.refusals[reason]):
             log.warning("refused", extra=fields(reason=reason, count=self.refusals[reason], **more))
-
-    def count_result(self, op: str, result: str) -> None:
-        """Count the result of a request: "ok", the name of its error, "late" or "internal"."""
-        self.results[op][result] += 1
 
     def observe(self, seconds: float) -> None:
         """Add the time that a frame took, valid or not."""

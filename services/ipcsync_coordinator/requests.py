@@ -107,7 +107,7 @@ class Requests:
             elif reply is not None:
                 self._answer(routing, reply, is_one_of_many=self._dispatcher.is_one_of_many)
         if self._strikes.take_due():
-            self._cut(sender)
+            cut(sender, "stranger", self._refuse)
 
     def _drop_rest(self) -> int:
         """Read the frames after the first; returns how many."""
@@ -160,7 +160,3 @@ class Requests:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._refuse("gone_client")
-
-    def _cut(self, sender: Sender) -> None:
-        if cut(sender):
-            self._refuse("stranger", pid=sender.pid)

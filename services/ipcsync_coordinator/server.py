@@ -16,25 +16,25 @@ from ipcsync._linux.process import PidFd, Process
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
 from ipcsync._zeromq import new_context
-from ipcsync_coordinator import gate, limits, records
+from ipcsync_coordinator import gate, limits
 from ipcsync_coordinator.deaths import DeathWatch, PauseCredit, is_gone, warn_without_pidfds
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Feed
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.journal import Journal, whole
 from ipcsync_coordinator.kept import Kept
 from ipcsync_coordinator.limits import Sender, StrikeCounter, cut
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.requests import Requests
-from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.startup import Startup
-from ipcsync_coordinator.state import Session
+from ipcsync_coordinator.state import Session, SessionTable
 from ipcsync_coordinator.transactions import Transactions, recover
 from ipcsync_keeper.config import Settings
+from ipcsync_keeper.journal_files import IS_ENDING
 from ipcsync_keeper.resources import listen
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -65,14 +65,17 @@ class Server:
         self._gate = gate.Gate(startup.place, Inbox(self.metrics.refuse).put)
         router = self._take_router()
         self.feed = Feed(
-            self._take_feed(), (config.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon, self._cut_subscriber
+            self._take_feed(),
+            (config.starts - 1) << codec.FEED_START_BITS,
+            self._loop.call_soon,
+            lambda frame: cut(Sender(b"", frame), "topic", self.metrics.refuse),
         )
         self.registry = Registry(settings)
         pool = Pool(config.devices, startup.driver, settings.max_cuda_events, held=config.events)
         self.effects = Effects(
             self.board, pool, self.feed, self._forget, self.registry.tombstones, self._loop.call_later
         )
-        journal = Journal(startup.journal, lambda: records.whole(self.registry, self.sessions))
+        journal = Journal(startup.journal, lambda: whole(self.registry, self.sessions))
         self.sessions = SessionTable(journal.most_replies(settings.remembered_requests), settings.max_sessions)
         self._transactions = Transactions(self.registry, self.sessions, self.effects, journal)
         self._differing = recover(self._transactions, time.monotonic_ns())
@@ -102,7 +105,8 @@ class Server:
         self._mend_failures = 1
         self._is_lost = False  # its path does not lead here any more
         self.status = 0
-        self._parent: Process | None = None
+        self.parent: Process | None = None
+        """The end begins when that process has ended."""
         self._gate.start()
 
     # --- sockets ------------------------------------------------------------------------------------------------------
@@ -132,25 +136,20 @@ class Server:
         self._gate.bind(feed, self._startup.sockets[1], self._feed_endpoint)
         return feed
 
-    def _cut_subscriber(self, frame: zmq.Frame) -> None:
-        sender = Sender(b"", frame)
-        if cut(sender):
-            self.metrics.refuse("topic", pid=sender.pid)
-
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve until `stop`, or until the keeper is gone."""
+        """Serve until the end begins, or until the keeper is gone."""
         self._loop.add_reader(self._startup.driver.link.socket, self._drain_link)
         self._resume()
         readers: list[tuple[zmq.Socket[bytes], Callable[[], None]]] = [
-            (self._zap.socket, self._drain_zap),
+            (self._zap.socket, self._zap.drain),
             (self._requests.socket, self._drain_requests),
-            (self.feed.socket, self._drain_feed),
+            (self.feed.socket, self.feed.drain),
         ]
         for socket, drain in readers:
-            self._loop.add_reader(int(socket.fd), drain)
-            self._loop.call_soon(drain)  # requests before the reader was added give no edge
+            self._loop.add_reader(int(socket.fd), self._unless_done, drain)
+            self._loop.call_soon(self._unless_done, drain)  # requests before the reader was added give no edge
         self._loop.call_soon(self._tick)
         self.handlers.serve()
         self.board.starts = self._startup.config.starts
@@ -160,34 +159,21 @@ class Server:
         for socket, _ in readers:
             self._loop.remove_reader(int(socket.fd))
 
-    def stop(self) -> None:
-        """Start the shutdown."""
-        self._done.set()
-
-    def end_with(self, parent: Process) -> None:
-        """Stop when that process ends, and at once if it has."""
-        self._parent = parent
-
     def _drain_link(self) -> None:
         try:
             self._startup.driver.drain()
         except EOFError:
-            self.stop()
+            self._done.set()
 
-    # The loop may call these after `close`, when there are no sockets any more.
-
-    def _drain_feed(self) -> None:
+    def _unless_done(self, drain: Callable[[], object]) -> None:
+        """The loop may call this after `close`, when there are no sockets any more."""
         if not self._done.is_set():
-            self.feed.drain()
-
-    def _drain_zap(self) -> None:
-        while not self._done.is_set() and self._zap.serve_one():
-            continue
+            drain()
 
     def _drain_requests(self) -> None:
-        if not self._done.is_set() and self._requests.drain() and not self._is_drain_due:
+        if self._requests.drain() and not self._is_drain_due:
             self._is_drain_due = True  # at most one: ticks drain too, and in a flood each of them would begin another
-            self._loop.call_soon(self._drain_more)
+            self._loop.call_soon(self._unless_done, self._drain_more)
 
     def _drain_more(self) -> None:
         self._is_drain_due = False
@@ -223,7 +209,8 @@ class Server:
             self._check(session, time.monotonic_ns())
 
     def _forget(self, session: Session) -> None:
-        self.handlers.forget(session)
+        self.sessions.forget(session)
+        self._deaths.forget(session.serial)
         if not self.sessions.has_living:
             self._idle_since = time.monotonic()
 
@@ -251,12 +238,12 @@ class Server:
         self._drain_link()
         self._transactions.commit()  # changes that could not be appended earlier
         # A drain at each tick, so that a missed edge delays a client by a tick at most.
-        self._drain_zap()
+        self._zap.drain()
         self._drain_requests()
-        self._drain_feed()
+        self.feed.drain()
         self._stop_if_idle(now)
-        if self._parent is not None and not self._parent.is_alive():
-            self.stop()
+        if self.parent is not None and not self.parent.is_alive():
+            self._done.set()
         self._tell_alive()
 
     def _stop_if_idle(self, now: float) -> None:
@@ -266,8 +253,12 @@ class Server:
             self._idle_since = now
         if limit and now - max(self._idle_since, self._credit.since_ns / 1e9) > limit:
             log.info("stopping", extra=fields(reason="idle", idle_s=limit))
-            self._startup.report_ending()
-            self.stop()
+            self._end()
+
+    def _end(self) -> None:
+        """Begin the end; a keeper is told that it is intended."""
+        self._startup.journal.words[IS_ENDING] = 1
+        self._done.set()
 
     def _check_place(self) -> None:
         """Make single files anew that were removed; log once that the directory was, and stop with the last session."""
@@ -282,8 +273,7 @@ class Server:
             )
         if self._is_lost and not self.sessions.has_living:
             self.status = 1
-            self._startup.report_ending()
-            self.stop()
+            self._end()
 
     def _mend_place(self) -> None:
         place = self._startup.place
@@ -341,7 +331,7 @@ class Server:
         self._deaths.close()
         self._requests.socket.close()
         self.feed.close()
-        self._zap.close()
+        self._zap.socket.close()
         self._context.term()
         if resources is not None:
             resources.close()

@@ -44,10 +44,6 @@ class Startup:
     driver: DriverClient
     resources: Resources | None = None
 
-    def report_ending(self) -> None:
-        """Report to a keeper that the end that follows is intended."""
-        self.journal.words[journal_files.IS_ENDING] = 1
-
 
 def create(settings: Settings) -> Startup:
     """Create everything in this process, with a thread for the driver."""

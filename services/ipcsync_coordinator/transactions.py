@@ -11,11 +11,9 @@ import logging
 from ipcsync._board import BROKEN, CLOSED, FREE, OPEN, Board
 from ipcsync._logs import fields, is_round
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.journal import Journal, JournalError
-from ipcsync_coordinator.records import Record, Reply, folded, record_of
+from ipcsync_coordinator.journal import Journal, JournalError, Record, Reply, folded, record_of
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionTable
-from ipcsync_coordinator.state import Slot
+from ipcsync_coordinator.state import SessionTable, Slot
 
 log = logging.getLogger("ipcsync.coordinator")
 

@@ -15,13 +15,12 @@ from ipcsync._board.runtime_dir import RELOAD
 from ipcsync._linux.process import Process, has_terminal
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
-from ipcsync_keeper.backoff import Restarts
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.driver_thread import DriverThread
 from ipcsync_keeper.journal_files import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
 from ipcsync_keeper.process import CoordinatorProcess
-from ipcsync_keeper.reload import Reloads, differences
 from ipcsync_keeper.resources import Resources
+from ipcsync_keeper.restarts import Reloads, Restarts, differences
 
 log = logging.getLogger("ipcsync.coordinator")
 

@@ -8,6 +8,7 @@ import resource
 import socket
 import time
 from collections import Counter
+from contextlib import ExitStack
 from typing import Literal
 
 import msgspec
@@ -59,25 +60,21 @@ class Resources:
         self.started_ns = time.monotonic_ns()
         self.starts = 0
         self.restarts: Counter[Reason] = Counter({"died": 0, "hung": 0, "reloaded": 0})
-        self.directory = RuntimeDir(settings.runtime_dir)
-        try:
+        with ExitStack() as undo:
+            self.directory = RuntimeDir(settings.runtime_dir)
+            undo.callback(self.directory.close)
             devices = served_devices(settings.device_list())
             self.epoch = os.urandom(16)
             path = self.directory.board_path(self.epoch)
             self.board = Board.create(path, self.epoch, settings.max_sessions, settings.most_slots)
-            try:
-                if not self.board.show_life():
-                    log.warning("no robust futex: clients check /proc or a file lock to see whether this process lives")
-                self.events = EventStore(devices)
-                self.journal = JournalFiles.create()
-                self.sockets = [listen(path) for path in self.directory.sockets]
-                self.directory.sign()
-            except BaseException:
-                self.board.unlink()
-                raise
-        except BaseException:
-            self.directory.close()
-            raise
+            undo.callback(self.board.unlink)
+            if not self.board.show_life():
+                log.warning("no robust futex: clients check /proc or a file lock to see whether this process lives")
+            self.events = EventStore(devices)
+            self.journal = JournalFiles.create()
+            self.sockets = [listen(path) for path in self.directory.sockets]
+            self.directory.sign()
+            undo.pop_all()
         self._devices = list(devices)
 
     @property

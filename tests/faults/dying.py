@@ -38,7 +38,7 @@ def follow(path: str) -> None:
     from ipcsync_coordinator.effects import Effects
     from ipcsync_coordinator.handlers import Handlers
     from ipcsync_coordinator.journal import Journal
-    from ipcsync_coordinator.sessions import SessionTable
+    from ipcsync_coordinator.state import SessionTable
     from ipcsync_keeper.link import DriverClient
 
     if words[0] == "unread":

@@ -11,20 +11,18 @@ from ipcsync import _drivers
 from ipcsync._board import Board, Peer
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync_coordinator import records
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.journal import Journal, whole
 from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionTable
-from ipcsync_coordinator.state import Session
+from ipcsync_coordinator.state import Session, SessionTable
 from ipcsync_coordinator.transactions import Transactions, recover
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
@@ -93,7 +91,7 @@ class World:
         feed = Feed(_NoSocket(), 0, lambda flush: flush(), lambda _: None)  # type: ignore[arg-type]
         effects = self.effects = Effects(self.board, self.pool, feed, self._forget, self.registry.tombstones)
         self.metrics = Metrics()
-        journal = Journal(self.files, lambda: records.whole(self.registry, self.sessions))
+        journal = Journal(self.files, lambda: whole(self.registry, self.sessions))
         self.sessions = SessionTable(journal.most_replies(SETTINGS.remembered_requests), SETTINGS.max_sessions)
         self.transactions = Transactions(self.registry, self.sessions, effects, journal)
         self.differing = recover(self.transactions, time.monotonic_ns())
@@ -121,7 +119,7 @@ class World:
         self.ids = iter(range(1 << 40, 1 << 41))
 
     def _forget(self, session: Session) -> None:
-        self.handlers.forget(session)
+        self.sessions.forget(session)
 
     def handle(self, frame: bytes) -> Message | None:
         """The reply's body."""

@@ -13,10 +13,10 @@ from ipcsync import _drivers
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, LIVE, OPEN
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync_coordinator import records
+from ipcsync_coordinator import journal
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal
-from ipcsync_coordinator.sessions import SessionTable
+from ipcsync_coordinator.state import SessionTable
 from ipcsync_coordinator.transactions import Transactions
 from tests.unit.coordinator.coordinator_world import SENDER, World
 
@@ -174,7 +174,7 @@ class Scene:
         assert not used & spare
         probes = {shared.serial for shared in world.pool._probes.values()}
         assert used | spare | probes == {shared.serial for shared in world.events.held()}
-        read, is_carried_out = Journal(world.files, records.Record).read()
+        read, is_carried_out = Journal(world.files, journal.Record).read()
         assert is_carried_out
         held = {
             slot.index
@@ -185,13 +185,13 @@ class Scene:
         }
         assert set(world.effects.releaser._held) == held
         found = _folded(read)
-        assert found == _folded([records.whole(world.registry, world.sessions)])
+        assert found == _folded([journal.whole(world.registry, world.sessions)])
 
     def close(self) -> None:
         self.world.close()
 
 
-def _folded(read: list[records.Record]) -> object:
+def _folded(read: list[journal.Record]) -> object:
     """What records come to, but for the replies: refusals are not in the journal."""
     slots: dict[int, object] = {}
     holders: dict[int, dict[int, str]] = {}

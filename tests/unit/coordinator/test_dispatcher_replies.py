@@ -14,8 +14,7 @@ from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator.limits import Sender
-from ipcsync_coordinator.sessions import SessionTable
-from ipcsync_coordinator.state import Session
+from ipcsync_coordinator.state import Session, SessionTable
 from tests.kit.examples import examples
 from tests.unit.coordinator.coordinator_world import SENDER, SETTINGS, Frame, World
 from tests.unit.wire import frames

@@ -21,9 +21,8 @@ from msgspec.structs import asdict
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync_coordinator import journal, records
-from ipcsync_coordinator.journal import Journal
-from ipcsync_coordinator.records import Record
+from ipcsync_coordinator import journal
+from ipcsync_coordinator.journal import Journal, Record
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Session
 from ipcsync_coordinator.transactions import Transactions
@@ -65,7 +64,7 @@ class Checked(Journal):
         self._compare()
 
     def _compare(self) -> None:
-        assert _plain(records.folded(self.read()[0])) == _plain(self._whole())
+        assert _plain(journal.folded(self.read()[0])) == _plain(self._whole())
 
 
 class Machine(RuleBasedStateMachine):
@@ -252,10 +251,10 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def be_replaced(self) -> None:
         """By another coordinator, which goes on with what this one left."""
-        before = _plain(records.whole(self.world.registry, self.world.sessions))
+        before = _plain(journal.whole(self.world.registry, self.world.sessions))
         self.world.begin(self.world.events.held())
         assert self.world.differing == []
-        assert _plain(records.whole(self.world.registry, self.world.sessions)) == before
+        assert _plain(journal.whole(self.world.registry, self.world.sessions)) == before
 
     # --- what always holds --------------------------------------------------------------------------------------------
 
@@ -308,8 +307,8 @@ def _forget_what_could_not_be_appended(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fold(patch: pytest.MonkeyPatch, change: Callable[[list[Record]], list[Record]]) -> None:
-    folded = records.folded
-    patch.setattr(records, "folded", lambda read: folded(change(list(read))))
+    folded = journal.folded
+    patch.setattr(journal, "folded", lambda read: folded(change(list(read))))
 
 
 def _without_attachments(read: list[Record]) -> list[Record]:

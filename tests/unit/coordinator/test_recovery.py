@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ipcsync._board import Board, SlotLine
-from ipcsync_coordinator import journal, records, transactions
+from ipcsync_coordinator import journal, transactions
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.pool import Pool
@@ -89,7 +89,7 @@ def _believe_the_board(patch: pytest.MonkeyPatch) -> None:
 def _change_each_slot(patch: pytest.MonkeyPatch, change: Callable[[Slot, SlotLine], None]) -> None:
     restore = transactions._restore
 
-    def changed(registry: Any, board: Board, left: records.Record) -> None:
+    def changed(registry: Any, board: Board, left: journal.Record) -> None:
         for slot in left.slots:
             change(slot, board.slot(slot.index))
         restore(registry, board, left)
@@ -122,7 +122,7 @@ def _skip_redo(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_replies_in_memory_only(patch: pytest.MonkeyPatch) -> None:
-    record_of = records.record_of
+    record_of = journal.record_of
     patch.setattr(transactions, "record_of", lambda registry, touched, _, new: record_of(registry, touched, [], new))
 
 
@@ -133,7 +133,7 @@ def _leave_what_no_slot_has(patch: pytest.MonkeyPatch) -> None:
 def _mark_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
     append = Journal.append
 
-    def append_and_mark(self: Journal, record: records.Record) -> None:
+    def append_and_mark(self: Journal, record: journal.Record) -> None:
         append(self, record)
         self._words[journal_files.CARRIED_OUT + self._which] = self._end
 
@@ -144,7 +144,7 @@ def _keep_the_reply_last(patch: pytest.MonkeyPatch) -> None:
     commit, keep = Transactions.commit, Transactions._keep
     patch.setattr(Transactions, "_keep", lambda *_: None)
 
-    def commit_and_keep(self: Transactions, reply: records.Reply | None = None, *, is_refusal: bool = False) -> None:
+    def commit_and_keep(self: Transactions, reply: journal.Reply | None = None, *, is_refusal: bool = False) -> None:
         commit(self, reply, is_refusal=is_refusal)
         keep(self, reply)
 
@@ -154,7 +154,7 @@ def _keep_the_reply_last(patch: pytest.MonkeyPatch) -> None:
 def _append_last(patch: pytest.MonkeyPatch) -> None:
     carry_out = Effects.carry_out
     append = Journal.append
-    pending: list[tuple[Journal, records.Record]] = []
+    pending: list[tuple[Journal, journal.Record]] = []
     patch.setattr(Journal, "append", lambda *both: pending.append(both))
 
     def carry_out_and_append(self: Effects, touched: Any) -> None:

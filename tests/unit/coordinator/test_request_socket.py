@@ -6,6 +6,7 @@ import asyncio
 import select
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -254,7 +255,7 @@ def test_in_a_flood_ticks_begin_no_further_drains() -> None:
     fake: Any = server
     fake._done, fake._is_drain_due = asyncio.Event(), False
     fake._requests = SimpleNamespace(drain=lambda: True)
-    fake._loop = SimpleNamespace(call_soon=due.append)
+    fake._loop = SimpleNamespace(call_soon=lambda *call: due.append(partial(*call)))
     for _ in range(3):
         server._drain_requests()
     assert len(due) == 1

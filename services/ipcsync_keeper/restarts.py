@@ -1,4 +1,4 @@
-"""Reloads: one at a time, each with an outcome."""
+"""When the next coordinator is started: after a death, or for new code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,40 @@ from ipcsync_keeper.config import FIXED
 
 log = logging.getLogger("ipcsync.coordinator")
 
+_QUICK_S = 10.0
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_MOST_FAILURES = 3
+
+
+class Restarts:
+    """When the next coordinator is started, and whether another one is at all: a pure state machine; times in seconds.
+
+    An end within 10 s and without a reply is a failure: the next start waits, longer each time. Three failures in a row
+    end it. An end by SIGKILL does not count as one, since it comes from outside.
+    """
+
+    def __init__(self) -> None:
+        self.at = 0.0  # when the next one is started
+        self._fruitless = self._failures = 0
+
+    def see_end(self, lived_s: float, now: float, *, has_replied: bool, is_own_doing: bool) -> bool:
+        """Note the end of a coordinator; returns whether to give up."""
+        if lived_s >= _QUICK_S or has_replied:
+            self._fruitless = self._failures = 0
+            self.at = now
+        else:
+            self._failures += is_own_doing
+            self.see_none_started(now)
+        return self._failures >= _MOST_FAILURES
+
+    def see_none_started(self, now: float) -> None:
+        """Note that none could be started, or that it ended before its greeting: neither counts as a failure."""
+        self.at = now + min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._fruitless, 10))
+        self._fruitless += 1
+
 
 class Reloads:
-    """Reports each reload to the service manager, and writes its outcome into `directory`.
+    """One reload at a time: reports each to the service manager, and writes its outcome into `directory`.
 
     If a reload is asked for while one is under way, another one follows: only a start after the request counts.
     """
