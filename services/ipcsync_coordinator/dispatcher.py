@@ -15,7 +15,7 @@ from ipcsync_coordinator.journal import Reply
 from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.questions import MOST_ROWS
-from ipcsync_coordinator.state import Kept, Session, Use
+from ipcsync_coordinator.state import Kept, Session
 from ipcsync_keeper.config import Settings
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -89,9 +89,11 @@ class Dispatcher:
             self.is_one_of_many = 0 < request.deadline_ns == session.deadline_ns
             session.deadline_ns = request.deadline_ns
             kept = session.replies.get(request.id)
-        if kept is not None:
-            # Before the deadline: a client asks about requests that it gave up.
-            return self._again(session, request.id, kept)
+        # Before the deadline: a client asks about requests that it gave up.
+        if isinstance(kept, bytes):
+            return kept
+        if session is not None and kept is not None:
+            return codec.encode_reply(request.id, self._handlers.attachment_again(session, kept))
         if self._is_late(request, now_ns):
             return None
         if session is None:
@@ -108,13 +110,6 @@ class Dispatcher:
                 session=session.label,
             )
         return self._decide(session, request, sender)
-
-    def _again(self, session: Session | None, request_id: int, kept: Kept) -> bytes:
-        """The same reply again."""
-        if not isinstance(kept, Use):
-            return kept
-        assert session is not None
-        return codec.encode_reply(request_id, self._handlers.attachment_again(session, kept))
 
     def _is_late(self, request: Request, now_ns: int) -> bool:
         if not 0 < request.deadline_ns < now_ns:

@@ -249,7 +249,7 @@ class Handlers(Questions):
     # --- events -------------------------------------------------------------------------------------------------------
 
     def _open(self, session: Session, body: messages.Open) -> messages.Message:
-        slot = self._registry.find(body.name)
+        slot = self._registry.names.get(body.name)
         if slot is not None:
             was_tried_there = slot.device == (body.device or body.default_device)
             _check_usable(session, slot, body.why_not_timeline if was_tried_there else "")

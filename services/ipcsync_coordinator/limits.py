@@ -51,17 +51,17 @@ class ZapHandler:
     def _answer(self, parts: list[bytes]) -> None:
         split = parts.index(b"") + 1
         version, request_id, _domain, address = parts[split : split + 4]
-        allowed = uid_of(address.decode(errors="replace")) in self._uids
+        allowed = _peer(address.decode(errors="replace"))[0] in self._uids
         if not allowed:
             self._on_refusal("uid")
         answer = [version, request_id, b"200" if allowed else b"400", b"" if allowed else b"another uid", b"", b""]
         self.socket.send_multipart(parts[:split] + answer)
 
 
-def uid_of(address: str) -> str:
-    """The uid in an ipc peer's address, empty if there is none."""
+def _peer(address: str) -> tuple[str, str]:
+    """The uid and pid in an ipc peer's address, localhost:uid:gid:pid; empty if there are none."""
     parts = address.split(":")
-    return parts[1] if len(parts) == 4 else ""
+    return (parts[1], parts[3]) if len(parts) == 4 else ("", "")
 
 
 class Sender(msgspec.Struct, frozen=True, gc=False):
@@ -76,13 +76,13 @@ class Sender(msgspec.Struct, frozen=True, gc=False):
     @property
     def uid(self) -> str:
         """Its user, empty if it is unknown."""
-        return uid_of(self.frame.get("Peer-Address"))
+        return _peer(self.frame.get("Peer-Address"))[0]
 
     @property
     def pid(self) -> int:
         """Its process id, 0 if it is unknown (a process of a pid namespace that is not visible here)."""
-        parts = self.frame.get("Peer-Address").split(":")  # localhost:uid:gid:pid
-        return int(parts[3]) if len(parts) == 4 and parts[3].isdigit() else 0
+        pid = _peer(self.frame.get("Peer-Address"))[1]
+        return int(pid) if pid.isdigit() else 0
 
 
 # --- whose connection is cut ------------------------------------------------------------------------------------------

@@ -206,10 +206,6 @@ class Registry:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def find(self, name: str) -> Slot | None:
-        """The slot that has the name now."""
-        return self.names.get(name) if name else None
-
     def join(self, session: Session, slot: Slot, *, recorder: bool, device: str, engine: str) -> None:
         """Attach to an existing event.
 

@@ -103,11 +103,7 @@ class Link:
 
 
 class DriverClient:
-    """The driver, asked over a link.
-
-    The driver's errors are raised here, and WaitTimeout if there is no answer within 10 s. Once the other end is gone,
-    this process ends.
-    """
+    """The driver, asked over a link. Once the other end is gone, this process ends."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -115,8 +111,34 @@ class DriverClient:
         self._is_late = False  # the last question was not answered in time, and still is not
 
     def make(self, device: str, count: int, then: Callable[[list[SharedCudaEvent]], None]) -> None:
-        """Make interprocess events, numbered and exported. `then` gets them, also those that come too late."""
-        self._ask("make", device, count, then=lambda made: then(msgspec.convert(made, list[SharedCudaEvent])))
+        """Make interprocess events, numbered and exported. `then` gets them, also those that come too late.
+
+        Raises the driver's errors, and WaitTimeout if there is no answer within 10 s.
+        """
+        answers: list[Any] = []
+
+        def take(answer: Any) -> None:
+            self._is_late = False
+            answers.append(answer)
+            if not isinstance(answer, IpcSyncError):
+                then(msgspec.convert(answer, list[SharedCudaEvent]))
+
+        try:
+            if self._is_late:
+                self.drain()
+            if self._is_late:  # the answers come in order, and the loop must not wait for each once more
+                raise WaitTimeout("the driver has not answered an earlier request yet", timeout=_PATIENCE_S)
+            self._post("make", [device, count], take)
+            deadline = time.monotonic() + _PATIENCE_S
+            while not answers:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._take_one(left):
+                    self._is_late = True
+                    raise WaitTimeout(f"the driver did not answer within {_PATIENCE_S:g} s", timeout=_PATIENCE_S)
+        except EOFError:
+            _end_at_once()
+        if isinstance(answers[0], IpcSyncError):
+            raise answers[0]
 
     def destroy(self, serials: list[int]) -> None:
         """Destroy these events without waiting; an error is logged."""
@@ -137,33 +159,6 @@ class DriverClient:
             self.link.send(op, arguments)
         except EOFError:
             _end_at_once()
-
-    def _ask(self, op: str, *arguments: Any, then: Callable[[Any], None] = lambda _: None) -> Any:
-        answers: list[Any] = []
-
-        def take(answer: Any) -> None:
-            self._is_late = False
-            answers.append(answer)
-            if not isinstance(answer, IpcSyncError):
-                then(answer)
-
-        try:
-            if self._is_late:
-                self.drain()
-            if self._is_late:  # the answers come in order, and the loop must not wait for each once more
-                raise WaitTimeout("the driver has not answered an earlier request yet", timeout=_PATIENCE_S)
-            self._post(op, list(arguments), take)
-            deadline = time.monotonic() + _PATIENCE_S
-            while not answers:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._take_one(left):
-                    self._is_late = True
-                    raise WaitTimeout(f"the driver did not answer within {_PATIENCE_S:g} s", timeout=_PATIENCE_S)
-        except EOFError:
-            _end_at_once()
-        if isinstance(answers[0], IpcSyncError):
-            raise answers[0]
-        return answers[0]
 
     def _take_one(self, timeout: float) -> bool:
         message = self.link.receive(timeout)

@@ -115,7 +115,7 @@ def test_a_request_past_its_deadline_is_dropped_and_counted(world: World) -> Non
     late = codec.encode_request(5, messages.Open("late", True), token, time.monotonic_ns() - 1)
     assert world.handle(late) is None
     assert world.metrics.refusals["late"] == before + 1
-    assert world.registry.find("late") is None
+    assert world.registry.names.get("late") is None
     world.release_all()
 
 

@@ -31,7 +31,7 @@ class Scene:
     def open(
         self, session: Session, name: str, *, recorder: bool = False, device: str = "", engine: str = "auto"
     ) -> Slot:
-        known = self.registry.find(name)
+        known = self.registry.names.get(name)
         if known is not None:
             self.registry.join(session, known, recorder=recorder, device=device, engine=engine)
             return known
@@ -64,7 +64,7 @@ def test_a_slot_is_opened_joined_closed_and_freed_in_this_order(scene: Scene) ->
     assert scene.happened() == ["live", "live", "open"]
     scene.close(recorder, slot)
     assert scene.happened() == ["drained"]
-    assert scene.registry.find("e") is None
+    assert scene.registry.names.get("e") is None
     scene.close(waiter, slot)
     assert scene.happened() == ["free"]
     assert (slot.state, scene.registry.in_use) == ("free", 0)
@@ -251,10 +251,10 @@ def test_an_event_without_a_recorder_ends_with_the_last_who_has_it_open(scene: S
     slot = scene.open(first, "e")
     scene.open(second, "e")
     scene.registry.lose(first, "expired")
-    assert scene.registry.find("e") is slot
+    assert scene.registry.names.get("e") is slot
     scene.close(second, slot, released=False)
     assert slot.state == "closed"
-    assert scene.registry.find("e") is None
+    assert scene.registry.names.get("e") is None
     scene.close(second, slot)
     assert scene.registry.in_use == 1
     scene.registry.release_dead(first)
@@ -272,7 +272,7 @@ def test_a_recorder_has_its_event_broken_once_and_its_name_is_free(scene: Scene)
     scene.registry.break_event(recorder, slot.index, 1)
     scene.registry.break_event(recorder, slot.index, 1)
     assert scene.happened() == ["broken"]
-    assert scene.registry.find("e") is None
+    assert scene.registry.names.get("e") is None
     assert slot.index in recorder.attached  # which goes on, and may still touch it
     anew = scene.open(recorder, "e", recorder=True)
     assert anew is not slot
@@ -324,7 +324,7 @@ def test_a_use_of_which_nothing_is_known_is_broken_once_its_recorder_is_ended(sc
     slot = scene.open(recorder, "e", recorder=True)
     scene.happened()
     scene.registry.break_slot(slot)
-    assert (slot.state, recorder.state, scene.registry.find("e")) == ("broken", "expired", None)
+    assert (slot.state, recorder.state, scene.registry.names.get("e")) == ("broken", "expired", None)
     assert (scene.registry.touched.slots, scene.registry.touched.sessions) == ({slot}, {recorder})
     assert scene.happened() == ["expired", "broken"]
     scene.registry.break_slot(slot)  # the journal had it broken already

@@ -133,7 +133,7 @@ class Machine(RuleBasedStateMachine):
     def open(self, at: int, name: str, recorder: bool) -> None:
         session = self._pick(self.model.live, at)
         me, key = session.serial, self.model.named(name)
-        known = self.registry.find(name)
+        known = self.registry.names.get(name)
         assert (known is None) == (key is None)
         full = key not in self.model.held(me) and len(self.model.held(me)) >= _LIMITS.max_attachments
         try:
