@@ -28,7 +28,7 @@ from typing import Any
 import click
 
 import ipcsync
-from ipcsync.cli.output import Failed, WrongCall, one_line_for_errors, print_json
+from ipcsync.cli.output import Command, Failed, WrongCall, one_line_for_errors, print_json
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineChoice
 
@@ -277,7 +277,7 @@ def why_failed(found: Report, *, waits: bool) -> str | None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@click.command("demo")
+@click.command("demo", cls=Command)
 @click.argument("file", metavar="[FILE]", default=__file__)
 @click.option("--workers", type=click.IntRange(1, 16), default=4, show_default=True, help="Stages, a process each.")
 @click.option(

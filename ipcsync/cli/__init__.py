@@ -9,14 +9,14 @@ import click
 
 from ipcsync import __version__
 from ipcsync._linux.inherited import forget_parent
-from ipcsync.cli.output import one_line_for_errors, open_closed_streams
+from ipcsync.cli.output import Command, one_line_for_errors
 
 COMMANDS = {
     "bench": "ipcsync.cli.programs:bench",
     "bridge": "ipcsync.cli.programs:bridge",
     "coordinator": "ipcsync.cli.programs:coordinator",
     "demo": "ipcsync.cli.programs:demo",
-    "doctor": "ipcsync.cli.doctor:command",
+    "doctor": "ipcsync.cli.doctor.command:command",
     "nodes": "ipcsync.cli.nodes:command",
     "observer": "ipcsync.cli.programs:observer",
     "reload": "ipcsync.cli.reload:command",
@@ -27,7 +27,7 @@ COMMANDS = {
 """Each subcommand as "module:attribute". The modules import heavy dependencies inside their functions."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Command, click.Group):
     """A group that imports a subcommand's module when the subcommand is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click passes it
@@ -47,7 +47,6 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the subcommand; an IpcSyncError becomes one line on stderr, and exit status 1."""
         forget_parent()
-        open_closed_streams()
         with one_line_for_errors():
             return super().invoke(ctx)
 

@@ -15,6 +15,7 @@ from typing import IO, Any, TextIO
 
 import click
 
+from ipcsync._linux.inherited import open_standard
 from ipcsync._logs import printable
 from ipcsync.errors import IpcSyncError
 
@@ -78,6 +79,17 @@ def one_line_for_errors() -> Iterator[None]:
             raise
         forget_output()
         raise Failed(f"cannot write the output: {error.strerror}") from None
+
+
+class Command(click.Command):
+    """A program's command, whose --help, too, ends in one line where stdout has no room."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the arguments."""
+        open_standard()
+        open_closed_streams()
+        with one_line_for_errors():
+            return super().make_context(*args, **extra)
 
 
 def forget_output() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ipcsync.cli.output import one_line_for_errors
+from ipcsync.cli.output import Command, one_line_for_errors
 
 if TYPE_CHECKING:
     from ipcsync_bench.rows import Row
@@ -51,7 +51,7 @@ def show(rows: list[Row], *, as_json: bool) -> None:
         report.show(rows)
 
 
-@click.command("bench")
+@click.command("bench", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--quick", is_flag=True, help="Fewer operations and three rounds: a look, not a figure.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=None, help="Rounds of each row (5; 3 with --quick).")

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from ipcsync.cli.output import Command
 from ipcsync_bridge import config
 
 
-@click.command("bridge", context_settings={"show_default": True, "auto_envvar_prefix": config.VARIABLES})
+@click.command("bridge", cls=Command, context_settings={"show_default": True, "auto_envvar_prefix": config.VARIABLES})
 @config.options
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")

@@ -9,10 +9,13 @@ from typing import Any
 
 import click
 
+from ipcsync.cli.output import Command
 from ipcsync_bridge import config
 
 
-@click.command("doctor --fleet", context_settings={"show_default": True, "auto_envvar_prefix": config.VARIABLES})
+@click.command(
+    "doctor --fleet", cls=Command, context_settings={"show_default": True, "auto_envvar_prefix": config.VARIABLES}
+)
 @config.options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
 def main(as_json: bool, **given: Any) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import ipcsync
 from ipcsync._linux.inherited import forget_parent
 from ipcsync._logs import configure, fields
+from ipcsync.cli.output import Command
 from ipcsync_keeper import config
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipcsync.coordinator")
 
 
-def _options(command: click.Command) -> click.Command:
+def _options(command: Command) -> Command:
     """One option for each setting, so that flags, variables and TOML keys stay equal."""
     for name, setting in reversed(config.FIELDS.items()):
         kind = type(setting.default)
@@ -47,7 +48,7 @@ PROGRAM = ["-m", "ipcsync_coordinator"]
 _METAVARS = {str: "TEXT", int: "N", float: "S"}
 
 
-@click.command("coordinator", context_settings={"show_default": False})
+@click.command("coordinator", cls=Command, context_settings={"show_default": False})
 @click.option("--config", "config_file", metavar="FILE.toml", help="TOML file with settings, named like the flags.")
 @click.option("--ready-fd", type=int, hidden=True, help="Descriptor that gets the endpoint once it serves.")
 @click.option("--exit-with", metavar="PID:START", hidden=True, help="End with that process.")

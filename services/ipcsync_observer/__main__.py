@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from ipcsync.cli.output import Failed, Seconds, WrongCall
+from ipcsync.cli.output import Command, Failed, Seconds, WrongCall
 
 _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 
 
-@click.command("observer", context_settings={"show_default": True})
+@click.command("observer", cls=Command, context_settings={"show_default": True})
 @click.option(
     "--host", default="127.0.0.1", metavar="ADDRESS", help="The address to serve on; there is no authentication."
 )

@@ -289,6 +289,24 @@ def test_an_output_that_is_full_is_one_line_and_status_1(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "arguments", [("--version",), *((*name.split(), "--help") for name in ("", "doctor --fleet", *COMMANDS))]
+)
+def test_so_it_is_while_the_arguments_are_read(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*IPCSYNC, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "ipcsync: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", [("--help",), ("coordinator", "--help")])
+def test_a_help_that_goes_nowhere_is_no_failure(arguments: tuple[str, ...]) -> None:
+    command = " ".join(map(shlex.quote, [*IPCSYNC, *arguments]))
+    done = subprocess.run(["sh", "-c", f"{command} >&- <&-"], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.program
 @pytest.mark.process
 @pytest.mark.parametrize(
