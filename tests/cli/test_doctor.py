@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import time
 import uuid
@@ -195,6 +196,16 @@ def test_a_wrong_call_is_no_success(options: list[str]) -> None:
     assert done.stderr
 
 
+@pytest.mark.parametrize("descriptors", [7, 8, 9, 11])
+def test_too_few_descriptors_are_a_failure_that_says_so(descriptors: int) -> None:
+    command = f"ulimit -n {descriptors}; {shlex.join([*IPCSYNC, 'doctor', '--json'])}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    failed = [check["detail"] for check in checks_of(done).values() if check["result"] == "fail"]
+    assert len(failed) == 1
+    assert "descriptors" in failed[0] or "Too many open files" in failed[0]
+
+
 # --- its processes ----------------------------------------------------------------------------------------------------
 
 
@@ -217,8 +228,8 @@ def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(mo
 
 def test_a_process_that_dies_or_fails_is_told_as_what_it_is() -> None:
     with Workers() as workers:
-        with pytest.raises(CheckFailed, match="KeyError"):
-            workers["one"].call(actions.record, name="never opened")
+        with pytest.raises(CheckFailed, match="IndexError"):
+            workers["one"].call(actions.goes_on)  # what nothing was opened for
         with pytest.raises(CheckFailed, match="ConnectError"):
             workers["one"].call(actions.connect, endpoint="tcp://nowhere")
         workers["one"].begin(actions.place)

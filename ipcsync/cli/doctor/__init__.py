@@ -7,7 +7,3 @@
 - `actions`: what each process does
 - `report`: the output, for people and for programs
 """
-
-from ipcsync.cli.doctor.command import command
-
-__all__ = ["command"]

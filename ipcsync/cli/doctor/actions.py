@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import ipcsync
@@ -18,10 +20,18 @@ if TYPE_CHECKING:
     from ipcsync.testing import StreamGate
 
 SOON_S = 5.0
-_clients: dict[str, ipcsync.Client] = {}
-_kept: dict[str, ipcsync.SharedEvent] = {}
-_streams: dict[str, ipcsync.Stream] = {}
-_gates: dict[str, StreamGate] = {}
+
+
+@dataclass
+class _Side:
+    """What this process takes part in a check with. The stream records on the event, or waits for it."""
+
+    event: ipcsync.SharedEvent
+    stream: ipcsync.Stream
+    gate: StreamGate | None = None
+
+
+_sides: list[_Side] = []  # the last one is of the present check; the others, of checks that failed
 
 
 def describe() -> dict[str, Any]:
@@ -74,10 +84,11 @@ def connect(endpoint: str) -> dict[str, Any]:
     return {"pid": pid, "has_keeper": client.stats()["pid"] != pid, "namespace": namespace, "shm": shm}
 
 
+@cache
 def _client(endpoint: str) -> ipcsync.Client:
-    if endpoint not in _clients:
-        _clients[endpoint] = ipcsync.connect(endpoint, name="ipcsync doctor", trace="")
-    return _clients[endpoint]
+    client = ipcsync.connect(endpoint, name="ipcsync doctor", trace="")
+    child.at_end.append(client.close)
+    return client
 
 
 def check(endpoint: str, device: int) -> EngineChecks:
@@ -85,53 +96,43 @@ def check(endpoint: str, device: int) -> EngineChecks:
     return _client(endpoint).check(device)
 
 
-def open_recorder(endpoint: str, name: str, engine: EngineName, device: int) -> None:
-    """Open an event to record on, and hold a stream of the device."""
+def open_recorder(endpoint: str, name: str, engine: EngineName, device: int, records: bool) -> None:
+    """Open an event to record on, hold a stream of the device, and perhaps have that record."""
     from ipcsync.testing import StreamGate
 
-    _kept[name] = _client(endpoint).event(name, recorder=True, engine=engine, device=device)
-    _streams[name] = ipcsync.Stream(device)
-    _gates[name] = StreamGate(_streams[name])
+    event = _client(endpoint).event(name, recorder=True, engine=engine, device=device)
+    stream = ipcsync.Stream(device)
+    _sides.append(_Side(event, stream, StreamGate(stream)))
+    if records:
+        event.record(stream)
 
 
-def record(name: str) -> str:
-    """Record on the held stream; the point's bytes."""
-    return bytes(_kept[name].record(_streams[name])).hex()
+def join(endpoint: str, name: str, device: int, ahead: bool) -> bool:
+    """Open an event, and have a stream of the device wait for its first record: whether it is held by that."""
+    event, stream = _client(endpoint).event(name), ipcsync.Stream(device)
+    _sides.append(_Side(event, stream))
+    event.at(1).wait(stream, timeout=SOON_S, ahead=ahead)
+    return not stream.query()
 
 
-def release(name: str) -> None:
-    """Let the held stream go on."""
-    _gates[name].open()
+def release() -> bool:
+    """Let the held stream go on: whether the CPU sees within five seconds what it writes to the board, if it does."""
+    side = _sides[-1]
+    assert side.gate is not None
+    side.gate.open()
+    engine = side.event._attached.engine
+    return side.event.engine == "event" or _soon(lambda: engine.line.completed > engine.base)
 
 
-def completed_here(name: str, generation: int) -> bool:
-    """Whether the CPU sees within five seconds what this process's stream wrote to the board."""
-    line = _kept[name]._attached.engine.line
-    base = _kept[name]._attached.engine.base
-    return _soon(lambda: line.completed >= base + generation)
-
-
-def join(endpoint: str, name: str, device: int, generation: int, ahead: bool) -> None:
-    """Open an event, and have a stream of the device wait for a generation."""
-    _kept[name] = _client(endpoint).event(name)
-    _streams[name] = ipcsync.Stream(device)
-    _kept[name].at(generation).wait(_streams[name], timeout=SOON_S, ahead=ahead)
-
-
-def is_held(name: str) -> bool:
-    """Whether the waiting stream still waits."""
-    return not _streams[name].query()
-
-
-def goes_on(name: str, seconds: float = SOON_S) -> bool:
+def goes_on(seconds: float = SOON_S) -> bool:
     """Whether the waiting stream goes on within `seconds`."""
-    return _soon(_streams[name].query, seconds)
+    return _soon(_sides[-1].stream.query, seconds)
 
 
-def outcome(name: str, generation: int) -> str:
-    """The outcome of a wait for a generation within five seconds: "complete", an error's name, or "nothing"."""
+def outcome() -> str:
+    """The outcome of a wait for the record within five seconds: "complete", an error's name, or "nothing"."""
     try:
-        _kept[name].at(generation).synchronize(SOON_S)
+        _sides[-1].event.at(1).synchronize(SOON_S)
     except ipcsync.WaitTimeout:
         return "nothing"
     except IpcSyncError as error:
@@ -139,12 +140,12 @@ def outcome(name: str, generation: int) -> str:
     return "complete"
 
 
-def close(name: str) -> None:
-    """Close the event that this process records or waits on, and let go what it holds."""
-    if name in _gates:
-        _gates.pop(name).open()
-    _kept.pop(name).close()
-    del _streams[name]
+def close() -> None:
+    """Close the event that this process records or waits on, and release the stream that it holds."""
+    side = _sides.pop()
+    if side.gate is not None:
+        side.gate.open()
+    side.event.close()
 
 
 def try_gate() -> bool:
@@ -156,10 +157,7 @@ def try_gate() -> bool:
     if stream.query():
         raise IpcSyncError("the stream was not held at all")
     gate.open()
-    woke = _soon(stream.query)
-    if woke:
-        gate.open()
-    return woke
+    return _soon(stream.query)
 
 
 def do_streams_pass() -> bool:
@@ -179,11 +177,3 @@ def _soon(condition: Callable[[], bool], seconds: float = SOON_S) -> bool:
             return True
         time.sleep(pause_s)
     return False
-
-
-def _close_clients() -> None:
-    for client in _clients.values():
-        client.close()
-
-
-child.at_end.append(_close_clients)

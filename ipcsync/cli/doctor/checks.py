@@ -15,9 +15,8 @@ from ipcsync.cli.doctor.workers import CheckFailed, Workers
 from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineName
 
-_COMPUTE_MODES = {0: "default", 1: "exclusive (one thread)", 2: "prohibited", 3: "exclusive (one process)"}
+_COMPUTE_MODES = {1: "exclusive (one thread)", 2: "prohibited", 3: "exclusive (one process)"}
 _READ_S = 2.0
-_ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 
 
 @dataclass
@@ -98,40 +97,33 @@ def _devices(context: Context) -> Outcome:
 def _mig(context: Context) -> Outcome:
     if context.is_host:
         return "skipped", "no GPU here", ""
-    devices = context.found["devices"]
-    split = [i for i, device in enumerate(devices) if " MIG " in device["name"]]
+    split = _numbers(context, lambda device: " MIG " in device["name"])
     if split:
-        return (
-            "warn",
-            f"MIG instances: devices {', '.join(map(str, split))}",
-            "MIG has no CUDA IPC: events there use the engine 'timeline'.",
-        )
+        advice = "MIG has no CUDA IPC: events there use the engine 'timeline'."
+        return "warn", f"MIG instances: devices {split}", advice
     return "ok", "no device is a MIG instance", ""
 
 
 def _ipc_attribute(context: Context) -> Outcome:
-    without = [i for i, device in enumerate(context.found["devices"]) if not device["ipc_events"]]
+    without = _numbers(context, lambda device: not device["ipc_events"])
     if without:
-        return (
-            "warn",
-            f"the driver says that there are no interprocess events on devices {', '.join(map(str, without))}",
-            "Events there use the engine 'timeline', if the check below says that it works.",
-        )
+        found = f"the driver says that there are no interprocess events on devices {without}"
+        return "warn", found, "Events there use the engine 'timeline', if the check below says that it works."
     return "ok", "the driver says that every device has interprocess events", ""
+
+
+def _numbers(context: Context, has: Callable[[dict[str, Any]], bool]) -> str:
+    """The devices of which something holds."""
+    return ", ".join(str(number) for number, device in enumerate(context.found["devices"]) if has(device))
 
 
 def _compute_mode(context: Context) -> Outcome:
     if context.is_host:
         return "skipped", "no GPU here", ""
-    modes = {i: device["compute_mode"] for i, device in enumerate(context.found["devices"])}
-    odd = {i: mode for i, mode in modes.items() if mode != 0}
+    modes = [device["compute_mode"] for device in context.found["devices"]]
+    odd = ", ".join(f"device {i}: {_COMPUTE_MODES.get(mode, mode)}" for i, mode in enumerate(modes) if mode != 0)
     if odd:
-        text = ", ".join(f"device {i}: {_COMPUTE_MODES.get(mode, mode)}" for i, mode in odd.items())
-        return (
-            "fail",
-            text,
-            "Several processes must share the device: nvidia-smi --compute-mode=DEFAULT, or use MPS.",
-        )
+        return "fail", odd, "Several processes must share the device: nvidia-smi --compute-mode=DEFAULT, or use MPS."
     return "ok", "default: any number of processes may use each device", ""
 
 
@@ -303,21 +295,24 @@ def _cpu_writes(context: Context) -> Outcome:
 
 def _recorder_death(context: Context) -> Outcome:
     texts, advice = [], []
-    for engine in _ENGINES:
+    for engine, if_blocked in _IF_BLOCKED.items():
         if not context.works[engine]:
             continue
-        found = two_process_checks.death(context.workers, context.endpoint, engine)
-        stream = "its stream went on" if found.stream_goes_on else "its stream stays blocked"
-        texts.append(f"{engine}: the waiter got {found.outcome}, {stream}")
-        if found.outcome != "RecorderLost":
-            return "fail", "; ".join(texts), _NOT_LOST
-        if not found.stream_goes_on:
-            advice.append(_BLOCKED[engine])
+        outcome, stream_goes_on = two_process_checks.death(context.workers, context.endpoint, engine)
+        stream = "its stream went on" if stream_goes_on else "its stream stays blocked"
+        texts.append(f"{engine}: the waiter got {outcome}, {stream}")
+        if outcome != "RecorderLost":
+            return (
+                "fail",
+                "; ".join(texts),
+                "A dead process's work is not reported as lost: do not rely on this driver.",
+            )
+        if not stream_goes_on:
+            advice.append(if_blocked)
     return ("warn" if advice else "ok"), "; ".join(texts), " ".join(advice)
 
 
-_NOT_LOST = "A dead process's work was not reported as lost: do not rely on this driver."
-_BLOCKED = {
+_IF_BLOCKED: dict[EngineName, str] = {
     "event": "This driver leaves a dead process's event pending for ever. Host calls end nevertheless, but a stream "
     "that waits for it must be abandoned; on the engine 'timeline' the coordinator releases it.",
     "timeline": "The coordinator could not release the stream.",

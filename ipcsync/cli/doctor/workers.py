@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from ipcsync._closing import Closing
 from ipcsync._linux import child
 from ipcsync.errors import IpcSyncError
 
@@ -17,7 +16,7 @@ ANSWER_S = 20.0
 
 
 class CheckFailed(child.WorkerError, IpcSyncError):  # noqa: N818 - a finding of the doctor, whom it does not end
-    """A process of the doctor failed, ended, or did not answer in time; the message says which."""
+    """A process of the doctor could not start, failed, ended, or did not answer in time; the message says which."""
 
 
 class Worker(child.Worker):
@@ -29,29 +28,28 @@ class Worker(child.Worker):
         self._seconds = START_S
         super().__init__(name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # against output of libraries
 
-    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float | None = None, **keywords: Any) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """The function's result. A process that does not answer in time is killed."""
         self.begin(function, *arguments, **keywords)
-        if not self.has_spoken(self._seconds if timeout is None else timeout):
+        if not self.has_spoken(self._seconds):
             self.kill()
             raise CheckFailed(f"the {self.name} process did not finish {function.__name__!r} in time, and was killed")
         self._seconds = ANSWER_S
         return self.result(0.0)
 
 
-class Workers(Closing):
+class Workers(ExitStack):
     """The processes by name, started at the first use, and again after one was killed. None outlives the block."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._by_name: dict[str, Worker] = {}
-        self._stack = ExitStack()
 
     def __getitem__(self, name: str) -> Worker:
         worker = self._by_name.get(name)
         if worker is None or worker.status is not None:
-            worker = self._by_name[name] = self._stack.enter_context(Worker(name))
+            try:
+                worker = self._by_name[name] = self.enter_context(Worker(name))
+            except OSError as error:
+                raise CheckFailed(f"cannot start the {name} process: {error.strerror}") from None
         return worker
-
-    def close(self) -> None:
-        """End them all."""
-        self._stack.close()

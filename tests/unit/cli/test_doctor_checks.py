@@ -180,8 +180,7 @@ def test_a_stream_that_no_store_wakes_is_told_and_its_process_killed() -> None:
 def test_a_dead_recorders_work_is_lost_and_its_waiters_go_on_or_the_doctor_says_so(
     monkeypatch: pytest.MonkeyPatch, outcome: str, goes_on: bool, result: str, said: str
 ) -> None:
-    death = two_process_checks.Death(outcome, goes_on)
-    monkeypatch.setattr(two_process_checks, "death", lambda *_: death)
+    monkeypatch.setattr(two_process_checks, "death", lambda *_: (outcome, goes_on))
     context = _context()
     context.works["event"] = False
     found = _find("recorder-death", context)
