@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from ipcsync._session.reader import Reader
     from ipcsync._wire.messages import EventInfo
 
-_TIMES = ("connected_s", "last_seen_s")
-
 
 def with_endpoint(command: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command that takes --endpoint."""
-    text = "Where it is. [IPCSYNC_ENDPOINT, else the runtime directory's]"
+    text = "The coordinator. [IPCSYNC_ENDPOINT, else the runtime directory's]"
     return click.option("--endpoint", metavar="ENDPOINT", help=text)(command)
 
 
@@ -52,11 +50,15 @@ def look(reader: Reader) -> tuple[dict[str, Any], list[EventInfo]]:
 def print_sessions(sessions: Sequence[Mapping[str, Any]]) -> None:
     """Print a table of at least one session."""
     print_table(
-        ("session", "pid", "events", "connected s", "seen s ago", "id"),
         [
-            (row["name"] or "(no name)", row["pid"], row["events"], *(round(row[key], 1) for key in _TIMES), row["id"])
+            {
+                "session": row["name"] or "(no name)",
+                "pid": row["pid"],
+                "events": row["events"],
+                "connected s": round(row["connected_s"], 1),
+                "seen s ago": round(row["last_seen_s"], 1),
+                "id": row["id"],
+            }
             for row in sessions
-        ],
-        shortened=("session",),
-        left_out=("connected s", "events"),
+        ]
     )

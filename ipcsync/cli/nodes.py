@@ -28,13 +28,21 @@ def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
     from ipcsync._session.reader import Reader
 
     with Reader(endpoint_of(None, runtime_dir), timeout) as reader:
-        rows = [{**asdict(row), "epoch": row.epoch.hex()} for row in reader.nodes()]
+        nodes = reader.nodes()
     if as_json:
-        print_json(rows)
+        print_json([{**asdict(node), "epoch": node.epoch.hex()} for node in nodes])
         return
-    echo("1 node" if len(rows) == 1 else f"{len(rows)} nodes")
-    for row in rows:
-        row["heard"] = "" if row["last_heard_s"] is None else f"{row['last_heard_s']:.1f} s ago"
-        row["epoch"] = row["epoch"][:8]
-    columns = ["name", "state", "links", "heard", "epoch", "reason"]
-    print_table(["node", *columns[1:]], [[row[column] for column in columns] for row in rows])
+    echo("1 node" if len(nodes) == 1 else f"{len(nodes)} nodes")
+    print_table(
+        [
+            {
+                "node": node.name,
+                "state": node.state,
+                "links": node.links,
+                "heard": "" if node.last_heard_s is None else f"{node.last_heard_s:.1f} s ago",
+                "epoch": node.epoch.hex()[:8],
+                "reason": node.reason,
+            }
+            for node in nodes
+        ]
+    )

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -19,9 +19,15 @@ from ipcsync._linux.inherited import open_standard
 from ipcsync._logs import printable
 from ipcsync.errors import IpcSyncError
 
+if TYPE_CHECKING:
+    from ipcsync import EventInfo
+
 _GAP = "  "
 _RICH_GAP, _RICH_MARGIN = 3, 2  # between columns of Rich's tables, and beside them
+_SHORTENED = ("session", "event", "recorder")  # columns with names
 _ENOUGH, _LEAST = 20, 8  # characters of a shortened cell
+# Columns that others go before, the least important one first.
+_LEFT_OUT = ("device", "attached", "known complete", "ended", "unconfirmed", "recorded", "connected s", "events")
 _STYLES = {"open": "green", "broken": "bold red", "closed": "dim"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -59,13 +65,6 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-def open_closed_streams() -> None:
-    """Have a stream of /dev/null for each standard one that was closed, as by `>&-`."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
-
-
 @contextmanager
 def one_line_for_errors() -> Iterator[None]:
     """Turn an IpcSyncError, or a stdout without room, into one line on stderr and exit status 1."""
@@ -85,9 +84,11 @@ class Command(click.Command):
     """A program's command, whose --help, too, ends in one line where stdout has no room."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse the arguments."""
+        """Parse the arguments; first have /dev/null for each standard stream that was closed, as by `>&-`."""
         open_standard()
-        open_closed_streams()
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
         with one_line_for_errors():
             return super().make_context(*args, **extra)
 
@@ -103,27 +104,18 @@ def echo(text: str = "", *, err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
 
-def ended(event: Mapping[str, Any]) -> str | None:
-    """How and when an event ended; None while it is open."""
-    if event["ended_s"] is None:
-        return None
-    return f"{event['cause'] or event['state']} {event['ended_s']:.0f} s ago"
-
-
-def labels_of(events: Sequence[Mapping[str, Any]]) -> list[str]:
+def labels_of(events: Sequence[EventInfo]) -> list[str]:
     """The labels of a list's events: names, or recorders of unnamed ones, and with the slot where two are the same."""
     labels = [_label_of(event) for event in events]
     count = Counter(labels)
     return [
-        f"{label} (slot {event['slot']})" if count[label] > 1 else label
+        f"{label} (slot {event.slot})" if count[label] > 1 else label
         for label, event in zip(labels, events, strict=True)
     ]
 
 
-def _label_of(event: Mapping[str, Any]) -> str:
-    if event["name"]:
-        return str(event["name"])
-    return f"(unnamed, of {event['recorder']})" if event["recorder"] else f"(unnamed, slot {event['slot']})"
+def _label_of(event: EventInfo) -> str:
+    return event.name or (f"(unnamed, of {event.recorder})" if event.recorder else f"(unnamed, slot {event.slot})")
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -136,27 +128,20 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def print_table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    *,
-    shortened: Sequence[str] = (),
-    left_out: Sequence[str] = (),
-) -> None:
-    """Print a table of at least one row on stdout: with lines and bold heads on a terminal, else aligned with blanks.
+def print_table(rows: Sequence[Mapping[str, object]]) -> None:
+    """Print rows with the same columns, one at least: with lines on a terminal, else aligned with blanks.
 
     Numbers are aligned to the right; None is shown as a dash. On a terminal it is made to fit, as `fitted` says.
     """
-    texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
-    is_right = [
-        all(cell is None or isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)
-    ]
+    columns = list(rows[0])
+    texts = [["-" if cell is None else printable(str(cell)) for cell in row.values()] for row in rows]
+    is_right = [all(row[name] is None or isinstance(row[name], int | float) for row in rows) for name in columns]
     if is_terminal(sys.stdout):
-        kept, texts = fitted(columns, texts, shutil.get_terminal_size().columns, shortened, left_out)
+        kept, texts = fitted(columns, texts, shutil.get_terminal_size().columns)
         _print_rich([columns[i] for i in kept], texts, [is_right[i] for i in kept])
         return
     widths = [max(len(cell) for cell in column) for column in zip(columns, *texts, strict=True)]
-    for row in [list(columns), *texts]:
+    for row in [columns, *texts]:
         cells = [
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(row, widths, is_right, strict=True)
@@ -164,32 +149,27 @@ def print_table(
         click.echo(_GAP.join(cells).rstrip())
 
 
-def fitted(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    width: int,
-    shortened: Sequence[str],
-    left_out: Sequence[str],
-) -> tuple[list[int], list[list[str]]]:
+def fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[list[str]]]:
     """Which columns of a table there is room for on a terminal of that `width`, and the rows with these.
 
-    Columns are left out, in the order of `left_out`, until the `shortened` ones have room for 20 characters; cells of
-    these then lose their middle, the longest first, down to 8 characters.
+    Columns are left out, the least important first, until those with names have room for 20 characters; cells of these
+    then lose their middle, the longest first, down to 8 characters.
     """
     from rich.cells import cell_len
 
     kept = list(range(len(columns)))
     natural = [max(map(cell_len, [name, *(row[i] for row in rows)])) for i, name in enumerate(columns)]
-    enough = [min(natural[i], _ENOUGH) if name in shortened else natural[i] for i, name in enumerate(columns)]
-    least = [min(natural[i], _LEAST) if name in shortened else natural[i] for i, name in enumerate(columns)]
+    enough, least = (
+        [min(length, limit) if name in _SHORTENED else length for name, length in zip(columns, natural, strict=True)]
+        for limit in (_ENOUGH, _LEAST)
+    )
 
     def room(widths: Sequence[int]) -> int:
         return width - _RICH_MARGIN - sum(widths[i] for i in kept) - _RICH_GAP * (len(kept) - 1)
 
-    for name in left_out:
-        if room(enough) >= 0:
-            break
-        kept.remove(columns.index(name))
+    for name in _LEFT_OUT:
+        if room(enough) < 0 and name in columns:
+            kept.remove(columns.index(name))
     widths = list(natural)
     while room(widths) < 0 and (longer := [i for i in kept if widths[i] > least[i]]):
         widths[max(longer, key=lambda i: widths[i])] -= 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ipcsync.cli.asking import endpoint_of, look, print_sessions, with_endpoint
-from ipcsync.cli.output import echo, ended, labels_of, print_json, print_table
+from ipcsync.cli.output import echo, labels_of, print_json, print_table
+
+if TYPE_CHECKING:
+    from ipcsync import EventInfo
 
 _TIMEOUT_S = 2.0
 
@@ -29,11 +33,11 @@ def command(as_json: bool, endpoint: str | None) -> None:
     from ipcsync._session.reader import Reader
 
     with Reader(endpoint_of(endpoint), _TIMEOUT_S) as reader:
-        found, _ = look(reader)
+        found, events = look(reader)
     if as_json:
         print_json(found)
     else:
-        _show(found)
+        _show(found, events)
 
 
 def _processes(stats: dict[str, Any]) -> str:
@@ -58,8 +62,8 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
-def _show(found: dict[str, Any]) -> None:
-    stats, sessions, events = found["stats"], found["sessions"], found["events"]
+def _show(found: dict[str, Any], events: Sequence[EventInfo]) -> None:
+    stats, sessions = found["stats"], found["sessions"]
     facts = {
         "coordinator": found["endpoint"],
         "version": found["version"],
@@ -84,13 +88,7 @@ def _show(found: dict[str, Any]) -> None:
         click.echo("no sessions")
     click.echo()
     if events:
-        # As the recorder last published it; more may be complete by now.
-        print_table(
-            ("event", "engine", "state", "recorded", "known complete", "attached", "recorder", "ended", "device"),
-            [_event(label, row) for label, row in zip(labels_of(events), events, strict=True)],
-            shortened=("event", "recorder"),
-            left_out=("device", "attached", "known complete", "ended", "recorded"),
-        )
+        print_table([_event(label, row) for label, row in zip(labels_of(events), events, strict=True)])
         _tell_rest(stats["pool_in_use"] - len(events))
     else:
         click.echo("no events")
@@ -101,6 +99,16 @@ def _tell_rest(count: int) -> None:
         click.echo(f"{count} more")
 
 
-def _event(label: str, row: dict[str, Any]) -> tuple[object, ...]:
-    counts = (row["generation"], row["completed"], row["attached"])
-    return label, row["engine"], row["state"], *counts, row["recorder"] or None, ended(row), row["device"]
+def _event(label: str, event: EventInfo) -> dict[str, object]:
+    cause = event.cause or event.state
+    return {
+        "event": label,
+        "engine": event.engine,
+        "state": event.state,
+        "recorded": event.generation,
+        "known complete": event.completed,  # as the recorder last published it; more may be complete by now
+        "attached": event.attached,
+        "recorder": event.recorder or None,
+        "ended": None if event.ended_s is None else f"{cause} {event.ended_s:.0f} s ago",
+        "device": event.device,
+    }

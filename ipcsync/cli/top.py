@@ -12,16 +12,19 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ipcsync.cli.asking import endpoint_of, look, print_sessions, with_endpoint
 from ipcsync.cli.output import Seconds, echo, is_terminal, labels_of, print_table
 
+if TYPE_CHECKING:
+    from ipcsync._rates import Tracks
+    from ipcsync._session.reader import Reader
+
 _TIMEOUT_S = 2.0
-# "Known complete" is what the recorder last published; later records are unconfirmed, and may be complete by now.
-_EVENTS = ("event", "state", "engine", "recorded", "known complete", "/s", "unconfirmed", "recorder", "attached")
 _SAMPLES = 16
 _LINES_AROUND = 18  # lines for heads, blank lines, the summary, and the last lines
 
@@ -43,49 +46,38 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
     It takes no session, so it also works while all are taken, and as root. On a terminal it waits for a coordinator
     that is gone; else it prints each sample as text, and ends with status 1 if there is no coordinator.
     """
-    watcher = _Watcher(endpoint_of(endpoint))
-    try:
-        if as_json or once or not is_terminal(sys.stdout):
-            _print_each(watcher, period, as_json=as_json, once=once)
-        else:
-            _show(watcher, period)
-    except KeyboardInterrupt:
-        return  # the usual end
-    finally:
-        watcher.close()
+    from ipcsync._rates import Tracks
+    from ipcsync._session.reader import Reader
+
+    with Reader(endpoint_of(endpoint), _TIMEOUT_S) as reader:
+        sample = partial(_sample, reader, Tracks(_SAMPLES))
+        try:
+            if as_json or once or not is_terminal(sys.stdout):
+                _print_each(sample, period, as_json=as_json, once=once)
+            else:
+                _show(sample, period)
+        except KeyboardInterrupt:
+            return  # the usual end
 
 
-class _Watcher:
-    """Takes samples of the coordinator at one endpoint, whichever that is at the moment."""
-
-    def __init__(self, endpoint: str) -> None:
-        from ipcsync._rates import Tracks
-        from ipcsync._session.reader import Reader
-
-        self._reader = Reader(endpoint, _TIMEOUT_S)
-        self._tracks = Tracks(_SAMPLES)
-
-    def sample(self) -> dict[str, Any]:
-        """The present state. Raises IpcSyncError if the coordinator cannot be asked."""
-        found, events = look(self._reader)
-        tracks = self._tracks.see(found["epoch"], events, time.monotonic())
-        rows = [
-            {**row, "label": label, "rate": track.rate, "pending_s": round(track.pending_s, 3)}
-            for row, label, track in zip(found["events"], labels_of(found["events"]), tracks, strict=True)
-        ]
-        return {"time": time.time(), **found, "events": rows}
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._reader.close()
+def _sample(reader: Reader, tracks: Tracks) -> dict[str, Any]:
+    """The present state of whichever coordinator serves. Raises IpcSyncError if none can be asked."""
+    found, events = look(reader)
+    rows = [
+        {**row, "label": label, "rate": track.rate, "pending_s": round(track.pending_s, 3)}
+        for row, label, track in zip(
+            found["events"], labels_of(events), tracks.see(found["epoch"], events, time.monotonic()), strict=True
+        )
+    ]
+    return {"time": time.time(), **found, "events": rows}
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def _print_each(watcher: _Watcher, period: float, *, as_json: bool, once: bool) -> None:
+def _print_each(sample: Callable[[], dict[str, Any]], period: float, *, as_json: bool, once: bool) -> None:
     while True:
-        found = watcher.sample()
+        found = sample()
         if as_json:
             click.echo(json.dumps(found))
         else:
@@ -107,54 +99,44 @@ def _print(found: dict[str, Any], height: int | None = None) -> None:
     room = len(sessions) + len(events) if height is None else max(height - _LINES_AROUND, 2)
     for_sessions = min(len(sessions), max(room // 3, room - len(events), 1))
     for_events = max(room - for_sessions, 1)
-    for line in _summary(found):
-        echo(line)
+    stats = found["stats"]
+    deaths, refusals = sum(stats["deaths"].values()), sum(stats["refusals"].values())
+    echo(
+        f"up {stats['uptime_s']:.0f} s   sessions {len(sessions)}   events {stats['events']}   "
+        f"pool {stats['pool_in_use']}/{stats['pool_size']}"
+    )
+    echo(f"quarantined {stats['quarantined']}   deaths {deaths}   refusals {refusals}")
     if sessions:
         echo()
         print_sessions(sessions[:for_sessions])
     if events:
         echo()
-        print_table(
-            _EVENTS,
-            [_event(event) for event in events[:for_events]],
-            shortened=("event", "recorder"),
-            left_out=("attached", "known complete", "unconfirmed", "recorded"),
-        )
+        print_table([_event(event) for event in events[:for_events]])
     echo()
     for count, what in ((len(sessions) - for_sessions, "sessions"), (len(events) - for_events, "events")):
         if count > 0:
             echo(f"{count} more {what}")
 
 
-def _summary(found: dict[str, Any]) -> tuple[str, str]:
-    stats = found["stats"]
-    deaths = sum(stats["deaths"].values())
-    return (
-        f"up {stats['uptime_s']:.0f} s   sessions {len(found['sessions'])}   events {stats['events']}   "
-        f"pool {stats['pool_in_use']}/{stats['pool_size']}",
-        f"quarantined {stats['quarantined']}   deaths {deaths}   refusals {sum(stats['refusals'].values())}",
-    )
-
-
-def _event(event: dict[str, Any]) -> list[object]:
-    rate = event["rate"]
-    return [
-        event["label"],
-        event["state"],
-        event["engine"],
-        event["generation"],
-        event["completed"],
-        None if rate is None else round(rate, 1),
-        f"{event['pending_s']:.1f} s" if event["pending_s"] else None,
-        event["recorder"] or None,
-        event["attached"],
-    ]
+def _event(event: dict[str, Any]) -> dict[str, object]:
+    return {
+        "event": event["label"],
+        "state": event["state"],
+        "engine": event["engine"],
+        "recorded": event["generation"],
+        # As the recorder last published it; later records are unconfirmed, and may be complete by now.
+        "known complete": event["completed"],
+        "/s": None if event["rate"] is None else round(event["rate"], 1),
+        "unconfirmed": f"{event['pending_s']:.1f} s" if event["pending_s"] else None,
+        "recorder": event["recorder"] or None,
+        "attached": event["attached"],
+    }
 
 
 # --- on a terminal ----------------------------------------------------------------------------------------------------
 
 
-def _show(watcher: _Watcher, period: float) -> None:
+def _show(sample: Callable[[], dict[str, Any]], period: float) -> None:
     from rich.console import Console
 
     from ipcsync.errors import IpcSyncError
@@ -165,7 +147,7 @@ def _show(watcher: _Watcher, period: float) -> None:
         while True:
             console.clear()
             try:
-                found = watcher.sample()
+                found = sample()
                 echo(found["endpoint"])
                 _print(found, console.height)
                 echo("q ends")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import click
 
+from ipcsync.cli.asking import with_endpoint
 from ipcsync.cli.output import Command, Failed, Seconds, WrongCall
 
 _EXTRA = ("prometheus_client", "starlette", "uvicorn")
@@ -14,9 +17,7 @@ _EXTRA = ("prometheus_client", "starlette", "uvicorn")
     "--host", default="127.0.0.1", metavar="ADDRESS", help="The address to serve on; there is no authentication."
 )
 @click.option("--port", default=9464, type=click.IntRange(0, 65535), metavar="N", help="The port; 0 takes a free one.")
-@click.option(
-    "--endpoint", metavar="ENDPOINT", help="The coordinator. [IPCSYNC_ENDPOINT, else the runtime directory's]"
-)
+@with_endpoint
 @click.option("--period", default=1.0, type=Seconds(0.1, 60), metavar="S", help="Seconds between samples.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
@@ -52,7 +53,7 @@ def main(host: str, port: int, endpoint: str | None, period: float, log_level: s
     except OSError as error:
         raise Failed(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
     with listening:
-        serve.serve(listening, Sampler(endpoint, period), period)
+        asyncio.run(serve.serve(listening, Sampler(endpoint, period), period))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from msgspec import UNSET
+from msgspec.structs import asdict
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -17,7 +19,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ipcsync_observer.description import MAX_FILTER, openapi
+from ipcsync_observer.description import MAX_FILTER, State, openapi
 from ipcsync_observer.guard import Guard
 from ipcsync_observer.metrics import CoordinatorCollector
 from ipcsync_observer.sampler import Sampler
@@ -34,7 +36,7 @@ class Observer:
         self._sampler = sampler
         self._period_s = period_s
         self._metrics = CoordinatorCollector(sampler)
-        self._streams: weakref.WeakSet[AsyncIterator[bytes]] = weakref.WeakSet()  # of pages that are open
+        self._streams: weakref.WeakSet[AsyncIterator[str]] = weakref.WeakSet()  # of pages that are open
         self.ending = asyncio.Event()
 
     async def page(self, _: Request) -> Response:
@@ -49,7 +51,7 @@ class Observer:
     async def ready(self, _: Request) -> Response:
         """As /healthz, with status 503 while the coordinator is not ready, for probes that only read the status."""
         problem = self._sampler.problem
-        return JSONResponse({"ready": not problem, "problem": problem}, status_code=503 if problem else 200)
+        return JSONResponse({"ready": not problem, "problem": problem}, 503 if problem else 200)
 
     async def metrics(self, _: Request) -> Response:
         """The metrics, in Prometheus's text format."""
@@ -61,22 +63,22 @@ class Observer:
 
     async def state(self, request: Request) -> Response:
         """All that the page shows, as JSON."""
-        return JSONResponse(self._sampler.state(_filter(request)))
+        return Response(_dumped(self._sampler.state(_filter(request))), media_type="application/json")
 
     async def stream(self, request: Request) -> Response:
         """The state once a period (server-sent events): with lanes at first, later without what was sent already."""
         if len(self._streams) >= _MOST_STREAMS:
             problem = f"{_MOST_STREAMS} pages are open already"
-            return JSONResponse({"problem": problem}, status_code=503, headers={"Retry-After": "10"})
+            return JSONResponse({"problem": problem}, 503, {"Retry-After": "10"})
         states = self._states(_filter(request))
         self._streams.add(states)
         return StreamingResponse(states, media_type="text/event-stream")
 
-    async def _states(self, contains: str) -> AsyncIterator[bytes]:
+    async def _states(self, contains: str) -> AsyncIterator[str]:
         with_lanes = True
         while not self.ending.is_set():
             state = self._sampler.state(contains, with_lanes=with_lanes)
-            yield b"data: " + json.dumps(state).encode() + b"\n\n"
+            yield f"data: {_dumped(state)}\n\n"
             with_lanes = False
             await _set_within(self.ending, self._period_s)
 
@@ -105,6 +107,11 @@ class Observer:
             middleware=[Middleware(Guard, hosts=hosts)],
             lifespan=self.lifespan,
         )
+
+
+def _dumped(state: State) -> str:
+    """As JSON, with what a message would leave out because it has its default."""
+    return json.dumps(state, default=lambda row: {key: at for key, at in asdict(row).items() if at is not UNSET})
 
 
 def _filter(request: Request) -> str:

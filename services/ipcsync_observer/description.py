@@ -14,25 +14,22 @@ MAX_FILTER = 255
 """The longest filter for events, in characters; the rest is ignored."""
 
 
-class Health(TypedDict):
-    """Live: this answers. Ready: the coordinator answers within a second; if not, `problem` says why."""
-
-    live: bool
-    ready: bool
-    problem: str
-
-
-class Readiness(TypedDict):
-    """Whether the coordinator answers within a second; if not, `problem` says why."""
-
-    ready: bool
-    problem: str
-
-
 class Problem(TypedDict):
     """Why there is no answer."""
 
     problem: str
+
+
+class Readiness(Problem):
+    """Whether the coordinator answers within a second; if not, `problem` says why."""
+
+    ready: bool
+
+
+class Health(Readiness):
+    """Live: this answers. Ready: the coordinator answers within a second; if not, `problem` says why."""
+
+    live: bool
 
 
 class Event(EventInfo, frozen=True, kw_only=True):
@@ -48,45 +45,85 @@ class Event(EventInfo, frozen=True, kw_only=True):
     lane: list[tuple[float, int, int]] | msgspec.UnsetType = msgspec.UNSET
 
 
-class State(TypedDict):
+class Sample(msgspec.Struct, frozen=True):
+    """What was seen at once, `at` seconds after the observer began. `problem` is why it failed, empty if it did not.
+
+    The other fields are of the last sample that did not fail, so that a page can still show them.
+    """
+
+    at: float
+    problem: str
+    endpoint: str
+    epoch: str
+    stats: CoordinatorStats
+    sessions: list[SessionInfo]
+    events: list[Event]
+    links: list[AttachmentInfo]
+    bridge: BridgeInfo | None
+
+
+class State(Sample, frozen=True):
     """What the page shows. Before the first answer of a coordinator, `stats` and the lists are empty.
 
     `bridge` is null if there is none, or it did not answer.
     """
 
-    at: float
     ready: bool
-    problem: str
-    endpoint: str
-    epoch: str
     period_s: float
-    stats: CoordinatorStats
-    sessions: list[SessionInfo]
     sessions_total: int
-    events: list[Event]
     events_found: int
     events_total: int
-    links: list[AttachmentInfo]
-    bridge: BridgeInfo | None
+
+
+_CONTAINS = {
+    "name": "contains",
+    "in": "query",
+    "schema": {"type": "string"},
+    "description": f"only events whose names contain this, in any case; {MAX_FILTER} characters of it count",
+}
+_JSON = "application/json"
+_PATHS: dict[str, tuple[str, dict[str, tuple[str, str, type]]]] = {
+    "/": ("The page.", {"200": ("the page", "text/html", str)}),
+    "/healthz": ("Whether this answers, and the coordinator does.", {"200": ("always", _JSON, Health)}),
+    "/healthz/ready": (
+        "The same by status code, for probes.",
+        {"200": ("the coordinator is ready", _JSON, Readiness), "503": ("it is not", _JSON, Readiness)},
+    ),
+    "/metrics": ("The metrics, in Prometheus's text format.", {"200": ("the metrics", "text/plain", str)}),
+    "/openapi.json": ("This description.", {"200": ("the description", _JSON, dict)}),
+    "/api/state": ("All that the page shows.", {"200": ("the state", _JSON, State)}),
+    "/api/stream": (
+        "The state once a period, each as the data of a server-sent event: the first with the events' lanes.",
+        {
+            "200": ("states without end", "text/event-stream", str),
+            "503": ("too many pages are open", _JSON, Problem),
+        },
+    ),
+}
+"""Each path: what it is, and its answers by status: what that is, its media type, and its type."""
 
 
 def openapi() -> dict[str, Any]:
     """The description of every path but the page's own files."""
-    _, schemas = msgspec.json.schema_components(
-        [State, Health, Readiness, Problem], ref_template="#/components/schemas/{name}"
-    )
+    kinds = dict.fromkeys(kind for _, answers in _PATHS.values() for _, _, kind in answers.values())
+    found, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(kinds, found, strict=True))
     for schema in schemas.values():
         if "properties" in schema:
             schema["additionalProperties"] = False
-    nothing_yet = {"type": "object", "maxProperties": 0}
-    properties = schemas["State"]["properties"]
-    properties["stats"] = {"anyOf": [properties["stats"], nothing_yet]}
-    contains = {
-        "name": "contains",
-        "in": "query",
-        "schema": {"type": "string"},
-        "description": f"only events whose names contain this, in any case; {MAX_FILTER} characters of it count",
-    }
+    stats = schemas["State"]["properties"]["stats"]
+    schemas["State"]["properties"]["stats"] = {"anyOf": [stats, {"type": "object", "maxProperties": 0}]}
+
+    def answer(text: str, media_type: str, kind: type) -> dict[str, Any]:
+        return {"description": text, "content": {media_type: {"schema": schema_of[kind]}}}
+
+    paths = {}
+    for path, (summary, answers) in _PATHS.items():
+        responses = {status: answer(*told) for status, told in answers.items()}
+        responses["421"] = {"$ref": "#/components/responses/Misdirected"}
+        parameters = [_CONTAINS] if path.startswith("/api/") else []
+        paths[path] = {"get": {"summary": summary, "parameters": parameters, "responses": responses}}
+    refusal = "a server on loopback was asked for a name other than loopback's"
     return {
         "openapi": "3.1.0",
         "info": {
@@ -94,52 +131,6 @@ def openapi() -> dict[str, Any]:
             "version": ipcsync.__version__,
             "description": "The sessions and events of one coordinator. All of it is read-only.",
         },
-        "paths": {
-            "/": _get("The page.", {"200": _answer("the page", "text/html", {"type": "string"})}),
-            "/healthz": _get("Whether this answers, and the coordinator does.", {"200": _json("always", "Health")}),
-            "/healthz/ready": _get(
-                "The same by status code, for probes.",
-                {
-                    "200": _json("the coordinator is ready", "Readiness"),
-                    "503": _json("it is not", "Readiness"),
-                },
-            ),
-            "/metrics": _get(
-                "The metrics, in Prometheus's text format.",
-                {"200": _answer("the metrics", "text/plain", {"type": "string"})},
-            ),
-            "/openapi.json": _get(
-                "This description.", {"200": _answer("the description", "application/json", {"type": "object"})}
-            ),
-            "/api/state": _get("All that the page shows.", {"200": _json("the state", "State")}, contains),
-            "/api/stream": _get(
-                "The state once a period, each as the data of a server-sent event: the first with the events' lanes.",
-                {
-                    "200": _answer("states without end", "text/event-stream", {"type": "string"}),
-                    "503": _json("too many pages are open", "Problem"),
-                },
-                contains,
-            ),
-        },
-        "components": {
-            "schemas": schemas,
-            "responses": {
-                "Misdirected": _answer(
-                    "a server on loopback was asked for a name other than loopback's", "text/plain", {"type": "string"}
-                )
-            },
-        },
+        "paths": paths,
+        "components": {"schemas": schemas, "responses": {"Misdirected": answer(refusal, "text/plain", str)}},
     }
-
-
-def _answer(description: str, media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {media_type: {"schema": schema}}}
-
-
-def _json(description: str, name: str) -> dict[str, Any]:
-    return _answer(description, "application/json", {"$ref": f"#/components/schemas/{name}"})
-
-
-def _get(summary: str, answers: dict[str, Any], *parameters: dict[str, Any]) -> dict[str, Any]:
-    responses = {**answers, "421": {"$ref": "#/components/responses/Misdirected"}}
-    return {"get": {"summary": summary, "parameters": list(parameters), "responses": responses}}

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ipcsync import BridgeInfo
 from ipcsync._board.layout import REASONS
-from ipcsync_observer.sampler import Sample, Sampler
+from ipcsync_observer.description import Sample
+from ipcsync_observer.sampler import Sampler
 
 GAUGES = {
     "sessions": ("sessions", "Live sessions."),
@@ -33,11 +34,9 @@ GAUGES = {
 }
 """Name of the metric, after `ipcsync_`: key in `Client.stats()`, and its description."""
 
-
 Values: TypeAlias = float | Mapping[Any, float]
 """One value, or one for each value of the label, or of the labels."""
 
-NODES_LOST = tuple(filter(None, REASONS))
 BRIDGE_COUNTS = {
     "remote_requests": "Requests of sessions about other nodes.",
     "news_sent": "News sent to other nodes.",
@@ -68,52 +67,23 @@ class CoordinatorCollector(Collector):
         yield _gauge("up", "Whether the coordinator answers within a second.", is_up)
         yield _counter("observer_connects", "Times the observer connected to a coordinator.", self._sampler.connects)
         if is_up:
-            what = {(sample.stats["version"], sample.stats["driver"]): 1.0}
-            yield _gauge("info", "1; the labels say what serves.", what, "version", "driver")
-            for name, (key, text) in GAUGES.items():
-                yield _gauge(name, text, sample.stats[key])
-            yield from _kept(sample.stats)
-            yield _memory(sample.stats)
-            yield from _counters(sample.stats)
-            yield _events(sample)
-            yield _latency(sample.stats["latency"])
+            yield from _coordinator(sample, cast("dict[str, Any]", sample.stats))
             yield from _bridge(sample.bridge)
 
 
-def _kept(stats: dict[str, Any]) -> Iterator[Metric]:
+def _coordinator(sample: Sample, stats: dict[str, Any]) -> Iterator[Metric]:
+    what = {(stats["version"], stats["driver"]): 1.0}
+    yield _gauge("info", "1; the labels say what serves.", what, "version", "driver")
+    for name, (key, text) in GAUGES.items():
+        yield _gauge(name, text, stats[key])
     text = "Words (timeline) and CUDA events (event) of dead recorders that their GPU work may still touch."
     yield _gauge("kept", text, stats["kept"], "engine")
     text = "From how many of them on new events of that engine are refused."
     yield _gauge("kept_limit", text, stats["kept_limit"], "engine")
-
-
-def _bridge(bridge: BridgeInfo | None) -> Iterator[Metric]:
-    yield _gauge(
-        "bridge_up", "Whether a bridge to other nodes answers within a quarter of a second.", bridge is not None
-    )
-    if bridge is None:
-        return
-    yield _gauge("bridge_connected", "Whether it is connected to a NATS server.", bool(bridge.server))
-    text = "Events that are waited for on another node than their own."
-    yield _gauge("bridge_links", text, {"mirrored": bridge.mirrors, "exported": bridge.exports}, "direction")
-    nodes = {state: sum(peer.state == state for peer in bridge.peers) for state in ("linked", "lost")}
-    yield _gauge("bridge_nodes", "Other nodes that it speaks with, by state.", nodes, "state")
-    for name, text in BRIDGE_COUNTS.items():
-        yield _counter(f"bridge_{name}", text, bridge.counts.get(name, 0))
-    lost = {reason: bridge.nodes_lost.get(reason, 0) for reason in NODES_LOST}
-    yield _counter("bridge_nodes_lost", "Nodes that were lost, and why.", lost, "reason")
-    text = "What sessions asked of other nodes and did not get, by error."
-    yield _counter("bridge_refusals", text, bridge.refusals, "error")
-
-
-def _memory(stats: dict[str, Any]) -> Metric:
     memory = {"coordinator": stats["memory_bytes"]}
     if stats["pid"] != stats["keeper_pid"]:
         memory["keeper"] = stats["keeper_memory_bytes"]
-    return _gauge("memory_bytes", "Memory in RAM, by process.", memory, "process")
-
-
-def _counters(stats: dict[str, Any]) -> Iterator[Metric]:
+    yield _gauge("memory_bytes", "Memory in RAM, by process.", memory, "process")
     text = "Coordinators that followed another: it died, hung and was killed, or was reloaded."
     yield _counter("restarts", text, stats["restarts"], "reason")
     text = "Requests by operation, and by result: ok, late, or the error's name."
@@ -123,11 +93,31 @@ def _counters(stats: dict[str, Any]) -> Iterator[Metric]:
     text = "Sessions lost: seen by the process's death, or by its silence."
     yield _counter("deaths", text, stats["deaths"], "how")
     yield _counter("resyncs", "Snapshots asked for again, because of a gap in the feed.", stats["resyncs"])
+    events = dict(sorted(Tally((row.engine, row.state) for row in sample.events).items()))
+    yield _gauge("events", "Shared events, by engine and state.", events, "engine", "state")
+    latency = stats["latency"]
+    text = "Time from a request's arrival to its reply, inside of the coordinator."
+    bounds = [*(str(float(bound)) for bound in latency["bounds_s"]), "+Inf"]
+    buckets = list(zip(bounds, accumulate(latency["counts"]), strict=True))
+    yield HistogramMetricFamily("ipcsync_request_seconds", text, buckets, latency["sum_s"])
 
 
-def _events(sample: Sample) -> Metric:
-    counts = Tally((row.engine, row.state) for row in sample.events)
-    return _gauge("events", "Shared events, by engine and state.", dict(sorted(counts.items())), "engine", "state")
+def _bridge(bridge: BridgeInfo | None) -> Iterator[Metric]:
+    text = "Whether a bridge to other nodes answers within a quarter of a second."
+    yield _gauge("bridge_up", text, bridge is not None)
+    if bridge is None:
+        return
+    yield _gauge("bridge_connected", "Whether it is connected to a NATS server.", bool(bridge.server))
+    text = "Events that are waited for on another node than their own."
+    yield _gauge("bridge_links", text, {"mirrored": bridge.mirrors, "exported": bridge.exports}, "direction")
+    nodes = {state: sum(peer.state == state for peer in bridge.peers) for state in ("linked", "lost")}
+    yield _gauge("bridge_nodes", "Other nodes that it speaks with, by state.", nodes, "state")
+    for name, text in BRIDGE_COUNTS.items():
+        yield _counter(f"bridge_{name}", text, bridge.counts.get(name, 0))
+    lost = {reason: bridge.nodes_lost.get(reason, 0) for reason in filter(None, REASONS)}
+    yield _counter("bridge_nodes_lost", "Nodes that were lost, and why.", lost, "reason")
+    text = "What sessions asked of other nodes and did not get, by error."
+    yield _counter("bridge_refusals", text, bridge.refusals, "error")
 
 
 def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
@@ -142,12 +132,3 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> 
     for key, value in values.items() if isinstance(values, Mapping) else [((), values)]:
         family.add_metric([key] if isinstance(key, str) else key, float(value))
     return family
-
-
-def _latency(latency: dict[str, Any]) -> Metric:
-    histogram = HistogramMetricFamily(
-        "ipcsync_request_seconds", "Time from a request's arrival to its reply, inside of the coordinator."
-    )
-    bounds = [*(str(float(bound)) for bound in latency["bounds_s"]), "+Inf"]
-    histogram.add_metric([], list(zip(bounds, accumulate(latency["counts"]), strict=True)), latency["sum_s"])
-    return histogram

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import cast
 
-from msgspec.structs import asdict
+from msgspec import UNSET
+from msgspec.structs import asdict, replace
 
-from ipcsync import AttachmentInfo, BridgeInfo, IpcSyncError, SessionInfo
+from ipcsync import BridgeInfo, IpcSyncError
 from ipcsync._logs import fields
 from ipcsync._rates import Tracks
 from ipcsync._session.reader import Reader
 from ipcsync._wire import endpoints
 from ipcsync.cli.output import labels_of
-from ipcsync_observer.description import Event
+from ipcsync.typing import CoordinatorStats
+from ipcsync_observer.description import Event, Sample, State
 
 log = logging.getLogger("ipcsync.observer")
 
@@ -25,24 +26,6 @@ _BRIDGE_S = 0.25  # within which a bridge answers
 _LANE_S = 60.0
 _ROWS = 300  # events, and sessions, in one answer; the rest is counted
 _LINKS = 2000
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What was seen at once, `at` seconds after the observer began. `problem` is why it failed, empty if it did not.
-
-    The other fields are of the last sample that did not fail, so that a page can still show them.
-    """
-
-    at: float = 0.0
-    problem: str = "no sample was taken yet"
-    endpoint: str = ""
-    epoch: str = ""
-    stats: dict[str, Any] = field(default_factory=dict)
-    sessions: list[SessionInfo] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    links: list[AttachmentInfo] = field(default_factory=list)
-    bridge: BridgeInfo | None = None
 
 
 class Sampler:
@@ -60,7 +43,7 @@ class Sampler:
         self._tracks = Tracks(max(2, min(240, round(_LANE_S / period_s))))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ipcsync-observer", daemon=True)
-        self.latest = Sample()
+        self.latest = Sample(0.0, "no sample was taken yet", "", "", cast("CoordinatorStats", {}), [], [], [], None)
         self.connects = 0
 
     def start(self) -> None:
@@ -84,13 +67,12 @@ class Sampler:
             return f"the coordinator has not answered for {silent_s:.1f} s"
         return sample.problem
 
-    def state(self, contains: str = "", *, with_lanes: bool = True) -> dict[str, Any]:
-        """All data of the page, as plain values.
+    def state(self, contains: str = "", *, with_lanes: bool = True) -> State:
+        """All data of the page.
 
         If more than 300 events have `contains` in their names (in any case), the broken, stuck and busiest ones.
         """
         sample, problem = self.latest, self.problem
-        bridge = sample.bridge
         wanted = contains.casefold()
         events = [row for row in sample.events if wanted in row.name.casefold()]
         found = len(events)
@@ -98,25 +80,20 @@ class Sampler:
             events.sort(key=lambda row: (row.state != "broken", -row.pending_s, -(row.rate or 0.0), row.name))
             del events[_ROWS:]
         places = {(row.slot, row.incarnation) for row in events}
-        links = [link for link in sample.links if (link.slot, link.incarnation) in places]
-        return {
-            "at": round(sample.at, 2),
-            "ready": not problem,
+        shown = {
             "problem": problem,
-            "endpoint": sample.endpoint,
-            "epoch": sample.epoch,
-            "period_s": self._period_s,
-            "stats": sample.stats,
-            "sessions": [asdict(session) for session in sample.sessions[:_ROWS]],
-            "sessions_total": len(sample.sessions),
-            "events": [
-                {key: value for key, value in asdict(row).items() if with_lanes or key != "lane"} for row in events
-            ],
-            "events_found": found,
-            "events_total": len(sample.events),
-            "links": [asdict(link) for link in links],
-            "bridge": bridge and {**asdict(bridge), "peers": [asdict(peer) for peer in bridge.peers]},
+            "sessions": sample.sessions[:_ROWS],
+            "events": events if with_lanes else [replace(row, lane=UNSET) for row in events],
+            "links": [link for link in sample.links if (link.slot, link.incarnation) in places],
         }
+        return State(
+            **{**asdict(sample), **shown},
+            ready=not problem,
+            period_s=self._period_s,
+            sessions_total=len(sample.sessions),
+            events_found=found,
+            events_total=len(sample.events),
+        )
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +103,7 @@ class Sampler:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self._take(self._reader)
+                self._take()
             except IpcSyncError as error:
                 self._fail(str(error))
             except Exception as error:  # the next sample may succeed; the page and /healthz show the failure
@@ -134,7 +111,8 @@ class Sampler:
                 self._fail(f"{type(error).__name__}: {error}")
             self._stop.wait(self._period_s)
 
-    def _take(self, reader: Reader) -> None:
+    def _take(self) -> None:
+        reader = self._reader
         stats = reader.stats()
         self._answered_at = self._now()
         if stats["epoch"] != self._epoch:
@@ -150,23 +128,22 @@ class Sampler:
         links = reader.list_attachments(_LINKS)
         self._answered_at = self._now()
         tracks = self._tracks.see(self._epoch, infos, now)
-        rows = [asdict(track.info) for track in tracks]
         events = [
             Event(
-                **row,
+                **asdict(track.info),
                 label=label,
                 rate=track.rate and round(track.rate, 2),
                 pending_s=round(track.pending_s, 2),
                 lane=[(round(at, 2), made, done) for at, made, done in track.points],
             )
-            for row, label, track in zip(rows, labels_of(rows), tracks, strict=True)
+            for label, track in zip(labels_of(infos), tracks, strict=True)
         ]
         self.latest = Sample(
-            at=now,
+            at=round(now, 2),
             problem="",
             endpoint=reader.endpoint,
             epoch=self._epoch,
-            stats={**stats},
+            stats=stats,
             sessions=sessions,
             events=events,
             links=links,

@@ -57,12 +57,8 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(listening: socket.socket, sampler: Sampler, period_s: float) -> None:
+async def serve(listening: socket.socket, sampler: Sampler, period_s: float) -> None:
     """Serve on a socket until SIGTERM or Ctrl-C."""
-    asyncio.run(_serve(listening, sampler, period_s))
-
-
-async def _serve(listening: socket.socket, sampler: Sampler, period_s: float) -> None:
     host, port = listening.getsockname()[:2]
     is_loopback = ipaddress.ip_address(host).is_loopback
     observer = Observer(sampler, period_s)

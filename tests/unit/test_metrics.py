@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec.structs import asdict
+from msgspec import to_builtins
+from msgspec.structs import asdict, replace
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,8 +24,9 @@ from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync_bridge.counters import Counters
 from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
+from ipcsync_observer.app import _dumped
 from ipcsync_observer.description import Event
-from ipcsync_observer.sampler import Sample, Sampler, _bridge_of
+from ipcsync_observer.sampler import Sampler, _bridge_of
 
 
 def _info(name: str = "e", generation: int = 0, completed: int = 0, **other: object) -> EventInfo:
@@ -68,7 +70,7 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
         peers=[PeerInfo("there", "linked")], counts={"remote_requests": 4},
         nodes_lost={"silent": 1}, refusals={"NodeLost": 3},
     )  # fmt: skip
-    made.latest = Sample(at=1.0, problem="", stats=stats, events=rows, bridge=bridge)
+    made.latest = replace(made.latest, at=1.0, problem="", stats=stats, events=rows, bridge=bridge)
     monkeypatch.setattr(made, "_answered_at", made._now())
     return made
 
@@ -85,7 +87,7 @@ def _samples(sampler: Sampler) -> dict[tuple[str, tuple[str, ...]], float]:
 def test_every_gauge_is_there_with_its_value(sampler: Sampler) -> None:
     samples = _samples(sampler)
     for name, (key, _) in metrics.GAUGES.items():
-        assert samples[f"ipcsync_{name}", ()] == sampler.latest.stats[key], name
+        assert samples[f"ipcsync_{name}", ()] == to_builtins(sampler.latest.stats)[key], name
     assert samples["ipcsync_up", ()] == 1
     assert samples["ipcsync_info", ("cuda", "1.2")] == 1
 
@@ -127,7 +129,7 @@ def test_the_bridge_is_told_of_only_while_it_answers(sampler: Sampler) -> None:
 
 
 def test_the_page_gets_every_field_of_another_node_also_those_that_no_message_has(sampler: Sampler) -> None:
-    (there,) = sampler.state()["bridge"]["peers"]
+    (there,) = json.loads(_dumped(sampler.state()))["bridge"]["peers"]
     assert there == {**asdict(PeerInfo("there", "linked")), "mirrored": 0, "last_heard_s": None, "reason": ""}
 
 

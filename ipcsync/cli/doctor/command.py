@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import click
 
-from ipcsync.cli.asking import endpoint_of
+from ipcsync.cli.asking import endpoint_of, with_endpoint
 from ipcsync.cli.programs import become
 
 
 @click.command("doctor", context_settings={"ignore_unknown_options": True})
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
-@click.option(
-    "--endpoint", metavar="ENDPOINT", help="Which coordinator. [IPCSYNC_ENDPOINT, else the runtime directory's]"
-)
+@with_endpoint
 @click.option(
     "--fleet",
     is_flag=False,

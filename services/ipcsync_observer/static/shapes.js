@@ -5,18 +5,14 @@
 const SVG = "http://www.w3.org/2000/svg";
 const LANE = { width: 240, height: 28, seconds: 60 };
 
-function element(name, attributes, text) {
-  const made = document.createElement(name);
+function element(name, attributes, text, made = document.createElement(name)) {
   for (const [key, value] of Object.entries(attributes ?? {})) made.setAttribute(key, printable(value));
   if (text !== undefined) made.textContent = printable(text);
   return made;
 }
 
-function drawn(name, attributes, text) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, printable(value));
-  if (text !== undefined) made.textContent = printable(text);
-  return made;
+function drawn(name, attributes) {
+  return element(name, attributes, undefined, document.createElementNS(SVG, name));
 }
 
 // What did not change is left alone: a selection stays, and a screen reader has nothing to say again.
@@ -51,11 +47,9 @@ class Table {
   }
 
   head(column) {
-    const head = element("th", { scope: "col", role: "columnheader", class: column.number ? "n" : "" });
-    if (column.value === undefined) {
-      head.textContent = column.name;
-      return head;
-    }
+    const attributes = { scope: "col", role: "columnheader", class: column.number ? "n" : "" };
+    if (column.value === undefined) return element("th", attributes, column.name);
+    const head = element("th", attributes);
     const button = element("button", { type: "button" }, column.name);
     button.addEventListener("click", () => {
       this.descending = this.sortedBy === column.name ? !this.descending : Boolean(column.number);
