@@ -26,7 +26,7 @@ SIZE = 1 << 14
 KILLS = {4: "producer", 8: "consumer"}  # after so many items
 
 
-def produce(client: ipcsync.Client, slots: list[Memory], first: int, _: Connection) -> None:
+def produce(client: ipcsync.Client, slots: list[Memory], _mine: Memory, first: int, _: Connection) -> None:
     """Write each item into its slot, once what was there is read: at most SLOTS items are on their way."""
     stream, read = ipcsync.Stream(), client.event("read")
     with client.event("written", recorder=True) as written:
@@ -38,10 +38,10 @@ def produce(client: ipcsync.Client, slots: list[Memory], first: int, _: Connecti
         read.at(ITEMS + 1 - first).synchronize(DEADLINE_S)
 
 
-def consume(client: ipcsync.Client, slots: list[Memory], first: int, boss: Connection) -> None:
+def consume(client: ipcsync.Client, slots: list[Memory], mine: Memory, first: int, boss: Connection) -> None:
     """Read each item, check it, and confirm it."""
     stream, written = ipcsync.Stream(), client.event("written")
-    with client.event("read", recorder=True) as read, Memory(SIZE) as mine:
+    with client.event("read", recorder=True) as read:
         for number, item in enumerate(range(first, ITEMS + 1), 1):
             written.at(number).wait(stream, timeout=DEADLINE_S)
             mine.copy_from(slots[item % SLOTS], stream)
@@ -58,17 +58,17 @@ WORK: dict[str, tuple[Callable[..., None], str]] = {"producer": (produce, "read"
 def worker(role: str, endpoint: str, boss: Connection) -> None:
     """Take part in one round after the other. A death of the other one ends a round; one's own ends nothing else."""
     slots = [Memory(SIZE, handle=handle) for handle in boss.recv()]
+    mine = Memory(SIZE)  # for all rounds: freeing waits for every stream, and one may stand behind the dead for ever
     work, theirs = WORK[role]
     while (begin := boss.recv()) is not None:
         number, first = begin
         with ipcsync.connect(endpoint, name=role, prefix=f"ring/{number}/") as client, client.event(theirs) as event:
             try:
-                work(client, slots, first, boss)
-                boss.send("done")
+                work(client, slots, mine, first, boss)
             except ipcsync.RecorderLost as lost:
                 if not client.wait_over(event.at(lost.generation), DEADLINE_S):
                     raise SystemExit(f"the other one may still touch the ring: {lost}") from lost
-                boss.send("lost")
+            boss.send(None)
 
 
 class Ring:
@@ -81,35 +81,36 @@ class Ring:
         self.confirmed = 0
         self.rounds = 0
 
-    def _start(self, role: str) -> None:
-        ours, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=worker, args=(role, self._endpoint, theirs), name=role)
-        process.start()
-        theirs.close()
-        ours.send([slot.handle() for slot in self._slots])
-        self._workers[role] = process, ours
+    def start_missing(self) -> None:
+        """Start who was killed."""
+        for role in WORK.keys() - self._workers.keys():
+            ours, theirs = SPAWN.Pipe()
+            process = SPAWN.Process(target=worker, args=(role, self._endpoint, theirs), name=role)
+            process.start()
+            theirs.close()
+            ours.send([slot.handle() for slot in self._slots])
+            self._workers[role] = process, ours
 
     def run_round(self) -> None:
         """Go on with the first item that was not confirmed, until all are, or one of the two is killed."""
         self.rounds += 1
-        for _, pipe in self._workers.values():
+        running = [pipe for _, pipe in self._workers.values()]
+        for pipe in running:
             pipe.send((self.rounds, self.confirmed + 1))
-        running = {pipe: role for role, (_, pipe) in self._workers.items()}
         while running:
-            ready = [pipe for pipe in wait(list(running), DEADLINE_S) if isinstance(pipe, Connection)]
+            ready = wait(running, DEADLINE_S)
             if not ready:
                 raise SystemExit(f"nothing came for {DEADLINE_S:g} s after item {self.confirmed}")
-            for pipe in ready:
-                said = pipe.recv()
-                if not isinstance(said, int):
-                    del running[pipe]  # its round is over: all is done, or the other one was lost
+            for pipe in [pipe for pipe in running if pipe in ready]:
+                item = pipe.recv()
+                if item is None:
+                    running.remove(pipe)  # its round is over: all is done, or the other one was lost
                     continue
-                if said != self.confirmed + 1:
-                    raise SystemExit(f"item {said} came after item {self.confirmed}")
-                self.confirmed = said
-                victim = KILLS.get(said)
-                if victim is not None:
-                    del running[self._kill(victim)]
+                if item != self.confirmed + 1:
+                    raise SystemExit(f"item {item} came after item {self.confirmed}")
+                self.confirmed = item
+                if item in KILLS:
+                    running.remove(self._kill(KILLS[item]))
                 if pipe in running:
                     pipe.send(None)
 
@@ -121,17 +122,11 @@ class Ring:
         print(f"killed the {role} after item {self.confirmed}", flush=True)
         return pipe
 
-    def start_missing(self) -> None:
-        """Start who was killed."""
-        for role in WORK.keys() - self._workers.keys():
-            self._start(role)
-
     def end(self) -> None:
         """Let the workers end."""
         for process, pipe in self._workers.values():
             pipe.send(None)
             process.join(DEADLINE_S)
-        for process, _ in self._workers.values():
             process.kill()
 
 

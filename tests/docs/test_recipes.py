@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import ipcsync
+from ipcsync.testing import Memory, StreamGate
 from tests.fleet import nodes as fleet
+from tests.kit.peer import Peer
 from tests.kit.until import until
 
 pytestmark = [pytest.mark.process, pytest.mark.program]
@@ -129,6 +133,43 @@ def test_in_a_recipe_nobody_outlives_a_killed_peer_by_long(name: str, engine: st
     assert "-9" in codes, done.stdout + done.stderr
     assert "None" not in codes, done.stdout + done.stderr
     assert "RecorderLost" in done.stderr or "EOFError" in done.stderr
+
+
+_held: list[object] = []
+
+
+def _hold(endpoint: str) -> None:
+    """In a peer: record behind a gate."""
+    client, stream = ipcsync.connect(endpoint, prefix="ring/"), ipcsync.Stream()
+    _held.extend((client, event := client.event("written", recorder=True), StreamGate(stream)))
+    event.record(stream)
+
+
+def _consume(endpoint: str) -> str:
+    """In a peer: the ring's consumer; what ends it."""
+    sys.path.insert(0, str(_RECIPES))
+    import served_ring
+
+    slots, mine = [Memory(served_ring.SIZE) for _ in range(served_ring.SLOTS)], Memory(served_ring.SIZE)
+    boss, _ = multiprocessing.Pipe()
+    try:
+        served_ring.consume(ipcsync.connect(endpoint, prefix="ring/"), slots, mine, 1, boss)
+    except ipcsync.RecorderLost:
+        return "lost"
+    return "done"
+
+
+@pytest.mark.driver
+@pytest.mark.parametrize("engine", ["event", "timeline"])
+def test_a_rings_consumer_does_not_stand_still_behind_a_dead_producer(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[..., Peer], engine: str
+) -> None:
+    producer, consumer = (new_peer(IPCSYNC_ENGINE=engine) for _ in range(2))
+    producer.call(_hold, coordinator.endpoint)
+    consumer.begin(_consume, coordinator.endpoint)
+    until(lambda: any(row.name == "ring/read" and row.generation for row in client.list_events()), "it waits")
+    producer.kill()
+    assert consumer.result() == "lost"
 
 
 _long = pytest.mark.thorough  # it takes as long as the recipe waits for anything at all
