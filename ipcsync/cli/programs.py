@@ -13,19 +13,14 @@ from ipcsync.cli.output import Failed
 
 def _program(name: str, summary: str) -> click.Command:
     """The command that executes `python -m ipcsync_NAME`, which has a --help of its own."""
-
-    @click.command(
+    return click.Command(
         name,
+        callback=lambda arguments: become(f"ipcsync_{name}", *arguments),
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
         add_help_option=False,
-        short_help=summary,
         help=summary,
     )
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    def command(arguments: tuple[str, ...]) -> None:
-        become(f"ipcsync_{name}", *arguments)
-
-    return command
 
 
 def become(module: str, *arguments: str) -> NoReturn:

@@ -82,7 +82,6 @@ def _print_each(sample: Callable[[], dict[str, Any]], period: float, *, as_json:
             click.echo(json.dumps(found))
         else:
             _print(found)
-        sys.stdout.flush()
         if once:
             return
         time.sleep(period)
@@ -154,7 +153,6 @@ def _show(sample: Callable[[], dict[str, Any]], period: float) -> None:
             except IpcSyncError as error:
                 echo(str(error))
                 echo("waiting for it; q ends")
-            sys.stdout.flush()
             if pressed(period) in (b"q", b"Q", b"\x04"):
                 return
 
@@ -162,18 +160,12 @@ def _show(sample: Callable[[], dict[str, Any]], period: float) -> None:
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bytes]]:
     """A function that waits up to `seconds` for a key, and returns it, or b""."""
-    if not sys.stdin.isatty():
-        yield _no_key
-        return
-    fd = sys.stdin.fileno()
-    before = termios.tcgetattr(fd)
-    tty.setcbreak(fd)
+    fds = [sys.stdin.fileno()] if sys.stdin.isatty() else []
+    before = [termios.tcgetattr(fd) for fd in fds]
+    for fd in fds:
+        tty.setcbreak(fd)
     try:
-        yield lambda seconds: os.read(fd, 1) if select.select([fd], [], [], seconds)[0] else b""
+        yield lambda seconds: os.read(fds[0], 1) if select.select(fds, [], [], seconds)[0] else b""
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-def _no_key(seconds: float) -> bytes:
-    time.sleep(seconds)
-    return b""
+        for fd, modes in zip(fds, before, strict=True):
+            termios.tcsetattr(fd, termios.TCSADRAIN, modes)

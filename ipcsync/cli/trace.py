@@ -10,8 +10,6 @@ import click
 from ipcsync.cli.output import Failed, WrongCall, echo, forget_output
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ipcsync._trace.merge import Summary
     from ipcsync._trace.reader import ProcessTrace
 
@@ -68,28 +66,23 @@ def merge(directory: str, output: str) -> None:
 
 
 def _read(directory: str) -> list[ProcessTrace]:
+    """The traces in a directory; one that cannot be read is named on stderr."""
     from ipcsync._trace import reader
 
     paths = reader.files_in(directory)
     if not paths:
         raise Failed(f"there is no trace in {directory}; processes write one while IPCSYNC_TRACE names the directory")
-    found = [trace for path in paths if (trace := _read_one(path)) is not None]
+    found = []
+    for path in paths:
+        try:
+            found.append(reader.read(path))
+        except reader.TraceError as error:  # noqa: PERF203 - once a file
+            echo(f"ipcsync: left out: {error}", err=True)
+        except OSError as error:
+            echo(f"ipcsync: left out: cannot read {path}: {error.strerror}", err=True)
     if not found:
         raise Failed(f"none of the {len(paths)} files in {directory} is a readable trace")
     return found
-
-
-def _read_one(path: Path) -> ProcessTrace | None:
-    """The trace in a file; None, with a line on stderr, if it cannot be read."""
-    from ipcsync._trace import reader
-
-    try:
-        return reader.read(path)
-    except reader.TraceError as error:
-        echo(f"ipcsync: left out: {error}", err=True)
-    except OSError as error:
-        echo(f"ipcsync: left out: cannot read {path}: {error.strerror}", err=True)
-    return None
 
 
 def _told(summary: Summary, output: str) -> str:

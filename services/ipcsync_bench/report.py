@@ -16,12 +16,8 @@ from ipcsync_bench.rows import Row
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    model = ""
     with open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
+        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),

@@ -1,11 +1,11 @@
-"""The HTTP side: /metrics, /healthz, /api/state, /openapi.json, and the page."""
+"""The HTTP side. The docstring of what answers a path is its summary in the OpenAPI description."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ipcsync_observer.description import MAX_FILTER, State, openapi
+from ipcsync_observer.description import MAX_FILTER, Answers, Health, Problem, Readiness, State, openapi
 from ipcsync_observer.guard import Guard
 from ipcsync_observer.metrics import CoordinatorCollector
 from ipcsync_observer.sampler import Sampler
@@ -44,12 +44,12 @@ class Observer:
         return FileResponse(STATIC / "index.html", media_type="text/html")
 
     async def healthz(self, _: Request) -> Response:
-        """Live: this answers. Ready: the coordinator answers within a second."""
+        """Whether this answers, and the coordinator does."""
         problem = self._sampler.problem
         return JSONResponse({"live": True, "ready": not problem, "problem": problem})
 
     async def ready(self, _: Request) -> Response:
-        """As /healthz, with status 503 while the coordinator is not ready, for probes that only read the status."""
+        """The same by status code, for probes."""
         problem = self._sampler.problem
         return JSONResponse({"ready": not problem, "problem": problem}, 503 if problem else 200)
 
@@ -58,15 +58,15 @@ class Observer:
         return Response(generate_latest(self._metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def description(self, _: Request) -> Response:
-        """The OpenAPI description."""
-        return JSONResponse(openapi())
+        """This description."""
+        return JSONResponse(openapi(PATHS))
 
     async def state(self, request: Request) -> Response:
-        """All that the page shows, as JSON."""
+        """All that the page shows."""
         return Response(_dumped(self._sampler.state(_filter(request))), media_type="application/json")
 
     async def stream(self, request: Request) -> Response:
-        """The state once a period (server-sent events): with lanes at first, later without what was sent already."""
+        """The state once a period, each as the data of a server-sent event: the first with the events' lanes."""
         if len(self._streams) >= _MOST_STREAMS:
             problem = f"{_MOST_STREAMS} pages are open already"
             return JSONResponse({"problem": problem}, 503, {"Retry-After": "10"})
@@ -95,18 +95,34 @@ class Observer:
         """The application. It answers requests for the names in `hosts`; None: for all."""
         return Starlette(
             routes=[
-                Route("/", self.page),
-                Route("/healthz", self.healthz),
-                Route("/healthz/ready", self.ready),
-                Route("/metrics", self.metrics),
-                Route("/openapi.json", self.description),
-                Route("/api/state", self.state),
-                Route("/api/stream", self.stream),
+                *(Route(path, getattr(self, function.__name__)) for path, (function, _) in PATHS.items()),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
             middleware=[Middleware(Guard, hosts=hosts)],
             lifespan=self.lifespan,
         )
+
+
+_JSON = "application/json"
+PATHS: dict[str, tuple[Callable[[Observer, Request], Awaitable[Response]], Answers]] = {
+    "/": (Observer.page, {"200": ("the page", "text/html", str)}),
+    "/healthz": (Observer.healthz, {"200": ("always", _JSON, Health)}),
+    "/healthz/ready": (
+        Observer.ready,
+        {"200": ("the coordinator is ready", _JSON, Readiness), "503": ("it is not", _JSON, Readiness)},
+    ),
+    "/metrics": (Observer.metrics, {"200": ("the metrics", "text/plain", str)}),
+    "/openapi.json": (Observer.description, {"200": ("the description", _JSON, dict)}),
+    "/api/state": (Observer.state, {"200": ("the state", _JSON, State)}),
+    "/api/stream": (
+        Observer.stream,
+        {
+            "200": ("states without end", "text/event-stream", str),
+            "503": ("too many pages are open", _JSON, Problem),
+        },
+    ),
+}
+"""Each path but the page's own files: who answers, and what."""
 
 
 def _dumped(state: State) -> str:

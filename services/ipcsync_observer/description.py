@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
@@ -81,31 +82,13 @@ _CONTAINS = {
     "schema": {"type": "string"},
     "description": f"only events whose names contain this, in any case; {MAX_FILTER} characters of it count",
 }
-_JSON = "application/json"
-_PATHS: dict[str, tuple[str, dict[str, tuple[str, str, type]]]] = {
-    "/": ("The page.", {"200": ("the page", "text/html", str)}),
-    "/healthz": ("Whether this answers, and the coordinator does.", {"200": ("always", _JSON, Health)}),
-    "/healthz/ready": (
-        "The same by status code, for probes.",
-        {"200": ("the coordinator is ready", _JSON, Readiness), "503": ("it is not", _JSON, Readiness)},
-    ),
-    "/metrics": ("The metrics, in Prometheus's text format.", {"200": ("the metrics", "text/plain", str)}),
-    "/openapi.json": ("This description.", {"200": ("the description", _JSON, dict)}),
-    "/api/state": ("All that the page shows.", {"200": ("the state", _JSON, State)}),
-    "/api/stream": (
-        "The state once a period, each as the data of a server-sent event: the first with the events' lanes.",
-        {
-            "200": ("states without end", "text/event-stream", str),
-            "503": ("too many pages are open", _JSON, Problem),
-        },
-    ),
-}
-"""Each path: what it is, and its answers by status: what that is, its media type, and its type."""
+Answers: TypeAlias = dict[str, tuple[str, str, type]]
+"""By status: what the answer is, its media type, and its type."""
 
 
-def openapi() -> dict[str, Any]:
-    """The description of every path but the page's own files."""
-    kinds = dict.fromkeys(kind for _, answers in _PATHS.values() for _, _, kind in answers.values())
+def openapi(served: Mapping[str, tuple[Callable[..., object], Answers]]) -> dict[str, Any]:
+    """The description of paths: of each the function that answers, whose docstring says what it is, and its answers."""
+    kinds = dict.fromkeys(kind for _, answers in served.values() for _, _, kind in answers.values())
     found, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(kinds, found, strict=True))
     for schema in schemas.values():
@@ -118,11 +101,11 @@ def openapi() -> dict[str, Any]:
         return {"description": text, "content": {media_type: {"schema": schema_of[kind]}}}
 
     paths = {}
-    for path, (summary, answers) in _PATHS.items():
+    for path, (function, answers) in served.items():
         responses = {status: answer(*told) for status, told in answers.items()}
         responses["421"] = {"$ref": "#/components/responses/Misdirected"}
         parameters = [_CONTAINS] if path.startswith("/api/") else []
-        paths[path] = {"get": {"summary": summary, "parameters": parameters, "responses": responses}}
+        paths[path] = {"get": {"summary": function.__doc__, "parameters": parameters, "responses": responses}}
     refusal = "a server on loopback was asked for a name other than loopback's"
     return {
         "openapi": "3.1.0",

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 
 from processes import SPAWN, run
@@ -104,27 +104,22 @@ def node(name: str, url: str) -> Iterator[str]:
         command += ["--runtime-dir", coordinator.runtime_dir, "--log-level", "error"]
         bridge = subprocess.Popen(command)
         try:
-            _await_bridge(coordinator.endpoint, bridge)
+            with ipcsync.connect(coordinator.endpoint, name="starting") as client:
+                _await_bridge(client, bridge)
             yield coordinator.endpoint
         finally:
             bridge.terminate()
             bridge.wait()
 
 
-def _await_bridge(endpoint: str, bridge: subprocess.Popen[bytes]) -> None:
+def _await_bridge(client: ipcsync.Client, bridge: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 30
-    with ipcsync.connect(endpoint, name="starting") as client:
-        while not _answers(client):
-            if bridge.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the bridge did not start")
-            time.sleep(0.05)
-
-
-def _answers(client: ipcsync.Client) -> bool:
-    try:
-        return bool(client.nodes())
-    except (ipcsync.NoBridge, ipcsync.FleetUnavailable):
-        return False
+    while bridge.poll() is None and time.monotonic() < deadline:
+        with suppress(ipcsync.NoBridge, ipcsync.FleetUnavailable):
+            client.nodes()
+            return
+        time.sleep(0.05)
+    raise SystemExit("the bridge did not start")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ from pathlib import Path
 from ipcsync._drivers.outliving import mps_directory
 from ipcsync.cli.doctor.report import Result
 
-_KIND_FILES = ("etc/nv_tegra_release", "proc/device-tree/compatible")
-
 
 def kind(root: Path = Path("/")) -> tuple[Result, str, str]:
     """Plain Linux, WSL or Tegra; `root` is the directory with the machine's files."""
@@ -20,7 +18,7 @@ def kind(root: Path = Path("/")) -> tuple[Result, str, str]:
             f"WSL on {machine}: CUDA has no interprocess handles here",
             "Events use the engine 'timeline' if the check below says that it works.",
         )
-    if (root / _KIND_FILES[0]).exists() or "nvidia,tegra" in _read(root / _KIND_FILES[1]):
+    if (root / "etc/nv_tegra_release").exists() or "nvidia,tegra" in _read(root / "proc/device-tree/compatible"):
         return (
             "warn",
             f"Tegra (Jetson) on {machine}: older drivers have no interprocess handles here",

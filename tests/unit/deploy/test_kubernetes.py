@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def test_the_bridge_of_a_pod_has_its_coordinators_directory_and_a_key_of_its_own
 @pytest.mark.process
 def test_probes_and_annotations_name_what_is_served() -> None:
     observer_app = pytest.importorskip("ipcsync_observer.app", reason="the extra `observer` is not installed")
-    routes = set(re.findall(r'Route\("([^"]+)"', Path(observer_app.__file__).read_text()))
+    routes = set(observer_app.PATHS)
     template = _objects()["DaemonSet"]["spec"]["template"]
     coordinator, observer = template["spec"]["containers"]
     program, *words = coordinator["startupProbe"]["exec"]["command"]
