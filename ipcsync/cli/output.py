@@ -52,12 +52,7 @@ class WrongCall(Failed):
 class Seconds(click.FloatRange):
     """A number of seconds in a range, which NaN is not."""
 
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - the base class's signature
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> float:
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """As of any type."""
         seconds: float = super().convert(value, param, ctx)
         if math.isnan(seconds):

@@ -55,7 +55,7 @@ def _run(context: Context) -> Findings:
 def _tried(name: str, check: Callable[[Context], Outcome], context: Context) -> Outcome:
     try:
         return check(context)
-    except (CheckFailed, IpcSyncError) as error:
+    except IpcSyncError as error:
         return "fail", str(error), _ON_FAILURE.get(name, "")
 
 
@@ -133,34 +133,27 @@ def _compute_mode(context: Context) -> Outcome:
 def _coordinator(context: Context) -> Outcome:
     from ipcsync._wire import endpoints
 
-    if os.path.exists(endpoints.socket_path(context.wanted)):
-        try:
-            context.theirs = context.workers["recorder"].call(actions.connect, endpoint=context.wanted)
-        except CheckFailed as error:
-            theirs, ours = _driver_of(context.wanted), context.found["driver"]
-            if theirs not in ("", ours):
-                return (
-                    "fail",
-                    f"the coordinator at {context.wanted} uses the driver {theirs!r}, and this process {ours!r}",
-                    "Was it started before the GPU's driver was up? Start it again, with IPCSYNC_DRIVER=cuda.",
-                )
-            _own_coordinator(context)
-            return (
-                "warn",
-                f"no session with {context.wanted} ({error}); the rest is tried with a coordinator of the doctor's own",
-                "Is it running, of this uid and driver, and has it sessions left? If not: ipcsync coordinator",
-            )
-        context.endpoint = context.wanted
-        found = f"pid {context.theirs['pid']} serves {context.wanted}"
-        if context.theirs["has_keeper"]:
-            return "ok", f"{found}, as the keeper of a coordinator that may die", ""
-        return "ok", f"{found}, without a keeper", "Its death ends every session; without --no-keeper it would not."
-    _own_coordinator(context)
-    return (
-        "ok",
-        f"none at {context.wanted}; the rest is tried with one of the doctor's own",
-        "Workers need one: ipcsync coordinator",
-    )
+    if not os.path.exists(endpoints.socket_path(context.wanted)):
+        _own_coordinator(context)
+        found = f"none at {context.wanted}; the rest is tried with one of the doctor's own"
+        return "ok", found, "Workers need one: ipcsync coordinator"
+    try:
+        context.theirs = context.workers["recorder"].call(actions.connect, endpoint=context.wanted)
+    except CheckFailed as error:
+        theirs, ours = _driver_of(context.wanted), context.found["driver"]
+        if theirs not in ("", ours):
+            found = f"the coordinator at {context.wanted} uses the driver {theirs!r}, and this process {ours!r}"
+            advice = "Was it started before the GPU's driver was up? Start it again, with IPCSYNC_DRIVER=cuda."
+            return "fail", found, advice
+        _own_coordinator(context)
+        found = f"no session with {context.wanted} ({error}); the rest is tried with a coordinator of the doctor's own"
+        advice = "Is it running, of this uid and driver, and has it sessions left? If not: ipcsync coordinator"
+        return "warn", found, advice
+    context.endpoint = context.wanted
+    found = f"pid {context.theirs['pid']} serves {context.wanted}"
+    if context.theirs["has_keeper"]:
+        return "ok", f"{found}, as the keeper of a coordinator that may die", ""
+    return "ok", f"{found}, without a keeper", "Its death ends every session; without --no-keeper it would not."
 
 
 def _driver_of(endpoint: str) -> str:
@@ -186,17 +179,11 @@ def _dev_shm(context: Context) -> Outcome:
     context.place = context.workers["recorder"].call(actions.place)
     theirs = context.theirs["shm"]
     if context.place["shm"] is None:
-        return (
-            "warn",
-            "there is no /dev/shm here",
-            "CUDA's event handles need it, so events use the engine 'timeline'. Mount a tmpfs there.",
-        )
+        advice = "CUDA's event handles need it, so events use the engine 'timeline'. Mount a tmpfs there."
+        return "warn", "there is no /dev/shm here", advice
     if theirs is None:
-        return (
-            "skipped",
-            "the coordinator's /dev/shm cannot be looked at from here",
-            "The next checks test what needs it.",
-        )
+        found = "the coordinator's /dev/shm cannot be looked at from here"
+        return "skipped", found, "The next checks test what needs it."
     if theirs != context.place["shm"]:
         return (
             "warn",
