@@ -33,15 +33,12 @@ Contest = dict[str, Callable[[], Times]]
 
 def rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> Times:
     """Play `count` round trips. `mine(n)` signals the peer, `theirs(n)` waits for its n-th signal."""
+    first, second = (mine, theirs) if serves else (theirs, mine)
     times = []
     last = time.perf_counter()
     for number in range(1, count + 1):
-        if serves:
-            mine(number)
-            theirs(number)
-        else:
-            theirs(number)
-            mine(number)
+        first(number)
+        second(number)
         now = time.perf_counter()
         times.append((now - last) / 2)
         last = now

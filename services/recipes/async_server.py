@@ -11,6 +11,8 @@ request it concerns. The request is then given to the next prefill, once nothing
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,9 +37,9 @@ def prefill(endpoint: str, server: Connection, killed_at: int) -> None:
         while (request := server.recv()) is not None:
             server.send(layers.generation + 1)
             if request == killed_at:
-                with StreamGate(stream):  # it computes, until it is killed
+                with StreamGate(stream):  # it computes, and is killed amid that
                     layers.record(stream)
-                    server.recv()
+                    os.kill(os.getpid(), signal.SIGKILL)
             for layer in memory:
                 layer.fill(request, stream)
                 layers.record(stream)
@@ -74,7 +76,7 @@ class Server:
             async with await self._client.event(f"{name}/layers") as layers:
                 try:
                     while request <= REQUESTS:
-                        await self._answer(request, process, pipe, layers)
+                        await self._answer(request, pipe, layers)
                         request += 1
                 except ipcsync.RecorderLost as lost:
                     print(f"request {request} again: its {lost.session!r} {lost.cause}", flush=True)
@@ -83,12 +85,10 @@ class Server:
                 finally:
                     process.kill()
 
-    async def _answer(self, request: int, process: Any, pipe: Connection, layers: ipcsync.AsyncSharedEvent) -> None:
+    async def _answer(self, request: int, pipe: Connection, layers: ipcsync.AsyncSharedEvent) -> None:
         pipe.send(request)
         first = await asyncio.to_thread(pipe.recv)
         stream = ipcsync.Stream()
-        if process.is_alive() and self._starts == 1 and request == KILLED_AT:
-            process.kill()
         for number, (theirs, mine) in enumerate(zip(self._cache, self._mine, strict=True)):
             point = layers.at(first + number)
             await point.synchronize(DEADLINE_S)  # no copy is ever queued behind a prefill that may be dead

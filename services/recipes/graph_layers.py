@@ -13,7 +13,7 @@ records is lost.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from multiprocessing.connection import Connection
 
 from cuda.bindings import driver
@@ -84,10 +84,8 @@ def decode(endpoint: str, prefill: Connection, has_waits: bool) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Layers of a KV cache, waited for within a CUDA graph.")
-    parser.add_argument("--break", action="store_true", dest="is_broken", help="capture no waits, and fail")
-    options = parser.parse_args()
+    has_waits = "--break" not in sys.argv[1:]
     to_decode, to_prefill = SPAWN.Pipe()
     with coordinator() as endpoint:
-        run((prefill, (endpoint, to_decode)), (decode, (endpoint, to_prefill, not options.is_broken)))
+        run((prefill, (endpoint, to_decode)), (decode, (endpoint, to_prefill, has_waits)))
     print(f"{REQUESTS} replays of one graph, {REQUESTS * LAYERS} layers handed over")
