@@ -53,7 +53,7 @@ def main(host: str, port: int, endpoint: str | None, period: float, log_level: s
     except OSError as error:
         raise Failed(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
     with listening:
-        asyncio.run(serve.serve(listening, Sampler(endpoint, period), period))
+        asyncio.run(serve.serve(listening, Sampler(endpoint, period)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import asyncio
 import json
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from msgspec import UNSET
@@ -30,11 +30,10 @@ _MOST_STREAMS = 100
 
 
 class Observer:
-    """The paths. `period_s` is the pages' period; setting `ending` ends the streams."""
+    """The paths. Setting `ending` ends the streams, which send a state each of the sampler's periods."""
 
-    def __init__(self, sampler: Sampler, period_s: float) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._period_s = period_s
         self._metrics = CoordinatorCollector(sampler)
         self._streams: weakref.WeakSet[AsyncIterator[str]] = weakref.WeakSet()  # of pages that are open
         self.ending = asyncio.Event()
@@ -80,7 +79,8 @@ class Observer:
             state = self._sampler.state(contains, with_lanes=with_lanes)
             yield f"data: {_dumped(state)}\n\n"
             with_lanes = False
-            await _set_within(self.ending, self._period_s)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), self._sampler.period_s)
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -132,11 +132,3 @@ def _dumped(state: State) -> str:
 
 def _filter(request: Request) -> str:
     return request.query_params.get("contains", "")[:MAX_FILTER]
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait([waiting], timeout=seconds)
-    finally:
-        waiting.cancel()

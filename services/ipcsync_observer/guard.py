@@ -41,11 +41,10 @@ class Guard:
             await send(message)
 
         host = _name_of(Headers(scope=scope).get("host", ""))
+        answer = self._app
         if self._hosts is not None and host not in self._hosts:
-            refusal = PlainTextResponse(f"this is not {host!r}: ask for {sorted(self._hosts)[-1]}\n", status_code=421)
-            await refusal(scope, receive, send_guarded)
-            return
-        await self._app(scope, receive, send_guarded)
+            answer = PlainTextResponse(f"this is not {host!r}: ask for {sorted(self._hosts)[-1]}\n", status_code=421)
+        await answer(scope, receive, send_guarded)
 
 
 def _name_of(host: str) -> str:

@@ -36,7 +36,7 @@ class Sampler:
 
     def __init__(self, endpoint: str | None, period_s: float = 1.0) -> None:
         self._reader = Reader(endpoint or endpoints.default_endpoint(), READY_S)
-        self._period_s = period_s
+        self.period_s = period_s
         self._began = time.monotonic()
         self._answered_at = -1e9
         self._epoch = ""
@@ -63,7 +63,7 @@ class Sampler:
         """Why the coordinator is not ready, empty if it is: each of its answers came within a second."""
         sample = self.latest
         silent_s = self._now() - self._answered_at
-        if not sample.problem and silent_s > self._period_s + READY_S:
+        if not sample.problem and silent_s > self.period_s + READY_S:
             return f"the coordinator has not answered for {silent_s:.1f} s"
         return sample.problem
 
@@ -89,7 +89,7 @@ class Sampler:
         return State(
             **{**asdict(sample), **shown},
             ready=not problem,
-            period_s=self._period_s,
+            period_s=self.period_s,
             sessions_total=len(sample.sessions),
             events_found=found,
             events_total=len(sample.events),
@@ -109,7 +109,7 @@ class Sampler:
             except Exception as error:  # the next sample may succeed; the page and /healthz show the failure
                 log.exception("sample failed")
                 self._fail(f"{type(error).__name__}: {error}")
-            self._stop.wait(self._period_s)
+            self._stop.wait(self.period_s)
 
     def _take(self) -> None:
         reader = self._reader

@@ -57,11 +57,11 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-async def serve(listening: socket.socket, sampler: Sampler, period_s: float) -> None:
+async def serve(listening: socket.socket, sampler: Sampler) -> None:
     """Serve on a socket until SIGTERM or Ctrl-C."""
     host, port = listening.getsockname()[:2]
     is_loopback = ipaddress.ip_address(host).is_loopback
-    observer = Observer(sampler, period_s)
+    observer = Observer(sampler)
     config = uvicorn.Config(
         observer.app(_LOOPBACK_NAMES | {host} if is_loopback else None),
         log_config=None,

@@ -229,7 +229,7 @@ def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(mo
 def test_a_process_that_dies_or_fails_is_told_as_what_it_is() -> None:
     with Workers() as workers:
         with pytest.raises(CheckFailed, match="IndexError"):
-            workers["one"].call(actions.goes_on)  # what nothing was opened for
+            workers["one"].call(actions.close)  # what nothing was opened for
         with pytest.raises(CheckFailed, match="ConnectError"):
             workers["one"].call(actions.connect, endpoint="tcp://nowhere")
         workers["one"].begin(actions.place)

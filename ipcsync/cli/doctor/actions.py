@@ -124,20 +124,21 @@ def release() -> bool:
     return side.event.engine == "event" or _soon(lambda: engine.line.completed > engine.base)
 
 
-def goes_on(seconds: float = SOON_S) -> bool:
-    """Whether the waiting stream goes on within `seconds`."""
-    return _soon(_sides[-1].stream.query, seconds)
+def finish(seconds: float) -> tuple[str, bool]:
+    """The outcome of a wait for the record, and whether the waiting stream then goes on within `seconds`: if so, close.
 
-
-def outcome() -> str:
-    """The outcome of a wait for the record within five seconds: "complete", an error's name, or "nothing"."""
+    The outcome is "complete", an error's name, or, after five seconds, "nothing".
+    """
+    side, outcome = _sides[-1], "complete"
     try:
-        _sides[-1].event.at(1).synchronize(SOON_S)
+        side.event.at(1).synchronize(SOON_S)
     except ipcsync.WaitTimeout:
-        return "nothing"
+        outcome = "nothing"
     except IpcSyncError as error:
-        return type(error).__name__
-    return "complete"
+        outcome = type(error).__name__
+    if goes_on := _soon(side.stream.query, seconds):
+        close()
+    return outcome, goes_on
 
 
 def close() -> None:

@@ -26,14 +26,12 @@ def _wait_behind(recorder: Worker, waiter: Worker, endpoint: str, engine: Engine
         raise CheckFailed("the waiting stream did not wait for the other process's unfinished work")
 
 
-def _goes_on(waiter: Worker, seconds: float) -> bool:
-    """Whether the waiting stream goes on by itself; a process is killed whose stream can never go on."""
-    goes_on: bool = waiter.call(actions.goes_on, seconds=seconds)
-    if goes_on:
-        waiter.call(actions.close)
-    else:
+def _finish(waiter: Worker, seconds: float) -> tuple[str, bool]:
+    """The waiter's outcome, and whether its stream goes on by itself; a process is killed whose stream never will."""
+    outcome, goes_on = waiter.call(actions.finish, seconds=seconds)
+    if not goes_on:
         waiter.kill()
-    return goes_on
+    return outcome, goes_on
 
 
 def hand_over(workers: Workers, endpoint: str, engine: EngineName, device: int) -> None:
@@ -42,12 +40,11 @@ def hand_over(workers: Workers, endpoint: str, engine: EngineName, device: int) 
     _wait_behind(recorder, waiter, endpoint, engine, device)
     if not recorder.call(actions.release):
         raise CheckFailed("the CPU does not see what the recorder's stream wrote to the board")
-    if not waiter.call(actions.goes_on):
+    outcome, goes_on = _finish(waiter, actions.SOON_S)
+    if not goes_on:
         raise CheckFailed("the waiting stream did not go on when the other process's work was done")
-    outcome = waiter.call(actions.outcome)
     if outcome != "complete":
         raise CheckFailed(f"the waiter got {outcome!r} for work that is complete")
-    waiter.call(actions.close)
     recorder.call(actions.close)
 
 
@@ -57,7 +54,7 @@ def release(workers: Workers, endpoint: str) -> bool:
     recorder.call(actions.open_recorder, endpoint=endpoint, name=name, engine="timeline", device=0, records=False)
     waiter.call(actions.join, endpoint=endpoint, name=name, device=0, ahead=True)
     recorder.call(actions.close)
-    return _goes_on(waiter, actions.SOON_S)
+    return _finish(waiter, actions.SOON_S)[1]
 
 
 def death(workers: Workers, endpoint: str, engine: EngineName) -> tuple[str, bool]:
@@ -68,4 +65,4 @@ def death(workers: Workers, endpoint: str, engine: EngineName) -> tuple[str, boo
     victim, waiter = workers["victim"], workers["bereaved"]
     _wait_behind(victim, waiter, endpoint, engine, 0)
     victim.kill()
-    return waiter.call(actions.outcome), _goes_on(waiter, _RELEASE_S)
+    return _finish(waiter, _RELEASE_S)
