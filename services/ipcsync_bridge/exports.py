@@ -91,7 +91,7 @@ class Export:
 
     def _judged(self, done: int) -> int:
         """The last complete generation that counts; what stands behind something counts only if all is well there."""
-        first = self._dependencies.first
+        first = self._dependencies.first_unsettled()
         if not first or done < first or self._dependencies.is_clear(recorder := self._line.recorder):
             return done
         self._dependencies.ring(recorder)

@@ -373,6 +373,22 @@ def test_a_replay_of_many_events_has_room_for_their_markers(client: ipcsync.Clie
     finish(layers.stream)
 
 
+def test_a_replay_of_many_records_has_room_for_their_markers(client: ipcsync.Client) -> None:
+    count, other = 73, ipcsync.Stream()
+    layers = Layers(count)
+    events = [client.event(f"e{number}", recorder=True, engine="timeline") for number in range(count)]
+    records = dict(zip(layers.records, events, strict=True))
+    with StreamGate(layers.stream):
+        for _ in range(3):
+            with client.replay({}, records, stream=layers.stream, timeout=20):
+                pass
+            for event in events:
+                event.record(other)  # which the next replay's records follow
+        with pytest.raises(ipcsync.WaitTimeout, match="3 are in flight"):
+            client.replay({}, records, stream=layers.stream, timeout=0).__enter__()
+    finish(layers.stream)
+
+
 def test_a_replay_whose_recorder_is_killed_while_it_is_fed_is_refused(
     one: Stage, coordinator: ipcsync.Coordinator, new_client: NewClient, peer: Peer
 ) -> None:

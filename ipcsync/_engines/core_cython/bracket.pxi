@@ -193,8 +193,10 @@ cdef class Bracket:
         return use
 
     cdef int most(self) noexcept nogil:
-        """How many operations one of its streams gets at most."""
-        return 2 * max(self.gates, self.taps) + max(self.fed, self.recorded) + 6 + 2 * self.other_count
+        """How many operations one of its streams gets at most, markers included: L, F or D."""
+        cdef int drained = 3 * self.taps + self.recorded if self.is_slow else 2 * (self.taps + self.recorded)
+        cdef int others = 2 * self.other_count
+        return max(2 * self.taps + self.gates + 4 + others, 2 * self.gates + self.fed + 2 + others, drained + 2)
 
     cdef Spot *claim(self, PyObject *lane, int64_t number) noexcept nogil:
         """Have all gates and taps be of bracket `number` of a lane; or none, and the first that an open bracket has."""

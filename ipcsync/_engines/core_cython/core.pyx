@@ -11,7 +11,7 @@ One extension of these parts, in this order, each of which needs only those befo
 """
 
 import logging
-import weakref
+from inspect import Parameter, Signature
 from sys import modules
 
 cimport cython

@@ -104,22 +104,14 @@ cdef class EventBase(AttachedBase):
         return self._slow_record(stream, timeout=timeout, after=after)
 
 
-cdef str signature_of(function):
-    """In the form that CPython reads in the docstring of a builtin method. It has no annotations."""
-    code = function.__code__
-    count = code.co_argcount
-    positional, by_keyword = code.co_varnames[1:count], code.co_varnames[count:count + code.co_kwonlyargcount]
-    defaults = dict(zip(reversed(positional), reversed(function.__defaults__ or ())))
-    defaults.update(function.__kwdefaults__ or {})
-    parts = ["$self", *positional, *("*" for _ in by_keyword[:1]), *by_keyword]
-    return ", ".join([f"{part}={defaults[part]!r}" if part in defaults else part for part in parts])
-
-
 cdef object described(kind, function):
     """The method of `kind` that has this function's name; it gets its docstring and signature too."""
     cdef PyMethodDef *method = <PyMethodDef *>PyType_GetSlot(kind, Py_tp_methods)
     cdef bytes name = function.__name__.encode()
-    cdef bytes text = f"{function.__name__}({signature_of(function)})\n--\n\n{function.__doc__ or ''}".encode()
+    # In the form that CPython reads there, which has no annotations.
+    names = Signature.from_callable(function).parameters.values()
+    signature = Signature([each.replace(annotation=Parameter.empty) for each in names])
+    cdef bytes text = f"{function.__name__}(${str(signature)[1:]}\n--\n\n{function.__doc__ or ''}".encode()
     while strcmp(method.ml_name, name):
         method += 1
     method.ml_doc = strdup(text)  # for as long as the type lives, which is always
