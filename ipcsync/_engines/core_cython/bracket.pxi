@@ -88,13 +88,12 @@ cdef str text_of(const Spot *spot):
     return f"<ipcsync.{'GraphWait' if spot.is_gate else 'GraphRecord'} device=cuda:{spot.index}>"
 
 
-cdef bint check_types(key, value, bint is_gate, replaying) except -1:
+cdef int check_types(key, value, bint is_gate, replaying) except -1:
     """Raise TypeError unless these are a gate and its point, or a tap and its event."""
     if not isinstance(key, Place) or (<Place>key).spot.is_gate != is_gate or not (
         isinstance(value, PointBase) if is_gate else isinstance(value, EventBase)
     ):
         replaying._raise_type(key, value)
-    return True
 
 
 cdef class Bracket:
@@ -116,7 +115,7 @@ cdef class Bracket:
     def __dealloc__(self):
         free(self.items)
 
-    cdef bint fill(self, dict waits, dict records, replaying) except -1:
+    cdef int fill(self, dict waits, dict records, replaying) except -1:
         """Take in what a replay is to have; of the right types, else TypeError."""
         cdef int most
         self.kept = [*waits, *records] if self._is_ahead else []
@@ -130,7 +129,6 @@ cdef class Bracket:
             self.seen, self.index = captures, -1
             self.gates = self.fill_from(self.items, waits, True, replaying)
             self.taps = self.fill_from(self.items + self.gates, records, False, replaying)
-        return True
 
     cdef int fill_from(self, Item *items, dict mapping, bint is_gate, replaying) except -1:
         """Take in gates or taps; how many. A point is looked at here if its client has used it, and else not yet."""

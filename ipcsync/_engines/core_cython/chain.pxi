@@ -88,7 +88,7 @@ cdef class Chain:
                 entry.bits = bit_of(own) | (entry.bits or 0)  # only this recorder sees its end
         return found
 
-    cdef bint commit(self, int64_t generation, int64_t last, list found) except -1:
+    cdef int commit(self, int64_t generation, int64_t last, list found) except -1:
         """Store what the records of `generation` to `last` will depend on, before they are made."""
         cdef Queries view = self.view()
         cdef uint64_t own = view.load(RECORDER) & 0xFFFF
@@ -123,7 +123,6 @@ cdef class Chain:
                     self.store_links(generation)
         finally:
             view.state.give()
-        return True
 
     cdef void store_links(self, int64_t generation):
         cdef Queries view = self.view()

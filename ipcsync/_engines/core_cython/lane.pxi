@@ -57,7 +57,7 @@ cdef class Lane(LaneRecords):
         return {"over": self.over.address, "drained": self.drained.address, "armed": self.armed.address,
                 "fed": self.fed.address}
 
-    cdef bint list_points(self, Bracket bracket) except -1:
+    cdef int list_points(self, Bracket bracket) except -1:
         """Have the next records of L depend on the pending points, which F waits for.
 
         Of an event only the last: if that is good, all are, and what loses one of them has lost the replay as a whole.
@@ -67,7 +67,6 @@ cdef class Lane(LaneRecords):
         for index in range(bracket.fed):
             if bracket.uses[index].highest:
                 add(self.key, <Core>bracket.uses[index].core, bracket.uses[index].highest, self.feeder_id)
-        return True
 
     cdef bint open(self, Bracket bracket, int64_t deadline, timeout) except -1:
         """Prepare and feed a bracket that has been claimed."""

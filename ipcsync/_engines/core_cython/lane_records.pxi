@@ -6,7 +6,7 @@ cdef class LaneRecords(Steps):
     cdef readonly uint64_t stream_id, feeder_id, drainer_id
     cdef readonly int64_t key  # of the launch stream's list of waits
 
-    cdef bint take_turns(self, Use *uses, int count, uint64_t stream, int64_t deadline, timeout) except -1:
+    cdef int take_turns(self, Use *uses, int count, uint64_t stream, int64_t deadline, timeout) except -1:
         """Take the turns of the calls on these events, all or none, each with a marker for `stream`."""
         cdef Core core
         cdef int index = 0
@@ -28,7 +28,6 @@ cdef class LaneRecords(Steps):
                     self.give_turns(uses, index + 1)
                     raise
             index += 1
-        return True
 
     cdef void give_turns(self, Use *uses, int count) noexcept:
         cdef int index
@@ -96,7 +95,7 @@ cdef class LaneRecords(Steps):
                     error = error or self.end_records(bracket, &uses[index])
         return error
 
-    cdef bint begin_records(self, Core core, Use *use) except -1:
+    cdef int begin_records(self, Core core, Use *use) except -1:
         """Store what the records will depend on; called with the event's turn."""
         cdef list entries
         cdef bint follows = core.follows(self.drainer_id, core._recorded + 1)
@@ -110,7 +109,6 @@ cdef class LaneRecords(Steps):
             core.chain.commit(core._recorded + 1, use.highest + use.count, entries)
         if follows:  # only now: what was refused waits for nothing of that event
             use.follows = use.highest
-        return True
 
     cdef object end_records(self, Bracket bracket, Use *use):
         """The error of an event that is not open any more: its records were made, and do not count."""

@@ -61,7 +61,7 @@ cdef class Steps:
     cdef inline int64_t now_drained(self) noexcept nogil:
         return <int64_t>ipcsync_load(<const uint64_t *>self.drained.host)
 
-    cdef bint make_room(self, Bracket bracket) except -1:
+    cdef int make_room(self, Bracket bracket) except -1:
         cdef int most = bracket.most()
         cdef Operation *grown
         if most > self.room:
@@ -69,7 +69,6 @@ cdef class Steps:
             if grown == NULL:
                 raise MemoryError
             self.operations, self.room = grown, most
-        return True
 
     cdef int give(self, Handle stream, const Operation *end) noexcept nogil:
         """Have a stream do the operations before `end`, by as few calls as possible; the driver's error. Between two

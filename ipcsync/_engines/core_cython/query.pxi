@@ -247,13 +247,12 @@ cdef class Queries(Streams):
                 self.raise_driver(result, "cuEventQuery")
         return result == 0
 
-    cdef bint open_pending(self) except -1:
+    cdef int open_pending(self) except -1:
         """Open the imports of this session's records that are not complete: an earlier use may have made them."""
         cdef int64_t generation
         if self.engine.has_ring and not self.is_unused:
             for generation in range(self._completed + 1, max(self._recorded, self._begun) + 1):
                 self.open_import(generation, -1)
-        return True
 
     cdef bint store(self, int64_t done) except -1 nogil:
         """Store what is complete, unless the coordinator is lost. With `state`."""

@@ -111,7 +111,7 @@ cdef class Records(Waits):
             and (not self.follows(stream, generation) or self.has_import(generation - 1))
         )
 
-    cdef bint get_needed(self, Handle handle, uint64_t stream, int64_t generation) except -1:
+    cdef int get_needed(self, Handle handle, uint64_t stream, int64_t generation) except -1:
         self.open_import(generation, -1)
         if self.follows(stream, generation):
             self.open_import(generation - 1, -1)
@@ -120,7 +120,6 @@ cdef class Records(Waits):
                 self.make_marker(stream, self.ordinal)
             finally:
                 self.leave_calls()
-        return True
 
     cdef int record_dependent(
         self, Handle handle, uint64_t stream, int64_t generation, further, Refusal *refusal
@@ -269,22 +268,19 @@ cdef class Records(Waits):
             self.state.give()
         return generation <= self._room
 
-    cdef bint make_room(self, int64_t generation, int64_t deadline, timeout) except -1:
+    cdef int make_room(self, int64_t generation, int64_t deadline, timeout) except -1:
         """Wait until there is room for a record of `generation`."""
         cdef int64_t oldest = generation - self.depth
         if self.calls.mine():
             self.raise_reentered()
         self.publish_room()
-        if generation <= self._room:
-            return False
-        if oldest > self._completed:
+        if generation > self._room and oldest > self._completed:
             self.guard.count_full_ring()
             self.await_oldest(oldest, deadline, timeout)
         if generation > self._room:
             self.await_hazards(oldest, deadline, timeout)
-        return True
 
-    cdef bint publish_room(self) except -1:
+    cdef int publish_room(self) except -1:
         self.check_open()
         self.publish()
         if self.chain.loss is not None:
@@ -292,15 +288,14 @@ cdef class Records(Waits):
         self.enter_state()
         self.raise_room()
         self.state.give()
-        return True
 
-    cdef bint look_for_room(self) except -1:
+    cdef int look_for_room(self) except -1:
         self.check_use()
         if not self.is_open():
             self.raise_no_record()
-        return self.publish_room()
+        self.publish_room()
 
-    cdef bint await_oldest(self, int64_t oldest, int64_t deadline, timeout) except -1:
+    cdef int await_oldest(self, int64_t oldest, int64_t deadline, timeout) except -1:
         cdef int64_t now, first = ipcsync_now()
         cdef int found
         while oldest > self._completed:
@@ -318,9 +313,8 @@ cdef class Records(Waits):
                 self.dependencies.ring(self.load(RECORDER))
                 with nogil:
                     self.dependencies.pause(deadline)
-        return True
 
-    cdef bint await_hazards(self, int64_t oldest, int64_t deadline, timeout) except -1:
+    cdef int await_hazards(self, int64_t oldest, int64_t deadline, timeout) except -1:
         """Wait while a process may be about to queue a wait for a complete generation whose CUDA event is next.
 
         Such a call takes microseconds. Those of processes found dead, which the coordinator ends, do not count, nor
@@ -346,7 +340,6 @@ cdef class Records(Waits):
         self.enter_state()
         self._room = max(self._room, done + self.depth)
         self.state.give()
-        return True
 
     cdef set hazards_left(self):
         """The hazards to wait for: a session's line, and its byte."""

@@ -56,7 +56,7 @@ cdef class ReplayingBase:
         """Wait until all can be queued, and queue what comes before the launch."""
         self.enter()
 
-    cdef bint locate(self) except -1:
+    cdef int locate(self) except -1:
         if self.has_begun:
             self._raise_used()
         self.check_session()
@@ -68,12 +68,10 @@ cdef class ReplayingBase:
         elsewhere = self._elsewhere() if "torch" in imported else None
         if elsewhere is not None:
             raise elsewhere
-        return True
 
-    cdef bint check_session(self) except -1:
+    cdef int check_session(self) except -1:
         if not self.guard.is_good() or self._session.is_closed:
             self._session.check()
-        return True
 
     cdef bint enter(self) except -1:
         cdef Lane lane = None
@@ -122,7 +120,7 @@ cdef class ReplayingBase:
             lane.lock.give()
         return lane
 
-    cdef bint check_items(self, Bracket bracket) except -1:
+    cdef int check_items(self, Bracket bracket) except -1:
         """Look at gates and taps, and at what they wait for or record on."""
         cdef Item *item
         cdef Use *use = NULL
@@ -147,9 +145,8 @@ cdef class ReplayingBase:
                 use = bracket.use_of(<Core?>(<EventBase>event).attached.engine, bracket.fed, &bracket.recorded)
             item.use = use
             use.count += 1
-        return True
 
-    cdef bint check_spots(self, Bracket bracket) except -1:
+    cdef int check_spots(self, Bracket bracket) except -1:
         """Have gates and taps in the order of their captures. Raises unless all are captured, on this device."""
         cdef Spot *spot
         cdef int index
@@ -158,16 +155,14 @@ cdef class ReplayingBase:
             if spot.index != self._ordinal or spot.order == 0:
                 self._raise_place(text_of(spot), spot.index)
         bracket.sort()
-        return True
 
-    cdef bint check_points(self, Bracket bracket) except -1:
+    cdef int check_points(self, Bracket bracket) except -1:
         """Wait until the points are recorded."""
         cdef int index
         if bracket._is_ahead:
             self._check_passing()
         for index in range(bracket.fed):
             self.check_use(bracket, &bracket.uses[index])
-        return True
 
     cdef PyObject *core_of_point(self, PointBase point) except? NULL:
         """That of a point that had none so far, or is traced; NULL if its use is over, and the point complete."""
@@ -179,7 +174,7 @@ cdef class ReplayingBase:
         engine.query(point._generation)  # that is all there is to ask
         return NULL
 
-    cdef bint check_use(self, Bracket bracket, Use *use) except -1:
+    cdef int check_use(self, Bracket bracket, Use *use) except -1:
         """Wait until the points of an event are recorded; raises if they may not be waited for."""
         cdef Core core = <Core>use.core
         cdef bint is_complete, is_recorded
@@ -194,7 +189,7 @@ cdef class ReplayingBase:
                 core.check_finished(use.highest)
         if is_complete:
             use.highest = 0
-            return True
+            return 0
         if use.highest > core.last() and not bracket._is_ahead:
             for index in range(bracket.fed, bracket.fed + bracket.recorded):
                 if (<Core>bracket.uses[index].core).origin == core.origin:
@@ -212,9 +207,8 @@ cdef class ReplayingBase:
             use.address, use.base, use.flags = core._address, core.base, core._flags
         elif bracket._is_ahead or not core.is_recorder or core.dependencies.depends(use.highest):
             self._raise_not_released(core, use.highest)
-        return True
 
-    cdef bint check_events(self, Bracket bracket, Lane lane) except -1:
+    cdef int check_events(self, Bracket bracket, Lane lane) except -1:
         """Raise unless the records are possible."""
         cdef Core core
         cdef Use *use
@@ -243,14 +237,13 @@ cdef class ReplayingBase:
             else:
                 core.open_import(1, -1)
         if bracket.recorded == 0 or row_count == 0:
-            return True
+            return 0
         for wait in latest(lane.key):
             outcome = wait.known_outcome()
             if outcome is not None and isinstance(outcome, Loss):  # to ask what None is takes long
                 raise wait.behind(outcome).error(core.name, core.label, core._recorded + 1)
-        return True
 
-    cdef bint await_room(self, Bracket bracket, Lane lane) except -1:
+    cdef int await_room(self, Bracket bracket, Lane lane) except -1:
         """Block until few enough brackets are in flight."""
         cdef int64_t most = max(1, min(<int>MOST_IN_FLIGHT, STREAM_ROOM // bracket.most()))
         cdef int64_t pause = 20000
@@ -262,11 +255,10 @@ cdef class ReplayingBase:
                 ipcsync_pause(pause)
             PyErr_CheckSignals()
             pause = min(2 * pause, <int64_t>LONGEST_ROOM_NS)
-        return True
 
     # --- the claim ----------------------------------------------------------------------------------------------------
 
-    cdef bint claim(self, Bracket bracket, Lane lane) except -1:
+    cdef int claim(self, Bracket bracket, Lane lane) except -1:
         """Have the lane's next bracket be this one. CaptureError if one is open there, or over any of these words."""
         cdef Lane other
         cdef Spot *held
@@ -286,7 +278,6 @@ cdef class ReplayingBase:
             held = self.try_claim(bracket, lane)
         if held != NULL:
             self._raise_held(text_of(held))
-        return True
 
     cdef Spot *try_claim(self, Bracket bracket, Lane lane) noexcept:
         """The first gate or tap that another open bracket has; null if all are this one's now."""
@@ -310,7 +301,7 @@ cdef class ReplayingBase:
         """Queue what comes behind the launch; without records if the block raised, or ended `elsewhere`."""
         self.leave(error, elsewhere)
 
-    cdef bint leave(self, error, elsewhere) except -1:
+    cdef int leave(self, error, elsewhere) except -1:
         cdef Lane lane
         if self.lane == NULL:
             self._raise_ended()
@@ -334,7 +325,6 @@ cdef class ReplayingBase:
             lane.lock.give()
         if error is None and (elsewhere is not None or refusal is not None):
             raise elsewhere or refusal
-        return True
 
     @property
     def _drainer(self):

@@ -184,7 +184,7 @@ cdef class Slot:
                 self.raise_closed()
         return True
 
-    cdef bint check_use(self) except -1:
+    cdef int check_use(self) except -1:
         """Raise if this use is over: by a fork, the session, the coordinator, a close, or a later use of the slot."""
         if self.session is None:
             self.guard.check()
@@ -192,7 +192,6 @@ cdef class Slot:
             self.session.slowly()
         if self.closed() or self.load(INCARNATION) != self.incarnation:
             self.raise_closed()
-        return True
 
     cdef bint is_orphaned(self) except -1 nogil:
         """Whether the coordinator has died or stopped: then a driver may say anything about its CUDA events.
@@ -204,22 +203,26 @@ cdef class Slot:
         with gil:
             return not self.guard.coordinator_is_alive()
 
-    cdef bint check_coordinator(self) except -1 nogil:
+    cdef int check_coordinator(self) except -1 nogil:
         """Raise CoordinatorLost if the coordinator is lost; called after a driver's answer about its events."""
         if self.is_orphaned():
             with gil:
                 self.guard.check_liveness()
                 if self.closed():  # a closed client does not watch its coordinator any more
                     self.raise_closed()
-        return True
 
     cdef bint recorder_lives(self) except -1 nogil:
         """Whether the recorder's process lives; True while there is no recorder."""
         cdef uint64_t serial = self.load(RECORDER)
+        cdef int64_t now
         if serial == 0:
-            self.note_nobody()
-            return True
-        if self.is_recorder:
+            now = ipcsync_now()
+            self.nobody_since = self.nobody_since or now
+            if now - self.nobody_since > NOBODY_NS:
+                self.nobody_since = INT64_MAX
+                with gil:
+                    self.log_nobody()
+        if serial == 0 or self.is_recorder:
             return True
         if serial == self.peer and self.sessions.lives(serial):
             return True
@@ -227,17 +230,7 @@ cdef class Slot:
             self.peer = serial
             return self.peer_is_alive(serial)
 
-    cdef void note_nobody(self) noexcept nogil:
-        """Have Python log, once, that waits of this process have lasted for a while, and nobody is there to record."""
-        cdef int64_t now = ipcsync_now()
-        if self.nobody_since == 0:
-            self.nobody_since = now
-        elif now - self.nobody_since > NOBODY_NS:
-            self.nobody_since = INT64_MAX
-            with gil:
-                self.log_nobody()
-
-    cdef bint check_alive(self, int64_t generation) except -1 nogil:
+    cdef int check_alive(self, int64_t generation) except -1 nogil:
         """Check this session, the coordinator and the recorder; called in every slice of a wait."""
         if self.session is None or not self.session.is_good() or not self.sessions.coordinator_is_good():
             with gil:
@@ -245,15 +238,14 @@ cdef class Slot:
         if self.closed() or self.load(INCARNATION) != self.incarnation:
             with gil:
                 self.check_use()
-        return self.check_recorder(generation)
+        self.check_recorder(generation)
 
-    cdef bint check_recorder(self, int64_t generation) except -1 nogil:
+    cdef int check_recorder(self, int64_t generation) except -1 nogil:
         """Raise RecorderLost if the recorder is dead, and `generation` not known complete."""
         cdef bint lives = self.recorder_lives()
         self.check_open()
         if not lives:
             self.check_good(generation)
-        return True
 
     cdef bint check_good(self, int64_t generation) except -1 nogil:
         """Raise RecorderLost unless the board says that `generation` is complete; the recorder is dead."""
@@ -262,17 +254,16 @@ cdef class Slot:
                 self.raise_lost(generation)
         return True
 
-    cdef bint check_finished(self, int64_t generation) except -1 nogil:
+    cdef int check_finished(self, int64_t generation) except -1 nogil:
         """Raise RecorderLost if `generation` is not complete and never will be: broken, or closed before it."""
         cdef uint64_t state = self.load(STATE)
         self.check_open()
         if state == OPEN:
             self.is_clear(generation)  # asks the recorder: a stuck stream must not hide a loss
-            return True
+            return 0
         if not self.is_complete(generation) and (state == BROKEN or generation > self.last()):
             with gil:
                 self.raise_lost(generation)
-        return True
 
     # --- for Python ---------------------------------------------------------------------------------------------------
 
@@ -305,7 +296,6 @@ cdef class Slot:
         return oldest if self._recorded >= self._room and oldest > self._completed else 0
 
     def check(self):
-        """Raise if this use is over: by a fork, the session, the coordinator, a close, or a later use of the slot."""
         self.check_use()
 
     def check_liveness(self, int64_t generation):
@@ -320,13 +310,13 @@ cdef class Slot:
         self.check_finished(generation)
 
     def outcome_of(self, int64_t generation):
+        return self.find_outcome(generation)
+
+    cdef object find_outcome(self, int64_t generation):
         """The outcome of `generation`, by the board and this process's memory: True (good), a Loss, or None (open).
 
         Raises nothing; this use may be closed already, since records that depend on it ask.
         """
-        return self.find_outcome(generation)
-
-    cdef object find_outcome(self, int64_t generation):
         cdef uint64_t state
         if generation <= self.known() or self.is_on_board(generation):
             return True

@@ -140,12 +140,12 @@ cdef class Streams(Slot):
                 return &self.markers[index]
         return NULL
 
-    cdef bint make_marker(self, uint64_t stream, int ordinal) except -1:
+    cdef int make_marker(self, uint64_t stream, int ordinal) except -1:
         """Have a marker for the stream. Called with the turn."""
         cdef Handle event
         cdef Marker *grown
         if self.marker(stream) != NULL:
-            return True
+            return 0
         event = <Handle><uintptr_t>int(self.create_event(ordinal))
         try:
             self.enter_state()
@@ -166,7 +166,6 @@ cdef class Streams(Slot):
         self.markers[self.marker_count] = Marker(stream, event, NULL, ordinal, 0, 0)
         self.marker_count += 1
         self.state.give()
-        return True
 
     cdef inline int mark(self, Handle handle, uint64_t stream) noexcept nogil:
         """Record the stream's marker behind the work just queued; the driver's result."""
@@ -249,11 +248,10 @@ cdef class Streams(Slot):
         step(b"cuStreamIsCapturing")
         return cuStreamIsCapturing(handle, &status) == 0 and status == 0
 
-    cdef bint check_usable(self, Handle handle, str what) except -1:
+    cdef int check_usable(self, Handle handle, str what) except -1:
         """Raise StreamCapturing if `what` on this stream would go into a graph, or break a capture."""
         if not self.is_usable(handle):
             self.refuse_capturing(<uintptr_t>handle, what)
-        return True
 
     cdef uint64_t id_of(self, Handle handle) except 0:
         cdef unsigned long long stream = 0

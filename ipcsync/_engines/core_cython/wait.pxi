@@ -142,13 +142,13 @@ cdef class Waits(Queries):
             if ipcsync_load_byte(hazard) & 1:
                 ipcsync_store_byte(hazard, <uint8_t>(ipcsync_load_byte(hazard) + 1))
 
-    cdef bint check_queued(self, int64_t generation) except -1:
+    cdef int check_queued(self, int64_t generation) except -1:
         """Raise if the queued wait may end wrongly: a driver may let a stream pass a dead process's work or exports."""
         if not self.is_open() or self.dependencies.depends(generation):
             self.check_finished(generation)
             self.is_complete(generation)  # raises if its recorder has said that it is lost
         self.check_recorder(generation)
-        return self.check_coordinator()
+        self.check_coordinator()
 
     cdef int raise_refused(self, const Refusal *refusal) except -1:
         if refusal.wait:
@@ -157,7 +157,6 @@ cdef class Waits(Queries):
             self.raise_driver(refusal.write, "cuStreamWriteValue64")
         else:
             self.raise_driver(refusal.record, "cuEventRecord")
-        return 0
 
     cdef bint try_wait(self, uintptr_t address, int64_t generation) except -1:
         """Wait on a stream that this use knows; False, and nothing is changed, if it does not."""
