@@ -14,20 +14,9 @@ import msgspec
 from ipcsync._logs import fields
 from ipcsync._wire import messages
 from ipcsync.errors import FleetUnavailable, RecorderTaken, WaitTimeout
+from ipcsync_bridge import store
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.questions import ASK_S
-from ipcsync_bridge.store import (
-    STORE_S,
-    TRIES,
-    Claim,
-    Hex,
-    Nodes,
-    decode,
-    for_each,
-    insist,
-    left_until,
-    read_all,
-)
 from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachable
 
 log = logging.getLogger("ipcsync.bridge")
@@ -41,7 +30,7 @@ class Names:
     """
 
     transport: Transport
-    nodes: Nodes
+    nodes: store.Nodes
     counters: Counters
     last_received: Callable[[str], float] = lambda _: 0.0
 
@@ -49,35 +38,37 @@ class Names:
         # By slot and incarnation: key and revision, or ~revision of what a write expected that may be done later.
         self.claims: dict[tuple[int, int], tuple[str, int]] = {}
         self.over: set[tuple[int, int]] = set()  # of the claims, those whose use is over: to be removed, not kept
-        self._silent: dict[Hex, tuple[float, float]] = {}  # owners that did not answer: since when, and the last try
+        self._silent: dict[
+            store.Hex, tuple[float, float]
+        ] = {}  # owners that did not answer: since when, and the last try
 
-    async def find(self, name: str, timeout: float) -> Claim:
+    async def find(self, name: str, timeout: float) -> store.Claim:
         """The claim on a name of the fleet. WaitTimeout if there is none of a present epoch, and FleetUnavailable."""
-        claim = await insist(lambda deadline: self._present(_key_of(name), deadline), timeout)
+        claim = await store.insist(lambda deadline: self._present(_key_of(name), deadline), timeout)
         if claim is None:
             raise WaitTimeout("no node has claimed it")
         return claim
 
-    async def _present(self, key: str, deadline: float) -> Claim | None:
-        claim = decode((await self.transport.read(key, left_until(deadline)))[0], Claim)
-        return claim if claim is not None and await self.nodes.is_present(claim, left_until(deadline)) else None
+    async def _present(self, key: str, deadline: float) -> store.Claim | None:
+        claim = store.decode((await self.transport.read(key, store.left_until(deadline)))[0], store.Claim)
+        return claim if claim is not None and await self.nodes.is_present(claim, store.left_until(deadline)) else None
 
     async def claim(self, want: messages.Want, timeout: float) -> None:
         """Claim a name of the fleet for a use of a slot here. Raises RecorderTaken and FleetUnavailable."""
-        await insist(lambda deadline: self._claim(want, deadline), timeout)
+        await store.insist(lambda deadline: self._claim(want, deadline), timeout)
 
     async def _claim(self, want: messages.Want, deadline: float) -> None:
         key, use = _key_of(want.name), (want.slot, want.incarnation)
         value = self._claim_of(use)
-        for _ in range(TRIES):
-            found, last = await self.transport.read(key, left_until(deadline))
+        for _ in range(store.TRIES):
+            found, last = await self.transport.read(key, store.left_until(deadline))
             if last and found != value:
                 await self._raise_if_taken(want.name, found, deadline)
             try:
                 # If it is to be removed, it is written again: a removal that is under way expects the earlier revision.
                 revision = last
                 if found != value or use in self.over:
-                    revision = await self.transport.cas(key, value, last, left_until(deadline, math.inf))
+                    revision = await self.transport.cas(key, value, last, store.left_until(deadline, math.inf))
             except Conflict:
                 continue
             except BaseException:  # it may be written later, and must be undone
@@ -91,11 +82,11 @@ class Names:
 
     def _claim_of(self, use: tuple[int, int]) -> bytes:
         me = self.nodes.me
-        return msgspec.json.encode(Claim(me.node, me.owner.hex(), me.epoch.hex(), *use))
+        return msgspec.json.encode(store.Claim(me.node, me.owner.hex(), me.epoch.hex(), *use))
 
     async def _raise_if_taken(self, name: str, value: bytes, deadline: float) -> None:
-        claim = decode(value, Claim)
-        if claim is None or not await self.nodes.is_present(claim, left_until(deadline)):
+        claim = store.decode(value, store.Claim)
+        if claim is None or not await self.nodes.is_present(claim, store.left_until(deadline)):
             return
         if claim.node != self.nodes.me.node:
             is_free = await self._is_lost(claim, deadline)
@@ -109,7 +100,7 @@ class Names:
             recorder=claim.node,
         )
 
-    async def _is_lost(self, claim: Claim, deadline: float) -> bool:
+    async def _is_lost(self, claim: store.Claim, deadline: float) -> bool:
         """Whether the owner of a claim has been silent for a whole TTL, false at its first answer.
 
         FleetUnavailable if neither is known at the deadline. What this question has received counts for the next,
@@ -143,7 +134,7 @@ class Names:
 
     async def keep(self) -> None:
         """Claim again what the store has lost, and give up what another node has by now. Raises Unavailable."""
-        await for_each(list(self.claims), self._settle)
+        await store.for_each(list(self.claims), self._settle)
 
     async def _settle(self, use: tuple[int, int]) -> None:
         """Have the store hold a claim, or none any more of a use that is over.
@@ -151,11 +142,11 @@ class Names:
         A write that may still be under way expects an earlier revision than any of these, and is refused from then on.
         """
         value = self._claim_of(use)
-        for _ in range(TRIES):
+        for _ in range(store.TRIES):
             if (claim := self.claims.get(use)) is None:
                 return
             key, revision = claim
-            found, last = await self.transport.read(key, STORE_S)
+            found, last = await self.transport.read(key, store.STORE_S)
             if self.claims.get(use) is not claim:
                 continue  # claimed again meanwhile
             is_mine, is_over = found == value, use in self.over
@@ -169,12 +160,12 @@ class Names:
                 return
             try:
                 if is_mine:
-                    await self.transport.cas(key, None, last, STORE_S)
+                    await self.transport.cas(key, None, last, store.STORE_S)
                     if self.claims.get(use) is claim:
                         self._forget(use)
                     return
                 self.claims[use] = key, ~last  # until the store has said so: a write that times out may be done later
-                revision = await self.transport.cas(key, value, last, STORE_S)
+                revision = await self.transport.cas(key, value, last, store.STORE_S)
                 if use not in self.claims:
                     self.over.add(use)  # freed meanwhile
                 self.claims[use] = key, revision
@@ -189,15 +180,15 @@ class Names:
     def _warn_of_loss(self, key: str, value: bytes) -> None:
         """A name is another's by the store. No session is told: its event goes on, as do its waiters."""
         self.counters.names_lost += 1
-        claim = decode(value, Claim)
+        claim = store.decode(value, store.Claim)
         about = fields(name=_name_of(key), node="unknown" if claim is None else claim.node)
         log.warning("name lost: those who ask for it now find another event", extra=about)
 
     async def resume(self) -> None:
         """Take over the claims of the bridge before this one, of the same epoch."""
         me = self.nodes.me
-        for key, (value, revision) in (await read_all(self.transport, "names.", lambda: STORE_S)).items():
-            claim = decode(value, Claim)
+        for key, (value, revision) in (await store.read_all(self.transport, "names.", lambda: store.STORE_S)).items():
+            claim = store.decode(value, store.Claim)
             if claim is not None and claim.node == me.node and claim.epoch == me.epoch.hex():
                 self.claims[claim.slot, claim.incarnation] = key, revision
 
