@@ -232,7 +232,7 @@ class Bridge:
                     follower.last_asked = now
             last = now
             try:
-                self._session.check()
+                self._session.lease.check()
             except IpcSyncError as error:
                 self._session_is_lost(error)
                 break

@@ -141,14 +141,9 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="ipcsync-exports", daemon=True)
         self._thread.start()
 
-    def add(self, export: Export) -> None:
-        """Look at this export too."""
-        self.exports = (*self.exports, export)
-        self.kick()
-
-    def remove(self, export: Export) -> None:
-        """Stop looking at this export."""
-        self.exports = tuple(each for each in self.exports if each is not export)
+    def look_at(self, exports: tuple[Export, ...]) -> None:
+        """Look at these from now on."""
+        self.exports = exports
         self.kick()
 
     def kick(self) -> None:
@@ -241,7 +236,7 @@ class Exports:
             if watcher is None:
                 watcher = Watcher(self._changed, self._failed, self._budget)
                 self._watchers.append(watcher)
-            watcher.add(export)
+            watcher.look_at((*watcher.exports, export))
         return export
 
     def drop(self, key: Key) -> None:
@@ -249,7 +244,7 @@ class Exports:
         if (export := self._by_key.pop(key, None)) is None:
             return
         watcher = next(each for each in self._watchers if export in each.exports)
-        watcher.remove(export)
+        watcher.look_at(tuple(each for each in watcher.exports if each is not export))
         if not watcher.exports and len(self._watchers) > 1:
             self._watchers.remove(watcher)
             watcher.end()

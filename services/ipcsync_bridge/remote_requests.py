@@ -30,7 +30,7 @@ from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.names import Names
 from ipcsync_bridge.questions import Questions
 from ipcsync_bridge.session import BridgeSession
-from ipcsync_bridge.store import Nodes
+from ipcsync_bridge.store import Nodes, for_each
 from ipcsync_bridge.subscriber import Subscriber
 
 log = logging.getLogger("ipcsync.bridge")
@@ -110,15 +110,10 @@ class RemoteRequests:
     def _read_all(self) -> None:
         """Ask for everything that an announcement may have said: this is the beginning, or some were missed."""
         self.begin(self._list_wants())
-        self.begin(self._check_claims())
+        ended = [key for key in self.names.claims if not self.session.is_open(key)]
+        self.begin(for_each(ended, self.names.release))
         self.mirrors.drop_unwanted()
         self.exports.kick()
-
-    async def _check_claims(self) -> None:
-        """Free the names whose events have ended."""
-        for key in list(self.names.claims):
-            if not self.session.is_open(key):
-                await self.names.release(key)
 
     async def _list_wants(self) -> None:
         wants = expect(await self.session.insist(messages.ListWants()), messages.WantList).wants

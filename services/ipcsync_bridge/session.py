@@ -142,10 +142,6 @@ class BridgeSession:
         if isinstance(reply, Attachment):
             self.on_late(reply)
 
-    def check(self) -> None:
-        """Raise what the session was lost for."""
-        self.lease.check()
-
     def is_open(self, use: tuple[int, int]) -> bool:
         """Whether this use of a slot of the coordinator is open."""
         line = self.board.slot(use[0])
@@ -154,7 +150,7 @@ class BridgeSession:
     async def ask(self, body: Message) -> Message:
         """The reply's body; raises the error that it carries, WaitTimeout after 5 s, or SessionLost."""
         await self._goes_on.wait()
-        self.check()
+        self.lease.check()
         codec.check_body(body)
         if self._is_closed:
             raise self._closed()

@@ -111,5 +111,5 @@ def test_news_that_nobody_acknowledges_are_sent_again_with_what_is_newer(
 def test_what_ends_a_thread_that_looks_is_told() -> None:
     failures: SimpleQueue[Exception] = SimpleQueue()
     watcher = Watcher(lambda _: None, failures.put, Budget())
-    watcher.add(None)  # type: ignore[arg-type] # no export
+    watcher.look_at((None,))  # type: ignore[arg-type] # no export
     assert isinstance(failures.get(timeout=DEADLINE_S), AttributeError)
