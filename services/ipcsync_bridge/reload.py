@@ -31,7 +31,6 @@ SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD))
 
 _ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": 3}
 _TRIAL_S = 30.0
-_COMMAND = [sys.executable, *sys.orig_argv[1:]]  # this process's
 
 
 def run(settings: Settings) -> int:
@@ -116,13 +115,16 @@ class Reloads:
             self._bridge.stop("reloaded")
 
 
+def _command(*more: str) -> list[str]:
+    """The command that this process was started with."""
+    return [sys.executable, *sys.orig_argv[1:], *more]
+
+
 async def _try() -> str | None:
     """Why the code on disk cannot go on, None if it can."""
     try:
         trial = await asyncio.create_subprocess_exec(
-            *_COMMAND,
-            "--try-handover",
-            handover.versions(),
+            *_command("--try-handover", handover.versions()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -157,5 +159,5 @@ def _go_on(left: handover.State, environment: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(  # noqa: S606 - no shell
-        sys.executable, _COMMAND, {**os.environ, **environment, handover.VARIABLE: str(file)}
+        sys.executable, _command(), {**os.environ, **environment, handover.VARIABLE: str(file)}
     )
