@@ -46,24 +46,21 @@ class Coordinator:
         self._owner = os.getpid()
         self.pid: int = self._process.pid
         try:
-            self.endpoint: str = self._await_ready(ready)
+            endpoint = read_line(ready, _START_S)
+            if not endpoint:
+                status = self._process.poll() if endpoint is None else self._process.wait(_STOP_S)
+                raise ConnectError(
+                    f"the coordinator did not start in {_START_S:g} s"
+                    if status is None
+                    else f"the coordinator ended at its start with status {status}; its log, on stderr, says why",
+                    endpoint=self.runtime_dir,
+                )
         except BaseException:
             self.stop()
             raise
         finally:
             os.close(ready)
-
-    def _await_ready(self, fd: int) -> str:
-        endpoint = read_line(fd, _START_S)
-        if endpoint:
-            return endpoint
-        status = self._process.poll() if endpoint is None else self._process.wait(_STOP_S)
-        raise ConnectError(
-            f"the coordinator did not start in {_START_S:g} s"
-            if status is None
-            else f"the coordinator ended at its start with status {status}; its log, on stderr, says why",
-            endpoint=self.runtime_dir,
-        )
+        self.endpoint: str = endpoint
 
     @property
     def is_running(self) -> bool:

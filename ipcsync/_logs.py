@@ -41,17 +41,15 @@ def quoted(value: object) -> str:
     return printable(json.dumps(text, ensure_ascii=False))
 
 
-def _code(char: str) -> str:
-    code = ord(char)
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-
 def printable(text: str) -> str:
     """The text with unprintable characters escaped, so that a terminal shows it on one line.
 
     Line separators and direction marks count as unprintable.
     """
-    return text if text.isprintable() else "".join(char if char.isprintable() else _code(char) for char in text)
+    return "".join(
+        char if char.isprintable() else f"\\u{ord(char):04x}" if char <= "\uffff" else f"\\U{ord(char):08x}"
+        for char in text
+    )
 
 
 class Lines(logging.Formatter):

@@ -89,31 +89,15 @@ class Board(Line):
             locks.try_lock(fd, _LIFELINE)
             size = layout.Layout(sessions, slots).size
             os.posix_fallocate(fd, 0, size)  # a sparse file on a full tmpfs would be SIGBUS
-            cls._write_header(fd, epoch, sessions, slots)
+            me = os.getpid(), start_time(os.getpid()) or 0, pid_namespace()
+            counts = time.monotonic_ns(), sessions, slots
+            os.pwrite(fd, _HEADER.pack(layout.MAGIC, layout.VERSION, epoch, *me, 0, layout.RUNNING, *counts), 0)
             # os.link follows the link only if it gets a directory's descriptor, which an absolute path ignores.
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
         except BaseException:
             os.close(fd)
             raise
         return cls(fd, path)
-
-    @staticmethod
-    def _write_header(fd: int, epoch: bytes, sessions: int, slots: int) -> None:
-        started = start_time(os.getpid()) or 0
-        header = _HEADER.pack(
-            layout.MAGIC,
-            layout.VERSION,
-            epoch,
-            os.getpid(),
-            started,
-            pid_namespace(),
-            0,
-            layout.RUNNING,
-            time.monotonic_ns(),
-            sessions,
-            slots,
-        )
-        os.pwrite(fd, header, 0)
 
     @classmethod
     def open(cls, path: str) -> Board:

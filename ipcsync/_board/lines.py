@@ -127,7 +127,10 @@ class SessionLine(Line):
         fence()
         self.heartbeat, self.owner = now_ns, 0
         self._pid, self._started, self._namespace = pid, started, namespace
-        for index, word in enumerate(_label_words(label), self._label):
+        data = label.encode()[: layout.LABEL].decode(errors="ignore").encode()  # cut between two characters
+        for index, word in enumerate(
+            struct.unpack(f"={layout.LABEL // 8}Q", data.ljust(layout.LABEL, b"\0")), self._label
+        ):
             self.words[index] = word
         self.serial = serial
         fence()
@@ -136,12 +139,6 @@ class SessionLine(Line):
     def set_state(self, state: int) -> None:
         """Store the session's state (coordinator)."""
         self.state = state
-
-
-def _label_words(label: str) -> tuple[int, ...]:
-    """A session's name as words, truncated between two characters if it is too long."""
-    data = label.encode()[: layout.LABEL].decode(errors="ignore").encode()
-    return struct.unpack(f"={layout.LABEL // 8}Q", data.ljust(layout.LABEL, b"\0"))
 
 
 class SlotLine(Line):

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import mmap
 import os
+from functools import partial
 
 _MADV_WIPEONFORK = 18  # Linux 4.14; not named by the mmap module
 
@@ -28,12 +29,9 @@ class ForkMark:
             self._page.madvise(_MADV_WIPEONFORK)
         except OSError as error:
             log.warning("the kernel refuses MADV_WIPEONFORK (%s): forks by C code are not noticed", error.strerror)
-            os.register_at_fork(after_in_child=self._wipe)
+            os.register_at_fork(after_in_child=partial(self.byte.__setitem__, 0, 0))
         self.byte[0] = 1
         self.address: int = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
-
-    def _wipe(self) -> None:
-        self.byte[0] = 0
 
     @property
     def in_child(self) -> bool:

@@ -18,7 +18,7 @@ import zmq
 from ipcsync import _room as room
 from ipcsync._native import fork
 from ipcsync._wire import codec
-from ipcsync._wire.messages import Announcement, EventInfo, SessionInfo, SnapshotReply
+from ipcsync._wire.messages import Announcement, SnapshotReply
 from ipcsync.errors import WaitTimeout
 from ipcsync.typing import EngineName, NoticeKind
 
@@ -82,9 +82,8 @@ class Replay:
         if announcement.kind == "tick" or announcement.number <= self.number:
             return []
         self.number = announcement.number
-        return [] if announcement.kind in _FOR_THE_BRIDGE else self._change(announcement)
-
-    def _change(self, announcement: Announcement) -> list[Notice]:
+        if announcement.kind in _FOR_THE_BRIDGE:
+            return []
         notice = Notice(**{field.name: getattr(announcement, field.name) for field in fields(Notice)})
         if announcement.kind == "session_opened":
             if not notice.name.startswith(self._session_prefix):
@@ -93,9 +92,7 @@ class Replay:
             return [notice]
         if announcement.kind == "session_closed":
             return [] if self._sessions.pop(notice.session, None) is None else [notice]
-        return self._event_change(notice, (announcement.slot, announcement.incarnation))
-
-    def _event_change(self, notice: Notice, key: tuple[int, int]) -> list[Notice]:
+        key = announcement.slot, announcement.incarnation
         if notice.kind == "opened":
             if not notice.name.startswith(self._prefix):
                 return []
@@ -114,9 +111,18 @@ class Replay:
         notices = []
         if 0 <= self.number >> codec.FEED_START_BITS < state.number >> codec.FEED_START_BITS:
             notices.append(Notice("coordinator_restarted", "", state.number))
+        number = state.number
         rows = {(row.slot, row.incarnation): row for row in state.events if row.name.startswith(self._prefix)}
-        events = {key: row for key, row in rows.items() if row.state == "open"}
-        sessions = {row.id: row for row in state.sessions if row.name.startswith(self._session_prefix)}
+        events = {
+            key: Notice("opened", row.name, number, row.device, row.engine)
+            for key, row in rows.items()
+            if row.state == "open"
+        }
+        sessions = {
+            row.id: Notice("session_opened", row.name, number, session=row.id)
+            for row in state.sessions
+            if row.name.startswith(self._session_prefix)
+        }
         for key in [key for key in self._events if key not in events]:
             gone = self._events.pop(key)
             # Once its slot is free, closed and broken cannot be told apart.
@@ -125,20 +131,10 @@ class Replay:
         for session in [session for session in self._sessions if session not in sessions]:
             gone = self._sessions.pop(session)
             notices.append(replace(gone, kind="session_closed", number=state.number))
-        notices += [self._new_session(row, state.number) for key, row in sessions.items() if key not in self._sessions]
-        notices += [self._new_event(key, row, state.number) for key, row in events.items() if key not in self._events]
-        self.number = state.number
+        for known, found in ((self._sessions, sessions), (self._events, events)):
+            notices += [notice for key, notice in found.items() if key not in known]
+        self._sessions, self._events, self.number = sessions | self._sessions, events | self._events, number
         return notices
-
-    def _new_session(self, row: SessionInfo, number: int) -> Notice:
-        notice = Notice("session_opened", row.name, number, session=row.id)
-        self._sessions[row.id] = notice
-        return notice
-
-    def _new_event(self, key: tuple[int, int], row: EventInfo, number: int) -> Notice:
-        notice = Notice("opened", row.name, number, row.device, row.engine)
-        self._events[key] = notice
-        return notice
 
 
 def watch(
@@ -167,7 +163,12 @@ def watch(
     try:
         socket.connect(endpoint)
         socket.subscribe(b"")
-        _await_subscription(socket, 5.0 if timeout is None else max(timeout, 2.0), check)
+        # The publisher has taken in the subscription once it announces its number, or a change comes.
+        seconds = 5.0 if timeout is None else max(timeout, 2.0)
+        deadline = time.monotonic() + seconds
+        while _receive(socket, deadline - time.monotonic(), check) is None:
+            if time.monotonic() >= deadline:
+                raise WaitTimeout(f"the feed did not answer within {seconds} s", timeout=seconds)
         yield from replay.resync(snapshot(False))
         last = time.monotonic()
         while timeout is None or time.monotonic() - last < timeout:
@@ -189,12 +190,3 @@ def _receive(socket: zmq.Socket[bytes], timeout: float | None, check: Callable[[
     frame = bytes(socket.recv(zmq.NOBLOCK)) if socket.poll(slice_ms) else None
     check()
     return frame
-
-
-def _await_subscription(socket: zmq.Socket[bytes], seconds: float, check: Callable[[], None]) -> None:
-    """Wait until the publisher has taken in the subscription: it announces its number then, or a change comes."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if _receive(socket, deadline - time.monotonic(), check) is not None:
-            return
-    raise WaitTimeout(f"the feed did not answer within {seconds} s", timeout=seconds)

@@ -22,28 +22,24 @@ def check_endpoint(endpoint: str) -> None:
     try:
         status = os.stat(path)
     except PermissionError:
-        _raise_closed(path, endpoint)
+        for parent in reversed(Path(path).parents):  # the first that this user may not search
+            if os.access(parent, os.X_OK, effective_ids=True):
+                continue
+            owner, me = parent.stat().st_uid, os.geteuid()
+            if owner == me:
+                text = f"the directory {parent} has a mode that excludes its own user"
+            else:
+                text = (
+                    f"the directory {parent} belongs to uid {owner}, and this is uid {me}: {_RULE}; start one as this "
+                    "user (ipcsync coordinator), or run this process as that one"
+                )
+            raise ConnectError(text, endpoint=endpoint) from None
         return
     except OSError:
         return  # not there yet: connecting waits for it
     if status.st_uid != os.geteuid():
         raise ConnectError(
             f"the socket {path} belongs to uid {status.st_uid}, and this is uid {os.geteuid()}: {_RULE}",
-            endpoint=endpoint,
-        )
-
-
-def _raise_closed(path: str, endpoint: str) -> None:
-    """Raise ConnectError that names the first directory above `path` that this user may not search, if there is one."""
-    for parent in reversed(Path(path).parents):
-        if os.access(parent, os.X_OK, effective_ids=True):
-            continue
-        owner, me = parent.stat().st_uid, os.geteuid()
-        if owner == me:
-            raise ConnectError(f"the directory {parent} has a mode that excludes its own user", endpoint=endpoint)
-        raise ConnectError(
-            f"the directory {parent} belongs to uid {owner}, and this is uid {me}: {_RULE}; start one as this user "
-            "(ipcsync coordinator), or run this process as that one",
             endpoint=endpoint,
         )
 

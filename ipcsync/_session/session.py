@@ -395,7 +395,11 @@ class Session:
         with ExitStack() as undo:
             self.connection = connection = Connection(self.endpoint)
             undo.callback(connection.close)
-            check = self._check_wanted_or_greeted
+
+            def check() -> None:
+                if not connection.sent:  # one that was sent may open a session, so its reply is awaited
+                    self._check_wanted()
+
             welcome = handshake.greet(connection, self.name, timeout, lease_ttl, check, driver=_drivers.name())
             undo.callback(handshake.take_leave, connection, welcome.token)
             # Another thread may fork at any time, and the child's copy of the descriptor would keep the lifeline.
@@ -435,11 +439,6 @@ class Session:
     def _check_wanted(self) -> None:
         if self.is_closed:
             raise ClientClosed("the session was closed before it had begun", client=self.name, endpoint=self.endpoint)
-
-    def _check_wanted_or_greeted(self) -> None:
-        """As `_check_wanted`; but a greeting that was sent may open a session, so its reply is awaited."""
-        if not self.connection.sent:
-            self._check_wanted()
 
     def _work(self) -> None:
         """Do the jobs, and tell what came of them."""
@@ -585,24 +584,21 @@ def _hush_daemons() -> None:
     threading.excepthook = tell
 
 
-def _close_at_exit() -> None:
-    """Close the sessions that the program left open: an exit without a goodbye counts as a death."""
-    _hush_daemons()
-    queued.log_at_exit()  # while the boards, by which it is known, are mapped
-    for session in living.copy():
-        try:
-            session.close()
-        except Exception:  # noqa: PERF203 - one that fails must not stop the others
-            log.exception("closing %r failed", session)
-
-
-def _announce_death() -> None:
-    """Announce the death of draining sessions: C's exit handlers, a driver's too, come next and may take long."""
-    for session in living.copy():
-        session.lease.mark.give_up()
-
-
 @functools.cache
 def _arm_exit() -> None:
-    atexit.register(_announce_death)  # runs after the next one
-    atexit.register(_close_at_exit)
+    atexit.register(_end_at_exit)
+
+
+def _end_at_exit() -> None:
+    """Close the sessions that the program left open: an exit without a goodbye counts as a death."""
+    try:
+        _hush_daemons()
+        queued.log_at_exit()  # while the boards, by which it is known, are mapped
+        for session in living.copy():
+            try:
+                session.close()
+            except Exception:  # noqa: PERF203 - one that fails must not stop the others
+                log.exception("closing %r failed", session)
+    finally:
+        for session in living.copy():  # they drain: C's exit handlers, a driver's too, come next and may take long
+            session.lease.mark.give_up()

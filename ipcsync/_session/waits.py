@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import Engine
@@ -64,7 +65,12 @@ class Pending:
 
     def _look(self) -> bool:
         """Whether the point is complete, or recorded. Raises the error that ends the wait."""
-        if self._is_there():
+        if self._recorded:
+            self.engine.check()
+            with suppress(WaitTimeout):
+                self.engine.await_recorded(self._generation, 0, self._timeout)
+                return True
+        elif self.engine.query(self._generation, 0):  # this thread has other waits to look at
             return True
         now = time.monotonic_ns()
         if now >= self._next_check:
@@ -74,16 +80,6 @@ class Pending:
             is_recorded = self.engine.generation >= self._generation
             self.engine.raise_timeout(self._generation, self._timeout, "complete" if is_recorded else "recorded")
         return False
-
-    def _is_there(self) -> bool:
-        if not self._recorded:
-            return self.engine.query(self._generation, 0)  # this thread has other waits to look at
-        self.engine.check()
-        try:
-            self.engine.await_recorded(self._generation, 0, self._timeout)
-        except WaitTimeout:
-            return False
-        return True
 
     def _may_pass(self, error: Exception) -> bool:
         """Whether a later look may succeed, and the point still be complete.
