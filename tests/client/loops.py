@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._linux.process import is_stopped
+from tests.kit.until import until
 
 LONG_S = 30.0
 TURNS = 20  # of the loop: enough for a task to get to where it waits
@@ -35,6 +37,7 @@ def stopped(coordinator: ipcsync.Coordinator) -> Iterator[Callable[[], None]]:
 
     os.kill(coordinator.pid, signal.SIGSTOP)
     try:
+        until(lambda: is_stopped(coordinator.pid), "it is stopped: kill(2) does not wait for that")
         yield go_on
     finally:
         go_on()
