@@ -6,7 +6,6 @@ One thread at a time uses a connection: the owner of its session, or whoever ask
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import zmq
 from zmq.backend import zmq_poll
 
 from ipcsync._deadline import deadline_of
+from ipcsync._locks import CallLock, under_within
 from ipcsync._session.server import check_endpoint, check_server
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Failure, Message
@@ -31,22 +31,19 @@ _NOW, _EVENTS = int(zmq.NOBLOCK), int(zmq.EVENTS)  # ints cost less than enums
 _IN, _IN_OR_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 
 _contexts: dict[None, zmq.Context[zmq.Socket[bytes]]] = {}
-_making = threading.RLock()  # reentrant: a finalizer may connect, amid what this thread does
+_making = CallLock()
 _ALONE_S = 2.0  # for which a thread waits for another one, that may wait for this one in a finalizer
 
 
 def zmq_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """The ZeroMQ context of this process's clients."""
-    # One I/O thread for all clients. One thread after another: two would take what each of them saw to be free.
-    if (known := _contexts.get(None)) is not None:
-        return known
-    is_alone = _making.acquire(timeout=_ALONE_S)
-    try:
-        made = _contexts.get(None) or new_context()
-        used = _contexts.setdefault(None, made)
-    finally:
-        if is_alone:
-            _making.release()
+    """The ZeroMQ context of this process's clients, which has one I/O thread for all of them."""
+    # One thread after another: two would take what each of them saw to be free.
+    return _contexts.get(None) or under_within(_making, _ALONE_S, _make_context) or _make_context()
+
+
+def _make_context() -> zmq.Context[zmq.Socket[bytes]]:
+    made = _contexts.get(None) or new_context()
+    used = _contexts.setdefault(None, made)
     if used is not made:
         made.term()
     return used

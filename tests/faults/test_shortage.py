@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import ipcsync
+from ipcsync import _locks
 from ipcsync import _room as room
 from ipcsync._session import connection
 from ipcsync._wire import endpoints
@@ -100,14 +101,11 @@ def test_row_71_threads_that_connect_at_once_do_not_count_on_the_same_descriptor
     asked: list[int] = []
     made: list[object] = []
 
-    class Lock:
-        def __init__(self) -> None:
-            self._lock = threading.RLock()
-            self.release = self._lock.release
+    take = _locks._take
 
-        def acquire(self, timeout: float) -> bool:
-            asked.append(1)
-            return self._lock.acquire(timeout=100 * timeout)
+    def taken(lock: _locks.CallLock, seconds: float) -> bool:
+        asked.append(1)
+        return take(lock, 100 * seconds)
 
     def make() -> object:
         until(lambda: len(asked) == 2, "the other one waits")
@@ -115,7 +113,7 @@ def test_row_71_threads_that_connect_at_once_do_not_count_on_the_same_descriptor
         return made[-1]
 
     monkeypatch.setattr(connection, "_contexts", {})
-    monkeypatch.setattr(connection, "_making", Lock())
+    monkeypatch.setattr(_locks, "_take", taken)
     monkeypatch.setattr(connection, "new_context", make)
     threads = [threading.Thread(target=connection.zmq_context) for _ in range(2)]
     for thread in threads:
