@@ -13,16 +13,16 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._board import SessionLine
-from ipcsync._deadline import deadline_of
+from ipcsync._deadline import deadline_of, pauses
 from ipcsync._drivers import unwrap
 from ipcsync._drivers.constants import (
-    EVENT_DISABLE_TIMING,
+    ERROR_NOT_READY,
     STREAM_NON_BLOCKING,
     STREAM_WAIT_VALUE_GEQ,
     STREAM_WRITE_VALUE_DEFAULT,
 )
 from ipcsync._engines import Engine
-from ipcsync._native import host_wait, pinned
+from ipcsync._native import pinned
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
 from ipcsync._session.finished import Finished
@@ -164,12 +164,15 @@ def _passes(pointer: int, value: int, seconds: float) -> bool:
     """Whether a stream writes `value`, and its wait for that ends, within `seconds`."""
     driver = _drivers.load()
     stream = unwrap(driver.cuStreamCreate(STREAM_NON_BLOCKING), "cuStreamCreate")
-    event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
     try:
         unwrap(driver.cuStreamWriteValue64(stream, pointer, value, STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64")
         unwrap(driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64")
-        unwrap(driver.cuEventRecord(event, stream), "cuEventRecord")
-        return host_wait.await_event(event, time.monotonic_ns() + int(seconds * 1e9))
+        for pause_s in pauses(seconds, 10e-6, 1e-3):
+            result = driver.cuStreamQuery(stream)
+            if result[0] != ERROR_NOT_READY:
+                unwrap(result, "cuStreamQuery")
+                return True
+            time.sleep(pause_s)
+        return False
     finally:
-        unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
         unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")
