@@ -177,7 +177,9 @@ async def run(
     does if the coroutine is closed, as that of a task is whose loop was abandoned.
     """
     fork.check()
-    call = _Call(partial(_there, fn, _current_context()), undo)
+    # The context that is current here, NULL included; None before the driver is loaded.
+    current = unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent") if _drivers.is_loaded() else None
+    call = _Call(partial(_there, fn, current), undo)
     try:
         if pool is None:
             start(call.make, "ipcsync-alone", lambda _: call.make())
@@ -187,13 +189,6 @@ async def run(
     except BaseException:
         call.abandon(surely=surely)
         raise
-
-
-def _current_context() -> DriverObject:
-    """The context that is current on this thread, NULL included; None before the driver is loaded."""
-    if not _drivers.is_loaded():
-        return None
-    return unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent")
 
 
 def _there(fn: Callable[[], T], current: DriverObject) -> T:

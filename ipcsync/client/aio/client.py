@@ -167,8 +167,7 @@ class AsyncClient(ClientView, AsyncClosing):
         event = self._client._unnamed.events.get(key)
         if event is None or event.is_lost:
             event = await request(self._session, partial(self._client._unnamed.take, key, depth))
-        if depth is not None:
-            note_depth(event, depth)
+        note_depth(event, depth)
         return await record(event, chosen, timeout, await attached(after))
 
     async def record_all(
