@@ -9,8 +9,7 @@ from ipcsync.client._options import DEFAULT_DEPTH
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
-from ipcsync.client.graphs.replay import Replay, Replaying
-from ipcsync.client.graphs.upcoming import Upcoming
+from ipcsync.client.graphs.replay import Replay, Replaying, Upcoming
 from ipcsync.client.point import Point, synchronize_all, wait_all
 from ipcsync.client.reservation import Reservation
 

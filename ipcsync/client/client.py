@@ -28,8 +28,7 @@ from ipcsync.client._twins import ClientView, warn_if_dropped
 from ipcsync.client.event import Naming, OpenOptions, SharedEvent, check_node, note_depth, open_events, open_named
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.lanes import beside
-from ipcsync.client.graphs.replay import Replaying, end_all
-from ipcsync.client.graphs.upcoming import Upcoming
+from ipcsync.client.graphs.replay import Replaying, Upcoming, end_all
 from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over
 from ipcsync.client.reservation import RING, Reservation
 from ipcsync.errors import DeviceMismatch, InvalidDevice, WaitTimeout

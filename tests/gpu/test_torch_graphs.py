@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync.client.graphs import upcoming
+from ipcsync.client.graphs import replay as replays
 from ipcsync.integrations import torch as integration
 from tests.kit import driver_kit as kit
 from tests.kit.until import DEADLINE_S
@@ -91,7 +91,7 @@ def test_a_graph_of_torch_waits_for_each_layer_and_records_it(torch: Any, decode
 def test_torchs_hooks_name_the_points_of_a_replay(torch: Any, decode: Decode, monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(torch.cuda.graphs, "register_graph_replay_start_hook"):
         pytest.skip("this torch has no hooks for replays")
-    monkeypatch.setattr(upcoming, "has_hooks", False)
+    monkeypatch.setattr(replays, "has_hooks", False)
     integration.install()
     for value in (1.0, 2.0, 3.0):
         latch = kit.Latch(decode.sending.cuda_stream)

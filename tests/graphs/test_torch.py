@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import ipcsync
-from ipcsync.client.graphs import upcoming
+from ipcsync.client.graphs import replay as replays
 from ipcsync.integrations import torch as integration
 from ipcsync.testing import Memory, StreamGate
 from tests.graphs.layers import captured, finish
@@ -23,7 +23,7 @@ NewClient = Callable[..., ipcsync.Client]
 def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
     stand_in = Torch()
     monkeypatch.setitem(sys.modules, "torch", stand_in)
-    monkeypatch.setattr(upcoming, "has_hooks", False)
+    monkeypatch.setattr(replays, "has_hooks", False)
     integration.install()
     return stand_in
 
@@ -165,7 +165,7 @@ def test_torchs_streams_wait_for_points(engine: Engine, torch: Torch) -> None:
 
 
 def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, client: ipcsync.Client) -> None:
-    monkeypatch.setattr(upcoming, "has_hooks", False)
+    monkeypatch.setattr(replays, "has_hooks", False)
     with pytest.raises(ipcsync.IpcSyncError, match=r"integrations\.torch\.install"):
         client.next({}).__enter__()
     monkeypatch.setitem(sys.modules, "torch", Torch(has_hooks=False))

@@ -11,8 +11,7 @@ from ipcsync._native import fork
 from ipcsync.client.aio._runner import run, with_owner
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, all_recorded, attached
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
-from ipcsync.client.graphs.replay import Replay, Replaying
-from ipcsync.client.graphs.upcoming import Upcoming
+from ipcsync.client.graphs.replay import Replay, Replaying, Upcoming
 from ipcsync.errors import CaptureError
 from ipcsync.typing import StreamLike
 
