@@ -68,7 +68,7 @@ class LoopCalls:
         self._context = copy_context()
         inbox = _inboxes.get(self._loop)
         if inbox is None:
-            inbox = _inboxes[self._loop] = Inbox(_make)
+            inbox = _inboxes[self._loop] = Inbox(lambda call: call())
         inbox.call_anyway()
         self._inbox: Inbox[Callable[[], object]] = inbox  # it lives as long as anybody may use it
 
@@ -76,10 +76,6 @@ class LoopCalls:
         """Have the loop call `fn(*args)`, on any thread; without effect once the loop is closed."""
         # An exception of it is for the loop's handler.
         self._inbox.put(partial(self._loop.call_soon, fn, *args, context=self._context))
-
-
-def _make(call: Callable[[], object]) -> None:
-    call()
 
 
 _inboxes: WeakValueDictionary[asyncio.AbstractEventLoop, Inbox[Callable[[], object]]] = WeakValueDictionary()

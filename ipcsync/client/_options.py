@@ -45,10 +45,9 @@ class ConnectOptions:
             raise ConnectError(f"the default endpoint cannot be used: {error}") from None
         self.endpoint: str = endpoints.absolute(where)
         self.name: str = plain(name or "")
-        of_environment = engine == "auto"
-        found_engine = os.environ.get("IPCSYNC_ENGINE") or "auto" if of_environment else engine
+        found_engine = engine if engine != "auto" else os.environ.get("IPCSYNC_ENGINE") or "auto"
         if found_engine not in ("auto", "event", "timeline"):
-            where = "IPCSYNC_ENGINE" if of_environment else "engine"
+            where = "engine" if found_engine == engine else "IPCSYNC_ENGINE"
             raise ValueError(f"{where} is 'auto', 'event' or 'timeline', but got {found_engine!r}")
         self.engine: EngineChoice = cast("EngineChoice", found_engine)
         if depth is None:

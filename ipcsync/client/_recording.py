@@ -130,17 +130,17 @@ class Everything:
     def __init__(self, unnamed: UnnamedEvents) -> None:
         self._unnamed = unnamed
         self._kept: dict[int, list[Stream]] = {}  # by context; those that no record uses now
-        self._homes: dict[int, list[Stream]] = {}  # of those that one does, by their addresses
 
     def record(
         self,
         joined: Stream,
+        home: list[Stream],
         waits: list[Wait],
         engine: EngineChoice,
         timeout: float | None,
         after: Sequence[tuple[Engine, int]],
     ) -> Point:
-        """Record on the stream that `join` returned, behind the waits that it returned."""
+        """Record on the stream that `join` returned, behind the waits that it returned, and keep it at its home."""
         try:
             key = (joined.stream_id, 0, joined.device_index, engine)
             event = self._unnamed.events.get(key)
@@ -148,36 +148,31 @@ class Everything:
                 event = self._unnamed.take(key, None)
             return event._record_on(joined._handle, joined.device_index, timeout, after, waits)
         finally:
-            self._give_back(joined)
+            _give_back(joined, home)
 
-    def _give_back(self, joined: Stream) -> None:
-        home = self._homes.pop(joined.stream_id, None)
-        if home is not None and len(home) < _KEPT:
-            home.append(joined)
-
-    def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, list[Wait]]:
-        """A stream that waits for all work submitted to `streams` so far, and the waits that this work stands behind.
+    def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, list[Stream], list[Wait]]:
+        """A stream that waits for all work submitted to `streams` so far, its home, and the waits before that work.
 
         None means all streams of a context of device `ordinal`.
         """
-        joined = self._take(ordinal, must_be_idle=streams is not None)
+        joined, home = self._take(ordinal, must_be_idle=streams is not None)
         try:
             # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
             # cover are in the list.
             if streams is None:
                 joining.wait_for_all(joined)
-                return joined, queued.latest(None)
+                return joined, home, queued.latest(None)
             joining.wait_for_each(joined, streams)
             keys = {queued.list_of(stream._handle, stream._index, "record") for stream in streams}
-            return joined, [wait for key in keys for wait in queued.latest(key)]
+            return joined, home, [wait for key in keys for wait in queued.latest(key)]
         except BaseException:
-            self._give_back(joined)
+            _give_back(joined, home)
             raise
 
-    def _take(self, ordinal: int, *, must_be_idle: bool) -> Stream:
-        """An idle stream if there is one, else a new one, which is dropped after its record if enough are kept.
+    def _take(self, ordinal: int, *, must_be_idle: bool) -> tuple[Stream, list[Stream]]:
+        """An idle stream if there is one, else a new one, and those that are kept beside it.
 
-        Until `record` gives it back, no other call gets it.
+        Until it is given back, no other call gets it.
 
         A stream that still waits may do so for ever, since a recorder may be dead. It serves as well as an idle one for
         a record of everything, which stands behind the kept streams too.
@@ -193,8 +188,12 @@ class Everything:
                 kept.remove(taken := fit[0])
             except (IndexError, ValueError):  # there is none, or another thread was first
                 taken = Stream(ordinal)
-        self._homes[taken.stream_id] = kept
-        return taken
+        return taken, kept
+
+
+def _give_back(joined: Stream, home: list[Stream]) -> None:
+    if len(home) < _KEPT:
+        home.append(joined)
 
 
 def chosen(streams: Iterable[StreamLike | None] | None) -> list[Stream] | None:

@@ -190,8 +190,8 @@ class Client(ClientView, Closing):
         """
         self._session.check()
         points = bound(after)
-        joined, gathered = self._everything.join(devices.parse(device), chosen(streams))
-        return self._everything.record(joined, gathered, engine, timeout, points)
+        joined = self._everything.join(devices.parse(device), chosen(streams))
+        return self._everything.record(*joined, engine, timeout, points)
 
     def reserve(
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None

@@ -397,10 +397,8 @@ def test_two_that_record_at_a_time_share_no_stream(client: ipcsync.Client, engin
     """What one of them waits for may never be complete, and the other one named the streams that will be."""
     both, stream = client._everything, ipcsync.Stream()
     for _ in range(3):  # the first leaves an idle stream, which only one of the next two can have
-        named, some = both.join(0, [stream])
-        joined, all_ = both.join(0, None)
-        assert named != joined
-        for taken, waits in ((named, some), (joined, all_)):
-            both.record(taken, waits, engine, 10, ()).synchronize(10)
+        some, all_ = both.join(0, [stream]), both.join(0, None)
+        assert some[0] != all_[0]
+        for joined in (some, all_):
+            both.record(*joined, engine, 10, ()).synchronize(10)
     assert [len(kept) for kept in both._kept.values()] == [2]
-    assert not both._homes

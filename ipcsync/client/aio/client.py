@@ -186,8 +186,8 @@ class AsyncClient(ClientView, AsyncClosing):
         self._session.check()
         points = bound(await attached(after))
         everything = self._client._everything
-        joined, waits = everything.join(parse(device), chosen(streams))
-        record = partial(everything.record, joined, waits, engine, timeout, points)
+        joined = everything.join(parse(device), chosen(streams))
+        record = partial(everything.record, *joined, engine, timeout, points)
         return AsyncPoint(await run(record, surely=True))
 
     @twin(Client.reserve, Reservation.close)
