@@ -13,6 +13,7 @@ from ipcsync._session.session import session_of
 from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
+from ipcsync.client import _ahead
 from ipcsync.client._twins import PointView
 from ipcsync.errors import IpcSyncError, RecorderLost, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike
@@ -98,8 +99,6 @@ class Point(PointBase, PointView):
         """
         attached, timeout = self._bound_within(timeout)
         if ahead:
-            from ipcsync.client import _ahead
-
             _ahead.check(attached.engine, stream)
         attached.engine.wait(self._generation, stream, timeout, ahead)
 
