@@ -74,6 +74,12 @@ def has_current() -> bool:
     return current() is not None
 
 
+def has_primary(ordinal: int) -> bool:
+    """Whether the primary context of a device is retained in this process. Asking creates nothing."""
+    _flags, is_active = unwrap(driver().cuDevicePrimaryCtxGetState(devices()[ordinal]), "cuDevicePrimaryCtxGetState")
+    return bool(is_active)
+
+
 def bad_context(result: tuple[Any, ...]) -> bool:
     """Whether a driver call failed because no context is current on the calling thread."""
     return result[0] is not SUCCESS and int(result[0]) == ERROR_INVALID_CONTEXT

@@ -14,7 +14,7 @@ from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import EventBase, shortened
 from ipcsync._native import device as devices
 from ipcsync._native import fork
-from ipcsync._native.context import count, current_ordinal, has_current, uuid_of
+from ipcsync._native.context import count, current_ordinal, has_current, has_primary, uuid_of
 from ipcsync._native.stream import stream_handle
 from ipcsync._session.attachments import Opening
 from ipcsync._session.feed import Notice
@@ -267,7 +267,7 @@ def open_events(
     is_used_here = (
         options.device is not None
         or has_current()
-        or devices.has_primary_context(ordinal)
+        or has_primary(ordinal)
         or (is_recorder and may_be_timeline and not _are_elsewhere(session, names, default, options.timeout))
     )
     seconds = session.timeout if options.timeout is None else options.timeout
