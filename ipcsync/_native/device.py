@@ -293,8 +293,7 @@ def has_primary_context(device: DeviceLike | None) -> bool:
 
     Raises InvalidDevice and TypeError as `set_device`.
     """
-    _flags, active = call("cuDevicePrimaryCtxGetState", context.devices()[parse(device)])
-    return bool(active)
+    return context.has_primary(parse(device))
 
 
 def ipc_collect() -> int:
