@@ -38,9 +38,8 @@ class Names:
         # By slot and incarnation: key and revision, or ~revision of what a write expected that may be done later.
         self.claims: dict[tuple[int, int], tuple[str, int]] = {}
         self.over: set[tuple[int, int]] = set()  # of the claims, those whose use is over: to be removed, not kept
-        self._silent: dict[
-            store.Hex, tuple[float, float]
-        ] = {}  # owners that did not answer: since when, and the last try
+        # Owners that did not answer: since when, and the last try.
+        self._silent: dict[store.Hex, tuple[float, float]] = {}
 
     async def find(self, name: str, timeout: float) -> store.Claim:
         """The claim on a name of the fleet. WaitTimeout if there is none of a present epoch, and FleetUnavailable."""
