@@ -88,7 +88,7 @@ class SharedEvent(EventBase, EventView[Point], Closing):
         if not (self._is_open and self._is_recorder):
             self._raise_not_recorder()
         handle, ordinal = stream_handle(stream, self._engine.ordinal if stream is None else None)
-        return self._record_on(handle, ordinal, timeout, bound(after))
+        return self._record_on(handle, ordinal, timeout, bound(after) if after else ())
 
     def _record_on(
         self,
