@@ -197,11 +197,6 @@ def _there(fn: Callable[[], T], current: DriverObject) -> T:
     return fn()
 
 
-def with_owner(_owner: object, fn: Callable[[], T]) -> T:
-    """Return `fn()`, which uses what belongs to `owner`: that lives until then, also if the task is cancelled."""
-    return fn()
-
-
 def _resolve(future: asyncio.Future[T], error: BaseException | None, result: T | None = None) -> None:
     if future.done():
         return  # cancelled meanwhile

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from functools import partial
 from threading import get_ident
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from ipcsync._closing import AsyncClosing
 from ipcsync._deadline import pauses
@@ -28,7 +28,7 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeIn
 from ipcsync.client._connecting import connect
 from ipcsync.client._recording import chosen
 from ipcsync.client._twins import ClientView, warn_if_dropped
-from ipcsync.client.aio._runner import Pool, end_requests, request, run, taking, twin, with_owner
+from ipcsync.client.aio._runner import Pool, end_requests, request, run, taking, twin
 from ipcsync.client.aio.event import (
     AsyncPoint,
     AsyncReservation,
@@ -58,8 +58,6 @@ __all__ = [
     "Connecting",
     "aconnect",
 ]
-
-T = TypeVar("T")
 
 
 @taking(connect)
@@ -229,8 +227,8 @@ class AsyncClient(ClientView, AsyncClosing):
 
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""
-        chosen = resolve(stream)
-        await run(partial(with_owner, stream, partial(self._client.resume, chosen, timeout)))
+        chosen = resolve(None) if stream is None else stream  # it lives until then, also if the task is cancelled
+        await run(partial(self._client.resume, chosen, timeout))
 
     async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""

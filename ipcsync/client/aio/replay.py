@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ipcsync._native import fork
-from ipcsync.client.aio._runner import run, with_owner
+from ipcsync.client.aio._runner import run
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, all_recorded, attached
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.replay import Replay, Replaying, Upcoming
@@ -17,8 +17,6 @@ from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
     from ipcsync._session.session import Session
-
-T = TypeVar("T")
 
 
 class AsyncReplay:
@@ -75,7 +73,7 @@ class AsyncReplaying(_Block):
     async def __aenter__(self) -> AsyncReplay:
         replaying = await self._made()
         replaying._locate()
-        await self._run(replaying._enter, lambda _: replaying._end_from_outside())
+        await run(replaying._enter, lambda _: replaying._end_from_outside())
         return AsyncReplay(replaying._replay)
 
     async def __aexit__(
@@ -84,11 +82,7 @@ class AsyncReplaying(_Block):
         fork.check()
         assert self._replaying is not None
         elsewhere = self._replaying._elsewhere()  # by this thread's current stream
-        await self._run(partial(self._replaying._leave, error, elsewhere))
-
-    async def _run(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """On a thread of its own, since it may wait; if it is cancelled at the end of the block, it goes on."""
-        return await run(partial(with_owner, self._stream, fn), undo, surely=undo is None)
+        await run(partial(self._replaying._leave, error, elsewhere), surely=True)
 
 
 class AsyncUpcoming(_Block):
