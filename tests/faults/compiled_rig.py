@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
 import subprocess
+import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
+
+import pytest
 
 from ipcsync import errors
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
@@ -85,12 +89,31 @@ class Case:
         return "cuStreamGetId" if self.call == "wait" and not self.says_complete else "cuEventQuery"
 
 
-def built(translated: Path, mistake: int) -> Any:
-    """The core with a planted mistake, built from its translation into C, and imported."""
-    folder = translated.parent / str(mistake)
-    folder.mkdir(exist_ok=True)
-    headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{SOURCE.parent}"]
-    command = ["cc", "-O0", "-w", "-fPIC", "-shared", f"-DMISTAKE={mistake}", *headers]
+Changes = Sequence[tuple[str, str]]
+"""Parts of the core's source, each of which stands there once, and what takes its place."""
+
+
+def planted(folder: Path, changes: Changes) -> Path:
+    """A copy of the core's source with these changes."""
+    copy = shutil.copytree(SOURCE.parent, folder / "source")
+    for before, after in changes:
+        (place,) = [path for path in copy.iterdir() if before in path.read_text()]
+        text = place.read_text()
+        assert text.count(before) == 1
+        place.write_text(text.replace(before, after))
+    return copy
+
+
+def built(folder: Path, changes: Changes = ()) -> Any:
+    """The core with a mistake planted by these changes, built in a folder of its own, and imported."""
+    pytest.importorskip("Cython", reason="Cython is not here")
+    if shutil.which("cc") is None or not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        pytest.skip("there is no C compiler, or no headers of Python's")
+    source, translated = planted(folder, changes), folder / "core.c"
+    cython = [sys.executable, "-m", "cython", "-3", "--module-name", "core"]
+    subprocess.run([*cython, str(source / SOURCE.name), "-o", str(translated)], check=True)
+    headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{source}"]
+    command = ["cc", "-O0", "-w", "-fPIC", "-shared", *headers]
     subprocess.run([*command, str(translated), "-o", str(folder / "core.so")], check=True)
     spec = importlib.util.spec_from_file_location("core", folder / "core.so")
     assert spec is not None

@@ -6,10 +6,6 @@ every promise still holds.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +17,7 @@ from ipcsync._board import BROKEN, CLOSED, INT64_MAX, LIVE, OPEN, Board, layout
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.state import UNREAD, Recorder, Slot, Tombstones, Touched
-from tests.faults.compiled_rig import DIED, SOURCE, Case, Rig, built, core, end
+from tests.faults.compiled_rig import DIED, Case, Changes, Rig, built, core, end
 from tests.kit import boards
 from tests.models import board_world
 from tests.models.board_recorder import Model
@@ -29,6 +25,8 @@ from tests.models.board_world import MAX, RECORDER, Process, Scenario, World
 from tests.models.explorer import run_alone
 
 pytestmark = pytest.mark.core
+
+Factory = pytest.TempPathFactory
 
 # What the model does within a process that the core does too, but that nobody outside can see.
 _WITHIN = {"", "slept", "tell", "pause", "markers?"}
@@ -256,51 +254,91 @@ def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
-MISTAKES = {
-    1: ("publish before the driver's call", "record: room in the ring"),
-    2: ("wake before publish", "record: awaited"),
-    3: ("no look after the record", "record: room in the ring"),
-    4: ("marker before the wait", "wait: recorded"),
-    5: ("the lock left out", "record: room in the ring"),
-    6: ("the fence left out", "record: room in the ring"),
-    7: ("the recorder asked before the driver", "query: complete by the driver"),
-    8: ("no look after the wait", "wait: recorded"),
-    11: ("who waits looked at before the record", "record: awaited"),
-    12: ("asleep without a word", "synchronize: recorded while it sleeps"),
-    13: ("no look right before the wait", "wait: recorded"),
-    14: ("a look before the hazard", "wait: recorded"),
-    15: ("the hazard over before the wait", "wait: recorded"),
-    16: ("room without a look at the hazards", "record: room after a look, nobody has a hazard"),
+_PUBLISH = "        self._recorded = generation\n        self.publish_record(generation)\n"
+_DRIVER = "        self.engine.record(self, handle, stream, generation, refusal)\n"
+_WAKE = "        if self.is_awaited():\n            self.wake()\n"
+_MARK = "            refusal.record = self.mark(handle, stream)"
+_QUEUE = "            refusal.wait = self.engine.wait(self, handle, generation)\n"
+_ANNOUNCE = "            self.announce()  # from here on its event is recorded again only if it was complete before\n"
+_LOOK = (
+    "            if <int64_t>(self.load(COMPLETED) - self.base) >= generation:\n"
+    "                found = self.look(generation)\n"
+)
+_RETRACT = "        if self.engine.has_ring:\n            self.retract()\n"
+_REPEATS = "        cdef bint repeats = generation == self._begun\n"
+_ASK = "        with nogil:\n            is_done = self.done("
+MISTAKES: dict[str, tuple[str, Changes]] = {
+    "publish before the driver's call": (
+        "record: room in the ring",
+        [
+            (_DRIVER, "        self.publish_record(generation)\n" + _DRIVER),
+            (_PUBLISH, _PUBLISH.splitlines(keepends=True)[0]),
+        ],
+    ),
+    "wake before publish": ("record: awaited", [(_PUBLISH, "        self.wake()\n" + _PUBLISH), (_WAKE, "")]),
+    "no look after the record": (
+        "record: room in the ring",
+        [("        if not self.is_open():\n            return IS_OVER\n", "")],
+    ),
+    "marker before the wait": (
+        "wait: recorded",
+        [(_MARK, "            pass"), (_QUEUE, "            self.mark(handle, stream)\n" + _QUEUE)],
+    ),
+    "the lock left out": (
+        "record: room in the ring",
+        [
+            ('        step(b"lock")\n        if not self.calls.take():\n            return BUSY\n', ""),
+            ('        step(b"unlock")\n        self.calls.give()\n        return found\n', "        return found\n"),
+        ],
+    ),
+    "the fence left out": ("record: room in the ring", [("fence()  # before the looks at `state`", "pass  #")]),
+    "the recorder asked before the driver": (
+        "query: complete by the driver",
+        [("is_good = self.recorder_lives() and", "is_good ="), (_ASK, "        self.recorder_lives()\n" + _ASK)],
+    ),
+    "no look after the wait": (
+        "wait: recorded",
+        [("        self.check_queued(generation)\n        return stream\n", "        return stream\n")],
+    ),
+    "who waits looked at before the record": (
+        "record: awaited",
+        [
+            (_REPEATS, _REPEATS + "        cdef bint is_awaited = self.is_awaited()\n"),
+            (_WAKE, "        if is_awaited:\n            self.wake()\n"),
+        ],
+    ),
+    "asleep without a word": (
+        "synchronize: recorded while it sleeps",
+        [("    if load(place, AWAITED) == 0:\n        store(", "    if load(place, AWAITED) == 2:\n        store(")],
+    ),
+    "no look right before the wait": ("wait: recorded", [(_LOOK, "")]),
+    "a look before the hazard": ("wait: recorded", [(_ANNOUNCE, ""), (_LOOK, _LOOK + _ANNOUNCE)]),
+    "the hazard over before the wait": (
+        "wait: recorded",
+        [(_RETRACT, ""), (_LOOK, _LOOK + "            self.retract()\n")],
+    ),
+    "room without a look at the hazards": (
+        "record: room after a look, nobody has a hazard",
+        [(" and not self.is_announced():", ":")],
+    ),
 }
 
 
-@pytest.fixture(scope="module")
-def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The core in C."""
-    pytest.importorskip("Cython", reason="Cython is not here")
-    compiler = shutil.which("cc")
-    if compiler is None or not Path(sysconfig.get_paths()["include"], "Python.h").exists():
-        pytest.skip("there is no C compiler, or no headers of Python's")
-    target = tmp_path_factory.mktemp("core") / "core.c"
-    subprocess.run(
-        [sys.executable, "-m", "cython", "-3", "--module-name", "core", str(SOURCE), "-o", str(target)], check=True
-    )
-    return target
+@pytest.mark.planted
+@pytest.mark.process
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[name.replace(" ", "-") for name in MISTAKES])
+def test_a_mistake_planted_in_the_compiled_core_is_found(mistake: str, tmp_path_factory: Factory, run: Any) -> None:
+    name, changes = MISTAKES[mistake]
+    assert run(CASES[name], built(tmp_path_factory.mktemp("core"), changes)) != expected(CASES[name])
 
 
 @pytest.mark.planted
 @pytest.mark.process
-@pytest.mark.parametrize("mistake", MISTAKES, ids=[name.replace(" ", "-") for name, _ in MISTAKES.values()])
-def test_a_mistake_planted_in_the_compiled_core_is_found(mistake: int, translated: Path, run: Any) -> None:
-    case = CASES[MISTAKES[mistake][1]]
-    assert run(case, built(translated, mistake)) != expected(case)
-
-
-@pytest.mark.planted
-@pytest.mark.process
-def test_without_a_mistake_the_core_that_is_built_here_takes_the_models_steps(translated: Path, run: Any) -> None:
-    module = built(translated, 0)
-    for name in sorted({name for _, name in MISTAKES.values()}):
+def test_without_a_mistake_the_core_that_is_built_here_takes_the_models_steps(
+    tmp_path_factory: Factory, run: Any
+) -> None:
+    module = built(tmp_path_factory.mktemp("core"))
+    for name in sorted({name for name, _ in MISTAKES.values()}):
         assert run(CASES[name], module) == expected(CASES[name]), name
 
 

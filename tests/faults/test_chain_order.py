@@ -15,16 +15,13 @@ import pytest
 
 from ipcsync._board import BROKEN, LIVE
 from ipcsync._engines.loss import Loss
-from tests.faults.compiled_rig import DIED, MINE, OTHERS, STREAM, THIRD, Case, Rig, built, core, end
-from tests.faults.test_board_order import translated
+from tests.faults.compiled_rig import DIED, MINE, OTHERS, STREAM, THIRD, Case, Changes, Rig, built, core, end
 from tests.kit.boards import bits_of, store_bits
 from tests.models import chain_world
 from tests.models.chain_model import Model
 from tests.models.chain_world import Scenario, World
 
 pytestmark = pytest.mark.core
-
-__all__ = ["translated"]
 
 # What stands in the code for one step of the model.
 _RECORD = {
@@ -395,20 +392,43 @@ def test_who_stands_behind_the_dead_or_the_unknown_is_not_told_that_it_is_comple
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
+_LINKS_STORED = "                self.store_links(generation)\n"
+_NEWEST_KEPT = "        self.newest = newest\n"
+_VALID = "        view.dependencies.store_valid_as_of(self.newest)\n"
+_BITS_STORED = "        view.dependencies.store_bits(self.bits, True)"
+_FOLLOWED = "                if followed is not None and refusal.wait == 0:\n"
+_MISTAKES: dict[str, Changes] = {
+    "stored behind the record": [
+        (_LINKS_STORED, ""),
+        (
+            _FOLLOWED,
+            "                if entries:\n                    self.chain.store_links(generation)\n" + _FOLLOWED,
+        ),
+    ],
+    "newest loaded late": [
+        (
+            _NEWEST_KEPT,
+            '        step(b"load newest")\n        newest = ipcsync_load(view.sessions.header + NEWEST)\n'
+            + _NEWEST_KEPT,
+        )
+    ],
+    "valid_as_of first": [(_VALID, ""), (_BITS_STORED, _VALID + _BITS_STORED)],
+}
+
+
 @pytest.mark.planted
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "mistake", [9, 10, 11], ids=["stored-behind-the-record", "newest-loaded-late", "valid_as_of-first"]
-)
-def test_a_mistake_in_a_record_behind_others_is_found(mistake: int, translated: Path, rig: Any) -> None:
-    steps, outcome = rig(None, built(translated, mistake)).call()
+@pytest.mark.parametrize("mistake", _MISTAKES, ids=[name.replace(" ", "-") for name in _MISTAKES])
+def test_a_mistake_in_a_record_behind_others_is_found(mistake: str, tmp_path: Path, rig: Any) -> None:
+    steps, outcome = rig(None, built(tmp_path / "core", _MISTAKES[mistake])).call()
     assert outcome == ""
     assert _done(steps, _RECORD) != _steps_of(_model_of_a_record(), _RECORD)
 
 
 @pytest.mark.planted
 @pytest.mark.process
-def test_a_waiter_that_does_not_look_whom_it_stands_behind_is_found(translated: Path, rig: Any) -> None:
-    made = _chained(rig, "query", built(translated, 12))
+def test_a_waiter_that_does_not_look_whom_it_stands_behind_is_found(tmp_path: Path, rig: Any) -> None:
+    looks = "            if not self.is_clear(generation):\n                return False\n"
+    made = _chained(rig, "query", built(tmp_path / "core", [(looks, "")]))
     made.hold(made.board.session(0), DIED)
     assert made.call()[1] == "True", "a silent pass: the test above would see it"

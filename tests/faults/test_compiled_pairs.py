@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ipcsync._engines import core
+from tests.faults.compiled_rig import Changes, planted
 
 pytestmark = pytest.mark.process
 
-_HEADER = Path(core.__file__).with_name("core_cython") / "words.h"
 # The stores of two writes are noted. Then a pair is read in every order in which its loads can fall among these stores.
 _PROGRAM = r"""
 #include <stdint.h>
@@ -57,24 +56,26 @@ int main(void) {
 """
 
 
-def _found(folder: Path, mistake: int) -> list[int]:
+def _found(folder: Path, changes: Changes = ()) -> list[int]:
     """How often a pair was read that fits, none was read, and one that does not fit."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     source, program = folder / "pairs.c", folder / "pairs"
     source.write_text(_PROGRAM)
-    flags = ["-O1", "-Wall", "-Wno-unused-function", f"-I{_HEADER.parent}"]
-    subprocess.run(["cc", *flags, f"-DMISTAKE={mistake}", str(source), "-o", str(program)], check=True)
+    flags = ["-O1", "-Wall", "-Wno-unused-function", f"-I{planted(folder, changes)}"]
+    subprocess.run(["cc", *flags, str(source), "-o", str(program)], check=True)
     done = subprocess.run([str(program)], check=True, capture_output=True, text=True, timeout=100)
     return [int(number) for number in done.stdout.split()]
 
 
 def test_a_pair_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
-    good, refused, misfits = _found(tmp_path, 0)
+    good, refused, misfits = _found(tmp_path)
     assert (good, misfits) == (3, 0), "before, between and behind the writes"
     assert refused == 492
 
 
 def test_a_pair_whose_version_is_not_compared_does_not_fit(tmp_path: Path) -> None:
-    _, _, misfits = _found(tmp_path, 13)
+    _, _, misfits = _found(
+        tmp_path, [("return version % 2 == 0 && ipcsync_load(&pair->version) == version;", "return 1;")]
+    )
     assert misfits > 100

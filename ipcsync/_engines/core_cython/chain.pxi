@@ -77,9 +77,6 @@ cdef class Chain:
                 known.append(wait)
         if known:
             drop(known)
-        if MISTAKE == 10:
-            step(b"load newest")
-            newest = ipcsync_load(view.sessions.header + NEWEST)
         self.newest = newest
         for entry in found:
             if entry.wait not in self.entries:
@@ -119,18 +116,14 @@ cdef class Chain:
                     held.bits |= (entry.bits or 0) | doubt
                     self.bits |= held.bits
                 self.first, self.is_needed = min(self.first, generation), True
-                if MISTAKE != 9:
-                    self.store_links(generation)
+                self.store_links(generation)
         finally:
             view.state.give()
 
     cdef void store_links(self, int64_t generation):
         cdef Queries view = self.view()
-        if MISTAKE == 11:
-            view.dependencies.store_valid_as_of(self.newest)
         view.dependencies.store_bits(self.bits, True)  # those of the others are there
-        if MISTAKE != 11:
-            view.dependencies.store_valid_as_of(self.newest)
+        view.dependencies.store_valid_as_of(self.newest)
         if view.dependencies.first_unsettled() == 0:
             view.dependencies.store_first(generation)
         else:

@@ -145,7 +145,7 @@ cdef class Dependencies:
 cdef inline bint sleep_on(uint64_t *place, uint64_t recorded, int64_t ns) noexcept nogil:
     """Sleep while the line's `recorded` is that; whether a signal ended it. From then on each record wakes waiters."""
     # It stays 1: each store takes the line from the recorder's cache.
-    if load(place, AWAITED) == 0 and MISTAKE != 12:
+    if load(place, AWAITED) == 0:
         store(place, AWAITED, 1)
     step(b"sleep")
     return ipcsync_futex_wait(place + RECORDED, False, <uint32_t>recorded, ns)

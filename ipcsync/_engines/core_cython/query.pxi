@@ -45,9 +45,9 @@ cdef class Queries(Streams):
                     return True
                 self.dependencies.ring(self.load(RECORDER))  # it may have to resolve others first
                 return False
-            if MISTAKE != 12 and not self.is_clear(generation):
+            if not self.is_clear(generation):
                 return False
-        is_good = (MISTAKE == 7 or self.recorder_lives()) and not self.is_broken()
+        is_good = self.recorder_lives() and not self.is_broken()
         self.check_open()
         self.check_coordinator()
         if not is_good:
@@ -79,8 +79,6 @@ cdef class Queries(Streams):
         if self.last() < generation:
             self.check_finished(generation)
             return False
-        if MISTAKE == 7:
-            self.recorder_lives()
         with nogil:
             is_done = self.done(generation, patience_s) and self.confirm(generation)
         if not is_done:

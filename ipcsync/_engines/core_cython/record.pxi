@@ -69,10 +69,9 @@ cdef class Records(Waits):
         stream[0] = id
         if not is_ours and not self.is_of_device(id):
             return UNKNOWN
-        if MISTAKE != 5:
-            step(b"lock")
-            if not self.calls.take():
-                return BUSY
+        step(b"lock")
+        if not self.calls.take():
+            return BUSY
         next = self._begun if self._begun != self._recorded else self._recorded + 1
         generation[0] = next
         if self.closed() or not self.is_open():
@@ -86,9 +85,8 @@ cdef class Records(Waits):
         return GO_ON
 
     cdef inline int give_turn(self, int found) noexcept nogil:
-        if MISTAKE != 5:
-            step(b"unlock")
-            self.calls.give()
+        step(b"unlock")
+        self.calls.give()
         return found
 
     cdef inline bint is_of_device(self, uint64_t stream) noexcept nogil:
@@ -141,8 +139,6 @@ cdef class Records(Waits):
                 has_turn = False
                 with nogil:
                     found = self.make_record(handle, stream, generation, refusal)
-                if MISTAKE == 9 and entries:
-                    self.chain.store_links(generation)
                 if followed is not None and refusal.wait == 0:
                     followed.is_queued = True
         finally:
@@ -178,7 +174,6 @@ cdef class Records(Waits):
 
     cdef int make_record(self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
         """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_OVER (made, and the event is not open now)."""
-        cdef bint is_awaited = MISTAKE == 11 and self.is_awaited()
         cdef bint repeats = generation == self._begun
         if not repeats and self.follows(stream, generation):
             refusal.wait = self.engine.wait(self, handle, generation - 1)
@@ -186,20 +181,15 @@ cdef class Records(Waits):
                 return self.give_turn(REFUSED)
         self.set_stream(stream)
         self._begun = generation
-        if MISTAKE == 1:
-            self.publish_record(generation)
         self.engine.record(self, handle, stream, generation, refusal)
         if refusal.write != 0 or refusal.record != 0:  # the driver may have the record: the next call makes it again
             return self.give_turn(REFUSED)
         self._recorded = generation
-        if MISTAKE == 2:
-            self.wake()
-        if MISTAKE != 1:
-            self.publish_record(generation)
+        self.publish_record(generation)
         self.give_turn(0)
-        if MISTAKE != 2 and (is_awaited or (MISTAKE != 11 and self.is_awaited())):
+        if self.is_awaited():
             self.wake()
-        if MISTAKE != 3 and not self.is_open():
+        if not self.is_open():
             return IS_OVER
         return AGAIN if repeats else GO_ON
 
@@ -211,8 +201,7 @@ cdef class Records(Waits):
 
     cdef inline void publish_record(self, int64_t generation) noexcept nogil:
         store(self.place, RECORDED, self.base + generation)
-        if MISTAKE != 6:
-            fence()  # before the looks at `state` and at who waits: those store, then look what is recorded
+        fence()  # before the looks at `state` and at who waits: those store, then look what is recorded
 
     cdef inline bint is_awaited(self) noexcept nogil:
         return self.load(AWAITED) != 0 or self.load(FOLLOWED) != 0
@@ -249,7 +238,7 @@ cdef class Records(Waits):
 
     cdef inline void raise_room(self) noexcept nogil:
         """Let records go on behind what is complete, unless somebody may be about to queue a wait for that."""
-        if self._room < self._completed + self.depth and (MISTAKE == 16 or not self.is_announced()):
+        if self._room < self._completed + self.depth and not self.is_announced():
             self._room = self._completed + self.depth
 
     cdef bint find_room(self, int64_t generation) except -1 nogil:

@@ -93,8 +93,7 @@ cdef class Waits(Queries):
             listed.is_queued = True
         if refusal.wait or refusal.record:
             self.raise_refused(&refusal)
-        if MISTAKE != 8:
-            self.check_queued(generation)
+        self.check_queued(generation)
         return stream
 
     cdef int queue_announced(self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
@@ -105,22 +104,14 @@ cdef class Waits(Queries):
         if self.marker(stream) == NULL or not self.has_import(generation):
             return NEEDS
         if self.engine.has_ring:
-            if MISTAKE != 14:
-                self.announce()  # from here on its event is recorded again only if it was complete before
+            self.announce()  # from here on its event is recorded again only if it was complete before
             # The recorder stores what is complete before it looks at the hazards.
-            if MISTAKE != 13 and <int64_t>(self.load(COMPLETED) - self.base) >= generation:
+            if <int64_t>(self.load(COMPLETED) - self.base) >= generation:
                 found = self.look(generation)
-            if MISTAKE == 14:
-                self.announce()
-            elif MISTAKE == 15:
-                self.retract()
         if found == GO_ON:
-            if MISTAKE == 4:
-                self.mark(handle, stream)
             refusal.wait = self.engine.wait(self, handle, generation)
-            if MISTAKE != 4:  # behind a refused one too, of which the stream may have work
-                refusal.record = self.mark(handle, stream)
-        if self.engine.has_ring and MISTAKE != 15:
+            refusal.record = self.mark(handle, stream)  # behind a refused one too, of which the stream may have work
+        if self.engine.has_ring:
             self.retract()
         return found
 

@@ -8,10 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifndef MISTAKE
-#define MISTAKE 0 /* the tests plant some, to see that they are found */
-#endif
-
 /* What an access of each word of a slot's line is called. */
 struct ipcsync_names {
     const char *load, *store;
@@ -56,7 +52,7 @@ static inline int ipcsync_get_pair(const struct ipcsync_pair *pair, uint64_t *fi
     uint64_t version = ipcsync_load(&pair->version);
     *first = ipcsync_load(&pair->first);
     *second = ipcsync_load(&pair->second);
-    return MISTAKE == 13 || (version % 2 == 0 && ipcsync_load(&pair->version) == version);
+    return version % 2 == 0 && ipcsync_load(&pair->version) == version;
 }
 static inline int64_t ipcsync_now(void) {
     struct timespec now;

@@ -3,7 +3,6 @@
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
 cdef extern from "words.h" nogil:
-    const int MISTAKE
     struct ipcsync_names:
         const char *load
         const char *store
