@@ -319,7 +319,7 @@ MISTAKES: dict[str, tuple[str, Changes]] = {
     ),
     "room without a look at the hazards": (
         "record: room after a look, nobody has a hazard",
-        [(" and not self.is_announced():", ":")],
+        [("        if self.load(ANNOUNCED) != 0:\n", "        if False:\n")],
     ),
 }
 

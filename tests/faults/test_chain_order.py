@@ -394,7 +394,7 @@ def test_who_stands_behind_the_dead_or_the_unknown_is_not_told_that_it_is_comple
 
 _LINKS_STORED = "                self.store_links(generation)\n"
 _NEWEST_KEPT = "        self.newest = newest\n"
-_VALID = "        view.dependencies.store_valid_as_of(self.newest)\n"
+_VALID = "        store(view.place, VALID_AS_OF, self.newest)\n"
 _BITS_STORED = "        view.dependencies.store_bits(self.bits, True)"
 _FOLLOWED = "                if followed is not None and refusal.wait == 0:\n"
 _MISTAKES: dict[str, Changes] = {

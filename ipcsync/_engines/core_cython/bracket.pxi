@@ -43,11 +43,6 @@ cdef struct Item:  # a gate or a tap of a bracket
     int64_t number
 
 
-cdef inline bint is_due(const Item *gate) noexcept nogil:
-    """Whether a stream is to wait for its point."""
-    return gate.use != NULL and gate.generation > gate.use.known
-
-
 cdef struct Other:  # a bracket of another lane with the same words
     PyObject *lane
     int64_t number
@@ -171,11 +166,6 @@ cdef class Bracket:
         gate.use, gate.generation = use, (<PointBase>gate.value)._generation
         use.highest = max(use.highest, gate.generation)
         return use
-
-    cdef void sort(self) noexcept nogil:
-        """Have gates and taps in the order of their captures."""
-        qsort(self.items, self.gates, sizeof(Item), by_order)
-        qsort(self.items + self.gates, self.taps, sizeof(Item), by_order)
 
     cdef Use *use_of(self, Core core, int first, int *count) noexcept nogil:
         """That of an event, among the uses from `first` on, of which there are `count`."""

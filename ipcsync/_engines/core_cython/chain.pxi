@@ -123,7 +123,7 @@ cdef class Chain:
     cdef void store_links(self, int64_t generation):
         cdef Queries view = self.view()
         view.dependencies.store_bits(self.bits, True)  # those of the others are there
-        view.dependencies.store_valid_as_of(self.newest)
+        store(view.place, VALID_AS_OF, self.newest)
         if view.dependencies.first_unsettled() == 0:
             view.dependencies.store_first(generation)
         else:
@@ -156,7 +156,8 @@ cdef class Chain:
             or serial == 0
             or theirs.last() < wait.generation
             or theirs.node  # the bridge records a mirror here, and outlives the recorder on the other node
-            or not (is_own or (theirs.sessions.is_live(serial) and theirs.recorder_lives()))
+            or not is_own
+            and (ipcsync_load(theirs.sessions.line(serial) + S_STATE) != LIVE or not theirs.recorder_lives())
         ):
             found = None
         elif theirs.dependencies.depends(wait.generation):
@@ -181,7 +182,9 @@ cdef class Chain:
         self.is_stored = False
         for key, entry in list(self.entries.items()):
             # What was good after `done` was found complete: so were the waits before it.
-            if entry.first <= done and (are_good or (self.outcome_of_wait(entry.wait) or entry.wait.resolved()) is True):
+            if entry.first <= done and (
+                are_good or (self.outcome_of_wait(entry.wait) or entry.wait.resolved()) is True
+            ):
                 if are_good and entry.proof <= done and entry.wait.outcome is None:
                     entry.wait.outcome = True
                 if entry.last <= done:
@@ -225,7 +228,10 @@ cdef class Chain:
             bits |= entry.bits
         view.dependencies.store_bits(bits)
         if self.loss is not None and not view.dependencies.is_lost(self.lost_from):
-            view.dependencies.lose(self.lost_from, self.loss.serial)
+            store(view.place, ROOT_CAUSE, self.loss.serial)
+            store(view.place, LOST, view.base + self.lost_from)
+            fence()
+            wake_all(view.place)
         self.is_stored = True
 
 

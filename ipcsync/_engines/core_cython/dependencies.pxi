@@ -131,16 +131,6 @@ cdef class Dependencies:
         store(self.place, FIRST_DEPENDENT, self.base + generation if generation else 0)
         fence()  # before the driver's call: a GPU may show the record without this thread
 
-    cdef void store_valid_as_of(self, uint64_t newest) noexcept nogil:
-        store(self.place, VALID_AS_OF, newest)
-
-    cdef void lose(self, int64_t generation, uint64_t root_cause) noexcept nogil:
-        """Store that everything from `generation` on is lost, and by whose end; then wake the waiters."""
-        store(self.place, ROOT_CAUSE, root_cause)
-        store(self.place, LOST, self.base + generation)
-        fence()
-        wake_all(self.place)
-
 
 cdef inline bint sleep_on(uint64_t *place, uint64_t recorded, int64_t ns) noexcept nogil:
     """Sleep while the line's `recorded` is that; whether a signal ended it. From then on each record wakes waiters."""

@@ -47,7 +47,8 @@ cdef class Lane(LaneRecords):
     @property
     def is_free(self):
         """Whether all brackets are over, and nothing lost stands in the way of its own streams."""
-        if self.bracket is not None or self.number != self.now_over() or self.number != self.now_drained():
+        cdef int64_t over = ipcsync_load(<const uint64_t *>self.over.host)
+        if self.bracket is not None or self.number != over or self.number != self.now_drained():
             return False
         return not any([wait.known_outcome() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
 
@@ -57,25 +58,20 @@ cdef class Lane(LaneRecords):
         return {"over": self.over.address, "drained": self.drained.address, "armed": self.armed.address,
                 "fed": self.fed.address}
 
-    cdef int list_points(self, Bracket bracket) except -1:
-        """Have the next records of L depend on the pending points, which F waits for.
-
-        Of an event only the last: if that is good, all are, and what loses one of them has lost the replay as a whole.
-        The end of no record proves that a lane's own stream waits for nothing more, so none is marked as queued.
-        """
-        cdef int index
-        for index in range(bracket.fed):
-            if bracket.uses[index].highest:
-                add(self.key, <Core>bracket.uses[index].core, bracket.uses[index].highest, self.feeder_id)
-
     cdef bint open(self, Bracket bracket, int64_t deadline, timeout) except -1:
         """Prepare and feed a bracket that has been claimed."""
         cdef Core core
+        cdef Marker *marker
         cdef int index, result
         self.make_room(bracket)
         if bracket._is_ahead and bracket.taps:
             bracket.before = latest(self.key)
-        self.list_points(bracket)
+        # The next records of L depend on the pending points, which F waits for. Of an event only on the last: if that is
+        # good, all are, and what loses one of them has lost the replay as a whole. The end of no record proves that a
+        # lane's own stream waits for nothing more, so none is marked as queued.
+        for index in range(bracket.fed):
+            if bracket.uses[index].highest:
+                add(self.key, <Core>bracket.uses[index].core, bracket.uses[index].highest, self.feeder_id)
         for index in range(bracket.fed):
             core = <Core>bracket.uses[index].core
             if core.engine.has_ring and bracket.uses[index].highest > core.known():
@@ -85,9 +81,9 @@ cdef class Lane(LaneRecords):
             for index in range(bracket.fed):
                 if bracket.uses[index].is_in:
                     (<Core>bracket.uses[index].core).check_open()  # while it is open, its word stays
-                    (<Core>bracket.uses[index].core).owe_marker(
-                        self.feeding, self.feeder_id, self.over.host, self.number + 1
-                    )
+                    marker = (<Core>bracket.uses[index].core).marker(self.feeder_id)
+                    # If somebody asks before L is past this bracket, it is recorded behind all that F has then.
+                    marker.handle, marker.over, marker.number = self.feeding, self.over.host, self.number + 1
             self.number += 1
             self.prepared = self.number
             with nogil:

@@ -73,8 +73,10 @@ cdef class LaneRecords(Steps):
                 result = self.end(bracket)
                 if result == 0:
                     result = self.drain(bracket, True)
-                marked = mark_all(uses, bracket.recorded, self.draining, self.drainer_id)
-            result = result or marked
+                for index in range(bracket.recorded):  # behind refused ones too: the stream may have some of it
+                    if uses[index].is_in:
+                        marked = (<Core>uses[index].core).mark(self.draining, self.drainer_id)
+                        result = result or marked
             for index in range(bracket.recorded):
                 if uses[index].is_in and result == 0:
                     core = <Core>uses[index].core
@@ -142,7 +144,8 @@ cdef class LaneRecords(Steps):
                 raise_refused(result)
             for other in range(bracket.gates if bracket._is_ahead and tap.use.is_in else 0):
                 gate = &bracket.items[other]
-                if is_due(gate) and not (<object>tap.spot.place).is_surely_before(<object>gate.spot.place):
+                is_due = gate.use != NULL and gate.generation > gate.use.known
+                if is_due and not (<object>tap.spot.place).is_surely_before(<object>gate.spot.place):
                     add(self.drainer_id, <Core>gate.use.core, gate.generation, self.feeder_id)
             try:
                 tap.generation = replaying._record(<object>tap.value, waits) if tap.use.is_in else 0

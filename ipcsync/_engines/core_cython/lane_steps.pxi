@@ -55,9 +55,6 @@ cdef class Steps:
     cdef Operation *operations
     cdef int room
 
-    cdef inline int64_t now_over(self) noexcept nogil:
-        return <int64_t>ipcsync_load(<const uint64_t *>self.over.host)
-
     cdef inline int64_t now_drained(self) noexcept nogil:
         return <int64_t>ipcsync_load(<const uint64_t *>self.drained.host)
 
@@ -182,16 +179,6 @@ cdef Operation *put_others(Operation *at, Bracket bracket) noexcept nogil:
         at = put_one(at, WAIT_64, (<Steps>other.lane).over.address, other.number)
         at = put_one(at, WAIT_64, (<Steps>other.lane).drained.address, other.number)
     return at
-
-
-cdef int mark_all(Use *uses, int count, Handle stream, uint64_t id) noexcept nogil:
-    """Record these events' markers behind what a stream was given, refused or not: it may have some of it."""
-    cdef int index, marked, result = 0
-    for index in range(count):
-        if uses[index].is_in:
-            marked = (<Core>uses[index].core).mark(stream, id)
-            result = result or marked
-    return result
 
 
 cdef int raise_refused(int result) except -1:

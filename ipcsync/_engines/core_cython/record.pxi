@@ -223,23 +223,20 @@ cdef class Records(Waits):
 
     # --- room in the ring ---------------------------------------------------------------------------------------------
 
-    cdef bint is_announced(self) noexcept nogil:
-        """Whether another process may be about to queue a wait on a CUDA event that is about to be recorded again."""
+    cdef void raise_room(self) noexcept nogil:
+        """Let records go on behind what is complete, unless another process may be about to queue a wait on a CUDA event
+        that would be recorded again."""
         cdef const uint64_t *words = <const uint64_t *>self.hazards
         cdef uint64_t word
+        if self._room >= self._completed + self.depth:
+            return
         fence()  # behind the store of `completed`: who announces later sees that
-        if self.load(ANNOUNCED) == 0:
-            return False
-        step(b"load hazards")
-        for word in range((self.sessions.sessions + 7) // 8):
-            if ipcsync_has_odd(ipcsync_load(words + word)):
-                return True
-        return False
-
-    cdef inline void raise_room(self) noexcept nogil:
-        """Let records go on behind what is complete, unless somebody may be about to queue a wait for that."""
-        if self._room < self._completed + self.depth and not self.is_announced():
-            self._room = self._completed + self.depth
+        if self.load(ANNOUNCED) != 0:
+            step(b"load hazards")
+            for word in range((self.sessions.sessions + 7) // 8):
+                if ipcsync_has_odd(ipcsync_load(words + word)):
+                    return
+        self._room = self._completed + self.depth
 
     cdef bint find_room(self, int64_t generation) except -1 nogil:
         """Whether there is room for a record of `generation` after a look at what is complete; without a resolution."""

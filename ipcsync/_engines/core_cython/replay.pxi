@@ -98,8 +98,12 @@ cdef class ReplayingBase:
     cdef Lane try_enter(self, Lane lane):
         """The lane, if the bracket is open; None if it serves another stream now."""
         cdef Bracket bracket = self._replay
+        cdef int index
         self.check_items(bracket)
-        self.check_points(bracket)
+        if bracket._is_ahead:
+            self._check_passing()
+        for index in range(bracket.fed):
+            self.check_use(bracket, &bracket.uses[index])
         self.check_events(bracket, lane)
         self.await_room(bracket, lane)
         if lane.lock.mine():
@@ -154,15 +158,8 @@ cdef class ReplayingBase:
             spot = bracket.items[index].spot
             if spot.index != self._ordinal or spot.order == 0:
                 self._raise_place(text_of(spot), spot.index)
-        bracket.sort()
-
-    cdef int check_points(self, Bracket bracket) except -1:
-        """Wait until the points are recorded."""
-        cdef int index
-        if bracket._is_ahead:
-            self._check_passing()
-        for index in range(bracket.fed):
-            self.check_use(bracket, &bracket.uses[index])
+        qsort(bracket.items, bracket.gates, sizeof(Item), by_order)
+        qsort(bracket.items + bracket.gates, bracket.taps, sizeof(Item), by_order)
 
     cdef PyObject *core_of_point(self, PointBase point) except? NULL:
         """That of a point that had none so far, or is traced; NULL if its use is over, and the point complete."""
@@ -177,7 +174,7 @@ cdef class ReplayingBase:
     cdef int check_use(self, Bracket bracket, Use *use) except -1:
         """Wait until the points of an event are recorded; raises if they may not be waited for."""
         cdef Core core = <Core>use.core
-        cdef bint is_complete, is_recorded
+        cdef bint is_complete
         cdef int index
         use.is_in, use.known, use.fed = False, FOREVER, FOREVER
         if core.engine.has_ring:
@@ -194,10 +191,7 @@ cdef class ReplayingBase:
             for index in range(bracket.fed, bracket.fed + bracket.recorded):
                 if (<Core>bracket.uses[index].core).origin == core.origin:
                     self._raise_unmade(core, use.highest)
-            with nogil:
-                is_recorded = core.sleep_until_recorded(use.highest, self.deadline)
-            if not is_recorded:
-                core.raise_timeout(use.highest, self._timeout, "recorded")
+            core.await_recorded(use.highest, self.deadline, self._timeout)
         if not core.engine.has_ring:
             if bracket._is_ahead and use.highest > core.last():
                 self._check_recorder(core)

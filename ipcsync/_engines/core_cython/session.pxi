@@ -40,10 +40,6 @@ cdef class Sessions:
     cdef inline const uint64_t *line(self, uint64_t serial) noexcept nogil:
         return self.header + FIRST_SESSION + (serial & 0xFFFF) * LINE
 
-    cdef inline bint is_live(self, uint64_t serial) noexcept nogil:
-        """Whether the coordinator has not ended the session."""
-        return ipcsync_load(self.line(serial) + S_STATE) == LIVE
-
     cdef inline bint session_is_good(self, uint64_t index, uint64_t valid_as_of) noexcept nogil:
         """Whether that line's session lives, and is among the first `valid_as_of` sessions."""
         step(b"session good?")

@@ -176,12 +176,6 @@ cdef class Streams(Slot):
         marker.handle = NULL if result == 0 else handle
         return result
 
-    cdef inline void owe_marker(self, Handle handle, uint64_t stream, uintptr_t over, int64_t number) noexcept nogil:
-        """Have the stream's marker be recorded when somebody asks about it before the word `over` has `number`, behind
-        all that is queued there then."""
-        cdef Marker *marker = self.marker(stream)
-        marker.handle, marker.over, marker.number = handle, over, number
-
     cdef bint renew_markers(self) noexcept:
         """Record the markers that are owed, or were refused; whether every stream has its marker now. With the turn."""
         cdef int index

@@ -105,7 +105,6 @@ cdef class EventBase(AttachedBase):
 
 
 cdef object described(kind, function):
-    """The method of `kind` that has this function's name; it gets its docstring and signature too."""
     cdef PyMethodDef *method = <PyMethodDef *>PyType_GetSlot(kind, Py_tp_methods)
     cdef bytes name = function.__name__.encode()
     # In the form that CPython reads there, which has no annotations.
