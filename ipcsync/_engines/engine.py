@@ -26,13 +26,7 @@ from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import (
-    DeviceMismatch,
-    DriverError,
-    EngineMismatch,
-    NoDriver,
-    RecorderLost,
-)
+from ipcsync.errors import DeviceMismatch, DriverError, EngineMismatch, NoDriver, RecorderLost
 from ipcsync.typing import StreamLike
 
 _ANYWHERE: AbstractContextManager[AbstractContextManager[object]] = nullcontext(nullcontext())
@@ -109,38 +103,24 @@ class Engine(Outcome):
         self.check()
         if not self.is_recorder:
             self.raise_not_recorder()
-        if after:
-            self._wait_for(after, handle, ordinal, timeout, began)
+        for view, earlier in after:  # as by a wait for each; for this event's own the stream waits anyway
+            if view.origin == self.origin:
+                if earlier > self._recorded:
+                    number = self._recorded + 1
+                    raise ValueError(f"generation {number} of {self.label} cannot depend on its generation {earlier}")
+                continue
+            try:
+                view.wait_on(earlier, handle, ordinal, timeout, began)
+            except RecorderLost:
+                outcome = view.outcome_of(earlier)
+                view.check()  # after the words were read
+                if not isinstance(outcome, Loss):
+                    raise
+                raise self._error_of(Wait(view, earlier, 0, 0).behind(outcome), self._recorded + 1) from None
         if ordinal != self.ordinal:
             raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
         with _within(handle, ordinal) as inside, inside:
             return self.record_next(handle, deadline, timeout, behind or None)
-
-    def _wait_for(
-        self,
-        after: Sequence[tuple[Engine, int]],
-        handle: DriverObject,
-        ordinal: int,
-        timeout: float | None,
-        began: int,
-    ) -> None:
-        """Have the stream wait for these generations, as by a wait for each; of this event's, a record does anyway."""
-        for view, generation in after:
-            if view.origin == self.origin:
-                if generation > self._recorded:
-                    number = self._recorded + 1
-                    raise ValueError(
-                        f"generation {number} of {self.label} cannot depend on its generation {generation}"
-                    )
-                continue
-            try:
-                view.wait_on(generation, handle, ordinal, timeout, began)
-            except RecorderLost:
-                outcome = view.outcome_of(generation)
-                view.check()  # after the words were read
-                if not isinstance(outcome, Loss):
-                    raise
-                raise self._error_of(Wait(view, generation, 0, 0).behind(outcome), self._recorded + 1) from None
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""
