@@ -1,13 +1,13 @@
 """Engines: how a record of a shared event is made and waited for.
 
-The compiled core (`core_cython`) has every step of every call; `engine` has what it asks of Python, `outcome` errors.
+The compiled core (`core_cython`) has every step of every call; `engine` has what it asks of Python.
 """
 
 from ipcsync import _locks
 
 __all__ = ["INTERFACE", "Engine", "Guard"]
 
-INTERFACE = 21
+INTERFACE = 22
 """The version of what this package and the core expect of each other; raised on both sides with each change of it."""
 
 _INSTALL = "install ipcsync again (pip install .)"

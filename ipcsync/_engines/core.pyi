@@ -165,18 +165,11 @@ class Lane:
     drainer: Stream
     stream_id: int
     feeder_id: int
-    drainer_id: int
     key: int
     is_free: bool
     words: dict[str, int]
     def __init__(
-        self,
-        ordinal: int,
-        home: DriverObject,
-        feeder: Stream,
-        drainer: Stream,
-        ids: tuple[int, int],
-        words: Sequence[tuple[int, int]],
+        self, ordinal: int, home: object, own: tuple[Stream, Stream], ids: tuple[int, int], words: list[tuple[int, int]]
     ) -> None: ...
     def serve(self, launch: DriverObject, stream_id: int, key: int) -> None: ...
     def leave(self) -> bool: ...

@@ -21,8 +21,9 @@ cdef class Lane(LaneRecords):
     def __cinit__(self):
         Py_INCREF(<PyObject *>self)
 
-    def __init__(self, int ordinal, home, feeder, drainer, ids, words):
-        self.ordinal, self.home, self.feeder, self.drainer = ordinal, home, feeder, drainer
+    def __init__(self, int ordinal, home, own, ids, words):
+        self.ordinal, self.home = ordinal, home
+        self.feeder, self.drainer = feeder, drainer = own
         self.context = <Handle><uintptr_t>int(home)
         self.feeding, self.draining = <Handle><uintptr_t>feeder._pointer, <Handle><uintptr_t>drainer._pointer
         self.feeder_id, self.drainer_id = ids

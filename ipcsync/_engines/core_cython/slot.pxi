@@ -16,7 +16,7 @@ cdef class Slot:
     coordinator were found alive *afterwards*; the slot is broken, and the watermark that the coordinator took at the
     break covers it. What the records depend on must be good too.
 
-    The methods that it does not have are in Python: `engine` opens what is opened once, `outcome` has errors and texts.
+    The methods that it does not have are in Python (`engine`): what is opened once, errors and their texts.
     """
 
     cdef public object name, node, kind, origin, board, line, guard

@@ -53,7 +53,7 @@ def _make(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
             least = Stream.priority_range()[1]
             own = Stream(ordinal, least), Stream(ordinal, least)
             ids = _id_of(own[0]._handle), _id_of(own[1]._handle)
-            lane = Lane(ordinal, home, *own, ids, [take(ordinal, "lane", 8) for _ in range(4)])
+            lane = Lane(ordinal, home, own, ids, [take(ordinal, "lane", 8) for _ in range(4)])
     lane.serve(launch, stream_id, stream_id if int(flags) & STREAM_NON_BLOCKING else -1 - ordinal)
     lanes_of_process[stream_id] = lane
     return lane
