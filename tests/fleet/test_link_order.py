@@ -97,7 +97,8 @@ def test_link_order_new_code_stores_what_is_newer_than_what_the_old_one_stored()
 class _Nothing:
     """A slot that stands behind nothing."""
 
-    first = 0
+    def first_unsettled(self) -> int:
+        return 0
 
 
 def _export(**words: int) -> Export:
