@@ -99,7 +99,7 @@ def ensure_context(ordinal: int) -> None:
 
     It stays current, so this is for a thread's first use of a device and for `set_device`. OnDevice restores.
     """
-    result = driver().cuCtxGetDevice()
+    result = driver().cuCtxGetDevice()  # which may fail: another library may have destroyed the current context
     if result[0] is not SUCCESS or _ordinals()[int(result[1])] != ordinal:
         call("cuCtxSetCurrent", primary(ordinal))
 

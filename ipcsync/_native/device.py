@@ -201,7 +201,7 @@ def maybe_exchange_device(device: DeviceLike | None) -> int:
 
 
 def _exchange(device: DeviceLike | None, is_wanted: Callable[[int], bool]) -> int:
-    if _is_negative(device):
+    if isinstance(device, int) and device < 0:
         fork.arm()
         return -1
     wanted = parse(device)
@@ -209,10 +209,6 @@ def _exchange(device: DeviceLike | None, is_wanted: Callable[[int], bool]) -> in
     if is_wanted(wanted):
         context.ensure_context(wanted)
     return before
-
-
-def _is_negative(device: DeviceLike | None) -> bool:
-    return isinstance(device, int) and not isinstance(device, bool) and device < 0
 
 
 class Entered(threading.local):
@@ -230,7 +226,7 @@ class device:  # noqa: N801 - torch.cuda's name for it
     """
 
     def __init__(self, device: DeviceLike | None = None) -> None:
-        self.idx: int = -1 if _is_negative(device) else parse(device)
+        self.idx: int = -1 if isinstance(device, int) and device < 0 else parse(device)
         self._entered = Entered()
 
     def __enter__(self) -> device:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["ipcsync_async_client", "ipcsync_client", "ipcsync_coordinator", "ipcsync_namespace", "ipcsync_spawn"]
 
 _RUN: pytest.StashKey[Run] = pytest.StashKey()
-_JOINED: pytest.StashKey[RunCoordinator] = pytest.StashKey()
 _CHILDREN: pytest.StashKey[Children] = pytest.StashKey()
 _WORKER_KEY = "ipcsync_run"
 _DEFAULT_TIMEOUT_S = 30.0
@@ -120,8 +119,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Name the coordinator's log in the report of a failed test that used it, and show its end."""
     report = yield
-    coordinator = item.config.stash.get(_JOINED, None)
-    if report.failed and coordinator is not None and "ipcsync_coordinator" in getattr(item, "fixturenames", ()):
+    coordinator: RunCoordinator | None = (getattr(item, "funcargs", None) or {}).get("ipcsync_coordinator")
+    if report.failed and coordinator is not None:
         state = "runs" if coordinator.is_running else "has ended"
         report.sections.append(
             (
@@ -151,9 +150,7 @@ def ipcsync_coordinator(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPCSYNC_DRIVER", driver)
         mine = pytestconfig.stash[_RUN]
-        coordinator = run.join(mine, driver, base / f"ipcsync-coordinator-{mine.token}.log")
-        pytestconfig.stash[_JOINED] = coordinator
-        yield coordinator
+        yield run.join(mine, driver, base / f"ipcsync-coordinator-{mine.token}.log")
 
 
 @pytest.fixture
