@@ -1,9 +1,7 @@
-"""What follows from the rows that a transition touched: on the board, in the pool and on the feed.
+"""What follows from the rows that a transition touched: on the board, in the pool and on the feed, in this order.
 
-All of it is derived from the rows. `fill_in` completes them by what only the board says, since the journal must have
-that before `carry_out` stores anything. A later coordinator that finds rows in the journal without a mark that they
-were carried out stores them again (`redo`). The order is always: the state on the board, then the waiters are woken,
-then the announcement, which the feed sends once the replies are sent.
+`fill_in` completes the rows by what only the board says, since the journal must have that before `carry_out` stores
+anything. A later coordinator stores rows without a mark that they were carried out again (`redo`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Questions of sessions to other nodes, and the bridge's answers.
 
 A question goes out on the feed as a `Want`. Its reply is owed until the bridge has answered, or until the session does
-not wait any more. Wants are not journaled: if a coordinator dies, the sessions send unanswered questions to the next
-one under the same ids, and the bridge sees a gap in the feed and asks for the wants.
+not wait any more. The journal has no wants: sessions ask the next coordinator again, and the bridge asks for the wants.
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@ ZeroMQ's descriptor is edge-triggered, and sending replies may consume the signa
 read again after each drain and after its replies. A drain ends after a budget of requests and of time, so that no peer
 keeps the loop busy.
 
-A client's first reply of a drain is sent at once. The later ones are sent when there is no further request, or after
-2 ms: otherwise a client with many requests in flight would be woken for each reply, and compete for the processor.
-While many clients have many in flight, each has one reply in 2 ms, since ZeroMQ takes their requests in turn. Such a
-call waits for all of its replies, so these are held until there are several, until the drain ends, or until others are
-to be told of something.
+A client's first reply of a drain is sent at once; the later ones are held until there is no further request, or for
+2 ms. While many clients have many requests in flight, each has one reply in 2 ms, since ZeroMQ takes their requests in
+turn. Such a call waits for all of its replies, so these are held until there are several, until the drain ends, or
+until others are to be told of something.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a transition takes effect: appended to the journal, then carried out, then marked as that; replies come after.
 And how a coordinator continues from the journal of an earlier one.
 
-The order is what makes a coordinator's death at any step harmless. `tests/faults` has its model.
+The order is what makes a coordinator's death at any step harmless.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ipcsync import _drivers
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from tests.kit.driver_kit import Latch, finish, ok
@@ -22,3 +24,17 @@ def test_no_other_event_gets_the_place_of_one_that_was_destroyed_with_a_pending_
         latch.open()
         finish(stream)
         ok(driver.cuStreamDestroy(stream))
+
+
+@pytest.mark.parametrize("is_asked_first", [True, False])
+def test_a_devices_probe_is_in_no_ring_and_the_next_coordinator_keeps_it(world: World, is_asked_first: bool) -> None:
+    (device,) = world.pool.devices
+    asked = world.pool.probe_handle(device) if is_asked_first else None
+    ring = world.pool.take(device, 4)
+    probe = world.pool.probe_handle(device)
+    assert asked in (None, probe)
+    assert probe not in world.pool.handles(ring)
+    world.begin(held=world.events.held())
+    world.pool.sweep(())
+    assert [shared.handle for shared in world.events.held()] == [world.pool.probe_handle(device)] == [probe]
+    assert world.pool.made == 1
