@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -277,15 +277,11 @@ def why_failed(found: Report, *, waits: bool) -> str | None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@click.command("demo", cls=Command)
+@click.command("demo", cls=Command, context_settings={"show_default": True})
 @click.argument("file", metavar="[FILE]", default=__file__)
-@click.option("--workers", type=click.IntRange(1, 16), default=4, show_default=True, help="Stages, a process each.")
+@click.option("--workers", type=click.IntRange(1, 16), default=4, help="Stages, a process each.")
 @click.option(
-    "--engine",
-    type=click.Choice(["auto", "event", "timeline"]),
-    default="auto",
-    show_default=True,
-    help="How the stages' GPU work is ordered.",
+    "--engine", type=click.Choice(get_args(EngineChoice)), default="auto", help="How the stages' GPU work is ordered."
 )
 @click.option(
     "--break",

@@ -19,7 +19,7 @@ def _program(name: str, summary: str) -> click.Command:
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
         add_help_option=False,
-        help=summary,
+        short_help=summary,
     )
 
 
