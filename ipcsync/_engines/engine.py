@@ -134,7 +134,8 @@ class Engine(Core):
                 view.check()  # after the words were read
                 if not isinstance(outcome, Loss):
                     raise
-                raise self._error_of(Wait(view, earlier, 0, 0).behind(outcome), self._recorded + 1) from None
+                lost = outcome.behind(f"generation {earlier} of {view.label}")
+                raise self._error_of(lost, self._recorded + 1) from None
         if ordinal != self.ordinal:
             raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
         with _within(handle, ordinal) as inside, inside:

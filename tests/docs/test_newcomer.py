@@ -78,7 +78,7 @@ def test_what_an_event_of_torchs_has_leads_to_what_a_shared_one_has(client: ipcs
 
 
 def test_an_event_that_is_not_for_other_processes_says_so_when_it_is_exported() -> None:
-    with pytest.raises(ipcsync.DriverError, match="make it as ipcsync.Event\\(interprocess=True\\)") as refused:
+    with pytest.raises(ipcsync.DriverError, match=re.escape("make it as ipcsync.Event(interprocess=True)")) as refused:
         ipcsync.Event().ipc_handle()
     assert refused.value.code == 400
 

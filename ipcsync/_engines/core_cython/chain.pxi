@@ -72,7 +72,7 @@ cdef class Chain:
                 entry.proof = generation if wait.is_queued and wait.stream == stream else FOREVER
                 found.append(entry)
             elif isinstance(outcome, Loss):
-                raise wait.behind(outcome).error(view.name, view.label, generation)
+                raise outcome.behind(wait.label).error(view.name, view.label, generation)
             elif wait.outcome is True:
                 known.append(wait)
         if known:
@@ -211,7 +211,7 @@ cdef class Chain:
         if outcome is None:
             wait.view.dependencies.ring(wait.view.recorder)
         elif isinstance(outcome, Loss) and (self.loss is None or entry.first < self.lost_from):
-            loss = wait.behind(outcome)
+            loss = outcome.behind(wait.label)
             self.lost_from = entry.first
             # On this board the serial of another coordinator's session names none, or another one.
             self.loss = loss if self.is_here(wait.view.board) else loss._replace(serial=0)

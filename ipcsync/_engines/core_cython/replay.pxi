@@ -235,7 +235,7 @@ cdef class ReplayingBase:
         for wait in latest(lane.key):
             outcome = wait.known_outcome()
             if outcome is not None and isinstance(outcome, Loss):  # to ask what None is takes long
-                raise wait.behind(outcome).error(core.name, core.label, core._recorded + 1)
+                raise outcome.behind(wait.label).error(core.name, core.label, core._recorded + 1)
 
     cdef int await_room(self, Bracket bracket, Lane lane) except -1:
         """Block until few enough brackets are in flight."""

@@ -29,9 +29,6 @@ cdef class Wait:
     cdef public uint64_t stream
     cdef public bint is_queued
 
-    def __init__(self, view, int64_t generation, int64_t key, uint64_t stream):
-        self.view, self.generation, self.key, self.stream = view, generation, key, stream
-
     @property
     def label(self):
         """What it waits for, in a text."""
@@ -58,10 +55,6 @@ cdef class Wait:
         if self.known_outcome() is None and self.view.accepts(self.generation) and self.outcome is None:
             self.outcome = True
         return self.outcome
-
-    def behind(self, loss):
-        """The loss of a record that depends on it."""
-        return loss.behind(self.label)
 
     def is_passed(self):
         """Whether its stream is past it; asks the driver."""
