@@ -48,6 +48,7 @@ def _count() -> int:
     return stat("contexts")
 
 
+@pytest.mark.usefixtures("nothing_queued")
 def test_none_is_made_for_the_whole_life_of_timeline_events(
     apart: Coordinator, contexts: Callable[[], int], peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
