@@ -29,6 +29,9 @@ cdef class Wait:
     cdef public uint64_t stream
     cdef public bint is_queued
 
+    def __init__(self, view, int64_t generation, int64_t key, uint64_t stream):
+        self.view, self.generation, self.key, self.stream = view, generation, key, stream
+
     @property
     def label(self):
         """What it waits for, in a text."""
