@@ -259,7 +259,7 @@ class Handlers(Questions):
             device = body.device or body.default_device or self._effects.pool.devices[0]
             wanted = body.default_engine if body.engine == "auto" else body.engine
             engine = self._effects.pool.choose_engine(session, wanted, device, body.why_not_timeline)
-            self._registry.kept.check(engine)
+            self._registry.kept.check(engine, self._effects.pool.left_pending)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
                 slot = self._registry.create(

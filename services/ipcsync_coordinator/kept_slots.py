@@ -31,21 +31,21 @@ class KeptSlots:
         """How many are kept, without those beyond an engine's limit."""
         return sum(min(len(self._kept(engine)), self._limits.kept_slots) for engine in ("timeline", "event"))
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many words and CUDA events are kept, as in `Client.stats()`."""
-        return {"timeline": len(self._kept("timeline")), "event": sum(len(slot.ring) for slot in self._kept("event"))}
+    def counts(self, left_pending: int) -> dict[str, int]:
+        """How many words and CUDA events are kept, as in `Client.stats()`; `left_pending` as in `Pool`."""
+        events = sum(len(slot.ring) for slot in self._kept("event"))
+        return {"timeline": len(self._kept("timeline")), "event": events + left_pending}
 
     @property
     def limits(self) -> dict[str, int]:
         """From how many of them on new events are refused."""
         return {"timeline": self._limits.kept_slots, "event": self._limits.kept_cuda_events}
 
-    def check(self, engine: str) -> None:
-        """Raise QuotaExceeded if too much of an engine is kept for a new event."""
+    def check(self, engine: str, left_pending: int) -> None:
+        """Raise QuotaExceeded if too much of an engine is kept for a new event; `left_pending` as in `Pool`."""
         bounds = [(len(self._kept(engine)), self._limits.kept_slots, "slots", "half of --pool")]
         if engine == "event":
-            count = self.counts[engine]
+            count = self.counts(left_pending)[engine]
             bounds.append((count, self._limits.kept_cuda_events, "CUDA events", "half of --max-cuda-events"))
         for count, limit, what, setting in bounds:
             if count >= limit:
@@ -61,4 +61,6 @@ class KeptSlots:
         if pids:
             named = ", ".join(map(str, sorted(pids)[:8]))
             return f"a process forked from pid {named} still has the driver's files open: end it (the log names it)"
-        return "whether it does is never known (CUDA MPS, or no lock): start the coordinator anew"
+        return (
+            "whether it does is never known (CUDA MPS, no lock, or a record left pending): start the coordinator anew"
+        )

@@ -28,14 +28,16 @@ class Pool:
         self._step = step
         self._events = {shared.serial: shared for shared in held}
         self._probes: dict[str, SharedCudaEvent] = {}
+        self.left_pending = 0
+        """How many were destroyed with a record that never completes, and so take a place in the driver for ever."""
         for shared in held:
             if shared.device not in self._probes:
                 self._probes[shared.device] = self._events.pop(shared.serial)
 
     @property
     def made(self) -> int:
-        """How many CUDA events there are, with the probes."""
-        return len(self._events) + len(self._probes)
+        """How many CUDA events there are, with the probes and those that were left pending."""
+        return len(self._events) + len(self._probes) + self.left_pending
 
     @property
     def devices(self) -> list[str]:
@@ -91,10 +93,9 @@ class Pool:
 
     def destroy(self, ring: list[int]) -> None:
         """Destroy a ring of a dead recorder, whose state is unknown."""
-        if ring:
-            for serial in ring:
-                del self._events[serial]
-            self._driver.destroy(ring)
+        for serial in ring:
+            del self._events[serial]
+        self._driver.destroy(ring, partial(setattr, self, "left_pending"))
 
     def sweep(self, used: Iterable[int]) -> None:
         """Destroy the events of an earlier coordinator that are not `used`: their state is unknown."""

@@ -165,7 +165,7 @@ class Questions:
             "pool_in_use": self._registry.in_use,
             "pool_high_water": self._registry.high_water,
             "cuda_events": pool.made,
-            "kept": registry.kept.counts,
+            "kept": registry.kept.counts(pool.left_pending),
             "kept_limit": registry.kept.limits,
             "quarantined": sum(slot.is_quarantined for slot in slots),
             "quarantine_oldest_s": max((slot.quarantined_s(now_ns) or 0.0 for slot in slots), default=0.0),

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ipcsync import _drivers
-from ipcsync._drivers.constants import EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS
+from ipcsync._drivers.constants import ERROR_NOT_READY, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS
 from ipcsync._native import context
 from ipcsync.errors import DriverError, InvalidDevice
 
@@ -31,6 +31,7 @@ class EventStore:
         self._devices = devices
         self._serial = 0
         self._made: dict[int, tuple[SharedCudaEvent, Any]] = {}
+        self._pending = 0  # that many were destroyed with a pending record
 
     def make(self, device: str, count: int) -> list[SharedCudaEvent]:
         """`count` new events on a device that is served here; DriverError, and none, if one cannot be made."""
@@ -59,17 +60,20 @@ class EventStore:
         self._made[shared.serial] = shared, event
         return shared
 
-    def destroy(self, serials: list[int]) -> None:
-        """Destroy these events; unknown ones are gone already.
+    def destroy(self, serials: list[int]) -> int:
+        """Destroy these events; unknown ones are gone already. How many were destroyed with a pending record, ever.
 
-        The driver keeps the place of one with a pending record until that is complete, so no other event gets it.
+        The driver keeps the place of such a one until that is complete, so no other event gets it. A dead process's
+        record stays pending for ever.
         """
         driver = _drivers.load()
         for serial in serials:
             if serial in self._made:
                 shared, event = self._made.pop(serial)
                 self._enter(shared.device)
+                self._pending += int(driver.cuEventQuery(event)[0]) == ERROR_NOT_READY
                 _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+        return self._pending
 
     def held(self) -> list[SharedCudaEvent]:
         """All events, in the order in which they were made."""

@@ -107,7 +107,7 @@ class DriverClient:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self._then: deque[Callable[[Any], None]] = deque()  # who gets the next answers
+        self._then: deque[Callable[[Any], object]] = deque()  # who gets the next answers
         self._is_late = False  # the last question was not answered in time, and still is not
 
     def make(self, device: str, count: int, then: Callable[[list[SharedCudaEvent]], None]) -> None:
@@ -140,20 +140,25 @@ class DriverClient:
         if isinstance(answers[0], IpcSyncError):
             raise answers[0]
 
-    def destroy(self, serials: list[int]) -> None:
-        """Destroy these events without waiting; an error is logged."""
-        self._post("destroy", [serials], _log_error)
+    def destroy(self, serials: list[int], then: Callable[[int], None]) -> None:
+        """Destroy these events without waiting; `then` gets what `EventStore.destroy` returns. An error is logged."""
+
+        def take(answer: Any) -> None:
+            if not is_logged_error(answer):
+                then(int(answer))
+
+        self._post("destroy", [serials], take)
 
     def report_serving(self) -> None:
         """Report that requests are served."""
-        self._post("serving", [], _log_error)
+        self._post("serving", [], is_logged_error)
 
     def drain(self) -> None:
         """From the loop: read answers, and send what had no room. EOFError if the other end is gone."""
         while self._take_one(0.0):
             continue
 
-    def _post(self, op: str, arguments: list[Any], then: Callable[[Any], None]) -> None:
+    def _post(self, op: str, arguments: list[Any], then: Callable[[Any], object]) -> None:
         self._then.append(then)
         try:
             self.link.send(op, arguments)
@@ -169,9 +174,11 @@ class DriverClient:
         return True
 
 
-def _log_error(answer: object) -> None:
-    if isinstance(answer, IpcSyncError):
+def is_logged_error(answer: object) -> bool:
+    """Whether it is an error, which is logged."""
+    if is_error := isinstance(answer, IpcSyncError):
         log.error("the driver could not do a request", extra=fields(why=answer))
+    return is_error
 
 
 def _end_at_once() -> NoReturn:

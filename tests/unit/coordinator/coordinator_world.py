@@ -68,8 +68,8 @@ class DirectDriver(DriverClient):
     def make(self, device: str, count: int, then: Callable[[list[SharedCudaEvent]], None]) -> None:
         then(self._events.make(device, count))
 
-    def destroy(self, serials: list[int]) -> None:
-        self._events.destroy(serials)
+    def destroy(self, serials: list[int], then: Callable[[int], None]) -> None:
+        then(self._events.destroy(serials))
 
 
 class World:

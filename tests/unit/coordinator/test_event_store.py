@@ -17,9 +17,28 @@ def test_no_other_event_gets_the_place_of_one_that_was_destroyed_with_a_pending_
     latch = Latch(stream)
     try:
         ok(driver.cuEventRecord(world.events._made[made[1].serial][1], stream))
-        world.events.destroy([shared.serial for shared in made])
+        assert world.events.destroy([shared.serial for shared in made]) == 1
         assert world.events.held() == []
         assert made[1].handle not in [shared.handle for shared in world.events.make(device, 8)]
+    finally:
+        latch.open()
+        finish(stream)
+        ok(driver.cuStreamDestroy(stream))
+
+
+def test_what_is_destroyed_with_a_pending_record_counts_for_the_next_coordinator_too(world: World) -> None:
+    driver, (device,) = _drivers.load(), world.pool.devices
+    ring = world.pool.take(device, 2)
+    stream = ok(driver.cuStreamCreate(STREAM_NON_BLOCKING))
+    latch = Latch(stream)
+    try:
+        ok(driver.cuEventRecord(world.events._made[ring[0]][1], stream))
+        made = world.pool.made
+        world.pool.destroy(ring)
+        assert (world.pool.left_pending, world.pool.made) == (1, made - 1)
+        world.begin(held=world.events.held())
+        world.pool.sweep(())
+        assert (world.pool.left_pending, world.pool.made) == (1, 2)  # with the probe
     finally:
         latch.open()
         finish(stream)

@@ -100,4 +100,4 @@ def test_what_nobody_keeps_any_more_is_freed(scene: Scene) -> None:
     liveness._held.pop(scene.board.epoch).drop()
     scene.look(2)
     assert scene.registry.kept.by_recorder.keys() == {other.serial}
-    assert [scene.registry.kept.counts["timeline"], scene.registry.in_use] == [1, 0]
+    assert [scene.registry.kept.counts(0)["timeline"], scene.registry.in_use] == [1, 0]

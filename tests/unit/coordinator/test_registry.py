@@ -358,9 +358,9 @@ def test_what_is_kept_counts_within_its_own_limits_after_a_restart_too(scene: Sc
     assert (slot.state, scene.registry.in_use) == ("kept", 0)
     after = Registry(scene.registry.limits)
     after.restore([], [slot], range(4))
-    assert (after.in_use, after.kept.counts["event"]) == (0, 1)
+    assert (after.in_use, after.kept.counts(0)["event"]) == (0, 1)
     after.end_held(recorder.serial)
-    assert (slot.state, after.in_use, after.kept.counts["event"]) == ("free", 0, 0)
+    assert (slot.state, after.in_use, after.kept.counts(0)["event"]) == ("free", 0, 0)
 
 
 def test_slots_are_used_again_in_the_order_in_which_they_were_freed_after_a_restart_too(scene: Scene) -> None:
@@ -387,12 +387,12 @@ def test_new_events_of_an_engine_are_refused_once_too_much_of_it_is_kept(
         slot = scene.open(recorder, name, recorder=True)
         slot.engine, slot.ring = engine, rings if engine == "event" else []
     other = {"timeline": "event", "event": "timeline"}[engine]
-    scene.registry.kept.check(engine)
+    scene.registry.kept.check(engine, 0)
     scene.registry.release_dead(recorder, held=UNKNOWN)
-    assert (scene.registry.in_use, scene.registry.kept.counts[engine]) == (0, 2 if engine == "timeline" else 3)
-    scene.registry.kept.check(other)
+    assert (scene.registry.in_use, scene.registry.kept.counts(0)[engine]) == (0, 2 if engine == "timeline" else 3)
+    scene.registry.kept.check(other, 0)
     with pytest.raises(QuotaExceeded, match=f"{engine!r} are refused: {why} of dead recorders are kept.*MPS"):
-        scene.registry.kept.check(engine)
+        scene.registry.kept.check(engine, 0)
     scene.registry.end_held(recorder.serial)
-    scene.registry.kept.check(engine)
-    assert scene.registry.kept.counts[engine] == 0
+    scene.registry.kept.check(engine, 0)
+    assert scene.registry.kept.counts(0)[engine] == 0
