@@ -170,7 +170,7 @@ def test_what_was_missed_is_asked_for_until_the_coordinator_answers(
 
 def _requests(session: BridgeSession, host: _Host, names: Any = None, serve: Any = None) -> RemoteRequests:
     """What hears of what sessions want, and answers by `serve`."""
-    other: Any = SimpleNamespace(claims={}, drop_unwanted=lambda: None, kick=lambda: None)
+    other: Any = SimpleNamespace(claims={}, release=None, drop_unwanted=lambda: None, kick=lambda: None)
     requests = RemoteRequests(
         other, session, other, names or other, other, other, other, other, Counters(), host.begin, other, other
     )
