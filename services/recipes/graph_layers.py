@@ -13,7 +13,7 @@ records is lost.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from multiprocessing.connection import Connection
 
 from cuda.bindings import driver
@@ -84,8 +84,10 @@ def decode(endpoint: str, prefill: Connection, has_waits: bool) -> None:
 
 
 if __name__ == "__main__":
-    has_waits = "--break" not in sys.argv[1:]
+    parser = argparse.ArgumentParser(description="Layers of a KV cache, waited for within a CUDA graph.")
+    parser.add_argument("--break", action="store_true", dest="is_broken", help="capture no waits, and fail")
+    options = parser.parse_args()
     to_decode, to_prefill = SPAWN.Pipe()
     with coordinator() as endpoint:
-        run((prefill, (endpoint, to_decode)), (decode, (endpoint, to_prefill, has_waits)))
+        run((prefill, (endpoint, to_decode)), (decode, (endpoint, to_prefill, not options.is_broken)))
     print(f"{REQUESTS} replays of one graph, {REQUESTS * LAYERS} layers handed over")
