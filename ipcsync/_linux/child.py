@@ -172,6 +172,11 @@ def in_words(status: int | None) -> str:
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
 class Child(Closing):
     """A fresh Python process that runs `program(connection, *arguments)`, a function of a module, and ends.
 
@@ -200,8 +205,7 @@ class Child(Closing):
             undo.callback(ours.close)
             command = [*self._command(theirs.fileno()), name]
             process = spawn(command, env=environment(env), fds=(theirs.fileno(), *fds), stdout=stdout, stderr=stderr)
-            undo.callback(process.wait)
-            undo.callback(process.kill)
+            undo.callback(_end, process)  # in one step: a wait for one that is not killed does not end
             theirs.close()
             self._process = process
             self.pid: int = process.pid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,6 +217,48 @@ def test_a_program_that_cannot_be_pickled_leaves_no_process() -> None:
     with pytest.raises(Exception, match="pickle"):
         Child(lambda _: None)
     assert _children_of(os.getpid()) <= before
+
+
+def test_an_exception_that_ends_the_constructor_waits_for_no_process_that_was_not_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a signal's handler may raise, at any line, also of what the constructor calls to be undone."""
+
+    class Alarm(Exception):  # noqa: N818 - as a user may name it
+        """What the handler raises."""
+
+    asked: list[str] = []
+    process = SimpleNamespace(pid=os.getpid(), kill=lambda: asked.append("kill"), wait=lambda: asked.append("wait"))
+    monkeypatch.setattr(child, "spawn", lambda *_, **__: process)
+    codes = (Child.__init__.__code__, contextlib.ExitStack.callback.__code__)
+
+    def is_interrupted(line: int) -> bool:
+        lines = itertools.count()
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            if frame.f_code not in codes:
+                return None
+            if event == "line" and next(lines) == line:
+                raise Alarm
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            Child(echo).connection.close()
+        except Alarm:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    found = set()
+    for line in itertools.count():
+        asked.clear()
+        if not is_interrupted(line):
+            break
+        found.add(tuple(asked))
+    assert found == {(), ("kill", "wait")}, "nothing before there is a process"
 
 
 # --- what a child has -------------------------------------------------------------------------------------------------
