@@ -217,6 +217,10 @@ class Entered(threading.local):
     def __init__(self) -> None:
         self.blocks: list[Any] = []
 
+    def __reduce__(self) -> tuple[type[Entered], tuple[()]]:
+        """A copy of the object, in whatever process, is entered nowhere."""
+        return type(self), ()
+
 
 class device:  # noqa: N801 - torch.cuda's name for it
     """A `with` block in which a device is current on this thread; afterwards the earlier context is current again.

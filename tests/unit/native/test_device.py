@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import pickle
@@ -322,6 +323,17 @@ def test_maybe_exchange_leaves_a_device_without_a_context_alone() -> None:
         assert not ipcsync.has_primary_context(1)
         """
     )
+
+
+def test_a_copy_of_a_block_is_one_of_its_own() -> None:
+    with ipcsync.device(0) as block:
+        copies = [copy.deepcopy(block), pickle.loads(pickle.dumps(block))]
+    for each in copies:
+        assert each.idx == 0
+        with each:
+            assert ipcsync.current_device() == 0
+        with pytest.raises(IndexError):
+            each.__exit__(None, None, None)
 
 
 @pytest.mark.process
