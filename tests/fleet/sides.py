@@ -46,6 +46,7 @@ class Sides:
         self._point = event.at(generation)
         self._ends: dict[str, End | BaseException] = {}
         self._is_connected = threading.Event()
+        self._ended_at = 0.0  # the wait from asyncio
         self._threads = {
             way: threading.Thread(target=self._run, args=(way, wait), name=way, daemon=True)
             for way, wait in self._begin(ways)
@@ -83,11 +84,15 @@ class Sides:
         async with ipcsync.aconnect(self._endpoint, name="aside") as client:
             point = await client.point(bytes(self._point))
             self._is_connected.set()
-            await point.synchronize(DEADLINE_S)
+            try:
+                await point.synchronize(DEADLINE_S)
+            finally:  # the client's end takes a second where a stream of this process stands
+                self._ended_at = time.monotonic()
 
     def _run(self, way: str, wait: Callable[[], object]) -> None:
         try:
-            self._ends[way] = end_of(wait)
+            end = end_of(wait)
+            self._ends[way] = end._replace(at=self._ended_at) if way == "asyncio" else end
         except BaseException as error:  # noqa: BLE001 - told by `ends`
             self._ends[way] = error
 
