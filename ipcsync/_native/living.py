@@ -23,14 +23,14 @@ class Owner:
     releases everything with the process, and must not be waited for by then.
     """
 
-    __slots__ = ("_call", "_handle")
+    _call = ""  # until it has the handle: an exception may end the constructor anywhere
 
     def __init__(self, call: str, handle: DriverObject) -> None:
-        self._call = call
         self._handle = handle
+        self._call = call
 
     def __del__(self) -> None:
-        if sys.is_finalizing() or fork.is_in_bad_fork():
+        if not self._call or sys.is_finalizing() or fork.is_in_bad_fork():
             return
         try:
             unwrap(getattr(_drivers.load(), self._call)(self._handle), self._call)

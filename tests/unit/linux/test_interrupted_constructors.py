@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from ipcsync._drivers import load
 from ipcsync._linux.process import PidFd, Process, start_time
+from ipcsync._native import living
 from ipcsync._session.owner import Owner
 from tests.kit.descriptors import descriptors
 
@@ -19,6 +21,7 @@ _lease: Any = SimpleNamespace(period_s=1.0)
 _CONSTRUCTORS: dict[str, Callable[[], object]] = {
     "Owner": lambda: Owner(_lease),
     "PidFd": lambda: PidFd(os.getpid()),
+    "living.Owner": lambda: living.Owner("cuEventDestroy", 0),
     "Process": lambda: Process(os.getpid(), start_time(os.getpid()) or 0),
 }
 
@@ -55,8 +58,10 @@ def test_a_constructor_that_ends_at_any_line_leaves_no_descriptor_and_a_finalize
 ) -> None:
     said: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
+    load()  # the driver has descriptors
     before = descriptors()
-    lines = next(line for line in count() if not _is_interrupted(_CONSTRUCTORS[name], name, line))
+    make, name = _CONSTRUCTORS[name], name.rpartition(".")[2]
+    lines = next(line for line in count() if not _is_interrupted(make, name, line))
     assert lines > 1, "it was ended"
     assert said == []
     assert descriptors() == before
