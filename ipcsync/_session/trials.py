@@ -13,7 +13,7 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._board import SessionLine
-from ipcsync._deadline import deadline_of, pauses
+from ipcsync._deadline import deadline_of, left_of, pauses
 from ipcsync._drivers import unwrap
 from ipcsync._drivers.constants import (
     ERROR_NOT_READY,
@@ -22,6 +22,7 @@ from ipcsync._drivers.constants import (
     STREAM_WRITE_VALUE_DEFAULT,
 )
 from ipcsync._engines import Engine
+from ipcsync._locks import CallLock, under, under_within
 from ipcsync._native import pinned
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
@@ -48,6 +49,7 @@ class Trials:
         self._works_on: set[tuple[str, int]] = set()
         self._why_not: dict[int, str] = {}  # by devices
         self._trials: WeakSet[_Trial] = WeakSet()  # each is held by its caller alone, who may be ended at any step
+        self._word = CallLock()  # of two that write it at a time, one's value would pull down the other's
 
     @contextmanager
     def _trial(self) -> Iterator[None]:
@@ -86,9 +88,17 @@ class Trials:
         WaitTimeout if these seconds did not tell: then the next call tries again.
         """
         if ordinal not in self._why_not:
-            deadline_of(seconds)
+            deadline = deadline_of(seconds)
             with self._trial():
-                why_not = _why_not_timeline(self._line, ordinal, seconds) or ""
+                if under_within(self._word, seconds, self._try_timeline, ordinal, deadline) is None:
+                    text = f"other threads' trials of what a stream can do took all of the {seconds:g} s"
+                    raise WaitTimeout(text, timeout=seconds)
+        return self._why_not[ordinal]
+
+    def _try_timeline(self, ordinal: int, deadline: int) -> bool:
+        """With the word's lock: try, unless another thread has meanwhile; True."""
+        if ordinal not in self._why_not:
+            why_not = _why_not_timeline(self._line, ordinal, left_of(deadline)) or ""
             self._why_not[ordinal] = why_not
             if not why_not:
                 self._works_on.add(("timeline", ordinal))
@@ -99,7 +109,7 @@ class Trials:
                     ordinal,
                     why_not,
                 )
-        return self._why_not[ordinal]
+        return True
 
     def of_engines(self, reply: ProbeReply, ordinal: int) -> EngineChecks:
         """The result of `Client.check`."""
@@ -108,7 +118,7 @@ class Trials:
             if event is None:
                 with OnDevice(ordinal) as inside, inside:
                     event = relaxed_call(_why_not_event, reply.handle)
-            timeline = _why_not_timeline(self._line, ordinal)
+            timeline = under(self._word, _why_not_timeline, self._line, ordinal)
         return {
             "event": {"ok": event is None, "why": event or ""},
             "timeline": {"ok": timeline is None, "why": timeline or ""},
@@ -146,7 +156,7 @@ def _try_word(line: SessionLine, seconds: float) -> str | None:
     word, passed = ctypes.c_uint64.from_address(line.probe_address), False
     try:
         value = word.value + 1
-        passed = _passes(pointer, value, min(seconds, _PASS_S)) and word.value >= value  # another thread writes it too
+        passed = _passes(pointer, value, min(seconds, _PASS_S)) and word.value >= value
     except DriverError as error:
         return f"a stream cannot write a word of the board, or wait for it, here: {error}"
     finally:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import ipcsync
+from ipcsync._session import trials
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineChecks
 from tests.kit import remote
 from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
 
@@ -39,6 +44,37 @@ def test_a_check_leaves_nothing_behind_and_waits_for_nobodys_work(client: ipcsyn
     after = client.stats()
     for count in ("events", "pool_in_use", "sessions"):
         assert after[count] == before[count]
+
+
+def test_of_threads_that_try_words_at_a_time_none_pulls_down_what_another_one_wrote(
+    new_client: Callable[..., ipcsync.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, passes, found = new_client(), trials._passes, list[str]()
+    tried: list[int] = []
+    others = [
+        threading.Thread(target=lambda: found.append(client.check()["timeline"]["why"])),
+        threading.Thread(target=lambda: found.append(client.event("second", recorder=True).engine)),
+    ]
+
+    def is_kept_out(thread: threading.Thread) -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        return frame is not None and frame.f_code.co_name == "_take"
+
+    def pass_while_others_come(*arguments: Any) -> bool:
+        tried.append(threading.get_ident())
+        if len(tried) == 1:
+            for other in others:
+                other.start()
+            until(lambda: len(tried) > 1 or all(map(is_kept_out, others)), "the others to come")
+            assert len(tried) == 1
+        return passes(*arguments)
+
+    monkeypatch.setattr(trials, "_passes", pass_while_others_come)
+    assert client.event("first", recorder=True).engine == "timeline"
+    for other in others:
+        other.join(DEADLINE_S)
+    assert sorted(found) == ["", "timeline"]
+    assert len(tried) == 2, "for the events once, and for the check"
 
 
 def _check() -> EngineChecks:
