@@ -117,8 +117,8 @@ cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
     cdef list row
     cdef bint collects = begin(table)
     try:
-        made = put(view, generation, key, stream)
-        row = lists[key][view, stream]
+        row = row_of(key, view, stream)
+        made = put(row, view, generation, key, stream)
         while len(row) > 1:
             first = row[0]
             if not view.is_on_board(first.generation) or view.is_unused:  # then its words may be another use's
@@ -133,22 +133,26 @@ cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
     return made
 
 
-cdef Wait put(view, int64_t generation, int64_t key, uint64_t stream):
+cdef list row_of(int64_t key, view, uint64_t stream):
+    """The waits of a list for a use, on a stream; empty if there are none."""
+    cdef dict rows = lists.get(key, NO_ROWS)
+    return rows.get((view, stream), NO_ROW)
+
+
+cdef Wait put(list row, view, int64_t generation, int64_t key, uint64_t stream):
     """List a wait, or find the one that is."""
     global row_count
     cdef Wait made
-    cdef dict rows = lists.setdefault(key, {})
-    cdef list row = rows.get((view, stream), NO_ROW)
     cdef Py_ssize_t place = len(row)
     while place and (<Wait>row[place - 1]).generation > generation:
         place -= 1
-    is_there = place and (<Wait>row[place - 1]).generation == generation
+    cdef bint is_there = place != 0 and (<Wait>row[place - 1]).generation == generation
     if is_there and (<Wait>row[place - 1]).outcome is not True:
         return row[place - 1]
     made = Wait.__new__(Wait)
     made.view, made.generation, made.key, made.stream = view, generation, key, stream
     if not row:
-        rows[view, stream] = [made]
+        lists.setdefault(key, {})[view, stream] = [made]
         row_count += 1
     elif is_there:
         row[place - 1] = made
@@ -198,7 +202,7 @@ def release(view):
     try:
         for wait in waits:
             if take_out(wait) and isinstance(wait.outcome, Loss):  # one without an outcome is not queued
-                kept = put(left, wait.generation, wait.key, wait.stream)
+                kept = put(row_of(wait.key, left, wait.stream), left, wait.generation, wait.key, wait.stream)
                 kept.outcome, kept.is_queued = wait.outcome, wait.is_queued
     finally:
         end(table, collects)
