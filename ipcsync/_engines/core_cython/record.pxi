@@ -45,7 +45,8 @@ cdef class Records(Waits):
             elif found == CAPTURES:
                 self.check_usable(handle, "record")
             elif found == NO_ID:
-                self.id_of(handle)
+                with nogil:
+                    self.id_of(handle)
             elif found == IS_CLOSED or found == IS_OVER:
                 self.raise_no_record()
             elif found == REFUSED:

@@ -247,14 +247,14 @@ cdef class Streams(Slot):
         if not self.is_usable(handle):
             self.refuse_capturing(<uintptr_t>handle, what)
 
-    cdef uint64_t id_of(self, Handle handle) except 0:
+    cdef uint64_t id_of(self, Handle handle) except 0 nogil:
         cdef unsigned long long stream = 0
         cdef int result
-        with nogil:
-            step(b"cuStreamGetId")
-            result = cuStreamGetId(handle, &stream)
+        step(b"cuStreamGetId")
+        result = cuStreamGetId(handle, &stream)
         if result != 0:
-            self.raise_driver(result, "cuStreamGetId")
+            with gil:
+                self.raise_driver(result, "cuStreamGetId")
         return stream
 
     def open_first(self, int64_t generation=1):

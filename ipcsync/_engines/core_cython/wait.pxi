@@ -53,21 +53,23 @@ cdef class Waits(Queries):
 
         NO_STREAM, and nothing is changed: `ordinal` is below 0, and it is not known of which device the stream is.
         """
-        cdef uint64_t stream
+        cdef uint64_t stream = 0
         cdef int64_t key = 0
         cdef int found
         cdef Wait listed
         cdef Refusal refusal = Refusal(0, 0, 0)
         with nogil:
             found = self.look_before(handle, generation, deadline, ahead)
+            if found == 2:
+                stream = self.id_of(handle)
         if found == 0:
             self.raise_timeout(generation, timeout, "recorded")
         if found == 1:
             return 0
-        stream = self.id_of(handle)
-        if ordinal < 0 and not self.find_list(stream, &key, &ordinal):
+        if ordinal >= 0:
+            key = self.key_of(handle, stream, ordinal)
+        elif not self.find_list(stream, &key, &ordinal):
             return NO_STREAM
-        key = self.key_of(handle, stream, ordinal)
         listed = add(key, self, generation, stream)
         while True:
             if not self.has_import(generation):
