@@ -133,10 +133,15 @@ cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
     return made
 
 
+cdef inline object place_of(view, int64_t key, uint64_t stream):
+    """Of a row in a list: its use and stream; of the list's own stream, of which most are, the use alone."""
+    return view if <int64_t>stream == key else (view, stream)
+
+
 cdef list row_of(int64_t key, view, uint64_t stream):
     """The waits of a list for a use, on a stream; empty if there are none."""
     cdef dict rows = lists.get(key, NO_ROWS)
-    return rows.get((view, stream), NO_ROW)
+    return rows.get(place_of(view, key, stream), NO_ROW)
 
 
 cdef Wait put(list row, view, int64_t generation, int64_t key, uint64_t stream):
@@ -152,7 +157,7 @@ cdef Wait put(list row, view, int64_t generation, int64_t key, uint64_t stream):
     made = Wait.__new__(Wait)
     made.view, made.generation, made.key, made.stream = view, generation, key, stream
     if not row:
-        lists.setdefault(key, {})[view, stream] = [made]
+        lists.setdefault(key, {})[place_of(view, key, stream)] = [made]
         row_count += 1
     elif is_there:
         row[place - 1] = made
@@ -165,12 +170,12 @@ cdef bint take_out(Wait wait):
     """Whether the wait was listed; it is not any more."""
     global row_count
     cdef dict rows = lists.get(wait.key, NO_ROWS)
-    cdef list row = rows.get((wait.view, wait.stream), NO_ROW)
+    cdef list row = row_of(wait.key, wait.view, wait.stream)
     if wait not in row:
         return False
     row.remove(wait)
     if not row:
-        del rows[wait.view, wait.stream]
+        del rows[place_of(wait.view, wait.key, wait.stream)]
         row_count -= 1
     if not rows:
         del lists[wait.key]
