@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,7 +141,8 @@ def load(flags: dict[str, Any], config_file: str | None) -> Settings:
     values.update({name: value for name, value in flags.items() if value is not None})
     if not values.get("runtime_dir"):
         values["runtime_dir"] = endpoints.runtime_dir()
-    values["runtime_dir"] = os.path.abspath(values["runtime_dir"])
+    with suppress(FileNotFoundError):  # without a working directory; a keeper's coordinator is told the path by it
+        values["runtime_dir"] = os.path.abspath(values["runtime_dir"])
     return Settings(**values)
 
 

@@ -6,6 +6,7 @@ Each keeper runs in a process that a script has changed so that it comes at just
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import ipcsync
 from tests.faults import fixtures
 from tests.kit.until import DEADLINE_S, until
+from tests.kit.zygote import EXEC
 
 pytestmark = [pytest.mark.keeper, pytest.mark.process]
 
@@ -76,6 +78,21 @@ def test_row_59_told_to_end_while_it_starts_a_keeper_leaves_nothing(name: str) -
     command = [sys.executable, "-c", script, name, directory, ipcsync.driver_name()]
     assert subprocess.run(command, timeout=DEADLINE_S, check=False).returncode == 0
     assert not os.path.exists(directory)
+
+
+def test_row_54_the_next_one_needs_no_working_directory(tmp_path: Path) -> None:
+    """Its keeper was started in one that is gone, with a runtime directory relative to that."""
+    directory, started_in = fixtures.private_dir(), tmp_path / "started_in"
+    started_in.mkdir()
+    options = ["--runtime-dir", os.path.relpath(directory, started_in), "--driver", ipcsync.driver_name()]
+    command = [sys.executable, "-m", "ipcsync_coordinator", *options]
+    with subprocess.Popen(command, cwd=started_in, env={**os.environ, **EXEC}) as keeper:
+        with ipcsync.connect(f"ipc://{directory}/coordinator.sock", timeout=DEADLINE_S) as client:
+            started_in.rmdir()
+            os.kill(client.stats()["pid"], signal.SIGKILL)
+            until(lambda: client.stats(timeout=5.0)["starts"] == 2, "the next one")
+        keeper.terminate()
+        assert keeper.wait(DEADLINE_S) == 0
 
 
 def test_row_57_a_reload_asked_for_while_a_keeper_starts_is_done() -> None:
