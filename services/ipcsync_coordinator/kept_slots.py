@@ -5,36 +5,40 @@ They do not count for the pool but within limits of their own, since what ends t
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator.state import Slot
 from ipcsync_keeper.config import Settings
 
 
 class KeptSlots:
-    """Slots by recorders that are gone. One that every session has released is "kept", and counts."""
+    """Slots by recorders that are gone. One that every session has released is "kept", and counted here."""
 
     def __init__(self, limits: Settings) -> None:
         self._limits = limits
         self.by_recorder: dict[int, list[Slot]] = {}
+        self._slots: Counter[str] = Counter()  # by engine; counted, since each open asks
+        self._cuda_events = 0
 
     def hold(self, slot: Slot) -> None:
         """Note that its recorder is gone, and its work may not be over."""
         assert slot.recorder is not None
         self.by_recorder.setdefault(slot.recorder.serial, []).append(slot)
 
-    def _kept(self, engine: str) -> list[Slot]:
-        held = (slot for slots in self.by_recorder.values() for slot in slots)
-        return [slot for slot in held if slot.state == "kept" and slot.engine == engine]
+    def count(self, slot: Slot, by: int) -> None:
+        """Count one that is kept from now on (1), or not any more (-1)."""
+        self._slots[slot.engine] += by
+        self._cuda_events += by * len(slot.ring)
 
     @property
     def within_limits(self) -> int:
         """How many are kept, without those beyond an engine's limit."""
-        return sum(min(len(self._kept(engine)), self._limits.kept_slots) for engine in ("timeline", "event"))
+        return sum(min(count, self._limits.kept_slots) for count in self._slots.values())
 
     def counts(self, left_pending: int) -> dict[str, int]:
         """How many words and CUDA events are kept, as in `Client.stats()`; `left_pending` as in `Pool`."""
-        events = sum(len(slot.ring) for slot in self._kept("event"))
-        return {"timeline": len(self._kept("timeline")), "event": events + left_pending}
+        return {"timeline": self._slots["timeline"], "event": self._cuda_events + left_pending}
 
     @property
     def limits(self) -> dict[str, int]:
@@ -43,7 +47,7 @@ class KeptSlots:
 
     def check(self, engine: str, left_pending: int) -> None:
         """Raise QuotaExceeded if too much of an engine is kept for a new event; `left_pending` as in `Pool`."""
-        bounds = [(len(self._kept(engine)), self._limits.kept_slots, "slots", "half of --pool")]
+        bounds = [(self._slots[engine], self._limits.kept_slots, "slots", "half of --pool")]
         if engine == "event":
             count = self.counts(left_pending)[engine]
             bounds.append((count, self._limits.kept_cuda_events, "CUDA events", "half of --max-cuda-events"))

@@ -79,6 +79,8 @@ class Registry:
         for slot in slots:
             if slot.held:
                 self.kept.hold(slot)
+            if slot.state == "kept":
+                self.kept.count(slot, 1)
         free = sorted((slot for slot in slots if slot.state == "free"), key=lambda slot: slot.freed)
         self._free = deque(slot.index for slot in free)
         self._frees = max((slot.freed for slot in slots), default=0)
@@ -171,6 +173,7 @@ class Registry:
             slot.held = 0
             self.touched.slots.add(slot)
             if slot.state == "kept":
+                self.kept.count(slot, -1)
                 self._free_slot(slot)
 
     @property
@@ -443,6 +446,7 @@ class Registry:
         slot.active, slot.draining = set(), set()  # new ones, since an emptied set keeps its memory
         if slot.held:
             slot.state = "kept"
+            self.kept.count(slot, 1)
             self.touched.slots.add(slot)
         else:
             self._free_slot(slot)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 from msgspec.structs import asdict
 
@@ -396,3 +398,20 @@ def test_new_events_of_an_engine_are_refused_once_too_much_of_it_is_kept(
     scene.registry.end_held(recorder.serial)
     scene.registry.kept.check(engine, 0)
     assert scene.registry.kept.counts(0)[engine] == 0
+
+
+def test_an_open_looks_at_nothing_that_is_kept() -> None:
+    scene = Scene(Settings(pool=8, max_sessions=4))
+    recorder, other = scene.session("r"), scene.session("o")
+    for name in "abc":
+        scene.open(recorder, name, recorder=True)
+    scene.registry.release_dead(recorder, held=UNKNOWN)
+
+    class Unseen(dict[int, list[Slot]]):
+        def values(self) -> NoReturn:
+            raise AssertionError("tens of thousands may be kept, and each open asks")
+
+    scene.registry.kept.by_recorder = Unseen(scene.registry.kept.by_recorder)
+    scene.registry.kept.check("event", 0)
+    scene.open(other, "d", recorder=True)
+    assert (scene.registry.in_use, scene.registry.kept.counts(0)) == (1, {"timeline": 0, "event": 0})
