@@ -8,7 +8,6 @@ import glob
 import itertools
 import os
 import signal
-import sys
 import tempfile
 import time
 import uuid
@@ -268,14 +267,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         _told.append(Path(f"{_TRACEBACKS}{os.getpid()}").open("w"))  # noqa: SIM115 - as long as the process lives
         faulthandler.enable(_told[0])  # pytest's own goes to what it captures
+    else:
+        _told.append(os.fdopen(os.dup(2), "w"))  # before it is captured
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """End a worker whose test stands in a call of the driver: no signal, and so no timeout, gets it out of there."""
-    marked = item.get_closest_marker("timeout")
-    limit_s = float(marked.args[0] if marked else item.config.getini("timeout"))
-    faulthandler.dump_traceback_later(limit_s + _STANDS_S, exit=True, file=_told[0] if _told else sys.stderr)
+    given, marked = item.config.getoption("timeout"), item.get_closest_marker("timeout")
+    limit_s = float(marked.args[0] if marked else item.config.getini("timeout") if given is None else given)
+    if limit_s and not item.config.getoption("usepdb"):
+        faulthandler.dump_traceback_later(limit_s + _STANDS_S, exit=True, file=_told[0])
     try:
         return (yield)
     finally:
@@ -287,7 +289,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """At the end of a run, when its workers have ended, no board without a coordinator may lie in shared memory."""
     if hasattr(session.config, "workerinput"):
         faulthandler.disable()
-        _told.pop().close()
+    _told.pop().close()
+    if hasattr(session.config, "workerinput"):
         return
     before = session.config.stash[_BEFORE]
     left = set(filter(is_abandoned, _boards() - before))

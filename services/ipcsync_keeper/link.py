@@ -144,14 +144,14 @@ class DriverClient:
         """Destroy these events without waiting; `then` gets what `EventStore.destroy` returns. An error is logged."""
 
         def take(answer: Any) -> None:
-            if not is_logged_error(answer):
+            if not _is_logged_error(answer):
                 then(int(answer))
 
         self._post("destroy", [serials], take)
 
     def report_serving(self) -> None:
         """Report that requests are served."""
-        self._post("serving", [], is_logged_error)
+        self._post("serving", [], _is_logged_error)
 
     def drain(self) -> None:
         """From the loop: read answers, and send what had no room. EOFError if the other end is gone."""
@@ -174,7 +174,7 @@ class DriverClient:
         return True
 
 
-def is_logged_error(answer: object) -> bool:
+def _is_logged_error(answer: object) -> bool:
     """Whether it is an error, which is logged."""
     if is_error := isinstance(answer, IpcSyncError):
         log.error("the driver could not do a request", extra=fields(why=answer))

@@ -211,17 +211,6 @@ def test_a_coordinator_in_the_same_place_is_not_taken_for_the_old_one(
 # --- storms, gaps and slow readers ------------------------------------------------------------------------------------
 
 
-def _storm(endpoint: str, events: int) -> None:
-    """In a peer: open and close events, one after the other, the last of which stays."""
-    client = ipcsync.connect(endpoint, name="storm")
-    _kept.append(client)
-    for i in range(events):
-        event = client.event(f"e{i}")
-        if i < events - 1:
-            event.close()
-    _kept.append(event)
-
-
 def test_who_subscribes_in_the_middle_of_a_storm_misses_nothing_and_sees_nothing_twice(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[..., Peer]
 ) -> None:

@@ -348,11 +348,6 @@ def peer_access() -> list[bool]:
     return [bool(ok(drv.cuDeviceCanAccessPeer(0, other))) for other in (0, 1)]
 
 
-def named_address(name: str) -> int:
-    """The address behind a named device pointer."""
-    return int(_named[name])
-
-
 def read_bytes(address: int, size: int) -> bytes:
     """Plain memory of this process."""
     return ctypes.string_at(address, size)

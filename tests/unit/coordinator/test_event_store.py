@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from ipcsync import _drivers
@@ -10,39 +13,40 @@ from tests.kit.driver_kit import Latch, finish, ok
 from tests.unit.coordinator.coordinator_world import World
 
 
-def test_no_other_event_gets_the_place_of_one_that_was_destroyed_with_a_pending_record(world: World) -> None:
-    driver, (device,) = _drivers.load(), world.pool.devices
-    made = world.events.make(device, 3)
+@contextmanager
+def pending(world: World, serial: int) -> Iterator[None]:
+    """Within the block a record of that event is pending."""
+    driver = _drivers.load()
     stream = ok(driver.cuStreamCreate(STREAM_NON_BLOCKING))
     latch = Latch(stream)
     try:
-        ok(driver.cuEventRecord(world.events._made[made[1].serial][1], stream))
-        assert world.events.destroy([shared.serial for shared in made]) == 1
-        assert world.events.held() == []
-        assert made[1].handle not in [shared.handle for shared in world.events.make(device, 8)]
+        ok(driver.cuEventRecord(world.events._made[serial][1], stream))
+        yield
     finally:
         latch.open()
         finish(stream)
         ok(driver.cuStreamDestroy(stream))
 
 
+def test_no_other_event_gets_the_place_of_one_that_was_destroyed_with_a_pending_record(world: World) -> None:
+    (device,) = world.pool.devices
+    made = world.events.make(device, 3)
+    with pending(world, made[1].serial):
+        assert world.events.destroy([shared.serial for shared in made]) == 1
+        assert world.events.held() == []
+        assert made[1].handle not in [shared.handle for shared in world.events.make(device, 8)]
+
+
 def test_what_is_destroyed_with_a_pending_record_counts_for_the_next_coordinator_too(world: World) -> None:
-    driver, (device,) = _drivers.load(), world.pool.devices
+    (device,) = world.pool.devices
     ring = world.pool.take(device, 2)
-    stream = ok(driver.cuStreamCreate(STREAM_NON_BLOCKING))
-    latch = Latch(stream)
-    try:
-        ok(driver.cuEventRecord(world.events._made[ring[0]][1], stream))
+    with pending(world, ring[0]):
         made = world.pool.made
         world.pool.destroy(ring)
         assert (world.pool.left_pending, world.pool.made) == (1, made - 1)
         world.begin(held=world.events.held())
         world.pool.sweep(())
         assert (world.pool.left_pending, world.pool.made) == (1, 2)  # with the probe
-    finally:
-        latch.open()
-        finish(stream)
-        ok(driver.cuStreamDestroy(stream))
 
 
 @pytest.mark.parametrize("is_asked_first", [True, False])
