@@ -61,8 +61,10 @@ def main(dist: str, tests: list[str]) -> None:
         with tarfile.open(sdist) as archive:
             archive.extractall(temporary, filter="data")
         tree = temporary / sdist.name.removesuffix(".tar.gz")
+        # The processes that the tests start find the tree before what is installed, and its package is not built.
+        (tree / "ipcsync").rename(tree / "unbuilt")
+        (tree / "ipcsync").symlink_to(Path(path.strip()).parent)
         _run([*pip, "--group", f"{tree / 'pyproject.toml'}:dev"], env=env)
-        # By its own command and not by `python -m`: the installed package comes before that of the unpacked tree.
         _run([venv / "bin" / "pytest", "-q", "-n", "2", *tests], env=env, cwd=tree)
 
 
