@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from cuda import bindings
+
 from ipcsync._drivers import handle_bytes, load
 from tests.contract import actions
 from tests.kit import driver_kit as kit
@@ -16,6 +18,7 @@ from tests.kit.driver_kit import Latch, finish, ok
 WAIT_32, WRITE_32, WAIT_64, WRITE_64 = 1, 2, 4, 5  # CU_STREAM_MEM_OP_…
 ADD, SET = 0, 1  # CU_STREAM_…_CAPTURE_DEPENDENCIES
 UNJOINED, UPDATE_FAILURE = 904, 910
+IS_CUDA_12 = bindings.__version__.startswith("12.")
 MEMCPY, MEMSET, HOST, EMPTY, WAIT_EVENT, EVENT_RECORD, MEM_OPS = 1, 2, 3, 5, 6, 7, 12  # CU_GRAPH_NODE_TYPE_…
 
 
@@ -104,6 +107,13 @@ class Graphs:
             ok(self.drv.cuGraphExecDestroy(self._executables.pop()))
         while self._graphs:
             ok(self.drv.cuGraphDestroy(self._graphs.pop()))
+
+
+def update_dependencies(drv: ModuleType, stream: Any, nodes: list[Any], how: int) -> tuple[Any, ...]:
+    """Have what is captured next on the stream depend on nodes, too or alone."""
+    edges = () if IS_CUDA_12 else ([drv.CUgraphEdgeData() for _ in nodes],)
+    result: tuple[Any, ...] = drv.cuStreamUpdateCaptureDependencies(stream, nodes, *edges, len(nodes), how)
+    return result
 
 
 def memory_operation(operation: int, address: Any, value: int, flags: int = 0) -> Any:

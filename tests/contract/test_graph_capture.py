@@ -69,13 +69,13 @@ def test_dependencies_of_a_capture_can_be_replaced_and_what_they_leave_out_need_
     drv: ModuleType, graphs: Graphs, stream: Any, new_stream: New, words: Words
 ) -> None:
     other = new_stream()
-    assert code(drv.cuStreamUpdateCaptureDependencies(other, [], [], 0, graphing.SET)) == kit.ILLEGAL_STATE
+    assert code(graphing.update_dependencies(drv, other, [], graphing.SET)) == kit.ILLEGAL_STATE
     with graphs.capture(stream) as captured:
         ok(drv.cuStreamWaitValue64(stream, words.at(0), 1, kit.GEQ))
         first = graphing.nodes(drv, ok(drv.cuStreamGetCaptureInfo(stream))[2])[0]
-        ok(drv.cuStreamUpdateCaptureDependencies(stream, [], [], 0, graphing.SET))
+        ok(graphing.update_dependencies(drv, stream, [], graphing.SET))
         ok(drv.cuStreamWriteValue64(stream, words.at(1), 1, 0))
-        ok(drv.cuStreamUpdateCaptureDependencies(stream, [first], [drv.CUgraphEdgeData()], 1, graphing.ADD))
+        ok(graphing.update_dependencies(drv, stream, [first], graphing.ADD))
         assert graphing.dependencies(drv, stream) == [graphing.MEM_OPS] * 2
         ok(drv.cuStreamWriteValue64(stream, words.at(2), 1, 0))
     ok(drv.cuGraphLaunch(graphs.executable(captured[0]), stream))

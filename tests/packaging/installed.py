@@ -7,6 +7,7 @@ run against it. What is missing from either shows here, and not at the first use
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -62,8 +63,8 @@ def main(dist: str, tests: list[str]) -> None:
             archive.extractall(temporary, filter="data")
         tree = temporary / sdist.name.removesuffix(".tar.gz")
         # The processes that the tests start find the tree before what is installed, and its package is not built.
-        (tree / "ipcsync").rename(tree / "unbuilt")
-        (tree / "ipcsync").symlink_to(Path(path.strip()).parent)
+        shutil.rmtree(tree / "ipcsync")
+        shutil.copytree(Path(path.strip()).parent, tree / "ipcsync")
         _run([*pip, "--group", f"{tree / 'pyproject.toml'}:dev"], env=env)
         _run([venv / "bin" / "pytest", "-q", "-n", "2", *tests], env=env, cwd=tree)
 

@@ -209,6 +209,7 @@ def test_torchs_current_stream_of_a_device_is_asked_for_by_ordinal(monkeypatch: 
     assert set(asked) == {0}
 
 
+@pytest.mark.process  # its library looks for another one by ldconfig
 def test_cuda_cores_objects_work_with_ours() -> None:
     core = pytest.importorskip("cuda.core")
     device = core.Device(0)

@@ -276,7 +276,7 @@ def test_what_was_made_amid_a_fork_is_made_anew() -> None:
                 assert status_of(lambda: None) == 0
             return made[-1]
         kept, forget = fork.keep_from_children(make, dropped.append)
-        print(kept, made, dropped)
+        print(kept, made, dropped, flush=True)
         def child():
             assert dropped == [1, 2, 3], dropped
         assert status_of(child) == 0
