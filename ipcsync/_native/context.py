@@ -1,15 +1,23 @@
-"""The driver of this process, its devices, and the CUDA context that is current on a thread.
+"""The driver of this process, its devices, and what is current on a thread: the CUDA context, the capture mode.
 
 Work goes into the current context. If none is current, this package uses the device's primary context, as torch and
 most others do. A primary context is retained once for each device of this process and never released.
+
+While any thread captures a stream in global mode, a potentially unsafe call of another thread (a query of an event, for
+instance) fails and invalidates that capture; in relaxed thread mode it succeeds (CUDA driver API,
+cuThreadExchangeStreamCaptureMode). The mode belongs to the thread and costs 0.2 µs to change, so it is always changed.
 """
 
 from __future__ import annotations
 
+import threading
 import uuid
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+from cuda.bindings.driver import CUstreamCaptureMode
 
 from ipcsync import _drivers
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
@@ -17,9 +25,12 @@ from ipcsync._drivers.constants import ERROR_INVALID_CONTEXT
 from ipcsync._native import fork
 from ipcsync.errors import InvalidDevice
 
+T = TypeVar("T")
+
 LEGACY = (0, 1, 2)
 """The default streams' handles: legacy (or per-thread, by build mode), legacy, per-thread. They belong to a context."""
 
+_RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _primary: dict[int, Any] = {}
 
 
@@ -171,6 +182,32 @@ def stream_call(handle: DriverObject, ordinal: int, name: str, *args: Any) -> Dr
             return unwrap(result, name)
     with OnDevice(ordinal) as inside, inside:
         return call(name, *args)
+
+
+class _Thread(threading.local):
+    # The last mode found on the thread other than relaxed; CUDA's default at first.
+    mode: DriverObject = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+
+
+_thread = _Thread()
+
+
+def relaxed_call(function: Callable[..., T], *args: Any) -> T:
+    """`function(*args)`, driver calls, in relaxed thread capture mode; the thread's own mode is restored."""
+    exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
+    previous = None
+    try:
+        previous = unwrap(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")
+        result = function(*args)
+        exchange(previous)
+    except BaseException:
+        if previous is None:  # it may have come before the mode was known
+            now = exchange(_RELAXED)[1]
+            previous = _thread.mode if now == _RELAXED else now
+        _thread.mode = previous
+        exchange(previous)
+        raise
+    return result
 
 
 def ordinal_of_context(context: DriverObject) -> int:

@@ -26,8 +26,8 @@ from ipcsync._drivers.constants import (
 )
 from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork, host_wait, living
-from ipcsync._native.capture import is_capturing, relaxed_call
-from ipcsync._native.context import OnDevice, call, stream_call
+from ipcsync._native.capture import is_capturing
+from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call
 from ipcsync._native.device import Device, kind_of, parse
 from ipcsync._native.stream import stream_handle
 from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, NotComplete, WaitTimeout

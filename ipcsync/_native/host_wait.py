@@ -13,7 +13,7 @@ from typing import Protocol
 from ipcsync import _drivers
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_NOT_READY
-from ipcsync._native.capture import relaxed_call
+from ipcsync._native.context import relaxed_call
 
 _CHECK_NS = 50_000_000
 _SPIN_NS = 20_000

@@ -17,8 +17,7 @@ from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject
 from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED
 from ipcsync._native import capture, context, host_wait
-from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import LEGACY, OnDevice, call
+from ipcsync._native.context import LEGACY, OnDevice, call, relaxed_call
 from ipcsync._native.device import driver_version, has_primary_context, parse
 from ipcsync._native.event import Event
 from ipcsync._native.stream import Stream, current_stream, made_here, resolve, wrap

@@ -15,7 +15,7 @@ from ipcsync._drivers import unwrap
 from ipcsync._drivers.constants import MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE
 from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork
-from ipcsync._native.capture import relaxed_call
+from ipcsync._native.context import relaxed_call
 from ipcsync.errors import DriverError
 
 log = logging.getLogger("ipcsync")

@@ -14,8 +14,7 @@ from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
 from ipcsync._native import capture, context, foreign, fork, host_wait, living
-from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import OnDevice, call, stream_call
+from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call
 from ipcsync._native.device import Device, Entered, parse
 from ipcsync._native.device import device as device_block
 from ipcsync.errors import InvalidDevice

@@ -10,8 +10,7 @@ import ctypes
 
 from ipcsync._drivers.constants import MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE
 from ipcsync._locks import CallLock, under
-from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import OnDevice, call, primary
+from ipcsync._native.context import OnDevice, call, primary, relaxed_call
 
 _BYTES = 4096
 _FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP  # those of cuMemHostAlloc have the same numbers

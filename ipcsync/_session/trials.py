@@ -24,8 +24,7 @@ from ipcsync._drivers.constants import (
 from ipcsync._engines import Engine
 from ipcsync._locks import CallLock, under, under_within
 from ipcsync._native import pinned
-from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import OnDevice
+from ipcsync._native.context import OnDevice, relaxed_call
 from ipcsync._session.finished import Finished
 from ipcsync._wire.messages import ProbeReply
 from ipcsync.errors import DriverError, HandleError, WaitTimeout

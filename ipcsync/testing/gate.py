@@ -10,8 +10,7 @@ import weakref
 from ipcsync._drivers.constants import STREAM_WAIT_VALUE_GEQ
 from ipcsync._linux.futex import Futex
 from ipcsync._native import capture, fork, words
-from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import OnDevice, stream_call
+from ipcsync._native.context import OnDevice, relaxed_call, stream_call
 from ipcsync._native.stream import resolve, stream_handle
 from ipcsync.errors import StreamCapturing
 from ipcsync.typing import StreamLike

@@ -13,8 +13,7 @@ from ipcsync._drivers import unwrap
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._native import context, fork
 from ipcsync._native import device as devices
-from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import OnDevice, call, stream_call
+from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call
 from ipcsync._native.device import Device
 from ipcsync._native.stream import stream_handle
 from ipcsync.errors import HandleError

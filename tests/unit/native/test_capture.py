@@ -11,7 +11,8 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync._drivers import load, unwrap
-from ipcsync._native.capture import refuse_capturing, relaxed_call
+from ipcsync._native.capture import refuse_capturing
+from ipcsync._native.context import relaxed_call
 
 pytestmark = pytest.mark.driver
 
