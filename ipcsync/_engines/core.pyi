@@ -28,15 +28,13 @@ class SessionCheck:
     ) -> None: ...
     def check(self) -> None: ...
 
-class Dependencies:
+class Line:
+    base: int
     slice_ns: int
     def __init__(self, board: Board, line: SlotLine, base: int) -> None: ...
-    def depends(self, generation: int) -> bool: ...
     def first_unsettled(self) -> int: ...
-    def first_lost(self) -> int: ...
     def is_lost(self, generation: int) -> bool: ...
-    def is_clear(self, recorder: int) -> bool: ...
-    def ring(self, recorder: int) -> None: ...
+    def is_clear(self, generation: int) -> bool: ...
 
 class Wait:
     view: Any
@@ -72,7 +70,7 @@ class Chain:
     def resolve(self, done: int) -> int: ...
     def store(self) -> None: ...
 
-class Core:
+class Core(Line):
     name: str
     node: str
     kind: EngineName
@@ -84,12 +82,10 @@ class Core:
     ordinal: int
     depth: int
     incarnation: int
-    base: int
     is_recorder: bool
     is_closed: bool
     is_traced: bool
     is_released: bool
-    dependencies: Dependencies
     chain: Chain
     earlier: Core | None
     marker_count: int

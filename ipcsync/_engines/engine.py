@@ -254,7 +254,7 @@ class Engine(Core):
 
     def loss_of(self, generation: int) -> Loss:
         """Why `generation` is lost."""
-        if self.dependencies.is_lost(generation):
+        if self.is_lost(generation):
             root_cause = self.line.root_cause
             return Loss("behind", root_cause, *self.board.who(root_cause), node=self.node)
         cause: Cause = "died"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
 from ipcsync._board.layout import L_RECORDED
-from ipcsync._engines.core import Dependencies
+from ipcsync._engines.core import Line
 from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
 from ipcsync._wire.messages import Attachment
 from ipcsync_bridge.links import Follower
@@ -40,7 +40,7 @@ class Export:
         self.followers: set[Follower] = set()
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
-        self._dependencies = Dependencies(board, self._line, attachment.base)
+        self._dependencies = Line(board, self._line, attachment.base)
         self.row = Row(*self.key)
         # Of the last look of the thread that watches it:
         self.is_in_flight = False  # a GPU may complete more of it at any moment, which wakes no process
@@ -92,10 +92,7 @@ class Export:
     def _judged(self, done: int) -> int:
         """The last complete generation that counts; what stands behind something counts only if all is well there."""
         first = self._dependencies.first_unsettled()
-        if not first or done < first or self._dependencies.is_clear(recorder := self._line.recorder):
-            return done
-        self._dependencies.ring(recorder)
-        return first - 1
+        return done if not first or done < first or self._dependencies.is_clear(done) else first - 1
 
 
 class Budget:

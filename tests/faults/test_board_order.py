@@ -254,57 +254,57 @@ def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
-_PUBLISH = "        self._recorded = generation\n        self.publish_record(generation)\n"
-_DRIVER = "        self.engine.record(self, handle, stream, generation, refusal)\n"
-_WAKE = "        if self.is_awaited():\n            self.wake()\n"
-_MARK = "            refusal.record = self.mark(handle, stream)"
-_QUEUE = "            refusal.wait = self.engine.wait(self, handle, generation)\n"
-_ANNOUNCE = "            self.announce()  # from here on its event is recorded again only if it was complete before\n"
+_PUBLISH = "    self._recorded = generation\n    publish_record(self, generation)\n"
+_DRIVER = "    give_record(self, handle, stream, generation, refusal)\n"
+_WAKE = "    if is_awaited(self):\n        wake(self)\n"
+_MARK = "        refusal.record = mark(self, handle, stream)  #"
+_QUEUE = "        refusal.wait = give_wait(self, handle, generation)\n"
+_ANNOUNCE = "        announce(self)  # from here on its event is recorded again only if it was complete before\n"
 _LOOK = (
-    "            if <int64_t>(self.load(COMPLETED) - self.base) >= generation:\n"
-    "                found = self.look(generation)\n"
+    "        if <int64_t>(load(self.place, COMPLETED) - self.base) >= generation:\n"
+    "            found = look(self, generation)\n"
 )
-_RETRACT = "        if self.engine.has_ring:\n            self.retract()\n"
-_REPEATS = "        cdef bint repeats = generation == self._begun\n"
-_ASK = "        with nogil:\n            is_done = self.done("
+_RETRACT = "    if self.has_ring:\n        retract(self)\n"
+_REPEATS = "    cdef bint repeats = generation == self._begun\n"
+_ASK = "    with nogil:\n        is_there = is_done("
 MISTAKES: dict[str, tuple[str, Changes]] = {
     "publish before the driver's call": (
         "record: room in the ring",
         [
-            (_DRIVER, "        self.publish_record(generation)\n" + _DRIVER),
+            (_DRIVER, "    publish_record(self, generation)\n" + _DRIVER),
             (_PUBLISH, _PUBLISH.splitlines(keepends=True)[0]),
         ],
     ),
-    "wake before publish": ("record: awaited", [(_PUBLISH, "        self.wake()\n" + _PUBLISH), (_WAKE, "")]),
+    "wake before publish": ("record: awaited", [(_PUBLISH, "    wake(self)\n" + _PUBLISH), (_WAKE, "")]),
     "no look after the record": (
         "record: room in the ring",
-        [("        if not self.is_open():\n            return IS_OVER\n", "")],
+        [("    if not is_open(self):\n        return IS_OVER\n", "")],
     ),
     "marker before the wait": (
         "wait: recorded",
-        [(_MARK, "            pass"), (_QUEUE, "            self.mark(handle, stream)\n" + _QUEUE)],
+        [(_MARK, "        pass  #"), (_QUEUE, "        mark(self, handle, stream)\n" + _QUEUE)],
     ),
     "the lock left out": (
         "record: room in the ring",
         [
-            ('        step(b"lock")\n        if not self.calls.take():\n            return BUSY\n', ""),
-            ('        step(b"unlock")\n        self.calls.give()\n        return found\n', "        return found\n"),
+            ('    step(b"lock")\n    if not self.calls.take():\n        return BUSY\n', ""),
+            ('    step(b"unlock")\n    self.calls.give()\n    return found\n', "    return found\n"),
         ],
     ),
     "the fence left out": ("record: room in the ring", [("fence()  # before the looks at `state`", "pass  #")]),
     "the recorder asked before the driver": (
         "query: complete by the driver",
-        [("is_good = self.recorder_lives() and", "is_good ="), (_ASK, "        self.recorder_lives()\n" + _ASK)],
+        [("is_good = recorder_lives(self) and", "is_good ="), (_ASK, "    recorder_lives(self)\n" + _ASK)],
     ),
     "no look after the wait": (
         "wait: recorded",
-        [("        self.check_queued(generation)\n        return stream\n", "        return stream\n")],
+        [("    check_queued(self, generation)\n    return stream\n", "    return stream\n")],
     ),
     "who waits looked at before the record": (
         "record: awaited",
         [
-            (_REPEATS, _REPEATS + "        cdef bint is_awaited = self.is_awaited()\n"),
-            (_WAKE, "        if is_awaited:\n            self.wake()\n"),
+            (_REPEATS, _REPEATS + "    cdef bint was_awaited = is_awaited(self)\n"),
+            (_WAKE, "    if was_awaited:\n        wake(self)\n"),
         ],
     ),
     "asleep without a word": (
@@ -315,11 +315,11 @@ MISTAKES: dict[str, tuple[str, Changes]] = {
     "a look before the hazard": ("wait: recorded", [(_ANNOUNCE, ""), (_LOOK, _LOOK + _ANNOUNCE)]),
     "the hazard over before the wait": (
         "wait: recorded",
-        [(_RETRACT, ""), (_LOOK, _LOOK + "            self.retract()\n")],
+        [(_RETRACT, ""), (_LOOK, _LOOK + "        retract(self)\n")],
     ),
     "room without a look at the hazards": (
         "record: room after a look, nobody has a hazard",
-        [("        if self.load(ANNOUNCED) != 0:\n", "        if False:\n")],
+        [("    if load(self.place, ANNOUNCED) != 0:\n", "    if False:\n")],
     ),
 }
 

@@ -395,21 +395,20 @@ def test_who_stands_behind_the_dead_or_the_unknown_is_not_told_that_it_is_comple
 _LINKS_STORED = "                self.store_links(generation)\n"
 _NEWEST_KEPT = "        self.newest = newest\n"
 _VALID = "        store(view.place, VALID_AS_OF, self.newest)\n"
-_BITS_STORED = "        view.dependencies.store_bits(self.bits, True)"
-_FOLLOWED = "                if followed is not None and refusal.wait == 0:\n"
+_BITS_STORED = "        store_bits(view, self.bits, True)"
+_FOLLOWED = "            if followed is not None and refusal.wait == 0:\n"
 _MISTAKES: dict[str, Changes] = {
     "stored behind the record": [
         (_LINKS_STORED, ""),
         (
             _FOLLOWED,
-            "                if entries:\n                    self.chain.store_links(generation)\n" + _FOLLOWED,
+            "            if entries:\n                self.chain.store_links(generation)\n" + _FOLLOWED,
         ),
     ],
     "newest loaded late": [
         (
             _NEWEST_KEPT,
-            '        step(b"load newest")\n        newest = ipcsync_load(view.sessions.header + NEWEST)\n'
-            + _NEWEST_KEPT,
+            '        step(b"load newest")\n        newest = ipcsync_load(view.header + NEWEST)\n' + _NEWEST_KEPT,
         )
     ],
     "valid_as_of first": [(_VALID, ""), (_BITS_STORED, _VALID + _BITS_STORED)],
@@ -428,7 +427,7 @@ def test_a_mistake_in_a_record_behind_others_is_found(mistake: str, tmp_path: Pa
 @pytest.mark.planted
 @pytest.mark.process
 def test_a_waiter_that_does_not_look_whom_it_stands_behind_is_found(tmp_path: Path, rig: Any) -> None:
-    looks = "            if not self.is_clear(generation):\n                return False\n"
+    looks = "        if not is_clear(self, generation):\n            return False\n"
     made = _chained(rig, "query", built(tmp_path / "core", [(looks, "")]))
     made.hold(made.board.session(0), DIED)
     assert made.call()[1] == "True", "a silent pass: the test above would see it"

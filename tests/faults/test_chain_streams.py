@@ -75,7 +75,7 @@ def _by_code(program: tuple[Op, ...], board: Board, streams: tuple[ipcsync.Strea
             streams[1].synchronize()
             row.mine.publish_completed()
     left = [any(wait.outcome is None for wait in queued.of(key) if wait.view is row.theirs[0]) for key in keys]
-    first = row.mine.dependencies.first_unsettled()
+    first = row.mine.first_unsettled()
     for stream in streams:  # the next program sets the words back, for which what is still queued would wait for ever
         stream.synchronize()
     return (left[0], left[1]), first

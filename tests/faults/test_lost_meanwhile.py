@@ -65,7 +65,7 @@ def test_a_wait_for_what_was_lost_while_its_process_was_stopped_raises(
     recorder.call(_hold, coordinator.endpoint, "below", engine, data)
     waiter.call(_attach, coordinator.endpoint, "below", engine)
     event = client.event("below", engine=engine)
-    line, dependencies = event._engine.line, event._engine.dependencies
+    line = event._engine.line
     waiter.begin(_wait_for_the_second)
     until(lambda: line.all_words[L_AWAITED], "the waiter asleep")
     fixtures.stop(waiter.pid)
@@ -73,8 +73,8 @@ def test_a_wait_for_what_was_lost_while_its_process_was_stopped_raises(
     os.kill(above.pid, signal.SIGKILL)
 
     def is_lost() -> bool:
-        dependencies.ring(event._engine.recorder)
-        return dependencies.is_lost(2)
+        event._engine.is_clear(2)  # else its recorder is woken to look
+        return event._engine.is_lost(2)
 
     until(is_lost, "the loss, on the board")
     assert event.state == "open", "generation 1 is pending, and not lost"

@@ -111,7 +111,7 @@ def settle() -> int:
     """Resolve what the records depend on, as each beat does; the first generation that is not settled, 0 for none."""
     engine = _kept["done"]._engine
     engine.publish_completed()
-    return int(engine.dependencies.first_unsettled())
+    return int(engine.first_unsettled())
 
 
 def open_seen(name: str) -> None:

@@ -32,7 +32,7 @@ _MOST_STATES = 3_000_000
 
 
 class Waiters(Recorders):
-    """Who waits: as in query.pxi and dependencies.pxi of ipcsync/_engines/core_cython."""
+    """Who waits: as in query.pxi and line.pxi of ipcsync/_engines/core_cython."""
 
     def waiter(self, world: World) -> Steps:
         """The waiter's next step."""

@@ -196,7 +196,7 @@ cdef class Bracket:
             item = &self.items[index]
             spot = item.spot
             if spot.lane != lane and spot.lane != NULL:
-                if (<Steps>spot.lane).claimed == spot.number:
+                if (<Lane>spot.lane).claimed == spot.number:
                     self.unclaim(index)
                     return spot
                 self.add_other(spot.lane, spot.number)

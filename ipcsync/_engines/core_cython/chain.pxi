@@ -1,5 +1,5 @@
 # The chain of one slot, in its recorder's process: what each record depends on is stored before the record is made,
-# and resolved later. The recorder is the only writer of these words; `Dependencies` reads them.
+# and resolved later. The recorder is the only writer of these words; waiters read them by line.pxi.
 
 cdef enum:
     MANY_ENTRIES = 16
@@ -36,8 +36,8 @@ cdef class Chain:
         self.entries, self.first = {}, FOREVER
         self.resolve_at, self.is_stored = MANY_ENTRIES, True
 
-    cdef inline Queries view(self):
-        return <Queries>self.view_
+    cdef inline Core view(self):
+        return <Core>self.view_
 
     @property
     def is_open(self):
@@ -52,15 +52,15 @@ cdef class Chain:
 
     cdef list entries_of(self, int64_t generation, uint64_t stream, waits):
         """What a record will depend on; empty if that is nothing. The looks may run anybody's code: no lock is held."""
-        cdef Queries view = self.view()
-        cdef uint64_t own = view.load(RECORDER) & 0xFFFF
+        cdef Core view = self.view()
+        cdef uint64_t own = load(view.place, RECORDER) & 0xFFFF
         cdef Wait wait
         cdef Entry entry
         if self.loss is not None:
             raise self.loss.error(view.name, view.label, generation)
         known, found = [], []
         step(b"load newest")
-        newest = ipcsync_load(view.sessions.header + NEWEST)  # before the looks that follow
+        newest = ipcsync_load(view.header + NEWEST)  # before the looks that follow
         for wait in waits:
             if wait.view is view:
                 continue
@@ -87,10 +87,10 @@ cdef class Chain:
 
     cdef int commit(self, int64_t generation, int64_t last, list found) except -1:
         """Store what the records of `generation` to `last` will depend on, before they are made."""
-        cdef Queries view = self.view()
-        cdef uint64_t own = view.load(RECORDER) & 0xFFFF
+        cdef Core view = self.view()
+        cdef uint64_t own = load(view.place, RECORDER) & 0xFFFF
         cdef Entry entry, held
-        view.enter_state()
+        enter_state(view)
         try:
             if generation <= self.committed:  # it was refused, and is repeated, maybe on another stream: no proof
                 for held in [*self.entries.values(), *found]:
@@ -100,7 +100,7 @@ cdef class Chain:
             self.committed = last
             if found:
                 # If they are not, the new `valid_as_of` would say that they were.
-                doubt = 0 if not self.entries or view.dependencies.are_good(own, NULL) else bit_of(own)
+                doubt = 0 if not self.entries or are_good(view, own, NULL) else bit_of(own)
                 self.bits = 0
                 for entry in found:
                     held = self.entries.get(entry.wait)
@@ -121,22 +121,22 @@ cdef class Chain:
             view.state.give()
 
     cdef void store_links(self, int64_t generation):
-        cdef Queries view = self.view()
-        view.dependencies.store_bits(self.bits, True)  # those of the others are there
+        cdef Core view = self.view()
+        store_bits(view, self.bits, True)  # those of the others are there
         store(view.place, VALID_AS_OF, self.newest)
-        if view.dependencies.first_unsettled() == 0:
-            view.dependencies.store_first(generation)
+        if first_unsettled(view) == 0:
+            store_first(view, generation)
         else:
             fence()
 
     cdef object outcome_of_wait(self, Wait wait):
         """As `Wait.known_outcome`; an event of this session itself counts unless it depends on something."""
-        cdef Queries theirs
+        cdef Core theirs
         outcome = wait.known_outcome()
         if outcome is None:
             theirs = wait.view
-            if theirs.load(RECORDER) == self.view().load(RECORDER) and self.is_here(theirs.board):
-                is_open = theirs.last() < wait.generation or theirs.dependencies.depends(wait.generation)
+            if load(theirs.place, RECORDER) == load(self.view().place, RECORDER) and self.is_here(theirs.board):
+                is_open = last_of(theirs) < wait.generation or depends(theirs, wait.generation)
                 return wait.outcome or (None if is_open else True)  # if it has one now, the words may be another use's
         return outcome
 
@@ -146,23 +146,23 @@ cdef class Chain:
 
     cdef object evidence_of(self, Wait wait, uint64_t own):
         """The bits of the sessions that a wait depends on; of `own` if only this recorder can resolve it."""
-        cdef Queries theirs = wait.view
+        cdef Core theirs = wait.view
         cdef uint64_t bits[MOST_BITS]
-        cdef uint64_t serial = theirs.load(RECORDER)
-        cdef bint is_own = serial == self.view().load(RECORDER)
+        cdef uint64_t serial = load(theirs.place, RECORDER)
+        cdef bint is_own = serial == load(self.view().place, RECORDER)
         found = 0 if is_own else bit_of(serial & 0xFFFF)
         if (
             not self.is_here(theirs.board)
             or serial == 0
-            or theirs.last() < wait.generation
+            or last_of(theirs) < wait.generation
             or theirs.node  # the bridge records a mirror here, and outlives the recorder on the other node
             or not is_own
-            and (ipcsync_load(theirs.sessions.line(serial) + S_STATE) != LIVE or not theirs.recorder_lives())
+            and (ipcsync_load(session_of(theirs, serial) + S_STATE) != LIVE or not recorder_lives(theirs))
         ):
             found = None
-        elif theirs.dependencies.depends(wait.generation):
-            if theirs.dependencies.are_good(serial & 0xFFFF, bits):
-                found |= int.from_bytes((<char *>bits)[:theirs.dependencies.bit_words * sizeof(uint64_t)], "little")
+        elif depends(theirs, wait.generation):
+            if are_good(theirs, serial & 0xFFFF, bits):
+                found |= int.from_bytes((<char *>bits)[:theirs.bit_words * sizeof(uint64_t)], "little")
             else:
                 found = None
         # If it has an outcome by now, the words may be those of the slot's next use.
@@ -172,30 +172,28 @@ cdef class Chain:
 
     def resolve(self, int64_t done):
         """The last generation such that all up to it count; at most `done`, which was found complete before."""
-        cdef Queries view = self.view()
+        cdef Core view = self.view()
         cdef Entry entry
         cdef int64_t settled, first = FOREVER
         cdef Py_ssize_t count = len(self.entries)
-        cdef bint are_good = self.loss is None and view.dependencies.are_good(
-            view.load(RECORDER) & 0xFFFF, NULL
-        )
+        cdef bint is_good = self.loss is None and are_good(view, load(view.place, RECORDER) & 0xFFFF, NULL)
         self.is_stored = False
         for key, entry in list(self.entries.items()):
             # What was good after `done` was found complete: so were the waits before it.
             if entry.first <= done and (
-                are_good or (self.outcome_of_wait(entry.wait) or entry.wait.resolved()) is True
+                is_good or (self.outcome_of_wait(entry.wait) or entry.wait.resolved()) is True
             ):
-                if are_good and entry.proof <= done and entry.wait.outcome is None:
+                if is_good and entry.proof <= done and entry.wait.outcome is None:
                     entry.wait.outcome = True
                 if entry.last <= done:
                     del self.entries[key]
                     continue
                 entry.first = done + 1
-            elif not are_good:
+            elif not is_good:
                 self.find_loss(entry)
             first = min(first, entry.first)
         if first != self.first or len(self.entries) < count:
-            view.dependencies.calm()
+            calm(view)
         self.first, self.is_needed = first, bool(self.entries) or self.loss is not None
         settled = min(done, first - 1)
         self.is_due = settled < done and self.loss is None
@@ -209,7 +207,7 @@ cdef class Chain:
         cdef Wait wait = entry.wait
         outcome = self.outcome_of_wait(wait)
         if outcome is None:
-            wait.view.dependencies.ring(wait.view.recorder)
+            ring(<Core>wait.view, load((<Core>wait.view).place, RECORDER))
         elif isinstance(outcome, Loss) and (self.loss is None or entry.first < self.lost_from):
             loss = outcome.behind(wait.label)
             self.lost_from = entry.first
@@ -218,16 +216,16 @@ cdef class Chain:
 
     def store(self):
         """Store the resolution on the board; `completed` was stored before."""
-        cdef Queries view = self.view()
+        cdef Core view = self.view()
         cdef Entry entry
         cdef int64_t first = self.first if self.entries else 0
-        if view.dependencies.first_unsettled() != first:
-            view.dependencies.store_first(first)
+        if first_unsettled(view) != first:
+            store_first(view, first)
         bits = 0
         for entry in self.entries.values():
             bits |= entry.bits
-        view.dependencies.store_bits(bits)
-        if self.loss is not None and not view.dependencies.is_lost(self.lost_from):
+        store_bits(view, bits, False)
+        if self.loss is not None and not is_lost(view, self.lost_from):
             store(view.place, ROOT_CAUSE, self.loss.serial)
             store(view.place, LOST, view.base + self.lost_from)
             fence()

@@ -35,12 +35,13 @@ include "steps.pxi"         # the steps, and the hook
 include "driver.pxi"        # the driver's functions
 include "parking.pxi"       # waits of the host
 include "locks.pxi"         # the locks
-include "session.pxi"       # whether sessions live, and this one can be used
-include "dependencies.pxi"  # what a slot's generations depend on, on the board
+include "session.pxi"       # whether this session can be used
+include "line.pxi"          # a slot's line on the board: what its generations depend on, and who lives
 include "table.pxi"         # the waits that this process has queued
-include "engines.pxi"       # what differs between the engines
-include "slot.pxi"          # one use of a slot
+include "use.pxi"           # one use of a slot
+include "slot.pxi"          # what its words say
 include "streams.pxi"       # streams, and what it has there
+include "engines.pxi"       # what differs between the engines
 include "chain.pxi"         # what its records depend on, in the recorder's process
 include "query.pxi"         # query and synchronize
 include "wait.pxi"          # wait
@@ -48,7 +49,7 @@ include "record.pxi"        # record
 include "release.pxi"       # the end of a use
 include "users.pxi"         # what users hold
 include "bracket.pxi"       # what the bracket around a launch of graphs has
-include "lane_steps.pxi"    # what it queues
-include "lane_records.pxi"  # its end
 include "lane.pxi"          # the brackets of one launch stream
+include "lane_steps.pxi"    # what they queue
+include "lane_records.pxi"  # their end
 include "replay.pxi"        # one such bracket, as users have it

@@ -4,12 +4,40 @@ cdef enum:
     STREAM_ROOM = 900  # of a stream's queue, which takes in some 1,024 operations
     MOST_IN_FLIGHT = 32
 
+cdef enum Stage:
+    IDLE, PREPARING, FEEDING, LAUNCHING, ENDING, DRAINING
+
+cdef struct Operation:  # CUstreamBatchMemOpParams
+    uint64_t kind
+    uint64_t address
+    uint64_t value
+    uint64_t flags
+    uint64_t alias, unused  # the driver's, whatever they are
+
+cdef struct Word:
+    uintptr_t host
+    uint64_t address
+
+
 cdef dict lanes = {}  # of the process, by the ids of their launch streams
 lanes_of_process = lanes
 
 
-cdef class Lane(LaneRecords):
+@cython.final
+cdef class Lane:
     """The brackets of one launch stream, one open at a time; what changes it is called with `lock`. Lives for ever."""
+
+    cdef readonly int ordinal
+    cdef readonly uint64_t stream_id, feeder_id, drainer_id
+    cdef readonly int64_t key  # of the launch stream's list of waits
+    cdef Handle launch, feeding, draining, context
+    cdef Word over, drained, armed, fed
+    cdef Stage stage  # of the open bracket: what is done or under way
+    cdef int64_t number  # of the newest bracket
+    cdef int64_t claimed  # the one that the open one's gates and taps have; 0: none is open
+    cdef int64_t prepared  # the number under which the open one was prepared, and is fed
+    cdef Operation *operations
+    cdef int room
 
     cdef readonly object home, feeder, drainer  # the launch stream's context, and its own streams
     cdef Lock lock
@@ -49,7 +77,7 @@ cdef class Lane(LaneRecords):
     def is_free(self):
         """Whether all brackets are over, and nothing lost stands in the way of its own streams."""
         cdef int64_t over = ipcsync_load(<const uint64_t *>self.over.host)
-        if self.bracket is not None or self.number != over or self.number != self.now_drained():
+        if self.bracket is not None or self.number != over or self.number != now_drained(self):
             return False
         return not any([wait.known_outcome() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
 
@@ -63,8 +91,13 @@ cdef class Lane(LaneRecords):
         """Prepare and feed a bracket that has been claimed."""
         cdef Core core
         cdef Marker *marker
-        cdef int index, result
-        self.make_room(bracket)
+        cdef Operation *grown
+        cdef int index, result, most = bracket.most()
+        if most > self.room:
+            grown = <Operation *>realloc(self.operations, most * sizeof(Operation))
+            if grown == NULL:
+                raise MemoryError
+            self.operations, self.room = grown, most
         if bracket._is_ahead and bracket.taps:
             bracket.before = latest(self.key)
         # The next records of L depend on the pending points, which F waits for. Of an event only on the last: if that is
@@ -75,47 +108,47 @@ cdef class Lane(LaneRecords):
                 add(self.key, <Core>bracket.uses[index].core, bracket.uses[index].highest, self.feeder_id)
         for index in range(bracket.fed):
             core = <Core>bracket.uses[index].core
-            if core.engine.has_ring and bracket.uses[index].highest > core.known():
-                core.queue_wait(self.feeding, self.ordinal, bracket.uses[index].highest, deadline, timeout, False)
-        self.take_turns(bracket.uses, bracket.fed, self.feeder_id, deadline, timeout)
+            if core.has_ring and bracket.uses[index].highest > known_of(core):
+                queue_wait(core, self.feeding, self.ordinal, bracket.uses[index].highest, deadline, timeout, False)
+        take_turns(self, bracket.uses, bracket.fed, self.feeder_id, deadline, timeout)
         try:
             for index in range(bracket.fed):
                 if bracket.uses[index].is_in:
-                    (<Core>bracket.uses[index].core).check_open()  # while it is open, its word stays
-                    marker = (<Core>bracket.uses[index].core).marker(self.feeder_id)
+                    check_open(<Core>bracket.uses[index].core)  # while it is open, its word stays
+                    marker = marker_of(<Core>bracket.uses[index].core, self.feeder_id)
                     # If somebody asks before L is past this bracket, it is recorded behind all that F has then.
                     marker.handle, marker.over, marker.number = self.feeding, self.over.host, self.number + 1
             self.number += 1
             self.prepared = self.number
             with nogil:
-                result = self.prepare(bracket)
+                result = prepare(self, bracket)
                 if result == 0:
-                    result = self.feed(bracket)
+                    result = feed(self, bracket)
         finally:
-            self.give_turns(bracket.uses, bracket.fed)
+            give_turns(bracket.uses, bracket.fed)
         if result:
-            raise_refused(result)
+            raise_batch_refused(result)
         self.stage = LAUNCHING
         for index in range(bracket.fed):
             if bracket.uses[index].is_in:
-                (<Core>bracket.uses[index].core).check_queued(bracket.uses[index].highest)
+                check_queued(<Core>bracket.uses[index].core, bracket.uses[index].highest)
         return True
 
     cdef object close(self, Bracket bracket, bint is_whole, replaying):
         """End and drain the open bracket; what a record raised, once all is queued, or None."""
         cdef int result
         cdef object error = None
-        if is_whole and bracket.taps and not bracket.is_slow and self.take_records(bracket):
-            error = self.record_all(bracket)
+        if is_whole and bracket.taps and not bracket.is_slow and take_records(self, bracket):
+            error = record_all(self, bracket)
             self.forget()
             return error
         with nogil:
-            result = self.end(bracket)
+            result = end_launch(self, bracket)
         if result:
-            raise_refused(result)
+            raise_batch_refused(result)
         self.stage = DRAINING
         if is_whole and bracket.taps:
-            error = self.record_each(bracket, replaying)
+            error = record_each(self, bracket, replaying)
             self.forget()
         else:
             self.finish()
@@ -132,22 +165,24 @@ cdef class Lane(LaneRecords):
             with nogil:
                 result = self.finish_steps(bracket)
         if result:
-            raise_refused(result)
+            raise_batch_refused(result)
         self.forget()
         return True
 
     cdef int finish_steps(self, Bracket bracket) noexcept nogil:
         cdef Stage stage = self.stage
+        cdef Operation *at
         cdef int result = 0
         if stage == PREPARING:
-            result = self.prepare(bracket)  # perhaps again
+            result = prepare(self, bracket)  # perhaps again
         if result == 0 and stage <= FEEDING:  # this takes the place of a feed, of which F may have a part, or all
-            result = self.give(self.feeding, put_one(self.operations, WRITE_64, self.fed.address, self.prepared))
+            at = put_one(self.operations, WRITE_64, self.fed.address, self.prepared)
+            result = give_operations(self, self.feeding, at)
         if result == 0 and stage != DRAINING:
             if stage == ENDING:  # perhaps it is over by now, and once more under its number would spoil the next one
                 self.number += 1
-            result = self.end(bracket)
-        return result or self.drain(bracket, False)
+            result = end_launch(self, bracket)
+        return result or drain(self, bracket, False)
 
     cdef void forget(self):
         """The open bracket is over for the host."""

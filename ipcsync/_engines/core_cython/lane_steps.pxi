@@ -26,136 +26,95 @@ cdef enum:
     MOST_OPERATIONS = 255  # of one call
     DEFAULT_STREAMS = 2  # up to this handle: they belong to the current context
 
-cdef enum Stage:
-    IDLE, PREPARING, FEEDING, LAUNCHING, ENDING, DRAINING
+cdef inline int64_t now_drained(Lane self) noexcept nogil:
+    return <int64_t>ipcsync_load(<const uint64_t *>self.drained.host)
 
+cdef int give_operations(Lane self, Handle stream, const Operation *end) noexcept nogil:
+    """Have a stream do the operations before `end`, by as few calls as possible; the driver's error. Between two
+    calls anything may happen: there is no promise that they are taken in as a whole."""
+    cdef Operation *at = self.operations
+    cdef int result = 0
+    while at < end and result == 0:
+        step(b"cuStreamBatchMemOp")
+        result = cuStreamBatchMemOp(stream, min(<int>MOST_OPERATIONS, <int>(end - at)), at, 0)
+        at += MOST_OPERATIONS
+    return result
 
-cdef struct Operation:  # CUstreamBatchMemOpParams
-    uint64_t kind
-    uint64_t address
-    uint64_t value
-    uint64_t flags
-    uint64_t alias, unused  # the driver's, whatever they are
+cdef int give_launch(Lane self, const Operation *end) noexcept nogil:
+    """On L; the legacy stream is that of its context."""
+    cdef Handle before = NULL
+    cdef int result
+    if <uintptr_t>self.launch > DEFAULT_STREAMS:
+        return give_operations(self, self.launch, end)
+    cuCtxGetCurrent(&before)
+    cuCtxSetCurrent(self.context)
+    result = give_operations(self, self.launch, end)
+    cuCtxSetCurrent(before)
+    return result
 
+cdef int prepare(Lane self, Bracket bracket) noexcept nogil:
+    cdef Operation *at = put_others(self.operations, bracket)
+    self.stage = PREPARING
+    at = put_one(at, WAIT_64, self.drained.address, self.prepared - 1)
+    at = put_all(at, bracket.items + bracket.gates, bracket.taps, 0)
+    at = put_one(at, WRITE_64, self.armed.address, self.prepared)
+    return give_launch(self, at)
 
-cdef struct Word:
-    uintptr_t host
-    uint64_t address
+cdef int feed(Lane self, Bracket bracket) noexcept nogil:
+    cdef Operation *at = put_others(self.operations, bracket)
+    cdef int index, first = 0
+    cdef Item *gate
+    self.stage = FEEDING
+    at = put_one(at, WAIT_64, self.over.address, self.prepared - 1)
+    for index in range(bracket.gates):
+        gate = &bracket.items[index]
+        if gate.use != NULL and gate.generation > gate.use.fed:
+            at = put_all(at, bracket.items + first, index - first, 1)  # which wait for no more than is waited for
+            at = put_wait(at, gate.use, gate.generation)
+            gate.use.fed, first = gate.generation, index
+    at = put_all(at, bracket.items + first, bracket.gates - first, 1)
+    at = put_one(at, WRITE_64, self.fed.address, self.prepared)
+    return give_operations(self, self.feeding, at)
 
+cdef int end_launch(Lane self, Bracket bracket) noexcept nogil:
+    cdef Operation *at = put_all(self.operations, bracket.items + bracket.gates, bracket.taps, 1)
+    self.stage = ENDING
+    at = put_one(at, WAIT_64, self.fed.address, self.prepared)
+    at = put_all(at, bracket.items, bracket.gates, 0)
+    at = put_one(at, WRITE_64, self.over.address, self.number)
+    return give_launch(self, at)
 
-cdef class Steps:
-    """A lane's streams and words, and the operations on them. A step raises nothing, and gives the driver's error."""
-
-    cdef Handle launch, feeding, draining, context
-    cdef Word over, drained, armed, fed
-    cdef Stage stage  # of the open bracket: what is done or under way
-    cdef int64_t number  # of the newest bracket
-    cdef int64_t claimed  # the one that the open one's gates and taps have; 0: none is open
-    cdef int64_t prepared  # the number under which the open one was prepared, and is fed
-    cdef Operation *operations
-    cdef int room
-
-    cdef inline int64_t now_drained(self) noexcept nogil:
-        return <int64_t>ipcsync_load(<const uint64_t *>self.drained.host)
-
-    cdef int make_room(self, Bracket bracket) except -1:
-        cdef int most = bracket.most()
-        cdef Operation *grown
-        if most > self.room:
-            grown = <Operation *>realloc(self.operations, most * sizeof(Operation))
-            if grown == NULL:
-                raise MemoryError
-            self.operations, self.room = grown, most
-
-    cdef int give(self, Handle stream, const Operation *end) noexcept nogil:
-        """Have a stream do the operations before `end`, by as few calls as possible; the driver's error. Between two
-        calls anything may happen: there is no promise that they are taken in as a whole."""
-        cdef Operation *at = self.operations
-        cdef int result = 0
-        while at < end and result == 0:
-            step(b"cuStreamBatchMemOp")
-            result = cuStreamBatchMemOp(stream, min(<int>MOST_OPERATIONS, <int>(end - at)), at, 0)
-            at += MOST_OPERATIONS
-        return result
-
-    cdef int give_launch(self, const Operation *end) noexcept nogil:
-        """On L; the legacy stream is that of its context."""
-        cdef Handle before = NULL
-        cdef int result
-        if <uintptr_t>self.launch > DEFAULT_STREAMS:
-            return self.give(self.launch, end)
-        cuCtxGetCurrent(&before)
-        cuCtxSetCurrent(self.context)
-        result = self.give(self.launch, end)
-        cuCtxSetCurrent(before)
-        return result
-
-    cdef int prepare(self, Bracket bracket) noexcept nogil:
-        cdef Operation *at = put_others(self.operations, bracket)
-        self.stage = PREPARING
-        at = put_one(at, WAIT_64, self.drained.address, self.prepared - 1)
-        at = put_all(at, bracket.items + bracket.gates, bracket.taps, 0)
-        at = put_one(at, WRITE_64, self.armed.address, self.prepared)
-        return self.give_launch(at)
-
-    cdef int feed(self, Bracket bracket) noexcept nogil:
-        cdef Operation *at = put_others(self.operations, bracket)
-        cdef int index, first = 0
-        cdef Item *gate
-        self.stage = FEEDING
-        at = put_one(at, WAIT_64, self.over.address, self.prepared - 1)
-        for index in range(bracket.gates):
-            gate = &bracket.items[index]
-            if gate.use != NULL and gate.generation > gate.use.fed:
-                at = put_all(at, bracket.items + first, index - first, 1)  # which wait for no more than is waited for
-                at = put_wait(at, gate.use, gate.generation)
-                gate.use.fed, first = gate.generation, index
-        at = put_all(at, bracket.items + first, bracket.gates - first, 1)
-        at = put_one(at, WRITE_64, self.fed.address, self.prepared)
-        return self.give(self.feeding, at)
-
-    cdef int end(self, Bracket bracket) noexcept nogil:
-        cdef Operation *at = put_all(self.operations, bracket.items + bracket.gates, bracket.taps, 1)
-        self.stage = ENDING
-        at = put_one(at, WAIT_64, self.fed.address, self.prepared)
-        at = put_all(at, bracket.items, bracket.gates, 0)
-        at = put_one(at, WRITE_64, self.over.address, self.number)
-        return self.give_launch(at)
-
-    cdef int drain(self, Bracket bracket, bint records) noexcept nogil:
-        """Wait for the taps; with `records`, make behind them those of all events that are in."""
-        cdef Operation *at = put_one(self.operations, WAIT_64, self.armed.address, self.prepared)
-        cdef int index
-        cdef Item *tap
-        cdef Use *use
-        self.stage = DRAINING
-        for index in range(bracket.fed, bracket.fed + bracket.recorded):
-            use = &bracket.uses[index]
-            if records and use.follows:
-                at = put_wait(at, use, use.follows)
-        for index in range(bracket.gates, bracket.gates + bracket.taps):
-            tap = &bracket.items[index]
-            at = put_one(at, WAIT_32, tap.address, 1)
-            if records and tap.use.is_in:
-                tap.use.highest += 1
-                tap.generation = tap.use.highest
-                at = put_one(at, WRITE_64, tap.use.address, tap.use.base + <uint64_t>tap.generation)
-        at = put_one(at, WRITE_64, self.drained.address, self.number)
-        return self.give(self.draining, at)
-
+cdef int drain(Lane self, Bracket bracket, bint records) noexcept nogil:
+    """Wait for the taps; with `records`, make behind them those of all events that are in."""
+    cdef Operation *at = put_one(self.operations, WAIT_64, self.armed.address, self.prepared)
+    cdef int index
+    cdef Item *tap
+    cdef Use *use
+    self.stage = DRAINING
+    for index in range(bracket.fed, bracket.fed + bracket.recorded):
+        use = &bracket.uses[index]
+        if records and use.follows:
+            at = put_wait(at, use, use.follows)
+    for index in range(bracket.gates, bracket.gates + bracket.taps):
+        tap = &bracket.items[index]
+        at = put_one(at, WAIT_32, tap.address, 1)
+        if records and tap.use.is_in:
+            tap.use.highest += 1
+            tap.generation = tap.use.highest
+            at = put_one(at, WRITE_64, tap.use.address, tap.use.base + <uint64_t>tap.generation)
+    at = put_one(at, WRITE_64, self.drained.address, self.number)
+    return give_operations(self, self.draining, at)
 
 cdef inline Operation *put_one(Operation *at, uint64_t kind, uint64_t address, uint64_t value) noexcept nogil:
     """Have this be the next operation; where the one behind it goes."""
     at.kind, at.address, at.value, at.flags = kind, address, value, 0
     return at + 1
 
-
 cdef inline Operation *put_wait(Operation *at, const Use *use, int64_t generation) noexcept nogil:
     """Wait for a point of a timeline."""
     cdef Operation *behind = put_one(at, WAIT_64, use.address, use.base + <uint64_t>generation)
     at.flags = use.flags
     return behind
-
 
 cdef inline Operation *put_all(Operation *at, const Item *items, int count, uint64_t value) noexcept nogil:
     """Write all of these words, two at once where they lie together."""
@@ -169,17 +128,15 @@ cdef inline Operation *put_all(Operation *at, const Item *items, int count, uint
             items += 1
     return at
 
-
 cdef Operation *put_others(Operation *at, Bracket bracket) noexcept nogil:
     """Wait for the brackets of other lanes that had some of its words."""
     cdef Other *other
     cdef int index
     for index in range(bracket.other_count):
         other = &bracket.others[index]
-        at = put_one(at, WAIT_64, (<Steps>other.lane).over.address, other.number)
-        at = put_one(at, WAIT_64, (<Steps>other.lane).drained.address, other.number)
+        at = put_one(at, WAIT_64, (<Lane>other.lane).over.address, other.number)
+        at = put_one(at, WAIT_64, (<Lane>other.lane).drained.address, other.number)
     return at
 
-
-cdef int raise_refused(int result) except -1:
+cdef int raise_batch_refused(int result) except -1:
     raise describe(result, "cuStreamBatchMemOp")

@@ -174,32 +174,24 @@ cdef class ReplayingBase:
     cdef int check_use(self, Bracket bracket, Use *use) except -1:
         """Wait until the points of an event are recorded; raises if they may not be waited for."""
         cdef Core core = <Core>use.core
-        cdef bint is_complete
         cdef int index
         use.is_in, use.known, use.fed = False, FOREVER, FOREVER
-        if core.engine.has_ring:
-            is_complete = core.ask(use.highest, -1)
-        else:  # what the board says is all there is to ask
-            core.check_use()
-            is_complete = use.highest <= core.known() or core.is_complete_now(use.highest)
-            if not is_complete:
-                core.check_finished(use.highest)
-        if is_complete:
+        if ask(core, use.highest, -1):
             use.highest = 0
             return 0
-        if use.highest > core.last() and not bracket._is_ahead:
+        if use.highest > last_of(core) and not bracket._is_ahead:
             for index in range(bracket.fed, bracket.fed + bracket.recorded):
                 if (<Core>bracket.uses[index].core).origin == core.origin:
                     self._raise_unmade(core, use.highest)
             core.await_recorded(use.highest, self.deadline, self._timeout)
-        if not core.engine.has_ring:
-            if bracket._is_ahead and use.highest > core.last():
+        if not core.has_ring:
+            if bracket._is_ahead and use.highest > last_of(core):
                 self._check_recorder(core)
-            core.open_import(use.highest, -1)
-            use.is_in, use.known = True, core.known()
+            open_import(core, use.highest, -1)
+            use.is_in, use.known = True, known_of(core)
             use.fed = use.known
             use.address, use.base, use.flags = core._address, core.base, core._flags
-        elif bracket._is_ahead or not core.is_recorder or core.dependencies.depends(use.highest):
+        elif bracket._is_ahead or not core.is_recorder or depends(core, use.highest):
             self._raise_not_released(core, use.highest)
 
     cdef int check_events(self, Bracket bracket, Lane lane) except -1:
@@ -214,22 +206,22 @@ cdef class ReplayingBase:
             use = &bracket.uses[index]
             core = <Core>use.core
             use.is_in = True
-            core.check_use()
+            check_use(core)
             if not core.is_recorder:
                 core.raise_not_recorder()
             if core.ordinal != self._ordinal:
                 self._raise_device(core)
-            if not core.is_open() or core.chain.loss is not None:
+            if not is_open(core) or core.chain.loss is not None:
                 core.raise_no_record()
-            bracket.is_slow = bracket.is_slow or core.is_traced or core.engine.has_ring
-            if core.engine.has_ring:
+            bracket.is_slow = bracket.is_slow or core.is_traced or core.has_ring
+            if core.has_ring:
                 if use.count > core.depth:
                     self._raise_depth(core, use.count)
                 oldest = core._recorded + use.count - core.depth
                 if oldest > 0:
                     core.await_complete(oldest, self._timeout, self.began)
             else:
-                core.open_import(1, -1)
+                open_import(core, 1, -1)
         if bracket.recorded == 0 or row_count == 0:
             return 0
         for wait in latest(lane.key):
@@ -241,7 +233,7 @@ cdef class ReplayingBase:
         """Block until few enough brackets are in flight."""
         cdef int64_t most = max(1, min(<int>MOST_IN_FLIGHT, STREAM_ROOM // bracket.most()))
         cdef int64_t pause = 20000
-        while lane.number - lane.now_drained() >= most:
+        while lane.number - now_drained(lane) >= most:
             self._session.check_liveness()
             if ipcsync_now() >= self.deadline:
                 self._raise_no_room(most)

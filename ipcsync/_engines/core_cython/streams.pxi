@@ -7,12 +7,10 @@ cdef extern from "Python.h":
     void PyErr_Clear()
 
 cdef enum:
-    RECENT = 8
     MANY_MARKERS = 16
 
 cdef object our_stream = None  # the class Stream
 cdef object plain_stream = None  # the first class that was seen without `__cuda_stream__`: to look for that again is slow
-
 
 cdef inline uintptr_t unsigned(value) noexcept:
     """An int of 64 bits; 0 if it is anything else."""
@@ -24,7 +22,6 @@ cdef inline uintptr_t unsigned(value) noexcept:
         PyErr_Clear()
         return 0
     return <uintptr_t>result
-
 
 cdef uintptr_t address_of(stream) except? 0:
     """The CUstream address of anybody's stream; 0 if that is for the Python engine to find, as of None."""
@@ -57,217 +54,176 @@ def know_streams(cls):
     global our_stream
     our_stream = cls
 
+# --- imports, the word, markers ---------------------------------------------------------------------------------------
 
-cdef class Streams(Slot):
-    """What one use of a slot has in the driver."""
+cdef inline Handle event_of(Core self, int64_t generation) noexcept nogil:
+    return self.ring[(generation - 1) % self.depth]
 
-    cdef readonly uint64_t last_stream  # that was recorded on, or that a record was begun on
-    cdef uint64_t recent[RECENT]  # streams that were recorded on: they are of its device
-    cdef int next_recent
-    cdef ipcsync_pair lists[RECENT]  # streams, and their devices; of a blocking one the key of its list, which has it
-    cdef int next_list
+cdef bint enter_calls(Core self, int64_t deadline) except -1:
+    """Take the turn of calls that queue work; False once `deadline` is over. `leave_calls` gives it.
 
-    cdef Handle *ring
-    cdef Marker *markers
-    cdef readonly int marker_count
-    cdef int marker_room
-    cdef public uint64_t _address  # of the timeline's word, for the process's devices
-    cdef public unsigned int _flags  # of the waits for it
-
-    def __init__(self, board, guard, attachment, int ordinal, fork_mark):
-        Slot.__init__(self, board, guard, attachment, ordinal, fork_mark)
-        self._flags = WAIT_GEQ
-        self.ring = <Handle *>calloc(max(self.depth, 1), sizeof(Handle))
-        if self.ring == NULL:
-            raise MemoryError
-
-    def __dealloc__(self):
-        free(self.ring)
-        free(self.markers)
-
-    # --- imports, the word, markers -----------------------------------------------------------------------------------
-
-    cdef inline Handle event(self, int64_t generation) noexcept nogil:
-        return self.ring[(generation - 1) % self.depth]
-
-    cdef inline bint has_import(self, int64_t generation) noexcept nogil:
-        return self.engine.has_import(self, generation)
-
-    cdef bint open_import(self, int64_t generation, double patience_s) except -1:
-        return self.has_import(generation) or self.engine.open_import(self, generation, patience_s)
-
-    cdef bint enter_calls(self, int64_t deadline) except -1:
-        """Take the turn of calls that queue work; False once `deadline` is over. `leave_calls` gives it.
-
-        A call within another one of its thread, which has a turn too, waits half a second at most: two such might wait
-        for each other. On the thread that beats, the wait beats.
-        """
-        cdef bint is_within = ipcsync_turns(0) > 0
-        step(b"lock")
-        if not self.calls.take():
-            if self.calls.mine():
-                self.raise_reentered()
+    A call within another one of its thread, which has a turn too, waits half a second at most: two such might wait
+    for each other. On the thread that beats, the wait beats.
+    """
+    cdef bint is_within = ipcsync_turns(0) > 0
+    step(b"lock")
+    if not self.calls.take():
+        if self.calls.mine():
+            self.raise_reentered()
+        if is_within:
+            deadline = min(deadline, ipcsync_now() + WITHIN_NS)
+        if not self.calls.await_turn(deadline, self.guard):
             if is_within:
-                deadline = min(deadline, ipcsync_now() + WITHIN_NS)
-            if not self.calls.await_turn(deadline, self.guard):
-                if is_within:
-                    self.raise_reentered()
-                return False
-        ipcsync_turns(1)
-        return True
-
-    cdef inline void leave_calls(self) noexcept:
-        step(b"unlock")
-        ipcsync_turns(-1)
-        self.calls.give()
-
-    cdef bint enter_state(self) except -1:
-        if not self.state.take():
-            if self.state.mine():
                 self.raise_reentered()
-            self.state.await_turn(INT64_MAX)
-        return True
+            return False
+    ipcsync_turns(1)
+    return True
 
-    cdef bint try_state(self) noexcept nogil:
-        """As `enter_state`, without the GIL, which its holder may need; False if this thread has it, or one for long."""
-        return self.state.take() or (not self.state.mine() and self.state.take_within(LONGEST_NS))
+cdef inline void leave_calls(Core self) noexcept:
+    step(b"unlock")
+    ipcsync_turns(-1)
+    self.calls.give()
 
-    cdef inline Marker *marker(self, uint64_t stream) noexcept nogil:
-        """The stream's marker; null if it has none, or if that was found complete."""
-        cdef int index
-        for index in range(self.marker_count):
-            if self.markers[index].stream == stream:
-                return &self.markers[index]
-        return NULL
+cdef bint enter_state(Core self) except -1:
+    if not self.state.take():
+        if self.state.mine():
+            self.raise_reentered()
+        self.state.await_turn(INT64_MAX)
+    return True
 
-    cdef int make_marker(self, uint64_t stream, int ordinal) except -1:
-        """Have a marker for the stream. Called with the turn."""
-        cdef Handle event
-        cdef Marker *grown
-        if self.marker(stream) != NULL:
-            return 0
-        event = <Handle><uintptr_t>int(self.create_event(ordinal))
-        try:
-            self.enter_state()
-        except BaseException:
-            cuEventDestroy(event)
-            raise
-        if self.marker_count >= MANY_MARKERS:
-            with nogil:
-                self.drop_markers(False)  # a program may make a stream for each piece of work
-        if self.marker_count == self.marker_room:
-            grown = <Marker *>realloc(self.markers, (self.marker_room + MANY_MARKERS) * sizeof(Marker))
-            if grown == NULL:
-                self.state.give()
-                cuEventDestroy(event)
-                raise MemoryError
-            self.markers = grown
-            self.marker_room += MANY_MARKERS
-        self.markers[self.marker_count] = Marker(stream, event, NULL, ordinal, 0, 0)
-        self.marker_count += 1
-        self.state.give()
+cdef bint try_state(Core self) noexcept nogil:
+    """As `enter_state`, without the GIL, which its holder may need; False if this thread has it, or one for long."""
+    return self.state.take() or (not self.state.mine() and self.state.take_within(LONGEST_NS))
 
-    cdef inline int mark(self, Handle handle, uint64_t stream) noexcept nogil:
-        """Record the stream's marker behind the work just queued; the driver's result."""
-        cdef Marker *marker = self.marker(stream)
-        cdef int result
-        step(b"mark")
-        result = cuEventRecord(marker.event, handle)
-        marker.handle = NULL if result == 0 else handle
-        return result
+cdef inline Marker *marker_of(Core self, uint64_t stream) noexcept nogil:
+    """The stream's marker; null if it has none, or if that was found complete."""
+    cdef int index
+    for index in range(self.marker_count):
+        if self.markers[index].stream == stream:
+            return &self.markers[index]
+    return NULL
 
-    cdef bint renew_markers(self) noexcept:
-        """Record the markers that are owed, or were refused; whether every stream has its marker now. With the turn."""
-        cdef int index
-        cdef bint is_settled = True
-        cdef Marker *marker
-        with nogil:  # the driver may need the GIL for another's call
-            for index in range(self.marker_count):
-                marker = &self.markers[index]
-                if marker.handle != NULL and not is_fed(marker):  # up to 2 it may mean another stream on this thread
-                    if <uintptr_t>marker.handle <= 2 or self.mark(marker.handle, marker.stream) != 0:
-                        is_settled = False
-        return is_settled
-
-    cdef bint drop_markers(self, bint all) noexcept nogil:
-        """Destroy the complete ones (`all`: any), unless their streams may have later work; whether none is left."""
-        cdef int index = 0
-        cdef Marker *marker
-        while index < self.marker_count:
-            marker = &self.markers[index]
-            if all or is_past(marker):
-                cuEventDestroy(marker.event)
-                self.marker_count -= 1
-                self.markers[index] = self.markers[self.marker_count]
-            else:
-                index += 1
-        return self.marker_count == 0
-
-    # --- which list a stream's waits are in ---------------------------------------------------------------------------
-
-    cdef bint find_list(self, uint64_t stream, int64_t *key, int *ordinal) noexcept nogil:
-        """Whether it is known which list the waits on the stream are in, and of which device it is."""
-        cdef int index
-        cdef uint64_t found = 0, place = 0
-        for index in range(RECENT):
-            if ipcsync_get_pair(&self.lists[index], &found, &place) and found == stream and stream != 0:
-                key[0] = <int64_t>(stream if <int64_t>place >= 0 else place)
-                ordinal[0] = <int>(place if <int64_t>place >= 0 else -1 - <int64_t>place)
-                return True
-        return False
-
-    cdef int64_t key_of(self, Handle handle, uint64_t stream, int ordinal) except? -1:
-        """The key of the list of a stream of device `ordinal`: of the process's blocking streams, which wait for each
-        other, one for each device."""
-        cdef int64_t key = 0
-        cdef unsigned int flags = 0
-        cdef int result
-        cdef int known = 0
-        if self.find_list(stream, &key, &known):
-            return key
+cdef int make_marker(Core self, uint64_t stream, int ordinal) except -1:
+    """Have a marker for the stream. Called with the turn."""
+    cdef Handle event
+    cdef Marker *grown
+    if marker_of(self, stream) != NULL:
+        return 0
+    event = <Handle><uintptr_t>int(self.create_event(ordinal))
+    try:
+        enter_state(self)
+    except BaseException:
+        cuEventDestroy(event)
+        raise
+    if self.marker_count >= MANY_MARKERS:
         with nogil:
-            step(b"cuStreamGetFlags")
-            result = cuStreamGetFlags(handle, &flags)
-        if result != 0:
-            self.raise_driver(result, "cuStreamGetFlags")
-        key = <int64_t>stream if flags & NON_BLOCKING else -1 - ordinal
-        self.enter_state()
-        self.next_list = (self.next_list + 1) % RECENT
-        ipcsync_put_pair(&self.lists[self.next_list], stream, <uint64_t>(ordinal if key >= 0 else key))
-        self.state.give()
+            drop_markers(self, False)  # a program may make a stream for each piece of work
+    if self.marker_count == self.marker_room:
+        grown = <Marker *>realloc(self.markers, (self.marker_room + MANY_MARKERS) * sizeof(Marker))
+        if grown == NULL:
+            self.state.give()
+            cuEventDestroy(event)
+            raise MemoryError
+        self.markers = grown
+        self.marker_room += MANY_MARKERS
+    self.markers[self.marker_count] = Marker(stream, event, NULL, ordinal, 0, 0)
+    self.marker_count += 1
+    self.state.give()
+
+cdef inline int mark(Core self, Handle handle, uint64_t stream) noexcept nogil:
+    """Record the stream's marker behind the work just queued; the driver's result."""
+    cdef Marker *marker = marker_of(self, stream)
+    cdef int result
+    step(b"mark")
+    result = cuEventRecord(marker.event, handle)
+    marker.handle = NULL if result == 0 else handle
+    return result
+
+cdef bint renew_markers(Core self) noexcept:
+    """Record the markers that are owed, or were refused; whether every stream has its marker now. With the turn."""
+    cdef int index
+    cdef bint is_settled = True
+    cdef Marker *marker
+    with nogil:  # the driver may need the GIL for another's call
+        for index in range(self.marker_count):
+            marker = &self.markers[index]
+            if marker.handle != NULL and not is_fed(marker):  # up to 2 it may mean another stream on this thread
+                if <uintptr_t>marker.handle <= 2 or mark(self, marker.handle, marker.stream) != 0:
+                    is_settled = False
+    return is_settled
+
+cdef bint drop_markers(Core self, bint all) noexcept nogil:
+    """Destroy the complete ones (`all`: any), unless their streams may have later work; whether none is left."""
+    cdef int index = 0
+    cdef Marker *marker
+    while index < self.marker_count:
+        marker = &self.markers[index]
+        if all or is_past(marker):
+            cuEventDestroy(marker.event)
+            self.marker_count -= 1
+            self.markers[index] = self.markers[self.marker_count]
+        else:
+            index += 1
+    return self.marker_count == 0
+
+# --- which list a stream's waits are in -------------------------------------------------------------------------------
+
+cdef bint find_list(Core self, uint64_t stream, int64_t *key, int *ordinal) noexcept nogil:
+    """Whether it is known which list the waits on the stream are in, and of which device it is."""
+    cdef int index
+    cdef uint64_t found = 0, place = 0
+    for index in range(RECENT):
+        if ipcsync_get_pair(&self.lists[index], &found, &place) and found == stream and stream != 0:
+            key[0] = <int64_t>(stream if <int64_t>place >= 0 else place)
+            ordinal[0] = <int>(place if <int64_t>place >= 0 else -1 - <int64_t>place)
+            return True
+    return False
+
+cdef int64_t key_of(Core self, Handle handle, uint64_t stream, int ordinal) except? -1:
+    """The key of the list of a stream of device `ordinal`: of the process's blocking streams, which wait for each
+    other, one for each device."""
+    cdef int64_t key = 0
+    cdef unsigned int flags = 0
+    cdef int result
+    cdef int known = 0
+    if find_list(self, stream, &key, &known):
         return key
+    with nogil:
+        step(b"cuStreamGetFlags")
+        result = cuStreamGetFlags(handle, &flags)
+    if result != 0:
+        self.raise_driver(result, "cuStreamGetFlags")
+    key = <int64_t>stream if flags & NON_BLOCKING else -1 - ordinal
+    enter_state(self)
+    self.next_list = (self.next_list + 1) % RECENT
+    ipcsync_put_pair(&self.lists[self.next_list], stream, <uint64_t>(ordinal if key >= 0 else key))
+    self.state.give()
+    return key
 
-    cdef inline bint is_usable(self, Handle handle) noexcept nogil:
-        cdef int status = 0
-        step(b"cuStreamIsCapturing")
-        return cuStreamIsCapturing(handle, &status) == 0 and status == 0
+cdef inline bint is_usable(Core self, Handle handle) noexcept nogil:
+    cdef int status = 0
+    step(b"cuStreamIsCapturing")
+    return cuStreamIsCapturing(handle, &status) == 0 and status == 0
 
-    cdef int check_usable(self, Handle handle, str what) except -1:
-        """Raise StreamCapturing if `what` on this stream would go into a graph, or break a capture."""
-        if not self.is_usable(handle):
-            self.refuse_capturing(<uintptr_t>handle, what)
+cdef int check_usable(Core self, Handle handle, str what) except -1:
+    """Raise StreamCapturing if `what` on this stream would go into a graph, or break a capture."""
+    if not is_usable(self, handle):
+        self.refuse_capturing(<uintptr_t>handle, what)
 
-    cdef uint64_t id_of(self, Handle handle) except 0 nogil:
-        cdef unsigned long long stream = 0
-        cdef int result
-        step(b"cuStreamGetId")
-        result = cuStreamGetId(handle, &stream)
-        if result != 0:
-            with gil:
-                self.raise_driver(result, "cuStreamGetId")
-        return stream
-
-    def open_first(self, int64_t generation=1):
-        """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
-        self.open_import(generation, -1)
-
+cdef uint64_t id_of(Core self, Handle handle) except 0 nogil:
+    cdef unsigned long long stream = 0
+    cdef int result
+    step(b"cuStreamGetId")
+    result = cuStreamGetId(handle, &stream)
+    if result != 0:
+        with gil:
+            self.raise_driver(result, "cuStreamGetId")
+    return stream
 
 cdef inline bint is_fed(const Marker *marker) noexcept nogil:
     """Whether a lane's stream is past what was queued there, by the lane's word: other work may stand before a marker."""
     return marker.over != 0 and <int64_t>ipcsync_load(<const uint64_t *>marker.over) >= marker.number
 
-
 cdef inline bint is_past(const Marker *marker) noexcept nogil:
     """Whether the stream is past what was queued there, as far as is known; asks the driver."""
     return is_fed(marker) or (marker.handle == NULL and query_relaxed(marker.event) == 0)
-

@@ -43,10 +43,10 @@ cdef class Wait:
 
     cpdef object known_outcome(self):
         """The outcome by the board and this process's memory."""
-        cdef Slot view
+        cdef Core view
         if self.outcome is None:
             view = self.view
-            outcome = view.find_outcome(self.generation)
+            outcome = find_outcome(view, self.generation)
             # If the use was released meanwhile, the words just read may be the slot's next use's. The wait has its
             # outcome then, unless it was listed later: for such a one nothing was queued.
             if self.outcome is None:
@@ -110,7 +110,7 @@ cdef class Released:
 # --- changes ----------------------------------------------------------------------------------------------------------
 
 
-cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
+cpdef Wait add(int64_t key, Core view, int64_t generation, uint64_t stream):
     """Have the stream's next record depend on `generation`; called before the wait is queued."""
     global sweep_at
     cdef Wait first, made
@@ -121,7 +121,7 @@ cpdef Wait add(int64_t key, Slot view, int64_t generation, uint64_t stream):
         made = put(row, view, generation, key, stream)
         while len(row) > 1:
             first = row[0]
-            if not view.is_on_board(first.generation) or view.is_unused:  # then its words may be another use's
+            if not is_on_board(view, first.generation) or view.is_unused:  # then its words may be another use's
                 break
             first.outcome = True
             del row[0]

@@ -61,7 +61,7 @@ cdef class PointBase(AttachedBase):
     def wait(self, stream=None, *, timeout=None, ahead=False):
         cdef Core core = self.core
         cdef uintptr_t address = 0 if core is None or timeout is not None or ahead is not False else address_of(stream)
-        if address != 0 and core.try_wait(address, self._generation):
+        if address != 0 and try_wait(core, address, self._generation):
             count(core, True)
         else:
             count(core, False)
@@ -72,7 +72,7 @@ cdef class PointBase(AttachedBase):
         if core is None:
             return self._slow_query()
         count(core, True)
-        return core.ask(self._generation, -1)
+        return ask(core, self._generation, -1)
 
     def synchronize(self, timeout=None):
         cdef Core core = self.core
@@ -93,7 +93,7 @@ cdef class EventBase(AttachedBase):
         cdef uintptr_t address
         if self._is_open and self._is_recorder and timeout is None and after is NOTHING and self.core is not None:
             address = address_of(stream)
-            generation = 0 if address == 0 else self.core.try_record(address)
+            generation = 0 if address == 0 else try_record(self.core, address)
             count(self.core, generation > 0)
             if generation > 0:
                 point = (<NewFunction>PyType_GetSlot(self._point_type, Py_tp_new))(self._point_type, NOTHING, NULL)

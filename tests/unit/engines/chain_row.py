@@ -113,12 +113,16 @@ class Row:
 
     def good_bits(self, own: int) -> int | None:
         """This event's bits if every session that they name lives; None if not, or if the bit of line `own` is set."""
-        return bits_of(self.line) if self.mine.dependencies.is_clear(own) else None
+        recorder, self.line.first_dependent = self.line.recorder, BASE + 1
+        self.line.set_recorder(serial_of(own))
+        is_clear = self.mine.is_clear(1)
+        self.line.set_recorder(recorder)
+        return bits_of(self.line) if is_clear else None
 
     @property
     def told(self) -> tuple[int, int]:
         """(first generation that stands behind something, bits)."""
-        return self.mine.dependencies.first_unsettled(), bits_of(self.line)
+        return self.mine.first_unsettled(), bits_of(self.line)
 
     @property
     def open_ones(self) -> list[tuple[int, int, int]]:

@@ -29,9 +29,8 @@ def test_a_record_tells_the_board_whom_it_stands_behind_and_as_of_when(row: Row)
     assert row.told == (1, 0b101)
     assert row.line.valid_as_of == 9
     assert row.mine.chain.is_needed
-    assert row.mine.dependencies.depends(1)
-    assert row.mine.dependencies.depends(2)
-    assert not row.theirs[0].dependencies.depends(1)
+    assert row.mine.first_unsettled() == 1
+    assert not row.theirs[0].first_unsettled()
 
 
 def test_each_wait_is_one_entry_for_all_records_behind_it(row: Row) -> None:

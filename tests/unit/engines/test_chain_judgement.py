@@ -73,7 +73,7 @@ def test_one_whose_witness_left_is_judged_by_what_it_waited_for(row: Row) -> Non
     row.board.session(1).set_state(EXPIRED)
     assert row.chain.resolve(3) == 0
     assert row.open_ones == [(1, 3, 0b1), (3, 3, 0b10)]
-    asked = [view.dependencies.slice_ns for view in row.theirs]
+    asked = [view.slice_ns for view in row.theirs]
     assert asked == [1_000_000, 1_000_000, 50_000_000, 50_000_000], "the recorders of what is open are woken"
     row.complete(0, 1)
     assert row.chain.resolve(1) == 1
@@ -97,8 +97,8 @@ def test_a_loss_is_told_with_whose_end_it_was_and_asked_for_once_all_before_it_i
     assert row.chain.loss == Loss("behind", serial_of(1), "s1", 4712, row.chain.loss.root if row.chain.loss else "")
     assert (row.chain.lost_from, row.chain.wants_break) == (3, False)
     row.chain.store()
-    assert (row.line.lost, row.line.root_cause, row.mine.dependencies.first_lost()) == (BASE + 3, serial_of(1), 3)
-    assert [row.mine.dependencies.is_lost(generation) for generation in (2, 3, 4)] == [False, True, True]
+    assert (row.line.lost, row.line.root_cause) == (BASE + 3, serial_of(1))
+    assert [row.mine.is_lost(generation) for generation in (2, 3, 4)] == [False, True, True]
     row.complete(0, 1)
     assert row.chain.resolve(4) == 2
     assert row.chain.wants_break
@@ -170,9 +170,7 @@ def test_each_of_those_that_are_named_must_live(row: Row) -> None:
     for bits in (0b1, 0b11, 0b101, 0b1111):
         store_bits(row.line, bits)
         assert row.good_bits(ME) == bits
-        assert row.mine.dependencies.is_clear(serial_of(ME))
-        assert not row.mine.dependencies.is_clear(serial_of(0)), "of its own it tells nothing"
-        assert row.good_bits(0) is None
+        assert row.good_bits(0) is None, "of its own it tells nothing"
     row.kill(0)
     for bits in (0b1, 0b11, 0b101, 0b1111):
         store_bits(row.line, bits)
@@ -182,11 +180,13 @@ def test_each_of_those_that_are_named_must_live(row: Row) -> None:
 
 
 def test_a_recorder_is_asked_more_and_more_seldom_and_often_again_later(row: Row) -> None:
-    dependencies, slices, longest = row.theirs[0].dependencies, list[int](), 50_000_000
+    slices, longest = list[int](), 50_000_000
+    row.extend(1, row.wait(0))
+    row.kill(0)
 
     def has_slept_longest() -> bool:
-        dependencies.ring(serial_of(0))
-        slices.append(dependencies.slice_ns)
+        assert not row.mine.is_clear(1)
+        slices.append(row.mine.slice_ns)
         return slices[-1] == longest
 
     until(has_slept_longest, "seldom")
@@ -194,13 +194,14 @@ def test_a_recorder_is_asked_more_and_more_seldom_and_often_again_later(row: Row
     allowed = [1_000_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000, 25_600_000, longest]
     assert set(slices) <= set(allowed)
     last = time.monotonic_ns()
-    dependencies.ring(serial_of(0))
-    assert dependencies.slice_ns == longest or time.monotonic_ns() > last + longest, "left in peace for so long"
+    assert not row.mine.is_clear(1)
+    assert row.mine.slice_ns == longest or time.monotonic_ns() > last + longest, "left in peace for so long"
     until(lambda: time.monotonic_ns() > last + 3 * longest, "it was asked long ago")
-    dependencies.ring(serial_of(0))
-    assert dependencies.slice_ns == 1_000_000
-    assert dependencies.is_clear(serial_of(0))
-    assert dependencies.slice_ns == longest
+    assert not row.mine.is_clear(1)
+    assert row.mine.slice_ns == 1_000_000
+    store_bits(row.line, 0)
+    assert row.mine.is_clear(1)
+    assert row.mine.slice_ns == longest
 
 
 def test_what_ends_proves_no_wait_that_was_not_queued_before_it(row: Row) -> None:

@@ -102,7 +102,7 @@ def chain(board: Board) -> Iterator[Chain]:
 
 def test_what_stands_behind_nothing_says_so(chain: Chain) -> None:
     assert chain.record(chain.b, chain.stream) == 1
-    assert (chain.c.dependencies.first_unsettled(), chain.b.chain.entries, bits_of(chain.board.slot(1))) == (0, {}, 0)
+    assert (chain.c.first_unsettled(), chain.b.chain.entries, bits_of(chain.board.slot(1))) == (0, {}, 0)
     chain.c.synchronize(1, 5)
     assert chain.c.query(1)
 
@@ -110,8 +110,7 @@ def test_what_stands_behind_nothing_says_so(chain: Chain) -> None:
 def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settled(chain: Chain) -> None:
     with chain.begin():
         line = chain.board.slot(1)
-        assert (chain.c.dependencies.first_unsettled(), bits_of(line), line.recorded) == (1, 1, 1)
-        assert chain.c.dependencies.depends(1)
+        assert (chain.c.first_unsettled(), bits_of(line), line.recorded) == (1, 1, 1)
         assert not chain.c.query(1)
         with pytest.raises(WaitTimeout, match=r"^generation 1 of .*b/out.* was not complete within 0.02 s$"):
             chain.c.synchronize(1, 0.02)
@@ -121,10 +120,10 @@ def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settle
     chain.stream.synchronize()
     assert chain.c.query(1)
     chain.b.publish_completed()
-    assert (chain.c.dependencies.first_unsettled(), bits_of(line), line.lost, chain.b.chain.entries) == (0, 0, 0, {})
+    assert (chain.c.first_unsettled(), bits_of(line), line.lost, chain.b.chain.entries) == (0, 0, 0, {})
     assert wait.outcome is True, "it stood on the stream of what was found complete"
     assert chain.record(chain.b, chain.stream) == 2
-    assert chain.c.dependencies.first_unsettled() == 0
+    assert chain.c.first_unsettled() == 0
 
 
 def test_what_is_closed_once_a_record_has_looked_at_it_is_not_left_out(chain: Chain) -> None:
@@ -140,7 +139,7 @@ def test_what_stands_behind_the_dead_is_lost_and_says_whose_end_it_was(chain: Ch
         chain.kill(0)
         chain.b.publish_completed()
         line = chain.board.slot(1)
-        assert (chain.c.dependencies.first_lost(), line.root_cause) == (1, _serial(0))
+        assert (line.lost - chain.c.base, line.root_cause) == (1, _serial(0))
         with pytest.raises(RecorderLost) as caught:
             chain.c.synchronize(1, 5)
         error = caught.value
@@ -165,7 +164,7 @@ def test_how_the_first_one_ended_is_how_the_others_are_lost(chain: Chain, ends: 
             chain.board.session(0).set_state(EXPIRED)
             line.break_at(0, has_expired=ends == "expired")
         chain.b.publish_completed()
-        assert chain.c.dependencies.first_lost() == (2 if ends == "closed" else 1)
+        assert chain.c.line.lost - chain.c.base == (2 if ends == "closed" else 1)
         assert chain.b.chain.loss is not None
         how = {
             "broken": "died",
@@ -227,19 +226,21 @@ def test_what_was_released_keeps_its_verdict(chain: Chain) -> None:
 
 def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
     with chain.begin():
-        dependencies, line = chain.c.dependencies, chain.board.slot(1)
+        line = chain.board.slot(1)
         assert bits_of(line) == 1
-        assert not dependencies.is_clear(_serial(0)), "of its own it tells nothing"
-        assert dependencies.is_clear(_serial(1))
+        line.set_recorder(_serial(0))
+        assert not chain.c.is_clear(1), "of its own it tells nothing"
+        line.set_recorder(_serial(1))
+        assert chain.c.is_clear(1)
         for serial, is_clear in ((9 << 16, False), (_serial(0), True)):  # valid_as_of is of before the ninth came
             chain.board.session(0).assign(serial, 1, 0, 0, 1, "new")
-            assert not dependencies.is_clear(_serial(1))  # nobody holds its mark yet
+            assert not chain.c.is_clear(1)  # nobody holds its mark yet
             chain.board.words[chain._owner(0)] = 1
-            assert dependencies.is_clear(_serial(1)) is is_clear
+            assert chain.c.is_clear(1) is is_clear
         chain.board.session(0).set_state(EXPIRED)
-        assert not dependencies.is_clear(_serial(1))
+        assert not chain.c.is_clear(1)
         store_bits(line, 0)
-        assert dependencies.is_clear(_serial(1))
+        assert chain.c.is_clear(1)
 
 
 def test_an_event_that_broke_says_of_each_generation_what_is_true(chain: Chain) -> None:

@@ -214,7 +214,7 @@ def test_a_record_on_another_stream_stands_behind_the_one_before_it_while_that_i
         ((wait, entry),) = other.chain.entries.items()
         assert (wait.generation, wait.view, wait.stream) == (1, row.mine, row.mine.last_stream)
         assert (entry.bits, entry.proof) == (OWN | 1, 1)
-        assert other.dependencies.first_unsettled() == 1
+        assert other.first_unsettled() == 1
     second.synchronize()
 
 

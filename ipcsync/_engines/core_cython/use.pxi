@@ -1,0 +1,370 @@
+# One use of a slot: what it has, and what Python calls. The functions of the parts behind this one do the rest.
+
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+cdef enum:
+    RECENT = 8  # streams that are known
+
+cdef struct Marker:  # an event of this process on a stream, recorded behind the last work that this use queued there
+    uint64_t stream
+    Handle event
+    Handle handle  # of the stream, if the marker may not be behind all: the driver refused one, or it is owed
+    int ordinal
+    uintptr_t over  # a word of a lane, if it is owed there: once this has `number`, the stream is past what was queued
+    int64_t number
+
+cdef class Core(Line):
+    """One attachment's use of one slot. Thread-safe: `calls` is held across a driver's call that queues work, `state`
+    never across one that may block.
+
+    A generation counts as complete here only in these cases: this process saw it complete before; the board's
+    `completed` reached it while the slot was not broken; the driver called it complete, and the recorder and the
+    coordinator were found alive *afterwards*; the slot is broken, and the watermark that the coordinator took at the
+    break covers it. What the records depend on must be good too.
+
+    The methods that it does not have are in Python (`engine`): what is opened once, errors and their texts.
+    """
+
+    cdef public object name, node, kind, origin, line, guard
+    cdef public int slot, ordinal, depth
+    cdef public uint64_t incarnation
+    cdef public bint is_recorder, is_closed, is_traced
+    cdef bint has_ring  # of CUDA events, else a timeline's word
+    cdef bint depends_on_all
+    cdef public Chain chain
+    cdef public object earlier  # the use whose chain that is, if not this one's
+    cdef public bint is_unused  # nothing of it is in use any more: its imports are being destroyed
+    cdef public bint is_released
+
+    cdef Lock calls, state
+    cdef SessionCheck session
+    cdef const uint8_t *fork_mark
+    cdef uint64_t own  # the line of this session
+    cdef uint8_t *hazards
+    cdef patience patience
+    cdef uint64_t peer  # the recorder that Python has seen
+    cdef int64_t nobody_since
+
+    cdef readonly int64_t known_complete  # the highest generation that this process knows to be complete
+    cdef public int64_t _lost_from, _begun, _completed
+    cdef public int64_t _recorded  # the last generation that this session recorded, published or about to be; 0: none
+    cdef public int64_t _room  # up to this generation a record has nothing to wait for
+    cdef int sleepers  # threads within a question or a wait of the driver for an import of this use
+    cdef dict watched  # since when, by `awake`, records have waited for each hazard
+    cdef int64_t awake, looked  # for how long some record has, in ns, of any thread; the last look
+
+    cdef readonly uint64_t last_stream  # that was recorded on, or that a record was begun on
+    cdef uint64_t recent[RECENT]  # streams that were recorded on: they are of its device
+    cdef int next_recent
+    cdef ipcsync_pair lists[RECENT]  # streams, and their devices; of a blocking one the key of its list, which has it
+    cdef int next_list
+    cdef Handle *ring
+    cdef Marker *markers
+    cdef readonly int marker_count
+    cdef int marker_room
+    cdef public uint64_t _address  # of the timeline's word, for the process's devices
+    cdef public unsigned int _flags  # of the waits for it
+
+    def __init__(self, board, guard, attachment, int ordinal, fork_mark):
+        origin = attachment.origin
+        self.line = board.slot(attachment.slot)
+        Line.__init__(self, board, self.line, attachment.base)
+        self.guard, self.ordinal = guard, ordinal
+        self.name, self.kind = attachment.name, attachment.engine
+        self.has_ring = self.kind == "event"
+        self.slot, self.incarnation = attachment.slot, attachment.incarnation
+        self.depth, self.is_recorder = attachment.depth, attachment.recorder
+        self.node = "" if origin is None else origin.node
+        self.origin = (
+            (board.epoch, self.slot, attachment.incarnation)
+            if origin is None
+            else (origin.epoch, origin.slot, origin.incarnation)
+        )
+        self.hazards = <uint8_t *><uintptr_t>self.line.hazards_address
+        check = getattr(guard, "session_check", None)
+        self.session = check if isinstance(check, SessionCheck) else None
+        self.own, self.depends_on_all = guard.line_index, guard.depends_on_all
+        self.fork_mark = <const uint8_t *><uintptr_t>fork_mark.address
+        self.calls, self.state, self.chain, self.watched = Lock(), Lock(), Chain(self), {}
+        self._lost_from, self._flags = FOREVER, WAIT_GEQ
+        if self.is_recorder:  # an earlier use of the same event included
+            self._recorded = self._begun = max(last_of(self), 0)
+        self._completed = min(max(<int64_t>(ipcsync_load(self.place + COMPLETED) - self.base), 0), self._recorded)
+        self._room = 0 if self.has_ring else FOREVER
+        self.ring = <Handle *>calloc(max(self.depth, 1), sizeof(Handle))
+        if self.ring == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.ring)
+        free(self.markers)
+
+    @property
+    def generation(self):
+        """The last generation recorded, by whichever session."""
+        return max(last_of(self), 0)
+
+    @property
+    def recorder(self):
+        """The serial of the session that records, 0 while there is none."""
+        return load(self.place, RECORDER)
+
+    @property
+    def completed(self):
+        """Everything up to this generation is complete."""
+        self.publish_completed()
+        done = board_completed(self)
+        return max(known_of(self), min(done, max(last_of(self), 0), self._lost_from - 1))
+
+    @property
+    def may_be_recorded(self):
+        """Whether the driver refused a record that the GPU may have all the same: then it will write that number."""
+        return not self.has_ring and self._begun != self._recorded
+
+    @property
+    def oldest_in_the_way(self):
+        """The generation that has to be complete before there is room for a further record; 0 if none has to be."""
+        oldest = self._recorded + 1 - self.depth
+        return oldest if self._recorded >= self._room and oldest > self._completed else 0
+
+    def check(self):
+        check_use(self)
+
+    def check_liveness(self, int64_t generation):
+        """Check this session, the coordinator and the recorder; called in every slice of a wait."""
+        self.guard.check_liveness()
+        check_use(self)
+        check_recorder(self, generation)
+
+    def raise_if_over(self, int64_t generation):
+        """Raise the error that would end a wait for `generation`, if any; it is not complete."""
+        self.check_liveness(generation)
+        check_finished(self, generation)
+
+    def outcome_of(self, int64_t generation):
+        return find_outcome(self, generation)
+
+    def open_first(self, int64_t generation=1):
+        """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
+        open_import(self, generation, -1)
+
+    def query(self, int64_t generation, double patience_s=-1):
+        """Whether `generation` is complete.
+
+        Another thread may open the import that is to be asked about, in a driver's call that blocks: after `patience_s`
+        seconds (below 0: without a limit) this is False.
+        """
+        return ask(self, generation, patience_s)
+
+    def accepts(self, int64_t generation):
+        """Whether a waiter would accept `generation` now; asks the driver, raises nothing.
+
+        False also while another thread has the lock, and for this process's own events, which it resolves itself.
+        """
+        cdef bint is_accepted = False
+        if self.is_recorder or self.is_unused or last_of(self) < generation:
+            return False
+        try:
+            if not open_import(self, generation, 0) or not self.state.take():
+                return False
+            try:
+                if not self.is_unused:
+                    with nogil:
+                        is_accepted = (
+                            (
+                                query_relaxed(event_of(self, generation)) == 0
+                                if self.has_ring
+                                else is_on_board(self, generation)
+                            )
+                            and is_clear(self, generation)
+                            and recorder_lives(self)
+                            and not is_broken(self)
+                            and not is_orphaned(self)
+                        )
+                if is_accepted:
+                    note(self, generation)
+            finally:
+                self.state.give()
+        except IpcSyncError as error:  # calls of this event raise it
+            log.debug("whether generation %d of %s is complete cannot be asked: %s", generation, self.label, error)
+            return False
+        return is_accepted
+
+    def await_recorded(self, int64_t generation, int64_t deadline_ns, timeout):
+        """Block until `generation` is recorded; else WaitTimeout, RecorderLost, or an error of `check_liveness`."""
+        cdef bint is_recorded
+        with nogil:
+            is_recorded = sleep_until_recorded(self, generation, deadline_ns)
+        if not is_recorded:
+            self.raise_timeout(generation, timeout, "recorded")
+
+    def await_complete(self, int64_t generation, timeout, int64_t began=0, int64_t since=0):
+        """As `synchronize`, and for the client's own threads, of which a trace does not show it.
+
+        One that has waited for it, once it was recorded, since `since` in ns looks as seldom as after so long.
+        """
+        cdef int64_t deadline = deadline_of(timeout, began)
+        cdef int found
+        check_use(self)
+        if is_complete(self, generation):
+            return
+        with nogil:
+            found = sleep_until_complete(self, generation, deadline, since)
+        if found != 1:
+            self.raise_timeout(generation, timeout, "recorded" if found == 2 else "complete")
+
+    def synchronize(self, int64_t generation, timeout=None, int64_t began=0):
+        """Block until `generation` is complete, at most `timeout` seconds from now, or from `began` in ns."""
+        self.await_complete(generation, timeout, began)
+
+    def publish_completed(self):
+        """Publish what is complete (recorder). Does nothing while another thread does."""
+        if self.is_recorder:
+            publish(self)
+
+    def queue(self, handle, int ordinal, int64_t generation, timeout, bint ahead, int64_t began, str what="wait"):
+        """Have the CUstream `handle` of device `ordinal` wait for `generation`; the stream's id, or 0: it was complete.
+
+        `timeout` counts from `began` in ns; the context of a default stream is current.
+        """
+        cdef Handle stream = <Handle><uintptr_t>int(handle)
+        check_usable(self, stream, what)
+        if generation <= known_of(self) and not ahead:
+            return 0
+        return queue_wait(self, stream, ordinal, generation, deadline_of(timeout, began), timeout, ahead)
+
+    def record_next(self, handle, int64_t deadline_ns, timeout, further):
+        """Record the next generation on the CUstream `handle`, of the event's device and with its context if it is a
+        default one; its number. `further`: more waits that it depends on, or None."""
+        return record_on(self, <Handle><uintptr_t>int(handle), True, deadline_ns, timeout, further)
+
+    def await_calls(self, double seconds):
+        """Wait until no other thread is in a record's or a wait's driver call; whether none is, within `seconds`."""
+        if self.calls.mine():
+            return True
+        if not self.calls.await_turn(ipcsync_now() + <int64_t>(seconds * 1e9)):
+            return False
+        self.calls.give()
+        return True
+
+    def close(self):
+        """End this use: later calls raise EventClosed, and those that wait now do within 50 ms.
+
+        A record that is under way is published when this returns, unless the driver keeps it for longer. Wait by
+        `await_calls` before, with no lock held that the heartbeat's thread needs.
+        """
+        cdef bint has_turn = False
+        try:
+            has_turn = not self.calls.mine() and self.calls.await_turn(ipcsync_now() + <int64_t>SLICE_NS)
+        finally:
+            self.is_closed = True
+            if has_turn:
+                self.calls.give()
+            wake(self)
+
+    def try_release(self):
+        """Release everything if no thread is inside the driver, no queued wait pending and no record unfinished.
+
+        A thread that waits on the host for a record only reads the board, and checks that this use is open after each
+        read, so it does not count. Does not wait for a thread that has the turn.
+        """
+        if self.is_released or not self.calls.take():
+            return self.is_released
+        ipcsync_turns(1)
+        try:
+            if self.is_unused or end_waits(self):
+                enter_state(self)
+                self.is_unused = True  # before the first import is destroyed, which may take several tries
+                memset(self.ring, 0, max(self.depth, 1) * sizeof(Handle))
+                self.state.give()
+                self.is_released = self.close_events()
+        finally:
+            ipcsync_turns(-1)
+            self.calls.give()
+        return self.is_released
+
+    def free_streams(self):
+        """If the coordinator is lost and streams of this process wait, release the timeline's word as it does at a break.
+
+        The board is void, so nobody reads more from the word than that. Only a kernel's word that the coordinator has
+        ended, or its own, counts: one that is silent may release it with a watermark yet. A dead process's late write
+        may lower the word, so this is repeated.
+        """
+        if self.has_ring or load(self.place, COMPLETED) == INT64_MAX:
+            return
+        if self.guard.coordinator_is_alive():
+            return
+        if any([wait.stream and wait.known_outcome() is not True for wait in waits_on(self)]):
+            ipcsync_store(self.place + COMPLETED, INT64_MAX)
+
+    def is_drained(self):
+        """Whether this use is a recorder's and all its records are complete; other work may still be queued."""
+        cdef uint64_t state = load(self.place, STATE)
+        if not self.is_recorder or self.is_unused or state not in (OPEN, CLOSED):
+            return False
+        if not self.guard.coordinator_is_alive() or not self.calls.take():  # then the driver must not be asked
+            return False
+        ipcsync_turns(1)
+        try:
+            return renew_markers(self) and is_drained_now(self)
+        finally:
+            ipcsync_turns(-1)
+            self.calls.give()
+
+    def has_passed(self, uint64_t stream):
+        """Whether the stream with that id is past all that this use queued there; asks the driver.
+
+        False also while another thread has the lock. Raises Reentered within a call of this thread that has it.
+        """
+        cdef Marker *marker
+        cdef bint has = True
+        cdef bint needs_marker = False
+        if self.is_unused:
+            return True
+        if self.state.mine():
+            self.raise_reentered()
+        if not self.state.take():
+            return False
+        marker = marker_of(self, stream)
+        if marker != NULL:
+            with nogil:
+                has = is_past(marker)
+            needs_marker = not has and marker.handle != NULL
+        self.state.give()
+        if needs_marker and self.calls.take():  # else nobody would learn of it before the next record
+            renew_markers(self)
+            self.calls.give()
+        return has
+
+    def ordinal_of(self, uint64_t stream):
+        """The device of the stream with that id; -1 if nothing that this use queued there is pending."""
+        cdef Marker *marker
+        cdef int ordinal = -1
+        if not self.state.mine() and enter_state(self):
+            marker = marker_of(self, stream)
+            ordinal = -1 if marker == NULL else marker.ordinal
+            self.state.give()
+        return ordinal
+
+    def give_unpassed(self, streams):
+        """Of these streams, those that are not past all waits for this slot: the markers behind these, and the devices.
+
+        The caller destroys the markers. With the turn.
+        """
+        cdef Marker *marker
+        cdef bint has_passed
+        given = {}
+        enter_state(self)
+        try:
+            for stream in streams:
+                marker = marker_of(self, stream)
+                with nogil:
+                    has_passed = marker == NULL or is_past(marker)
+                if not has_passed:
+                    given[stream] = <uintptr_t>marker.event, marker.ordinal
+                    self.marker_count -= 1
+                    marker[0] = self.markers[self.marker_count]
+        finally:
+            self.state.give()
+        return given
