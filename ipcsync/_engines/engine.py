@@ -23,7 +23,7 @@ from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_F
 from ipcsync._engines import imports
 from ipcsync._engines.core import Core, Wait, bind_driver, know_streams
 from ipcsync._engines.loss import Cause, Loss, Reason
-from ipcsync._native import capture, context, fork, pinned
+from ipcsync._native import context, fork, pinned
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, stream_handle
@@ -207,7 +207,7 @@ class Engine(Core):
     def refuse_capturing(self, handle: int, what: str) -> None:
         """Raise StreamCapturing if that stream is captured, or the driver's error, or what explains that."""
         try:
-            capture.refuse_capturing(self._driver.CUstream(handle), what)
+            context.refuse_capturing(self._driver.CUstream(handle), what)
         except DriverError:
             self.guard.check_liveness()  # this process may have been forked amid the call
             raise

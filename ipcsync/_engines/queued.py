@@ -17,8 +17,7 @@ from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync._native import context, fork, host_wait
-from ipcsync._native.capture import refuse_capturing
-from ipcsync._native.context import OnDevice
+from ipcsync._native.context import OnDevice, refuse_capturing
 from ipcsync._native.stream import wrap
 from ipcsync.errors import Reentered, StreamCapturing
 

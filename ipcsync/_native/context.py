@@ -10,6 +10,8 @@ cuThreadExchangeStreamCaptureMode). The mode belongs to the thread and costs 0.2
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -17,13 +19,15 @@ from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
-from cuda.bindings.driver import CUstreamCaptureMode
+from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync import _drivers
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
-from ipcsync._drivers.constants import ERROR_INVALID_CONTEXT
+from ipcsync._drivers.constants import ERROR_INVALID_CONTEXT, ERROR_STREAM_CAPTURE_IMPLICIT
 from ipcsync._native import fork
-from ipcsync.errors import InvalidDevice
+from ipcsync.errors import InvalidDevice, StreamCapturing
+
+log = logging.getLogger("ipcsync")
 
 T = TypeVar("T")
 
@@ -31,6 +35,10 @@ LEGACY = (0, 1, 2)
 """The default streams' handles: legacy (or per-thread, by build mode), legacy, per-thread. They belong to a context."""
 
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+_INSTEAD = {
+    "record": ": capture an ipcsync.GraphRecord, and name the event at Client.replay",
+    "wait": ": capture an ipcsync.GraphWait, and name the point at Client.replay",
+}
 _primary: dict[int, Any] = {}
 
 
@@ -210,6 +218,34 @@ def relaxed_call(function: Callable[..., T], *args: Any) -> T:
     return result
 
 
+def is_capturing(handle: DriverObject) -> bool | None:
+    """Whether the stream is being captured, also if that capture is already invalid.
+
+    The legacy stream cannot be captured: None while another stream captures that waits for it.
+    """
+    ask = _drivers.load().cuStreamIsCapturing
+    result: tuple[Any, ...] = ask(handle)
+    if result[0] is not SUCCESS and bad_context(result):  # the thread's first use of CUDA
+        ensure_context(0)
+        result = ask(handle)
+    if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:
+        return None
+    return bool(unwrap(result, "cuStreamIsCapturing") != CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
+def refuse_capturing(handle: DriverObject, what: str) -> None:
+    """Raise StreamCapturing if `what` ("record", "wait") on this stream would go into a graph, or break a capture.
+
+    The legacy stream breaks one: nothing may use it while a blocking stream of its context captures.
+    """
+    state = is_capturing(handle)
+    if state is None:
+        raise StreamCapturing(f"cannot {what} on the legacy stream while a stream that waits for it is being captured")
+    if state:
+        how = _INSTEAD.get(what, "")
+        raise StreamCapturing(f"cannot {what} on a stream that is being captured into a CUDA graph{how}")
+
+
 def ordinal_of_context(context: DriverObject) -> int:
     """The device of a context, which need not be current."""
     for ordinal, known in _primary.copy().items():  # retained, so no other context can have its address
@@ -243,3 +279,28 @@ def ordinal_of(device_uuid: str) -> int:
         raise InvalidDevice(
             f"no device of this process has the UUID {device_uuid!r}: it sees {', '.join(known) or 'none'}"
         ) from None
+
+
+class Owner:
+    """Destroys `handle` by the driver function named `call` when its last reference goes; never raises.
+
+    A finalizer runs on any thread, at any instruction, and must neither raise nor hang. A driver's call that destroys
+    takes no lock of Python's and waits for no work, so it is made at once, also within a garbage collection. It is not
+    made in a forked child, whose parent still has the handle, nor while the interpreter exits: the driver releases
+    everything with the process, and must not be waited for by then.
+    """
+
+    _call = ""  # until it has the handle: an exception may end the constructor anywhere
+
+    def __init__(self, call: str, handle: DriverObject) -> None:
+        self._handle = handle
+        self._call = call
+
+    def __del__(self) -> None:
+        if not self._call or sys.is_finalizing() or fork.is_in_bad_fork():
+            return
+        try:
+            unwrap(getattr(_drivers.load(), self._call)(self._handle), self._call)
+        except Exception:
+            # The context may be gone already, and a finalizer cannot raise.
+            log.debug("%s of %#x failed", self._call, int(self._handle), exc_info=True)

@@ -25,9 +25,8 @@ from ipcsync._drivers.constants import (
     EVENT_INTERPROCESS,
 )
 from ipcsync._locks import CallLock, under
-from ipcsync._native import context, fork, host_wait, living
-from ipcsync._native.capture import is_capturing
-from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call
+from ipcsync._native import context, fork, host_wait
+from ipcsync._native.context import OnDevice, call, is_capturing, relaxed_call, stream_call
 from ipcsync._native.device import Device, kind_of, parse
 from ipcsync._native.stream import stream_handle
 from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, NotComplete, WaitTimeout
@@ -107,7 +106,7 @@ class Event:
         return event
 
     def _bind(self, handle: DriverObject, index: int) -> None:
-        self._owner = living.Owner("cuEventDestroy", handle)
+        self._owner = context.Owner("cuEventDestroy", handle)
         self._index = index
         self._handle = handle
 

@@ -9,7 +9,7 @@ from typing import Any
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject
 from ipcsync._native import context
-from ipcsync._native.capture import is_capturing
+from ipcsync._native.context import is_capturing
 from ipcsync.typing import EventLike, StreamLike
 
 _POINTERS = 1 << 64

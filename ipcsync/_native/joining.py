@@ -16,7 +16,7 @@ from functools import cache
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject
 from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED
-from ipcsync._native import capture, context, host_wait
+from ipcsync._native import context, host_wait
 from ipcsync._native.context import LEGACY, OnDevice, call, relaxed_call
 from ipcsync._native.device import driver_version, has_primary_context, parse
 from ipcsync._native.event import Event
@@ -97,7 +97,7 @@ def _known(ordinal: int) -> list[Stream]:
 def _refuse_capturing(streams: Sequence[Stream]) -> None:
     for stream in streams:
         with OnDevice(stream.device_index) as inside, inside:
-            capture.refuse_capturing(stream._handle, _WHAT)
+            context.refuse_capturing(stream._handle, _WHAT)
 
 
 def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:

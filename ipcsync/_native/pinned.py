@@ -1,4 +1,4 @@
-"""Pages of mapped files that are registered with CUDA, so that a GPU can write their words.
+"""Memory of the host whose words a GPU reads and writes: pages of mapped files, and pages of this process alone.
 
 CUDA pins the memory that is mapped at an address when it is registered. So a page is unregistered before it is
 unmapped, or never unmapped: otherwise CUDA would take the next mapping at the address for it, and the GPU would write
@@ -7,6 +7,7 @@ to the old memory.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import mmap
 
@@ -15,13 +16,13 @@ from ipcsync._drivers import unwrap
 from ipcsync._drivers.constants import MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE
 from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork
-from ipcsync._native.context import relaxed_call
+from ipcsync._native.context import OnDevice, call, primary, relaxed_call
 from ipcsync.errors import DriverError
 
 log = logging.getLogger("ipcsync")
 
 PAGE = mmap.PAGESIZE
-_FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP
+_FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP  # those of cuMemHostAlloc have the same numbers
 _ALREADY_REGISTERED, _NOT_REGISTERED = 712, 713
 _lock = CallLock()
 # By page: a device whose context was current when it was registered. While a page is missing in the second set, an
@@ -29,6 +30,9 @@ _lock = CallLock()
 _ordinals: dict[int, int] = {}
 _registered: set[int] = set()
 _kept: set[int] = set()
+# Words of this process that graphs and streams wait for and write: by device and kind, those that nobody has taken.
+_free: dict[tuple[int, str], list[tuple[int, int]]] = {}
+_taking = CallLock()
 
 
 def page(address: int) -> int:
@@ -38,7 +42,7 @@ def page(address: int) -> int:
     """
     if address not in _registered:
         under(_lock, _register, address)
-    return int(context.call("cuMemHostGetDevicePointer", address, 0))
+    return int(call("cuMemHostGetDevicePointer", address, 0))
 
 
 def _register(address: int) -> None:
@@ -84,7 +88,7 @@ def unpin(address: int, length: int) -> bool:
         return False
     for start in [start for start in list(_ordinals) if address <= start < address + length]:
         try:
-            with context.OnDevice(_ordinals[start]) as inside, inside:
+            with OnDevice(_ordinals[start]) as inside, inside:
                 result = relaxed_call(_drivers.load().cuMemHostUnregister, start)
             if start in _registered or result[0] != _NOT_REGISTERED:
                 unwrap(result, "cuMemHostUnregister")
@@ -94,3 +98,25 @@ def unpin(address: int, length: int) -> bool:
         _registered.discard(start)
         _ordinals.pop(start, None)
     return True
+
+
+def take(ordinal: int, kind: str, size: int) -> tuple[int, int]:
+    """The address of a word of `size` bytes that is 0 and nothing else uses, for the host and for the device `ordinal`.
+
+    Those of a kind lie together, in the order in which they are taken. Every context of the process reaches them. They
+    are never freed nor given to another use: a graph that was captured with one may be launched for as long as the
+    process lives.
+    """
+    return under(_taking, _take, ordinal, kind, size)
+
+
+def _take(ordinal: int, kind: str, size: int) -> tuple[int, int]:
+    free = _free.setdefault((ordinal, kind), [])
+    if not free:
+        with OnDevice(ordinal, primary(ordinal)) as inside, inside:
+            # An allocation is an unsafe call, which would break another thread's capture.
+            host = int(relaxed_call(call, "cuMemHostAlloc", PAGE, _FLAGS))
+            address = int(call("cuMemHostGetDevicePointer", host, 0))
+        ctypes.memset(host, 0, PAGE)
+        free.extend((host + at, address + at) for at in range(0, PAGE, size))
+    return free.pop(0)

@@ -13,7 +13,7 @@ from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
-from ipcsync._native import capture, context, foreign, fork, host_wait, living
+from ipcsync._native import context, foreign, fork, host_wait
 from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call
 from ipcsync._native.device import Device, Entered, parse
 from ipcsync._native.device import device as device_block
@@ -62,7 +62,7 @@ class Stream:
             index = parse(device)
             with OnDevice(index) as inside, inside:
                 handle = _create(priority)
-            self._bind(handle, index, living.Owner("cuStreamDestroy", handle))
+            self._bind(handle, index, context.Owner("cuStreamDestroy", handle))
             _made[self._pointer] = self
             return
         if stream_id is None or device_index is None:
@@ -73,7 +73,7 @@ class Stream:
             raise InvalidDevice(f"device_type must be {_KIND_CUDA} (CUDA), but got {device_type!r}")
         self._bind(_handle_of(stream_id), parse(device_index))
 
-    def _bind(self, handle: DriverObject, index: int, owner: living.Owner | None = None) -> None:
+    def _bind(self, handle: DriverObject, index: int, owner: context.Owner | None = None) -> None:
         self._handle = handle
         self._index = index
         self._owner = owner  # destroys it with the last reference; None for one of somebody else
@@ -134,9 +134,9 @@ class Stream:
         fork.check()
         context.driver()
         if self._pointer not in context.LEGACY:
-            return bool(capture.is_capturing(self._handle))
+            return bool(context.is_capturing(self._handle))
         with OnDevice(self._index) as inside, inside:
-            return bool(capture.is_capturing(self._handle))
+            return bool(context.is_capturing(self._handle))
 
     def query(self) -> bool:
         """Whether all work submitted so far is done. Raises StreamCapturing rather than spoil a capture."""
@@ -161,13 +161,13 @@ class Stream:
             if timeout is None and host_wait.behind(self._handle, self._index) is None:
                 unwrap(relaxed_call(self._ask, "synchronize", "cuStreamSynchronize"), "cuStreamSynchronize")
                 return
-            capture.refuse_capturing(self._handle, "synchronize")
+            context.refuse_capturing(self._handle, "synchronize")
             if self.query():  # else an idle stream would not be done within a timeout of 0
                 return
             self.record_event()._await(f"the work of {self!r}", timeout)
 
     def _ask(self, what: str, name: str) -> tuple[Any, ...]:
-        capture.refuse_capturing(self._handle, what)
+        context.refuse_capturing(self._handle, what)
         result: tuple[Any, ...] = getattr(context.driver(), name)(self._handle)
         return result
 

@@ -12,7 +12,7 @@ from ipcsync._board import Board, peer_of
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import Guard
 from ipcsync._engines.loss import Loss
-from ipcsync._native import capture
+from ipcsync._native import context
 from ipcsync._native.context import OnDevice
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import stream_handle
@@ -71,7 +71,7 @@ class Finished:
         refuse_small_number(stream, 0)
         handle, ordinal = stream_handle(stream)
         with OnDevice(ordinal) as inside, inside:
-            capture.refuse_capturing(handle, "wait")
+            context.refuse_capturing(handle, "wait")
         self.query(generation)
 
     wait_on: Callable[..., bool] = query

@@ -10,8 +10,8 @@ from ipcsync._engines import Engine
 from ipcsync._locks import CallLock, under
 from ipcsync._native import context
 from ipcsync._native.context import OnDevice
+from ipcsync._native.pinned import take
 from ipcsync._native.stream import Stream, stream_handle
-from ipcsync._native.words import take
 from ipcsync._session.session import is_here
 from ipcsync.errors import EngineMismatch
 from ipcsync.typing import StreamLike

@@ -9,7 +9,7 @@ import weakref
 
 from ipcsync._drivers.constants import STREAM_WAIT_VALUE_GEQ
 from ipcsync._linux.futex import Futex
-from ipcsync._native import capture, fork, words
+from ipcsync._native import context, fork, pinned
 from ipcsync._native.context import OnDevice, relaxed_call, stream_call
 from ipcsync._native.stream import resolve, stream_handle
 from ipcsync.errors import StreamCapturing
@@ -44,9 +44,9 @@ class StreamGate:
         self._stream = resolve(None) if stream is None else stream  # kept alive as long as the gate
         handle, ordinal = stream_handle(self._stream)
         with OnDevice(ordinal) as inside, inside:
-            if capture.is_capturing(handle):
+            if context.is_capturing(handle):
                 raise StreamCapturing("cannot hold a stream that is being captured into a CUDA graph")
-        self._address, pointer = words.take(ordinal, "gate", 4)
+        self._address, pointer = pinned.take(ordinal, "gate", 4)
         # Before the wait is queued, so that an exception afterwards cannot leave the stream held for ever.
         self._finalizer = weakref.finalize(self, _drop, self._address, repr(self._stream))
         self._finalizer.atexit = False

@@ -9,11 +9,11 @@ from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._engines.core import Place
 from ipcsync._locks import CallLock, under
-from ipcsync._native import capture, fork
+from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.device import Device, parse
+from ipcsync._native.pinned import take
 from ipcsync._native.stream import stream_handle
-from ipcsync._native.words import take
 from ipcsync.errors import CaptureError
 from ipcsync.typing import DeviceLike, StreamLike
 
@@ -46,7 +46,7 @@ class Captured(Place):
         fork.check()
         handle, ordinal = stream_handle(stream, self._index if stream is None else None)
         with OnDevice(ordinal) as inside, inside:
-            return bool(capture.is_capturing(handle))
+            return bool(context.is_capturing(handle))
 
     def capture(self, stream: StreamLike | None = None) -> None:
         """Put it into the graph that `stream` (the current one by default) is being captured into.
@@ -64,7 +64,7 @@ class Captured(Place):
             under(_lock, self._capture, handle, number)
 
     def _capture_of(self, handle: DriverObject) -> int:
-        if not capture.is_capturing(handle):
+        if not context.is_capturing(handle):
             self._refuse(
                 "the stream is not being captured: call it between the begin and the end of a capture, and use "
                 "Point.wait or SharedEvent.record for work outside of graphs"

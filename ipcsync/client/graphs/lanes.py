@@ -7,10 +7,10 @@ from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._engines.core import Lane, lanes_of_process
 from ipcsync._engines.engine import bind
 from ipcsync._locks import CallLock, under
-from ipcsync._native import capture, context
+from ipcsync._native import context
 from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.pinned import take
 from ipcsync._native.stream import Stream
-from ipcsync._native.words import take
 from ipcsync.errors import CaptureError
 
 _MANY = 32  # lanes
@@ -25,7 +25,7 @@ def lane_of(launch: DriverObject, ordinal: int) -> tuple[Lane, int]:
     StreamCapturing if it captures.
     """
     with OnDevice(ordinal) as inside, inside:
-        capture.refuse_capturing(launch, "replay")
+        context.refuse_capturing(launch, "replay")
         stream_id = _id_of(launch)
         return lanes_of_process.get(stream_id) or under(_lock, _make, launch, ordinal, stream_id), stream_id
 
@@ -73,7 +73,7 @@ def beside(launch: DriverObject, ordinal: int) -> list[Stream]:
     if not lanes_of_process:
         return []
     with OnDevice(ordinal) as inside, inside:
-        capture.refuse_capturing(launch, "resume")  # asking for the id would invalidate the capture
+        context.refuse_capturing(launch, "resume")  # asking for the id would invalidate the capture
         lane = lanes_of_process.get(_id_of(launch))
     return [] if lane is None else [lane.feeder, lane.drainer]
 

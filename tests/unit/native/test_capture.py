@@ -11,8 +11,7 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync._drivers import load, unwrap
-from ipcsync._native.capture import refuse_capturing
-from ipcsync._native.context import relaxed_call
+from ipcsync._native.context import refuse_capturing, relaxed_call
 
 pytestmark = pytest.mark.driver
 
