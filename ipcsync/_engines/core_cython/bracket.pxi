@@ -4,7 +4,6 @@ from libc.stdlib cimport malloc, qsort
 
 cdef extern from "Python.h":
     bint PyDict_Next(object mapping, Py_ssize_t *at, PyObject **key, PyObject **value)
-    void *Py_TYPE(PyObject *)
     void Py_INCREF(PyObject *)
 
 
@@ -83,14 +82,6 @@ cdef str text_of(const Spot *spot):
     return f"<ipcsync.{'GraphWait' if spot.is_gate else 'GraphRecord'} device=cuda:{spot.index}>"
 
 
-cdef int check_types(key, value, bint is_gate, replaying) except -1:
-    """Raise TypeError unless these are a gate and its point, or a tap and its event."""
-    if not isinstance(key, Place) or (<Place>key).spot.is_gate != is_gate or not (
-        isinstance(value, PointBase) if is_gate else isinstance(value, EventBase)
-    ):
-        replaying._raise_type(key, value)
-
-
 cdef class Bracket:
     """The gates with their points, and the taps with their events; then the generations of the records."""
 
@@ -99,8 +90,6 @@ cdef class Bracket:
     cdef Use *uses  # fed, then recorded
     cdef int gates, taps, fed, recorded
     cdef bint has_unbound  # gates whose points are to be asked for at the beginning
-    cdef int index  # of the device of its gates and taps
-    cdef int64_t seen  # captures, when these were found to be in order, all captured, on one device; -1: they were not
     cdef Other *others
     cdef int other_count
     cdef bint is_slow  # its records are made one by one
@@ -121,7 +110,6 @@ cdef class Bracket:
                 raise MemoryError
             self.uses = <Use *>(self.items + most)
             self.others = <Other *>(self.uses + most)
-            self.seen, self.index = captures, -1
             self.gates = self.fill_from(self.items, waits, True, replaying)
             self.taps = self.fill_from(self.items + self.gates, records, False, replaying)
 
@@ -129,30 +117,20 @@ cdef class Bracket:
         """Take in gates or taps; how many. A point is looked at here if its client has used it, and else not yet."""
         cdef PyObject *key = NULL
         cdef PyObject *value = NULL
-        cdef PyObject *kept = NULL  # the last of these
-        cdef void *key_type = NULL  # of the last ones
-        cdef void *value_type = NULL
         cdef Use *use = NULL
-        cdef Spot *spot
         cdef Item *item = items
-        cdef int64_t last = 0
         cdef Py_ssize_t at = 0
         while PyDict_Next(mapping, &at, &key, &value):
-            if Py_TYPE(key) != key_type or Py_TYPE(value) != value_type:
-                check_types(<object>key, <object>value, is_gate, replaying)
-                key_type, value_type = Py_TYPE(key), Py_TYPE(value)
-            spot = (<Place>key).spot
-            item.spot, item.address, item.value, item.use, item.generation = spot, spot.address, value, NULL, 0
-            if self.index < 0:
-                self.index = spot.index
-            if spot.order <= last or spot.index != self.index:
-                self.seen = -1
-            last = spot.order
+            if not isinstance(<object>key, Place) or (<Place>key).spot.is_gate != is_gate or not (
+                isinstance(<object>value, PointBase) if is_gate else isinstance(<object>value, EventBase)
+            ):
+                replaying._raise_type(<object>key, <object>value)
+            item.spot, item.address, item.value = (<Place>key).spot, (<Place>key)._address, value
+            item.use, item.generation = NULL, 0
             if is_gate and (<PointBase>value).core is not None:
                 use = self.wait_for(item, <PyObject *>(<PointBase>value).core, use)
-            elif value != kept:
+            else:
                 self.kept.append(<object>value)
-                kept = value
                 self.has_unbound = self.has_unbound or is_gate
             item += 1
         return <int>(item - items)

@@ -21,15 +21,12 @@ cdef class ReplayingBase:
     cdef readonly uintptr_t _address  # of the launch stream
     cdef readonly int _ordinal
     cdef uint64_t stream_id
-    cdef int64_t ns, began, deadline  # its timeout, and from when until when that lasts
+    cdef int64_t began, deadline  # from when until when its timeout lasts
 
     def __init__(self, session, waits, records, stream, timeout, ahead):
         self._session, self._stream, self._timeout = session, stream, timeout
         self.guard = session.lease.session_check
-        if (type(timeout) is float or type(timeout) is int) and 0 <= timeout <= 1e9:
-            self.ns = <int64_t>(<double>timeout * 1e9)
-        else:
-            self.ns = FOREVER if timeout is None else deadline_of(timeout, 1) - 1
+        deadline_of(timeout)  # raises for one that is none
         kind = self._replay_type
         self._replay = (<NewFunction>PyType_GetSlot(kind, Py_tp_new))(kind, NOTHING, NULL)
         self._replay._is_ahead = ahead
@@ -44,19 +41,12 @@ cdef class ReplayingBase:
     # --- the beginning ------------------------------------------------------------------------------------------------
 
     def __enter__(self):
-        self.locate()
-        self.enter()
+        self._locate()
+        self._enter()
         return self._replay
 
     def _locate(self):
         """Find the launch stream. Raises CaptureError if torch would launch elsewhere."""
-        self.locate()
-
-    def _enter(self):
-        """Wait until all can be queued, and queue what comes before the launch."""
-        self.enter()
-
-    cdef int locate(self) except -1:
         if self.has_begun:
             self._raise_used()
         self.check_session()
@@ -73,13 +63,13 @@ cdef class ReplayingBase:
         if not self.guard.is_good() or self._session.is_closed:
             self._session.check()
 
-    cdef bint enter(self) except -1:
+    def _enter(self):
+        """Wait until all can be queued, and queue what comes before the launch."""
         cdef Lane lane = None
         self.began = ipcsync_now()
-        self.deadline = FOREVER if self.ns == FOREVER else self.began + self.ns
+        self.deadline = deadline_of(self._timeout, self.began)
         while lane is None:  # another thread may take the lane for another stream
             lane = self.try_enter(self.lane_of())
-        return True
 
     cdef Lane lane_of(self):
         """The lane of the launch stream. StreamCapturing if that captures."""
@@ -132,8 +122,8 @@ cdef class ReplayingBase:
         cdef PyObject *event = NULL
         cdef int index
         bracket.recorded = 0
-        if bracket.seen != captures or bracket.index != self._ordinal and bracket.index >= 0:
-            self.check_spots(bracket)
+        self.check_spots(bracket.items, bracket.gates)
+        self.check_spots(bracket.items + bracket.gates, bracket.taps)
         for index in range(bracket.gates if bracket.has_unbound else 0):
             item = &bracket.items[index]
             if item.use == NULL:
@@ -150,16 +140,20 @@ cdef class ReplayingBase:
             item.use = use
             use.count += 1
 
-    cdef int check_spots(self, Bracket bracket) except -1:
-        """Have gates and taps in the order of their captures. Raises unless all are captured, on this device."""
-        cdef Spot *spot
+    cdef int check_spots(self, Item *items, int count) except -1:
+        """Have gates, or taps, in the order of their captures. Raises unless all are captured, on this device."""
+        cdef int64_t last = 0
+        cdef bint is_sorted = True
         cdef int index
-        for index in range(bracket.gates + bracket.taps):
-            spot = bracket.items[index].spot
+        cdef Spot *spot
+        for index in range(count):
+            spot = items[index].spot
             if spot.index != self._ordinal or spot.order == 0:
                 self._raise_place(text_of(spot), spot.index)
-        qsort(bracket.items, bracket.gates, sizeof(Item), by_order)
-        qsort(bracket.items + bracket.gates, bracket.taps, sizeof(Item), by_order)
+            is_sorted = is_sorted and spot.order > last
+            last = spot.order
+        if not is_sorted:
+            qsort(items, count, sizeof(Item), by_order)
 
     cdef PyObject *core_of_point(self, PointBase point) except? NULL:
         """That of a point that had none so far, or is traced; NULL if its use is over, and the point complete."""
@@ -281,13 +275,10 @@ cdef class ReplayingBase:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def __exit__(self, kind, error, traceback):
-        self.leave(error, self._elsewhere() if "torch" in imported else None)
+        self._leave(error, self._elsewhere() if "torch" in imported else None)
 
     def _leave(self, error, elsewhere=None):
         """Queue what comes behind the launch; without records if the block raised, or ended `elsewhere`."""
-        self.leave(error, elsewhere)
-
-    cdef int leave(self, error, elsewhere) except -1:
         cdef Lane lane
         if self.lane == NULL:
             self._raise_ended()
