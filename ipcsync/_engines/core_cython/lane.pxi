@@ -126,8 +126,7 @@ cdef class Lane:
                     result = feed(self, bracket)
         finally:
             give_turns(bracket.uses, bracket.fed)
-        if result:
-            raise_batch_refused(result)
+        check_taken(result)
         self.stage = LAUNCHING
         for index in range(bracket.fed):
             if bracket.uses[index].is_in:
@@ -144,8 +143,7 @@ cdef class Lane:
             return error
         with nogil:
             result = end_launch(self, bracket)
-        if result:
-            raise_batch_refused(result)
+        check_taken(result)
         self.stage = DRAINING
         if is_whole and bracket.taps:
             error = record_each(self, bracket, replaying)
@@ -164,8 +162,7 @@ cdef class Lane:
         if self.stage != IDLE:
             with nogil:
                 result = self.finish_steps(bracket)
-        if result:
-            raise_batch_refused(result)
+        check_taken(result)
         self.forget()
         return True
 

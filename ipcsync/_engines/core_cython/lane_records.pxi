@@ -53,7 +53,7 @@ cdef object record_all(Lane self, Bracket bracket):
     try:
         for index in range(bracket.recorded):
             try:
-                begin_records(self, <Core>uses[index].core, &uses[index])
+                begin_records(self, &uses[index])
             except IpcSyncError as refusal:
                 leave_calls(<Core>uses[index].core)
                 uses[index].is_in = False
@@ -81,19 +81,27 @@ cdef object record_all(Lane self, Bracket bracket):
     if result:
         for index in range(bracket.gates, bracket.gates + bracket.taps):
             bracket.items[index].generation = 0
-        raise_batch_refused(result)
+        check_taken(result)
     for index in range(bracket.recorded):
         core = <Core>uses[index].core
         if uses[index].is_in:
             if is_awaited(core):
                 wake(core)
-            if not is_open(core):
-                error = error or end_records(self, bracket, &uses[index])
+            if not is_open(core):  # its records were made, and do not count
+                uses[index].is_in = False
+                try:
+                    core.raise_no_record()
+                except IpcSyncError as refusal:
+                    error = error or refusal
+    for index in range(bracket.gates, bracket.gates + bracket.taps):
+        if not bracket.items[index].use.is_in:
+            bracket.items[index].generation = 0
     return error
 
-cdef int begin_records(Lane self, Core core, Use *use) except -1:
+cdef int begin_records(Lane self, Use *use) except -1:
     """Store what the records will depend on; called with the event's turn."""
     cdef list entries
+    cdef Core core = <Core>use.core
     cdef bint follows = must_follow(core, self.drainer_id, core._recorded + 1)
     if was_closed(core) or not is_open(core):
         core.raise_no_record()
@@ -105,17 +113,6 @@ cdef int begin_records(Lane self, Core core, Use *use) except -1:
         core.chain.commit(core._recorded + 1, use.highest + use.count, entries)
     if follows:  # only now: what was refused waits for nothing of that event
         use.follows = use.highest
-
-cdef object end_records(Lane self, Bracket bracket, Use *use):
-    """The error of an event that is not open any more: its records were made, and do not count."""
-    cdef int index
-    for index in range(bracket.gates, bracket.gates + bracket.taps):
-        if bracket.items[index].use == use:
-            bracket.items[index].generation = 0
-    try:
-        (<Core>use.core).raise_no_record()
-    except IpcSyncError as error:
-        return error
 
 cdef object record_each(Lane self, Bracket bracket, replaying):
     """Drain with one record behind each tap, by the calls of events; of an event, none behind one that failed."""
@@ -134,8 +131,7 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
         with nogil:
             result = give_operations(self, self.draining, at)
         at = self.operations
-        if result:
-            raise_batch_refused(result)
+        check_taken(result)
         for other in range(bracket.gates if bracket._is_ahead and tap.use.is_in else 0):
             gate = &bracket.items[other]
             is_due = gate.use != NULL and gate.generation > gate.use.known
@@ -149,6 +145,5 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
     at = put_one(at, WRITE_64, self.drained.address, self.number)
     with nogil:
         result = give_operations(self, self.draining, at)
-    if result:
-        raise_batch_refused(result)
+    check_taken(result)
     return error

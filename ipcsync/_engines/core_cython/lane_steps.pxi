@@ -138,5 +138,6 @@ cdef Operation *put_others(Operation *at, Bracket bracket) noexcept nogil:
         at = put_one(at, WAIT_64, (<Lane>other.lane).drained.address, other.number)
     return at
 
-cdef int raise_batch_refused(int result) except -1:
-    raise describe(result, "cuStreamBatchMemOp")
+cdef inline int check_taken(int result) except -1:
+    if result:
+        raise describe(result, "cuStreamBatchMemOp")
