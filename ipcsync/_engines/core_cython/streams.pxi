@@ -168,37 +168,33 @@ cdef bint drop_markers(Core self, bint all) noexcept nogil:
 
 # --- which list a stream's waits are in -------------------------------------------------------------------------------
 
-cdef bint find_list(Core self, uint64_t stream, int64_t *key, int *ordinal) noexcept nogil:
-    """Whether it is known which list the waits on the stream are in, and of which device it is."""
+cdef inline uint64_t known_stream(Core self, uint64_t stream) noexcept nogil:
+    """What was seen of a stream: its id << 8 | its device << 1 | whether it is a blocking one. 0: nothing."""
+    cdef uint64_t known
     cdef int index
-    cdef uint64_t found = 0, place = 0
     for index in range(RECENT):
-        if ipcsync_get_pair(&self.lists[index], &found, &place) and found == stream and stream != 0:
-            key[0] = <int64_t>(stream if <int64_t>place >= 0 else place)
-            ordinal[0] = <int>(place if <int64_t>place >= 0 else -1 - <int64_t>place)
-            return True
-    return False
+        known = ipcsync_load(&self.known_streams[index])
+        if known != 0 and known >> 8 == stream:
+            return known
+    return 0
 
 cdef int64_t key_of(Core self, Handle handle, uint64_t stream, int ordinal) except? -1:
     """The key of the list of a stream of device `ordinal`: of the process's blocking streams, which wait for each
     other, one for each device."""
-    cdef int64_t key = 0
+    cdef uint64_t known = known_stream(self, stream)
     cdef unsigned int flags = 0
     cdef int result
-    cdef int known = 0
-    if find_list(self, stream, &key, &known):
-        return key
-    with nogil:
-        step(b"cuStreamGetFlags")
-        result = cuStreamGetFlags(handle, &flags)
-    if result != 0:
-        self.raise_driver(result, "cuStreamGetFlags")
-    key = <int64_t>stream if flags & NON_BLOCKING else -1 - ordinal
-    enter_state(self)
-    self.next_list = (self.next_list + 1) % RECENT
-    ipcsync_put_pair(&self.lists[self.next_list], stream, <uint64_t>(ordinal if key >= 0 else key))
-    self.state.give()
-    return key
+    if known == 0:
+        with nogil:
+            step(b"cuStreamGetFlags")
+            result = cuStreamGetFlags(handle, &flags)
+        if result != 0:
+            self.raise_driver(result, "cuStreamGetFlags")
+        known = stream << 8 | <uint64_t>ordinal << 1 | (not flags & NON_BLOCKING)
+        if known >> 8 == stream and ordinal < 128:  # of a larger number the driver is asked each time
+            self.next_known = (self.next_known + 1) % RECENT
+            ipcsync_store(&self.known_streams[self.next_known], known)
+    return -1 - ordinal if known & 1 else <int64_t>stream
 
 cdef inline bint is_usable(Core self, Handle handle) noexcept nogil:
     cdef int status = 0

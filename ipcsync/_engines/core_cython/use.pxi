@@ -57,8 +57,8 @@ cdef class Core(Line):
     cdef readonly uint64_t last_stream  # that was recorded on, or that a record was begun on
     cdef uint64_t recent[RECENT]  # streams that were recorded on: they are of its device
     cdef int next_recent
-    cdef ipcsync_pair lists[RECENT]  # streams, and their devices; of a blocking one the key of its list, which has it
-    cdef int next_list
+    cdef uint64_t known_streams[RECENT]  # that were waited on here
+    cdef int next_known
     cdef Handle *ring
     cdef Marker *markers
     cdef readonly int marker_count

@@ -49,7 +49,8 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     NO_STREAM, and nothing is changed: `ordinal` is below 0, and it is not known of which device the stream is.
     """
     cdef uint64_t stream = 0
-    cdef int64_t key = 0
+    cdef uint64_t known
+    cdef int64_t key
     cdef int found
     cdef Wait listed
     cdef Refusal refusal = Refusal(0, 0, 0)
@@ -61,10 +62,12 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         self.raise_timeout(generation, timeout, "recorded")
     if found == 1:
         return 0
-    if ordinal >= 0:
-        key = key_of(self, handle, stream, ordinal)
-    elif not find_list(self, stream, &key, &ordinal):
-        return NO_STREAM
+    if ordinal < 0:
+        known = known_stream(self, stream)
+        if known == 0:
+            return NO_STREAM
+        ordinal = <int>(known & 0xFF) >> 1
+    key = key_of(self, handle, stream, ordinal)
     listed = add(key, self, generation, stream)
     while True:
         if not has_import(self, generation):

@@ -35,25 +35,6 @@ static inline void ipcsync_raise_to(int64_t *word, int64_t value) {
     int64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
     while (old < value && !__atomic_compare_exchange_n(word, &old, value, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
 }
-/* Two words that belong together. They are read without a lock; who writes them holds one. */
-struct ipcsync_pair {
-    uint64_t version; /* odd while they are written */
-    uint64_t first, second;
-};
-static inline void ipcsync_put_pair(struct ipcsync_pair *pair, uint64_t first, uint64_t second) {
-    uint64_t version = ipcsync_load(&pair->version);
-    ipcsync_store(&pair->version, version + 1);
-    ipcsync_store(&pair->first, first);
-    ipcsync_store(&pair->second, second);
-    ipcsync_store(&pair->version, version + 2);
-}
-/* Whether that worked: not while they are written. */
-static inline int ipcsync_get_pair(const struct ipcsync_pair *pair, uint64_t *first, uint64_t *second) {
-    uint64_t version = ipcsync_load(&pair->version);
-    *first = ipcsync_load(&pair->first);
-    *second = ipcsync_load(&pair->second);
-    return version % 2 == 0 && ipcsync_load(&pair->version) == version;
-}
 static inline int64_t ipcsync_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

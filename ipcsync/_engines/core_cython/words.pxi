@@ -16,10 +16,6 @@ cdef extern from "words.h" nogil:
     bint ipcsync_swap(uint32_t *word, uint32_t old, uint32_t new)
     uint32_t ipcsync_exchange(uint32_t *word, uint32_t value)
     void ipcsync_raise_to(int64_t *word, int64_t value)
-    struct ipcsync_pair:
-        pass
-    void ipcsync_put_pair(ipcsync_pair *pair, uint64_t first, uint64_t second)
-    bint ipcsync_get_pair(const ipcsync_pair *pair, uint64_t *first, uint64_t *second)
     int64_t ipcsync_now()
     void ipcsync_futex_wake(void *word, bint private, int count)
     bint ipcsync_futex_wait(void *word, bint private, uint32_t seen, int64_t ns)
