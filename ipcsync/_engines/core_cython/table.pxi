@@ -216,7 +216,7 @@ def release(view):
 # --- looks ------------------------------------------------------------------------------------------------------------
 
 
-cdef list in_lists(key, bint only_last):
+cpdef list of(key, bint only_last=False):
     """The waits of a list (None: of all lists); of each use and stream all, or only the last one."""
     cdef list row, found = []
     cdef dict rows
@@ -233,14 +233,9 @@ cdef list in_lists(key, bint only_last):
     return found
 
 
-cpdef list of(key):
-    """The waits in a stream's list; None: in all."""
-    return in_lists(key, False)
-
-
 cpdef list latest(key):
     """Those that the stream's next record depends on: if the last of a use is good, so are those before it."""
-    return in_lists(key, True)
+    return of(key, True)
 
 
 def waits_on(view):

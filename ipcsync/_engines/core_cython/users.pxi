@@ -14,11 +14,6 @@ ctypedef object (*NewFunction)(object kind, object arguments, PyObject *keywords
 cdef object NOTHING = ()
 
 
-cdef inline Core core_of(engine):
-    """The core of an engine; None if Python takes its calls: it has a trace, or its use is over."""
-    return <Core>engine if isinstance(engine, Core) and not (<Core>engine).is_traced else None
-
-
 cdef inline void count(Core core, bint is_short):
     """Count a call; not `is_short`: one whose arguments Python looks at first."""
     if core is not None and core.session is not None:
@@ -44,7 +39,9 @@ cdef class AttachedBase:
 
     @_attached.setter
     def _attached(self, attached):
-        self.core = core_of(None if attached is None else attached.engine)
+        engine = None if attached is None else attached.engine
+        # Python takes the calls of one that has a trace, or whose use is over.
+        self.core = <Core>engine if isinstance(engine, Core) and not (<Core>engine).is_traced else None
         self.attached = attached
 
 
