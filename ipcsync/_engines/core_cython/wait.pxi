@@ -62,12 +62,14 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         self.raise_timeout(generation, timeout, "recorded")
     if found == 1:
         return 0
-    if ordinal < 0:
+    if ordinal >= 0:
+        key = key_of(self, handle, stream, ordinal)
+    else:
         known = known_stream(self, stream)
         if known == 0:
             return NO_STREAM
         ordinal = <int>(known & 0xFF) >> 1
-    key = key_of(self, handle, stream, ordinal)
+        key = -1 - ordinal if known & 1 else <int64_t>stream
     listed = add(key, self, generation, stream)
     while True:
         if not has_import(self, generation):
