@@ -49,17 +49,6 @@ cdef inline int give_wait(Core self, Handle stream, int64_t generation) noexcept
     step(b"cuStreamWaitValue64")
     return cuStreamWaitValue64(stream, self._address, self.base + generation, self._flags)
 
-cdef inline void give_record(
-    Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal
-) noexcept nogil:
-    if self.has_ring:
-        step(b"cuEventRecord")
-        refusal.record = cuEventRecord(event_of(self, generation), handle)
-    else:
-        step(b"cuStreamWriteValue64")
-        refusal.write = cuStreamWriteValue64(handle, self._address, self.base + generation, 0)
-        refusal.record = mark(self, handle, stream)
-
 cdef int64_t harvest(Core self) except -1 nogil:
     """Up to where this session's records are complete, whatever they depend on; -2: released. With `state`."""
     cdef uint64_t count

@@ -3,6 +3,16 @@
 # Generation g of the event engine is a record of the ring's event number (g - 1) mod depth; a record into a full ring
 # first waits on the host for the oldest. On the timeline engine the stream writes base + g to the word.
 # The model is tests/models/board_recorder.py.
+#
+# A record's way is try_record, record_on, begin_record and make_record, which wakes. Where there is something to wait for,
+# or to raise, record_on sees to it and begins again.
+
+cdef int64_t try_record(Core self, uintptr_t address) except -1:
+    """Record on a stream that this use knows; 0, and nothing is changed, if it does not."""
+    check_use(self)
+    if not self.is_recorder:
+        return 0
+    return record_on(self, <Handle>address, False, FOREVER, None, None)
 
 cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline, timeout, further) except -1:
     """Record the next generation; 0, and nothing is done: it is not known whether the stream is of this device.
@@ -34,9 +44,8 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
             make_room(self, self._recorded + 1, deadline, timeout)
         elif found == NEEDS:
             get_needed(self, handle, stream, generation)
-        elif found == CAPTURES:
+        elif found == UNUSABLE:
             check_usable(self, handle, "record")
-        elif found == NO_ID:
             with nogil:
                 id_of(self, handle)
         elif found == IS_CLOSED or found == IS_OVER:
@@ -53,12 +62,12 @@ cdef int begin_record(
     cdef unsigned long long id = 0
     cdef int64_t next
     if not is_usable(self, handle):
-        return CAPTURES
+        return UNUSABLE
     if self._begun == self._recorded and not find_room(self, self._recorded + 1):
         return NO_ROOM
     step(b"cuStreamGetId")
     if cuStreamGetId(handle, &id) != 0:
-        return NO_ID
+        return UNUSABLE
     stream[0] = id
     if not is_ours and not is_of_device(self, id):
         return UNKNOWN
@@ -76,6 +85,38 @@ cdef int begin_record(
     if depends or self.chain.is_needed or row_count != 0 or self.depends_on_all or next == self._begun:
         return DEPENDS
     return GO_ON
+
+cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
+    """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_OVER (made, and the event is not open now)."""
+    cdef bint repeats = generation == self._begun
+    if not repeats and must_follow(self, stream, generation):
+        refusal.wait = give_wait(self, handle, generation - 1)
+        if refusal.wait != 0:
+            return give_turn(self, REFUSED)
+    set_stream(self, stream)
+    self._begun = generation
+    give_record(self, handle, stream, generation, refusal)
+    if refusal.write != 0 or refusal.record != 0:  # the driver may have the record: the next call makes it again
+        return give_turn(self, REFUSED)
+    self._recorded = generation
+    publish_record(self, generation)
+    give_turn(self, 0)
+    if is_awaited(self):
+        wake(self)
+    if not is_open(self):
+        return IS_OVER
+    return AGAIN if repeats else GO_ON
+
+cdef inline void give_record(
+    Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal
+) noexcept nogil:
+    if self.has_ring:
+        step(b"cuEventRecord")
+        refusal.record = cuEventRecord(event_of(self, generation), handle)
+    else:
+        step(b"cuStreamWriteValue64")
+        refusal.write = cuStreamWriteValue64(handle, self._address, self.base + generation, 0)
+        refusal.record = mark(self, handle, stream)
 
 cdef inline int give_turn(Core self, int found) noexcept nogil:
     step(b"unlock")
@@ -167,27 +208,6 @@ cdef int follow_refused(Core self, Handle handle, uint64_t stream) except -1:
             result = give_wait(self, handle, self._recorded)
     return result
 
-cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
-    """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_OVER (made, and the event is not open now)."""
-    cdef bint repeats = generation == self._begun
-    if not repeats and must_follow(self, stream, generation):
-        refusal.wait = give_wait(self, handle, generation - 1)
-        if refusal.wait != 0:
-            return give_turn(self, REFUSED)
-    set_stream(self, stream)
-    self._begun = generation
-    give_record(self, handle, stream, generation, refusal)
-    if refusal.write != 0 or refusal.record != 0:  # the driver may have the record: the next call makes it again
-        return give_turn(self, REFUSED)
-    self._recorded = generation
-    publish_record(self, generation)
-    give_turn(self, 0)
-    if is_awaited(self):
-        wake(self)
-    if not is_open(self):
-        return IS_OVER
-    return AGAIN if repeats else GO_ON
-
 cdef inline void set_stream(Core self, uint64_t stream) noexcept nogil:
     self.last_stream = stream
     if not is_of_device(self, stream):
@@ -203,13 +223,6 @@ cdef inline bint is_awaited(Core self) noexcept nogil:
 
 cdef inline void wake(Core self) noexcept nogil:
     wake_all(self.place)
-
-cdef int64_t try_record(Core self, uintptr_t address) except -1:
-    """Record on a stream that this use knows; 0, and nothing is changed, if it does not."""
-    check_use(self)
-    if not self.is_recorder:
-        return 0
-    return record_on(self, <Handle>address, False, FOREVER, None, None)
 
 # --- room in the ring -------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ cdef enum Turn:  # of calls that queue work, where Python is to do something bef
     IS_CLOSED = -2
     NEEDS = -4  # an import or a marker
     BUSY = -5
-    CAPTURES = -6
-    NO_ID = -7
+    UNUSABLE = -6  # a stream that is captured, or that the driver does not know
     UNKNOWN = -8
     NO_ROOM = -9
     DEPENDS = -10
