@@ -13,7 +13,7 @@ import enum
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 from ipcsync._deadline import left_of
@@ -51,49 +51,24 @@ _BEAT_S = 0.05  # for a close that no call waits for
 
 
 class AttachmentRef:
-    """One attachment, as events and points of this process hold it."""
+    """One attachment, as an event object with its points holds it, or all points that came from elsewhere.
 
-    __slots__ = ("__weakref__", "device", "engine", "waits")
-
-    def __init__(self, waits: Waits, engine: Engine) -> None:
-        self.waits: Waits = waits  # those of its session
-        self.engine: Engine = engine
-        self.device: Device = Device(engine.ordinal)
-
-
-class _Session(Protocol):
-    """Whose owner's thread does what an opening asks for."""
-
-    def share(self, opening: Opening, another: Opening) -> None: ...
-
-    def close_opening(self, opening: Opening, *, wait: bool) -> None: ...
-
-
-class Opening:
-    """One event object's share in an attachment, from before the coordinator is asked until it is closed.
-
-    Its caller makes it before the request, so that an exception at any later moment finds it there, to be closed.
+    An event object's is an *opening*: it is made before the coordinator is asked, so that an exception at any later
+    moment finds it there, to be closed. It has no `use` until it is granted.
     """
 
-    _session: _Session | None = None
-    use: Use | None = None
-    attached: AttachmentRef | None = None
+    __slots__ = ("__weakref__", "device", "engine", "use", "waits")
 
-    def bind(self, session: _Session, use: Use, attached: AttachmentRef) -> None:
-        """The coordinator has granted it."""
-        self.attached, self.use, self._session = attached, use, session
-        use.openings.add(self)
+    engine: Engine
+    device: Device
 
-    def share(self, another: Opening) -> None:
-        """Have `another` be one of the same use, for a copy of the event object. EventClosed if this one is closed."""
-        if self._session is None:
-            raise EventClosed("the event was closed in this process")
-        self._session.share(self, another)
+    def __init__(self, waits: Waits) -> None:
+        self.waits: Waits = waits  # those of its session
+        self.use: Use | None = None
 
-    def close(self, *, wait: bool = True) -> None:
-        """End it; the last one ends the attachment. Twice does nothing. `wait`: until the coordinator has the close."""
-        if self._session is not None:
-            self._session.close_opening(self, wait=wait)
+    def bind(self, engine: Engine, use: Use | None = None) -> None:
+        """The coordinator has granted it; without a `use` if that is over."""
+        self.engine, self.device, self.use = engine, Device(engine.ordinal), use
 
 
 class Life(enum.IntEnum):
@@ -111,13 +86,14 @@ class Use:
 
     __slots__ = ("attached", "engine", "has_failed", "is_given_up", "key", "life", "openings", "told")
 
-    def __init__(self, engine: Engine, attached: AttachmentRef) -> None:
+    def __init__(self, engine: Engine, waits: Waits) -> None:
         self.engine: Engine = engine
         self.key: Key = engine.slot, engine.incarnation
         self.life: Life = Life.OPEN
         self.told: Life = Life.OPEN  # what the coordinator knows of that
-        self.openings: set[Opening] = set()  # by event objects
-        self.attached: AttachmentRef | None = attached  # None once it ends
+        self.openings: set[AttachmentRef] = set()  # those of event objects
+        self.attached: AttachmentRef | None = AttachmentRef(waits)  # for points; None once it ends
+        self.attached.bind(engine, self)
         self.is_given_up: bool = False  # its request was: it ends, unless it is used all the same
         self.has_failed: bool = False  # the driver has, for it, which was logged
 
@@ -164,10 +140,8 @@ class AttachmentTable:
         slot = (key.slot, key.incarnation) if is_here else self._mirrors.get((key.epoch, key.slot, key.incarnation))
         return None if slot is None else self.uses.get(slot)
 
-    def add(
-        self, reply: Message, here: int, opening: Opening | None = None, session: _Session | None = None
-    ) -> AttachmentRef:
-        """Add what the coordinator has granted for an opening of `session`, or for a point.
+    def add(self, reply: Message, here: int, opening: AttachmentRef | None = None) -> AttachmentRef:
+        """Add what the coordinator has granted for an opening, or for a point.
 
         `here` is the caller's device. Raises DeviceMismatch if this process does not see the event's.
         """
@@ -176,19 +150,21 @@ class AttachmentTable:
         assert isinstance(reply, Attachment)
         use = self.uses.get((reply.slot, reply.incarnation))
         if use is None:
-            engine = self._make(reply, here)
-            use = Use(engine, AttachmentRef(self._waits, engine))
+            use = Use(self._make(reply, here), self._waits)
             self.uses[use.key] = use
-            if engine.node:
-                self._mirrors[engine.origin] = use.key
+            if use.engine.node:
+                self._mirrors[use.engine.origin] = use.key
         use.engine.is_recorder = use.engine.is_recorder or reply.recorder
-        attached = use.attached
-        assert attached is not None
-        if opening is None or session is None:
-            self.since_beat += 1
-        else:
-            opening.bind(session, use, attached)
-        return attached
+        if opening is not None:
+            return self._open(use, opening)
+        self.since_beat += 1
+        assert use.attached is not None
+        return use.attached
+
+    def _open(self, use: Use, opening: AttachmentRef) -> AttachmentRef:
+        opening.bind(use.engine, use)
+        use.openings.add(opening)
+        return opening
 
     def _make(self, reply: Attachment, here: int) -> Engine:
         try:
@@ -213,20 +189,20 @@ class AttachmentTable:
         except InvalidDevice:
             ordinal = here  # nothing of it is used
         finished = Finished(self._board, self._lease, remains, ordinal, self._shown(remains.name))
-        found = AttachmentRef(self._waits, cast("Engine", finished))  # it has what a point asks of an engine
+        found = AttachmentRef(self._waits)
+        found.bind(cast("Engine", finished))  # it has what a point asks of an engine
         self._finished[remains.slot, remains.incarnation] = found
         return found
 
-    def share(self, opening: Opening, another: Opening, session: _Session) -> None:
+    def share(self, opening: AttachmentRef, another: AttachmentRef) -> None:
         """Have `another` be a further opening of the same use. EventClosed if `opening` is closed."""
-        use, attached = opening.use, opening.attached
-        if use is None or attached is None or opening not in use.openings:
+        if opening.use is None or opening not in opening.use.openings:
             raise EventClosed("the event was closed in this process")
-        another.bind(session, use, attached)
+        self._open(opening.use, another)
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
-    def close(self, openings: Sequence[Opening]) -> list[Use]:
+    def close(self, openings: Sequence[AttachmentRef]) -> list[Use]:
         """Close the shares of event objects; the uses of which they were the last, which now drain."""
         ended = []
         for opening in openings:

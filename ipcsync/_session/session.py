@@ -29,7 +29,7 @@ from ipcsync._native import device as devices
 from ipcsync._native import fork, pinned
 from ipcsync._native.context import count, current_ordinal, uuid_of
 from ipcsync._session import feed, handshake
-from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable, Opening
+from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
@@ -214,7 +214,7 @@ class Session:
     def open(
         self,
         bodies: Sequence[messages.Open | messages.Remote],
-        openings: Sequence[Opening],
+        openings: Sequence[AttachmentRef],
         timeout: float | None = None,
     ) -> None:
         """Attach to the events of `bodies`, each for the opening of its index: all or none, within `timeout` s in all.
@@ -225,7 +225,7 @@ class Session:
         deadline = deadline_of(seconds)
         named = [body for body in bodies if isinstance(body, messages.Open) and body.recorder and body.name]
         first = [] if self._sees_all_devices else [replace(body, recorder=False) for body in named]
-        before = [Opening() for _ in first]
+        before = [AttachmentRef(self.waits) for _ in first]
         try:
             if first:
                 # Attach as a waiter first: if this process cannot use the event, leaving later as its recorder would
@@ -259,7 +259,7 @@ class Session:
     def _attach(
         self,
         bodies: Sequence[Message],
-        openings: Sequence[Opening],
+        openings: Sequence[AttachmentRef],
         deadline: int,
         timeout: float,
         key: PointKey | None = None,
@@ -282,7 +282,7 @@ class Session:
     def _do_attach(
         self,
         bodies: Sequence[Message],
-        openings: Sequence[Opening],
+        openings: Sequence[AttachmentRef],
         deadline: int,
         timeout: float,
         here: int,
@@ -305,7 +305,7 @@ class Session:
                 reply = self.connection.result_of(request, timeout)
                 if key is None or not isinstance(reply, messages.Remains):
                     expect(reply, messages.Attachment)
-                found.append(table.add(reply, here, openings[index] if openings else None, self))
+                found.append(table.add(reply, here, openings[index] if openings else None))
         except BaseException:
             for request in requests[len(found) :]:
                 if request.reply is not None:
@@ -313,30 +313,28 @@ class Session:
             raise
         return found
 
-    def abandon(self, openings: Sequence[Opening]) -> None:
+    def abandon(self, openings: Sequence[AttachmentRef]) -> None:
         """Close openings that no caller has."""
         if openings and self._has_begun and not fork.is_in_bad_fork():
             self.owner.post(partial(self._close, openings))
 
-    def _close(self, openings: Sequence[Opening]) -> None:
+    def _close(self, openings: Sequence[AttachmentRef]) -> None:
         if self.attachments.close(openings):
             self.driving.wake()
 
-    def share(self, opening: Opening, another: Opening) -> None:
-        """Have `another` be a further opening of the same use. EventClosed if `opening` is closed."""
-        try:
-            job = partial(self.attachments.share, opening, another, self)
-            self._call(job, deadline_of(self.timeout), self.timeout)
-        except BaseException:
-            self.abandon([another])
-            raise
+    def share(self, opening: AttachmentRef, another: AttachmentRef) -> None:
+        """Have `another` be a further opening of the same use. EventClosed if `opening` is closed.
 
-    def close_opening(self, opening: Opening, *, wait: bool) -> None:
-        """Close the share of one event object; the last one ends the attachment.
-
-        `wait`: until the coordinator has that, or for half a second; not in a finalizer on a session's own thread.
+        If an exception comes, also later, the caller has to `abandon` it.
         """
-        if not wait or has_a_beat() or self.owner.is_over:
+        self._call(partial(self.attachments.share, opening, another), deadline_of(self.timeout), self.timeout)
+
+    def close_opening(self, opening: AttachmentRef) -> None:
+        """Close an opening; the last one ends the attachment. Twice does nothing.
+
+        It waits until the coordinator has that, or for half a second; not in a finalizer on a session's own thread.
+        """
+        if has_a_beat() or self.owner.is_over:
             self.abandon([opening])
             return
         use = opening.use

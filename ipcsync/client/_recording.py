@@ -15,7 +15,7 @@ from ipcsync._locks import CallLock, under_within
 from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve
-from ipcsync._session.attachments import Opening
+from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.owner import check_may_wait
 from ipcsync._session.session import Session
 from ipcsync.client.event import OpenOptions, SharedEvent, open_events
@@ -47,7 +47,7 @@ class UnnamedEvents:
         if self._lock.is_mine():
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
         check_may_wait()
-        seconds, openings = self._session.timeout if timeout is None else timeout, [Opening()]
+        seconds, openings = self._session.timeout if timeout is None else timeout, [AttachmentRef(self._session.waits)]
         deadline, depth = deadline_of(seconds), self._session.depth if depth is None else depth
         try:
             event = under_within(self._lock, min(seconds, TIMEOUT_MAX), self._take, key, depth, openings, deadline)
@@ -61,7 +61,7 @@ class UnnamedEvents:
                 self._session.abandon(openings)
             raise
 
-    def _take(self, key: StreamKey, depth: int, openings: list[Opening], deadline: int) -> SharedEvent:
+    def _take(self, key: StreamKey, depth: int, openings: list[AttachmentRef], deadline: int) -> SharedEvent:
         event = self.events.get(key)
         if event is not None and event.is_lost:
             event.close()  # first: an exception in between must leave it to be found again
@@ -94,7 +94,7 @@ class UnnamedEvents:
         for other in others[self._look_from :] + others[: self._look_from]:
             event = self.events[other]
             if event.is_lost:
-                event._opening.close(wait=False)  # first, as in `_take`
+                self._session.abandon([event._attached])  # first, as in `_take`
                 self.events.pop(other, None)
                 continue
             if not looks:

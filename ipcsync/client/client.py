@@ -16,7 +16,7 @@ from ipcsync._engines import queued
 from ipcsync._native import device as devices
 from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
-from ipcsync._session.attachments import Opening
+from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.feed import Notice
 from ipcsync._session.session import Session
 from ipcsync._wire import messages
@@ -202,7 +202,7 @@ class Client(ClientView, Closing):
 
         Raises EngineMismatch, QuotaExceeded and WaitTimeout; ValueError for an invalid engine or timeout.
         """
-        openings = [Opening()]
+        openings = [AttachmentRef(self._session.waits)]
         try:
             options = OpenOptions(recorder=True, device=device, engine=engine, depth=RING, timeout=timeout)
             (event,) = open_events(self._session, [""], options, openings)

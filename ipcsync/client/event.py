@@ -16,7 +16,7 @@ from ipcsync._native import device as devices
 from ipcsync._native import fork
 from ipcsync._native.context import count, current_ordinal, has_current, has_primary, uuid_of
 from ipcsync._native.stream import stream_handle
-from ipcsync._session.attachments import Opening
+from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.feed import Notice
 from ipcsync._wire import messages
 from ipcsync._wire import names as event_names
@@ -60,10 +60,9 @@ class SharedEvent(EventBase, EventView[Point], Closing):
     it.
     """
 
-    def __init__(self, opening: Opening, *, is_recorder: bool) -> None:
-        assert opening.attached is not None
-        self._opening = opening
-        self._attached = opening.attached
+    def __init__(self, session: Session, opening: AttachmentRef, *, is_recorder: bool) -> None:
+        self._session = session
+        self._attached = opening
         self._point_type = Point
         self._is_recorder = is_recorder
         self._is_open = True
@@ -116,17 +115,17 @@ class SharedEvent(EventBase, EventView[Point], Closing):
         """
         if not fork.is_in_bad_fork():
             self._is_open = False
-            self._opening.close()
+            self._session.close_opening(self._attached)
 
     def __copy__(self) -> Self:
         """Another object of the same event, as if the name were opened again: each is closed separately."""
         self._check()
-        opening = Opening()
+        opening = AttachmentRef(self._session.waits)
         try:
-            self._opening.share(opening)
-            return type(self)(opening, is_recorder=self._is_recorder)
+            self._session.share(self._attached, opening)
+            return type(self)(self._session, opening, is_recorder=self._is_recorder)
         except BaseException:
-            opening.close(wait=False)
+            self._session.abandon([opening])
             raise
 
     def __deepcopy__(self, _memo: dict[int, object]) -> Self:
@@ -238,7 +237,7 @@ class OpenOptions:
 def open_named(session: Session, naming: Naming, names: Sequence[str], options: OpenOptions) -> list[SharedEvent]:
     """Open events by their names, which are this client's: all, or none."""
     full = [naming.full(name) for name in names]
-    openings = [Opening() for _ in full]
+    openings = [AttachmentRef(session.waits) for _ in full]
     session.check()
     try:
         is_here = options.node is None and not options.fleet
@@ -250,7 +249,7 @@ def open_named(session: Session, naming: Naming, names: Sequence[str], options: 
 
 
 def open_events(
-    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[Opening]
+    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[AttachmentRef]
 ) -> list[SharedEvent]:
     """Open events of this node by their full names, "" for one without; for `openings`.
 
@@ -277,7 +276,7 @@ def open_events(
         for name in names
     ]
     session.open(bodies, openings, options.timeout)
-    opened = [SharedEvent(opening, is_recorder=is_recorder) for opening in openings]
+    opened = [SharedEvent(session, opening, is_recorder=is_recorder) for opening in openings]
     for event in opened:
         note_depth(event, options.depth)
     return opened
@@ -308,7 +307,7 @@ def note_depth(event: SharedEvent, wanted: int | None) -> None:
 
 
 def _open_elsewhere(
-    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[Opening]
+    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[AttachmentRef]
 ) -> list[SharedEvent]:
     """Open another node's events for waiting, or the fleet's event of a name: to record it here, or to wait for it."""
     if options.node is not None:
@@ -341,13 +340,13 @@ def _open_elsewhere(
 
 
 def _open_to_wait(
-    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[Opening]
+    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[AttachmentRef]
 ) -> list[SharedEvent]:
     device = devices.parse(options.device)
     node = options.node or ""  # whichever has the fleet's event of a name
     bodies = [messages.Remote("open", node, name, default_device=uuid_of(device)) for name in names]
     session.open(bodies, openings, options.timeout)
-    opened = [SharedEvent(opening, is_recorder=False) for opening in openings]
+    opened = [SharedEvent(session, opening, is_recorder=False) for opening in openings]
     for event in opened:
         if options.device is not None and event.device.index != device:
             raise DeviceMismatch(

@@ -94,7 +94,7 @@ def _drop(event: SharedEvent) -> None:
     """The finalizer of a reservation that was not closed."""
     if fork.is_in_bad_fork() or event._engine.is_closed:
         return
-    event._opening.close(wait=False)  # the session's owner tells the coordinator
+    event._session.abandon([event._attached])  # the session's owner tells the coordinator
     warnings.warn(
         f"a reservation ({event._engine.label}) was dropped before it was closed", ResourceWarning, stacklevel=2
     )

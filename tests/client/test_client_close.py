@@ -158,7 +158,7 @@ def test_many_closes_that_each_take_their_time_cost_no_session(
         return reply
 
     monkeypatch.setattr(Connection, "request", slow)
-    session.abandon([event._opening for event in events])
+    session.abandon([event._attached for event in events])
     until(lambda: len(told) == len(events), "all were told")
     client.check()
 

@@ -260,7 +260,7 @@ def test_row_52_the_last_close_amid_an_opening_of_its_name_ends_nothing_of_the_n
     add = table.add
 
     def close_first(*args: Any) -> Any:
-        first._opening.close(wait=False)
+        client._session.abandon([first._attached])
         return add(*args)
 
     first.record(stream)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from ipcsync._board import Board
 from ipcsync._deadline import deadline_of
 from ipcsync._native import context
-from ipcsync._session.attachments import AttachmentRef, AttachmentTable, Opening
+from ipcsync._session.attachments import AttachmentRef, AttachmentTable
 from ipcsync._session.driving import Driving
 from ipcsync._session.trials import Trials
 from ipcsync._session.waits import Waits
@@ -77,7 +77,6 @@ class Scene:
         self.driving = Driving(self.table, self.lease, owner, 60.0)
         self.trials = Trials(board.session(0), self.lease.check)
         self.device = context.uuid_of(0)
-        self.session: Any = self  # as far as an opening needs it
         board.session(0).assign(SERIAL, 0, 0, 0, 1)
 
     def reply(self, slot: int = 0, *, recorder: bool = False, device: str | None = None) -> Attachment:
@@ -107,17 +106,14 @@ class Scene:
         self.table.tell_all(1.0, deadline_of(1.0))
         return self.table.add(self.reply(slot), 0)
 
-    def open(self, slot: int = 0, *, recorder: bool = False, reply: Attachment | None = None) -> Opening:
-        opening = Opening()
+    def open(self, slot: int = 0, *, recorder: bool = False, reply: Attachment | None = None) -> AttachmentRef:
+        opening = AttachmentRef(Waits())
         self.table.tell_all(1.0, deadline_of(1.0))
-        attached = self.table.add(reply or self.reply(slot, recorder=recorder), 0, opening, self.session)
-        self.trials.test(attached.engine)
+        self.table.add(reply or self.reply(slot, recorder=recorder), 0, opening)
+        self.trials.test(opening.engine)
         return opening
 
-    def share(self, opening: Opening, another: Opening) -> None:
-        self.table.share(opening, another, self.session)
-
-    def close_opening(self, opening: Opening, *, wait: bool) -> None:
+    def close(self, opening: AttachmentRef, *, wait: bool = True) -> None:
         for use in self.table.close([opening]):
             if wait:
                 self.driving.settle(use)

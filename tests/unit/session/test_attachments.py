@@ -12,9 +12,10 @@ from msgspec.structs import replace
 import ipcsync
 from ipcsync._board import CLOSED
 from ipcsync._deadline import deadline_of
+from ipcsync._engines import Engine
 from ipcsync._native import context
-from ipcsync._session.attachments import Life, Opening
-from ipcsync._session.waits import Pending
+from ipcsync._session.attachments import AttachmentRef, Life
+from ipcsync._session.waits import Pending, Waits
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Break, Close
 from ipcsync._wire.point import PointKey
@@ -31,33 +32,37 @@ from tests.kit.until import until
 from tests.unit.session.attachment_scene import TOLD_S, Scene
 
 
+def _engine_of(found: AttachmentRef | None) -> Engine:
+    assert found is not None
+    return found.engine
+
+
 def test_the_last_close_of_an_event_ends_its_attachment_and_is_told_once(scene: Scene) -> None:
     first, second = scene.open(), scene.open()
-    third = Opening()
-    second.share(third)
-    assert first.attached is second.attached is third.attached is scene.find((0, 1))
+    third = AttachmentRef(Waits())
+    scene.table.share(second, third)
+    assert first.engine is second.engine is third.engine is _engine_of(scene.find((0, 1)))
     for opening in (first, first, second):
-        opening.close()
+        scene.close(opening)
         assert scene.coordinator.heard() == []
-    third.close()
-    third.close()
+    scene.close(third)
+    scene.close(third)
     assert scene.coordinator.heard() == [Close(0, 1)]
     assert scene.find((0, 1)) is None
     assert not scene.table.ending
-    for opening in (third, Opening()):
+    for opening in (third, AttachmentRef(Waits())):
         with pytest.raises(EventClosed, match="closed in this process"):
-            opening.share(Opening())
+            scene.table.share(opening, AttachmentRef(Waits()))
 
 
 @contextmanager
 def _closed_amid_work(scene: Scene) -> Iterator[None]:
     """A recorder's event is closed, and its work is over once the block is."""
     opening, stream = scene.open(recorder=True), ipcsync.Stream()
-    assert opening.attached is not None
-    engine = opening.attached.engine
+    engine = opening.engine
     with StreamGate(stream):
         engine.record(stream._handle, engine.ordinal, 1)
-        opening.close()
+        scene.close(opening)
         assert scene.coordinator.heard() == [Close(0, 1, released=False)]
         yield
     stream.synchronize()
@@ -77,7 +82,7 @@ def test_who_still_has_work_releases_only_when_it_is_over(scene: Scene) -> None:
 def test_a_close_that_is_not_taken_is_told_later_and_before_anything_is_attached(scene: Scene) -> None:
     opening = scene.open()
     scene.coordinator.refusal = WaitTimeout("no answer")
-    opening.close()
+    scene.close(opening)
     assert scene.table.has_closes
     with pytest.raises(WaitTimeout, match=r"^the coordinator did not take an earlier close within 0.25 s$") as caught:
         scene.table.tell_all(0.25, deadline_of(0.25))
@@ -91,7 +96,7 @@ def test_a_close_that_is_not_taken_is_told_later_and_before_anything_is_attached
 def test_of_what_was_just_closed_it_is_told_before_something_is_attached_and_else_not_before_it_was_looked_at(
     scene: Scene,
 ) -> None:
-    scene.open().close(wait=False)
+    scene.close(scene.open(), wait=False)
     scene.table.tell()
     assert scene.coordinator.heard() == []
     scene.table.tell_all(1.0, deadline_of(1.0))
@@ -103,14 +108,14 @@ def test_of_what_was_just_closed_it_is_told_before_something_is_attached_and_els
 def test_a_close_that_the_coordinator_refuses_is_not_told_again(scene: Scene, refusal: IpcSyncError) -> None:
     opening = scene.open()
     scene.coordinator.refusal = refusal
-    opening.close()
+    scene.close(opening)
     assert not scene.table.has_closes
 
 
 def test_a_coordinator_without_memory_is_told_later_and_nothing_is_attached_before(scene: Scene) -> None:
     opening = scene.open()
     scene.coordinator.refusal = QuotaExceeded("no memory")
-    opening.close()
+    scene.close(opening)
     with pytest.raises(QuotaExceeded):
         scene.table.tell_all(1.0, deadline_of(1.0))
     scene.coordinator.refusal = None
@@ -120,21 +125,19 @@ def test_a_coordinator_without_memory_is_told_later_and_nothing_is_attached_befo
 @pytest.mark.parametrize("is_recorder", [False, True])
 def test_what_drains_ends_no_use_of_its_slot_that_was_made_since(scene: Scene, is_recorder: bool) -> None:
     first, stream = scene.open(recorder=True), ipcsync.Stream()
-    assert first.attached is not None
-    engine = first.attached.engine
+    engine = first.engine
     with StreamGate(stream):
         engine.record(stream._handle, engine.ordinal, 1)
-        first.close()
+        scene.close(first)
         again = scene.open(recorder=is_recorder)
-        assert again.attached is not None
-        assert again.attached.engine is not engine
-        assert again.attached.engine.chain is engine.chain, "they are judged as one"
+        assert again.engine is not engine
+        assert again.engine.chain is engine.chain, "they are judged as one"
     stream.synchronize()
     scene.coordinator.heard()
     told = list[Close | Break]()
     until(lambda: told.extend(scene.look()) or not scene.table.ending, "the first is released")  # type: ignore[func-returns-value]
     assert set(told) <= ({Close(0, 1, released=False, drained=True)} if not is_recorder else set())
-    again.close()
+    scene.close(again)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -155,8 +158,8 @@ def test_an_open_event_that_is_over_stays_until_it_is_closed(scene: Scene) -> No
     opening = scene.open()
     scene.board.slot(0).finish(CLOSED)
     scene.table.beat()
-    assert scene.find((0, 1)) is opening.attached
-    opening.close()
+    assert _engine_of(scene.find((0, 1))) is opening.engine
+    scene.close(opening)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -172,9 +175,8 @@ def test_what_a_request_that_was_given_up_made_stays_while_it_is_used_and_its_ro
     scene.table.give_back(scene.reply(recorder=True))
     scene.table.beat()
     assert scene.coordinator.heard() == []
-    assert opening.attached is not None
-    assert opening.attached.engine.is_recorder
-    opening.close()
+    assert opening.engine.is_recorder
+    scene.close(opening)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -209,7 +211,7 @@ def test_what_nobody_uses_stays_while_its_event_is_open_unless_its_call_is_gone(
 
 
 def test_each_request_has_the_time_of_the_call_that_makes_it(scene: Scene) -> None:
-    scene.open().close()
+    scene.close(scene.open())
     scene.table.give_back(scene.reply(1))
     scene.table.tell_all(3.0, deadline_of(3.0))
     assert scene.coordinator.timeouts == [TOLD_S, pytest.approx(3, abs=0.5)]
@@ -236,13 +238,12 @@ def test_an_event_of_a_device_that_is_not_visible_is_refused_and_nothing_is_atta
 
 def test_that_a_recorders_work_is_over_is_told_once_though_it_is_still_waited_for_here(scene: Scene) -> None:
     opening = scene.open(recorder=True)
-    assert opening.attached is not None
-    engine, recording, waiting = opening.attached.engine, ipcsync.Stream(), ipcsync.Stream()
+    engine, recording, waiting = opening.engine, ipcsync.Stream(), ipcsync.Stream()
     with StreamGate(waiting):
         with StreamGate(recording):
             engine.record(recording._handle, engine.ordinal, 1)
             engine.wait(1, waiting, 1, False)
-            opening.close()
+            scene.close(opening)
             assert scene.coordinator.heard() == [Close(0, 1, released=False)]
         recording.synchronize()
         for told in ([Close(0, 1, released=False, drained=True)], []):
@@ -253,8 +254,7 @@ def test_that_a_recorders_work_is_over_is_told_once_though_it_is_still_waited_fo
 
 def test_the_loss_of_a_part_is_told_until_the_coordinator_took_it(scene: Scene) -> None:
     opening = scene.open(recorder=True)
-    assert opening.attached is not None
-    chain = opening.attached.engine.chain
+    chain = opening.engine.chain
     scene.table.beat()
     assert scene.coordinator.heard() == []
     chain.wants_break = True  # as it is once all before the loss is settled
@@ -273,8 +273,7 @@ def test_a_wait_is_over_when_its_point_is_and_one_that_is_forgotten_says_nothing
     scene: Scene, is_callback: bool
 ) -> None:
     opening = scene.open(recorder=True)
-    assert opening.attached is not None
-    engine, stream = opening.attached.engine, ipcsync.Stream()
+    engine, stream = opening.engine, ipcsync.Stream()
     settled: list[Exception | None] = []
     forgotten: list[Exception | None] = []
     threads: list[str] = []
@@ -288,9 +287,9 @@ def test_a_wait_is_over_when_its_point_is_and_one_that_is_forgotten_says_nothing
     with StreamGate(stream):
         engine.record(stream._handle, engine.ordinal, 1)
         late = Pending(engine, 1)
-        opening.attached.waits.add(late, forgotten.append, is_callback=is_callback)
-        opening.attached.waits.add(Pending(engine, 1), settle, is_callback=is_callback)
-        opening.attached.waits.remove(late)
+        opening.waits.add(late, forgotten.append, is_callback=is_callback)
+        opening.waits.add(Pending(engine, 1), settle, is_callback=is_callback)
+        opening.waits.remove(late)
         assert settled == []
     assert over.wait(30)
     assert (settled, forgotten) == ([None], [])
@@ -299,10 +298,10 @@ def test_a_wait_is_over_when_its_point_is_and_one_that_is_forgotten_says_nothing
 
 def test_an_opening_that_never_was_bound_is_of_no_event(scene: Scene) -> None:
     opening = scene.open()
-    fresh = Opening()
-    fresh.close()
+    fresh = AttachmentRef(Waits())
+    scene.close(fresh)
     assert scene.table.close([fresh]) == []
-    assert scene.find((0, 1)) is opening.attached
+    assert _engine_of(scene.find((0, 1))) is opening.engine
     assert scene.coordinator.heard() == []
 
 
@@ -312,16 +311,16 @@ def test_what_mirrors_another_nodes_event_is_found_by_what_it_mirrors_until_it_e
     reply = replace(scene.reply(device="GPU-of-another-node"), origin=messages.Origin(*origin, "two"))
     opening = scene.open(reply=reply)
     scene.open(1)
-    assert opening.attached is not None
-    assert opening.attached.device == ipcsync.Device(ipcsync.current_device())
-    assert scene.find(origin[1:], origin[0]) is opening.attached is scene.find((0, 1))
+    assert opening.device == ipcsync.Device(ipcsync.current_device())
+    assert scene.find(origin[1:], origin[0]) is scene.find((0, 1))
+    assert _engine_of(scene.find((0, 1))) is opening.engine
     assert scene.find(others[1:], others[0]) is None
-    opening.close()
+    scene.close(opening)
     assert scene.find(origin[1:], origin[0]) is None
 
 
 def test_a_life_only_grows(scene: Scene) -> None:
-    scene.open().close(wait=False)
+    scene.close(scene.open(), wait=False)
     (use,) = scene.table.ending
     scene.table.advance(use, Life.DRAINED)
     scene.table.advance(use, Life.DRAINING)  # as a second thread has found it before

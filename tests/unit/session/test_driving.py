@@ -16,22 +16,21 @@ import pytest
 import ipcsync
 from ipcsync._drivers import describe
 from ipcsync._engines.engine import Engine
-from ipcsync._session.attachments import Opening
+from ipcsync._session.attachments import AttachmentRef
 from ipcsync._wire.messages import Close
 from ipcsync.errors import DriverError, EngineMismatch
 from tests.kit.until import until
 from tests.unit.session.attachment_scene import Scene
 
 
-def _failing(name: str, opening: Opening, patch: pytest.MonkeyPatch) -> DriverError:
+def _failing(name: str, opening: AttachmentRef, patch: pytest.MonkeyPatch) -> DriverError:
     """Have a method of the engine meet a context that is broken."""
     error = describe(700, "cuEventQuery")
-    assert opening.attached is not None
 
     def fail(*_: object) -> None:
         raise error
 
-    patch.setattr(opening.attached.engine, name, fail)
+    patch.setattr(opening.engine, name, fail)
     return error
 
 
@@ -39,7 +38,7 @@ def test_whether_an_engine_works_here_is_tried_once(scene: Scene, monkeypatch: p
     tried: list[int] = []
     monkeypatch.setattr(Engine, "open_first", lambda engine: tried.append(engine.slot))
     for slot in range(3):
-        scene.open(slot).close()
+        scene.close(scene.open(slot))
     assert tried == [0]
 
 
@@ -72,8 +71,7 @@ def test_of_a_context_that_is_broken_each_event_is_warned_of_once_and_keeps_no_o
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, well, stream = scene.open(recorder=True), scene.open(1, recorder=True), ipcsync.Stream()
-    assert well.attached is not None
-    engine = well.attached.engine
+    engine = well.engine
     engine.record(stream._handle, engine.ordinal, 1)
     stream.synchronize()
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG, "ipcsync"):
@@ -93,7 +91,7 @@ def test_what_the_driver_cannot_say_is_not_told_to_be_over(
     with monkeypatch.context() as patch:
         error = _failing("is_drained", opening, patch)
         _failing("try_release", opening, patch)
-        opening.close()
+        scene.close(opening)
     assert scene.coordinator.heard() == [Close(0, 1, released=False)]
     assert [each.getMessage() for each in caplog.records] == [f"cannot release the event 'e0': {error}"]
     assert scene.look() == [Close(0, 1)]
@@ -103,8 +101,7 @@ def test_after_the_coordinators_death_a_look_asks_the_driver_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opening, asked = scene.open(recorder=True), list[str]()
-    assert opening.attached is not None
-    monkeypatch.setattr(opening.attached.engine, "publish_completed", partial(asked.append, "publish_completed"))
+    monkeypatch.setattr(opening.engine, "publish_completed", partial(asked.append, "publish_completed"))
     scene.driving.look()
     assert asked == ["publish_completed"]
     monkeypatch.setattr(scene.lease, "coordinator_is_alive", lambda: False)
@@ -159,13 +156,12 @@ def test_a_driver_that_keeps_the_thread_is_told_of_once_and_the_thread_goes_on_b
 ) -> None:
     monkeypatch.setattr("ipcsync._session.driving._STANDING_S", 0.01)
     opening, gate, looks = scene.open(recorder=True), threading.Event(), list[None]()
-    assert opening.attached is not None
 
     def stand() -> None:
         looks.append(None)
         gate.wait(30)
 
-    monkeypatch.setattr(opening.attached.engine, "publish_completed", stand)
+    monkeypatch.setattr(opening.engine, "publish_completed", stand)
     thread = threading.Thread(target=scene.driving.run)
     thread.start()
     scene.driving.wake()
