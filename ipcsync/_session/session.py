@@ -94,7 +94,6 @@ class Session:
         self._has_ended = Latch()  # the part of the end that `close` waits for
         self._closer = 0  # the id of the thread that waits for the end
         self._shown = shown
-        self._thread: threading.Thread | None = None
         self._has_said_goodbye = False
         self._forget_child: Callable[[], None]
 
@@ -140,8 +139,7 @@ class Session:
             return
         if has_a_beat() or threading.current_thread() is self._driver_thread:
             return
-        if self._has_ended.wait(_END_S) and self.owner.is_over and self._thread is not None:
-            self._thread.join(_CALL_S)
+        self._has_ended.wait(_END_S)
 
     # --- whether it goes on -------------------------------------------------------------------------------------------
 
@@ -368,7 +366,6 @@ class Session:
 
     def _run(self, begun: Job[None]) -> None:
         """The thread's function: the session from its begin to its end."""
-        self._thread = threading.current_thread()
         block_signals()
         begun.run()
         if not begun.has_succeeded:

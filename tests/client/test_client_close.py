@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import ipcsync
 from ipcsync._linux.robust import DeathMark
+from ipcsync._native import pinned
 from ipcsync._session.attachments import MANY_POINTS
 from ipcsync._session.connection import Connection
 from ipcsync._session.session import Session
@@ -18,7 +20,7 @@ from ipcsync._wire.messages import Close, Message
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.scripts import run
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
 
@@ -127,6 +129,28 @@ def test_closing_finishes_what_it_recorded_and_frees_its_names(new_client: NewCl
         waiting.at(1).query()
     other.event("mine", recorder=True).close()
     assert [row.name for row in other.list_sessions()] == [other.name]
+
+
+def test_a_close_does_not_wait_for_the_driver_to_unregister_the_boards_pages(
+    new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which a driver may let stand still behind any stream of the process."""
+    client, is_inside, may_end = new_client(), threading.Event(), threading.Event()
+    client.event("e", recorder=True, engine="timeline").record(ipcsync.Stream()).synchronize(10)
+    monkeypatch.setattr("ipcsync._session.session._CALL_S", 4 * DEADLINE_S)
+
+    def stand(*_: object) -> bool:
+        is_inside.set()
+        return not may_end.wait(5 * DEADLINE_S)
+
+    monkeypatch.setattr(pinned, "unpin", stand)
+    began = time.monotonic()
+    try:
+        client.close()
+        assert is_inside.wait(DEADLINE_S)
+        assert time.monotonic() - began < 2 * DEADLINE_S
+    finally:
+        may_end.set()
 
 
 def test_threads_may_close_at_once(new_client: NewClient) -> None:
