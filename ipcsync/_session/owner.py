@@ -10,14 +10,12 @@ import logging
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from ipcsync._deadline import left_of
 from ipcsync._native import fork
@@ -30,19 +28,14 @@ from ipcsync.errors import (
     ProtocolError,
     Reentered,
     SessionLost,
-    WaitTimeout,
 )
-
-T = TypeVar("T")
 
 log = logging.getLogger("ipcsync")
 
 _ENDS = (SessionLost, ClientClosed, ForkedProcessError, ProtocolError)
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
 _LIFELINE_S = 0.25
-_SLICE_S = 0.25
 _LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the owner's thread; nothing else is done meanwhile
-_PATIENCE_NS = 1_000_000_000  # behind a call's deadline, which the owner sees first
 
 
 # As `os.eventfd_write`, but it keeps the GIL: the thread that is woken would take it, and the caller, which is about to
@@ -50,14 +43,6 @@ _PATIENCE_NS = 1_000_000_000  # behind a call's deadline, which the owner sees f
 # turns what that raises into an error of its own.
 _eventfd_write = ctypes.PyDLL(None).eventfd_write
 _ONE = ctypes.c_uint64(1)
-
-
-class CallerGone(Exception):  # noqa: N818 - nobody gets it
-    """The caller of the job under way is gone."""
-
-
-class OwnerGone(Exception):  # noqa: N818 - the session says why
-    """Nobody does the job any more."""
 
 
 def block_signals() -> None:
@@ -150,7 +135,8 @@ class Owner:
         while not self._queue.empty():
             self._queue.get()()
 
-    def _do(self, job: Job[Any]) -> None:
+    def do(self, job: Job[Any]) -> None:
+        """Do a job, unless its caller is gone; other threads `post` that."""
         if job.is_wanted:
             self._job = job
             job.run()
@@ -177,32 +163,3 @@ class Owner:
         """Have the owner call a function, behind those before. An exception of it ends the session."""
         self._queue.put(function)
         self.ring()
-
-    def submit(self, job: Job[T]) -> Job[T]:
-        """Have the owner do a job, behind those before."""
-        self.post(partial(self._do, job))
-        return job
-
-    def call(self, function: Callable[[], T], deadline: int, timeout: float) -> T:
-        """What the function returns, which the owner calls. An exception that ends the wait gives up its request.
-
-        Raises as `result_of`.
-        """
-        job = Job(function)
-        try:
-            return self.result_of(self.submit(job), deadline, timeout)
-        except BaseException:  # also of a submit that was interrupted behind its put
-            job.give_up()
-            raise
-
-    def result_of(self, job: Job[T], deadline: int, timeout: float) -> T:
-        """Wait for what came of a job. WaitTimeout behind the `deadline` of `timeout` seconds, OwnerGone, Reentered."""
-        check_may_wait()
-        while not job.wait(0 if self.is_over else min(_SLICE_S, left_of(deadline) + 0.001)):
-            fork.check()
-            if self.is_over or sys.is_finalizing():
-                raise OwnerGone
-            now = time.monotonic_ns()
-            if now >= deadline + (_PATIENCE_NS if job.has_begun else 0):
-                raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
-        return job.result()

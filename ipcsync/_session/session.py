@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,14 +35,22 @@ from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
 from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
-from ipcsync._session.owner import CallerGone, Owner, OwnerGone, block_signals
+from ipcsync._session.owner import Owner, block_signals, check_may_wait
 from ipcsync._session.trials import Trials
 from ipcsync._session.waits import Waits
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
 from ipcsync._worker import Job, Latch, check_threads, has_a_beat, start
-from ipcsync.errors import ClientClosed, ConnectError, EventClosed, IpcSyncError, QuotaExceeded, WaitTimeout
+from ipcsync.errors import (
+    ClientClosed,
+    ConnectError,
+    EventClosed,
+    IpcSyncError,
+    QuotaExceeded,
+    SessionLost,
+    WaitTimeout,
+)
 from ipcsync.typing import EngineChoice
 
 if TYPE_CHECKING:
@@ -56,9 +65,16 @@ DEFAULT_TIMEOUT_S = 5.0
 _END_S = 10.0  # longer than the end takes
 _TOLD_S = 0.5  # for which a close waits until it is told
 _CALL_S = 1.0  # for which it waits for other threads' calls
+_SLICE_S = 0.25
+_PATIENCE_NS = 1_000_000_000  # behind a call's deadline, which the owner sees first
 _DRAIN_S = 1.0
 _SOON_S = 0.1  # to the next beat, while what was given up is not given back yet
 _BEAT_S = 0.05  # for a request at a beat
+
+
+class _CallerGone(Exception):  # noqa: N818 - nobody gets it
+    """The caller of the job under way is gone."""
+
 
 living: list[Session] = []  # some still drain after they were closed
 
@@ -166,12 +182,25 @@ class Session:
         return not self.is_closed and not fork.is_in_bad_fork() and self.lease.is_good
 
     def _call(self, function: Callable[[], _T], deadline: int, timeout: float) -> _T:
-        """What the function returns, which the owner calls; WaitTimeout behind the `deadline` of `timeout` seconds."""
+        """What the function returns, which the owner calls. An exception that ends the wait gives up its request.
+
+        WaitTimeout behind the `deadline` of `timeout` seconds; Reentered on a thread that owns a session.
+        """
+        check_may_wait()
+        owner, job = self.owner, Job(function)
         try:
-            return self.owner.call(function, deadline, timeout)
-        except OwnerGone:
-            self.check()
-            raise self._closed() from None
+            owner.post(partial(owner.do, job))
+            while not job.wait(0 if owner.is_over else min(_SLICE_S, left_of(deadline) + 0.001)):
+                fork.check()
+                if owner.is_over or sys.is_finalizing():
+                    self.check()
+                    raise self._closed()
+                if time.monotonic_ns() >= deadline + (_PATIENCE_NS if job.has_begun else 0):
+                    raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
+            return job.result()
+        except BaseException:
+            job.give_up()
+            raise
 
     def _collect(self) -> int:
         """For `ipc_collect`: close unused attachments; returns how many imports were closed."""
@@ -207,7 +236,7 @@ class Session:
         self.lease.beat()
         self.check_liveness()
         if self.owner.is_unwanted:
-            raise CallerGone
+            raise _CallerGone
 
     def open(
         self,
@@ -335,14 +364,14 @@ class Session:
         if has_a_beat() or self.owner.is_over:
             self.abandon([opening])
             return
-        use = opening.use
+        use, closing = opening.use, Job(partial(self.attachments.close, [opening]))
         try:
             if use is not None and use.openings == {opening}:
                 use.engine.await_calls(_CALL_S)
         finally:  # an exception that ends the wait must not leave it open
-            job = self.owner.submit(Job(partial(self.attachments.close, [opening])))
-        with suppress(WaitTimeout, ClientClosed, OwnerGone):
-            for ended in self.owner.result_of(job, deadline_of(_TOLD_S), _TOLD_S):
+            self.owner.post(partial(self.owner.do, closing))
+        with suppress(WaitTimeout, ClientClosed, SessionLost):
+            for ended in self._call(closing.result, deadline_of(_TOLD_S), _TOLD_S):  # behind it
                 self.driving.settle(ended)
                 self._call(partial(self.attachments.tell, _TOLD_S), deadline_of(_TOLD_S), _TOLD_S)
 
