@@ -169,10 +169,10 @@ def test_a_close_and_a_break_that_found_no_memory_are_asked_for_again(
     )
     connection: Any = SimpleNamespace(request=request)
     table = AttachmentTable(lease, connection, Waits())
-    engine: Any = SimpleNamespace(slot=opened.slot, incarnation=opened.incarnation, is_recorder=True)
+    engine: Any = SimpleNamespace(slot=opened.slot, incarnation=opened.incarnation, is_recorder=True, ordinal=0)
     engine.chain = SimpleNamespace(has_asked=False, wants_break=True)
     table.give_back(opened)
-    table.ending.append(use := Use(engine, engine))
+    table.ending.append(use := Use(engine, Waits()))
     table.advance(use, Life.RELEASED)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", _no_memory)

@@ -79,5 +79,5 @@ def test_a_call_has_the_docstring_and_the_signature_of_its_python_part(method: A
 
 def test_the_classes_are_made_as_they_are_written() -> None:
     assert list(inspect.signature(ipcsync.Point).parameters) == ["attached", "generation"]
-    assert list(inspect.signature(ipcsync.SharedEvent).parameters) == ["opening", "is_recorder"]
+    assert list(inspect.signature(ipcsync.SharedEvent).parameters) == ["session", "opening", "is_recorder"]
     assert {method.__name__ for method in _CALLS} <= {*vars(ipcsync.Point), *vars(ipcsync.SharedEvent)}
