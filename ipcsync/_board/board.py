@@ -12,7 +12,7 @@ import time
 from typing import Literal
 
 from ipcsync._board import layout
-from ipcsync._board.lines import Line, SessionLine, SlotLine, Word, fence
+from ipcsync._board.lines import Line, SessionLine, SlotLine, Word
 from ipcsync._linux import locks
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync._linux.robust import OWNER_DIED, DeathMark
@@ -39,12 +39,13 @@ class Board(Line):
     has_mark: bool
 
     heartbeat: Word = Word(layout.H_HEARTBEAT)  # CLOCK_MONOTONIC in ns at the coordinator's last beat
-    newest: Word = Word(layout.H_NEWEST)  # the count of the newest session
+    newest: Word = Word(layout.H_NEWEST)  # the count of the newest session, stored before its line is given to it
     starts: Word = Word(layout.H_STARTS)  # how many coordinators have served with this board, one after the other
 
     def __init__(self, fd: int, path: str) -> None:
         self.path: str = path
-        self._fd = fd
+        self.descriptor: int = fd
+        """The open file on which this process's lifelines are, -1 once this board was closed."""
         length = os.fstat(fd).st_size
         if length < layout.HEADER:
             raise ProtocolError(f"{path} is not a board: {length} bytes", code="board")
@@ -73,6 +74,7 @@ class Board(Line):
         self.running_header: memoryview[int] = memoryview(bytearray(header)).cast("Q")[: layout.H_STATE + 1]
         self.running_header[layout.H_OWNER] = owner if owner < OWNER_DIED else 0  # not a dead one's: so the two differ
         self.running_header[layout.H_STATE] = layout.RUNNING
+        self.running_header_address: int = ctypes.addressof(ctypes.c_char.from_buffer(self.running_header))
         self.has_mark = 0 < owner < OWNER_DIED
         self._life: DeathMark | None = None
         self._lifeline: int | None = None  # the offset of the lock that shows that this session's process lives
@@ -151,14 +153,12 @@ class Board(Line):
         return self.words[layout.H_STATE] == layout.STOPPED or self.words[layout.H_OWNER] == OWNER_DIED
 
     def session(self, index: int) -> SessionLine:
-        """The session line number `index`."""
         if not 0 <= index < self.sessions:
             raise ProtocolError(f"no session line {index} on a board of {self.sessions}", code="board")
         label = self.layout.labels + index * layout.LABEL
         return SessionLine(self.words, self.address, layout.HEADER + index * layout.LINE, label)
 
     def slot(self, index: int) -> SlotLine:
-        """The slot line number `index`."""
         if not 0 <= index < self.slots:
             raise ProtocolError(f"no slot {index} on a board of {self.slots}", code="board")
         at = self.layout
@@ -175,16 +175,6 @@ class Board(Line):
         if any(column.tobytes()):
             column[:] = bytes(len(column))
 
-    @property
-    def running_header_address(self) -> int:
-        """Address of `running_header` in this process."""
-        return ctypes.addressof(ctypes.c_char.from_buffer(self.running_header))
-
-    def set_newest(self, count: int) -> None:
-        """Store that there is a session `count`, before it gets a line (coordinator)."""
-        self.newest = count
-        fence()
-
     def stop(self) -> None:
         """Store that the coordinator ends, and wake every waiter (coordinator)."""
         self.words[layout.H_STATE] = layout.STOPPED
@@ -196,37 +186,33 @@ class Board(Line):
 
     def hold_lifeline(self, line: SessionLine) -> bool:
         """Take the lock that shows that this session's process lives; False if another process has it (client)."""
-        if not locks.try_lock(self._fd, line.offset):
+        if not locks.try_lock(self.descriptor, line.offset):
             return False
         self._lifeline = line.offset
         return True
 
     def has_lifeline(self, line: SessionLine) -> bool:
         """Whether another process holds the lifeline of `line`; False once this board was closed."""
-        return self._fd >= 0 and locks.is_locked(self._fd, line.offset)
-
-    @property
-    def descriptor(self) -> int:
-        """The open file on which this process's lifelines are, -1 once this board was closed."""
-        return self._fd
+        return self.descriptor >= 0 and locks.is_locked(self.descriptor, line.offset)
 
     @property
     def file(self) -> str:
         """A path to the board's own file, whatever is at `path` by now."""
-        return f"/proc/self/fd/{self._fd}"
+        return f"/proc/self/fd/{self.descriptor}"
 
     def is_free(self, byte: int) -> bool:
         """Whether no other open file has a lock of the byte at that offset; False once this board was closed."""
-        return self._fd >= 0 and not locks.is_locked(self._fd, byte)
+        return self.descriptor >= 0 and not locks.is_locked(self.descriptor, byte)
 
     @property
     def coordinator_holds_lifeline(self) -> bool:
         """Whether the coordinator's process lives, by its lock on the header; False once this board was closed."""
-        return self._fd >= 0 and locks.is_locked(self._fd, _LIFELINE)
+        return self.descriptor >= 0 and locks.is_locked(self.descriptor, _LIFELINE)
 
     def drop_descriptor(self) -> None:
         """Close the file in a forked child: the child's copy would keep the parent's lifeline."""
-        descriptor, self._fd = self._fd, -1  # first: another thread may ask, and the number be another file's by then
+        # First: another thread may ask, and the number be another file's by then.
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -238,8 +224,8 @@ class Board(Line):
         if keep_mapping:
             _kept.append(self._map)
         try:
-            if self._lifeline is not None and self._fd >= 0:
-                locks.unlock(self._fd, self._lifeline)  # a child forked just here may keep the file open
+            if self._lifeline is not None and self.descriptor >= 0:
+                locks.unlock(self.descriptor, self._lifeline)  # a child forked just here may keep the file open
         finally:
             self.drop_descriptor()
         if self._life is not None:
@@ -250,7 +236,6 @@ class Board(Line):
         _kept.remove(self._map)
 
     def unlink(self) -> None:
-        """Remove the file's name (coordinator)."""
         with contextlib.suppress(FileNotFoundError):  # one that is found abandoned may be removed already
             os.unlink(self.path)
 

@@ -136,10 +136,6 @@ class SessionLine(Line):
         fence()
         self.state = layout.LIVE
 
-    def set_state(self, state: int) -> None:
-        """Store the session's state (coordinator)."""
-        self.state = state
-
 
 class SlotLine(Line):
     """One slot's words.
@@ -245,10 +241,6 @@ class SlotLine(Line):
         self.incarnation = incarnation
         fence()
         self.state = layout.OPEN
-
-    def set_recorder(self, serial: int) -> None:
-        """Store which session records (coordinator)."""
-        self.recorder = serial
 
     def break_at(self, watermark: int, *, has_expired: bool = False, reason: str = "") -> None:
         """End the use by the recorder's death or expiry: only what is up to `watermark` stays good (coordinator).

@@ -136,9 +136,9 @@ class RuntimeDir(Place):
         self.made, lock = _take(path)
         super().__init__(path, lock, os.getpid())
         try:
-            for socket in self.sockets:
-                _check_socket(socket)
-                _check_socket(socket + SHUT)
+            for file in self._socket_files():
+                if os.path.lexists(file) and not stat.S_ISSOCK(os.lstat(file).st_mode):
+                    raise RuntimeDirError(f"{file} is not a socket, and is left untouched: remove it first")
             self._remove_files()  # of a dead coordinator: we hold the lock
             self.sign()
         except RuntimeDirError:
@@ -175,8 +175,11 @@ class RuntimeDir(Place):
             self._remove_files()
         self._leave()
 
+    def _socket_files(self) -> list[str]:
+        return [*self.sockets, *(socket + SHUT for socket in self.sockets)]
+
     def _remove_files(self) -> None:
-        for path in (*self.sockets, *(socket + SHUT for socket in self.sockets)):
+        for path in self._socket_files():
             with suppress(FileNotFoundError):
                 os.unlink(path)
         for name in (SERVING, OUTCOME):
@@ -248,11 +251,6 @@ def _lock(fd: int, path: str) -> None:
         if is_late:
             raise RuntimeDirError(f"no coordinator serves {path}, but a process locks that directory: end it")
         time.sleep(0.001)
-
-
-def _check_socket(path: str) -> None:
-    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise RuntimeDirError(f"{path} is not a socket, and is left untouched: remove it first")
 
 
 def write_outcome(path: str, outcome: Outcome) -> None:

@@ -124,11 +124,11 @@ class Effects:
         if session.state == "gone":
             self.board.end_visits(session.line)
             if line.serial == session.serial:
-                line.set_state(FREE)
+                line.state = FREE
         elif session.state != "live":
-            line.set_state(EXPIRED)
+            line.state = EXPIRED
         elif line.serial != session.serial or line.state != LIVE:
-            self.board.set_newest(max(session.serial >> 16, self.board.newest))
+            self.board.newest = max(session.serial >> 16, self.board.newest)
             # Without a start time the pid is useless to others, which then check the lifeline.
             pid, namespace = session.pid if session.started else 0, self.board.coordinator[2]
             line.assign(session.serial, pid, session.started, namespace, time.monotonic_ns(), session.label)
@@ -141,7 +141,7 @@ class Effects:
                 self.releaser.reset(slot.index, line, line.recorded)
             line.open(slot.incarnation)
         if slot.recorder is not None and line.recorder != slot.recorder.serial:
-            line.set_recorder(slot.recorder.serial)
+            line.recorder = slot.recorder.serial
         good = slot.base + slot.good
         if slot.state == "closed":
             line.finish(CLOSED)

@@ -463,7 +463,7 @@ def _run_effect(rig: Coordinators, kind: str) -> list[str]:
         setattr(slot, name, value)
     if kind == "freed":
         slot.ended = "broken" if rig.case.state == board_world.BROKEN else "closed"
-    rig.line.set_recorder(1)
+    rig.line.recorder = 1
     rig.line.incarnation = 0 if kind == "opened" else 1
     effects._lines[0] = rig.line
     rig.log.clear()

@@ -56,10 +56,10 @@ class Chain(Rig):
 
     def __init__(self, case: Case, directory: Path, module: ModuleType = core, handle: int = 0) -> None:
         super().__init__(case, directory, module, handle)
-        self.board.set_newest(_NEWEST)
+        self.board.newest = _NEWEST
         self.above = self.board.slot(1)
         self.above.open(1)
-        self.above.set_recorder(OTHERS)
+        self.above.recorder = OTHERS
         self.above.publish(1)
         self.view = self.made(1, recorder=False)
         self.wait = self.queued(1)
@@ -256,7 +256,7 @@ def _stand_behind_the_dead(made: Chain) -> None:
 
 
 def _chain_the_own_one(made: Chain) -> None:
-    made.above.set_recorder(MINE)
+    made.above.recorder = MINE
     made.above.first_dependent = 1
 
 
@@ -269,8 +269,8 @@ _LOSSES: dict[str, Callable[[Chain], object]] = {
     "the own event is broken": lambda made: made.put("state", BROKEN),
 }
 _BITS: dict[str, tuple[int, Callable[[Chain], object]]] = {
-    "its session ended": (0b10, lambda made: made.board.session(0).set_state(LIVE + 1)),
-    "nobody records it": (0b10, lambda made: made.above.set_recorder(0)),
+    "its session ended": (0b10, lambda made: setattr(made.board.session(0), "state", LIVE + 1)),
+    "nobody records it": (0b10, lambda made: setattr(made.above, "recorder", 0)),
     "it is not recorded yet": (0b10, lambda made: made.above.publish(0)),
     "it stands behind the dead": (0b10, _stand_behind_the_dead),
     "it is of the same session, and stands behind something": (0, _chain_the_own_one),
@@ -299,7 +299,7 @@ def test_what_no_waiter_can_see_only_the_recorder_judges(rig: Any, what: str) ->
 
 def test_an_event_of_the_same_session_is_not_stood_behind(rig: Any) -> None:
     made = rig()
-    made.above.set_recorder(MINE)
+    made.above.recorder = MINE
     made.call()
     assert (made.line.recorded, made.line.first_dependent, made.entries) == (1, 0, [])
 

@@ -124,7 +124,7 @@ def test_a_loss_is_told_with_its_root_cause(board: Board) -> None:
     line.valid_as_of = 3
     line.first_dependent = 6
     assert (line.first_dependent, line.valid_as_of) == (6, 3)
-    board.set_newest(9)
+    board.newest = 9
     assert board.newest == 9
 
 
@@ -158,7 +158,7 @@ def test_what_the_coordinator_and_the_others_write_share_no_cache_line() -> None
 def test_the_words_lie_where_they_are_said_to(board: Board) -> None:
     line = board.slot(3)
     line.open(5)
-    line.set_recorder(6)
+    line.recorder = 6
     line.watermark = 7
     line.publish(8)
     line.store_completed(9)

@@ -82,12 +82,12 @@ def _die_at_each_store(path: str, name: str, state: int) -> list[dict[str, Any]]
     while not survived:
         slot.open(6)
         slot.break_at(2)
-        slot.set_recorder(3)
+        slot.recorder = 3
         slot.publish(5)
         slot.store_completed(4)
         slot.finish(state)
         session.assign(0x7_0000, 10, 11, 12, 13)
-        session.set_state(FREE)
+        session.state = FREE
         if (child := os.fork()) == 0:
             board.words = DeadlyWords(words, len(found))  # type: ignore[assignment] # what the lines below index
             STEPS[name](board.slot(0), board.session(0))

@@ -51,7 +51,7 @@ def test_a_session_is_put_on_the_board_and_told_and_taken_off_at_its_end(scene: 
 
 def test_the_newest_session_stays_the_newest_when_an_older_one_is_stored_again(scene: Scene) -> None:
     first, second = scene.session("1"), scene.session("2")
-    scene.board.session(first.line).set_state(FREE)  # as before it was stored
+    scene.board.session(first.line).state = FREE  # as before it was stored
     scene.effects.redo([first], [])
     assert scene.board.session(first.line).state == LIVE
     assert scene.board.newest == second.serial >> 16 == 2

@@ -38,10 +38,10 @@ class Row:
             board.words[self._owner(line)] = 1
             slot = board.slot(line)
             slot.open(1)
-            slot.set_recorder(serial_of(line))
+            slot.recorder = serial_of(line)
             slot.publish(BASE)
             slot.store_completed(BASE)
-        board.set_newest(COUNT)
+        board.newest = COUNT
         self.line = board.slot(ME)
         self.mine = self.view(ME, recorder=True)
         self.chain = self.mine.chain

@@ -23,7 +23,7 @@ def _entries(row: Row) -> list[tuple[object, ...]]:
 
 def test_a_record_tells_the_board_whom_it_stands_behind_and_as_of_when(row: Row) -> None:
     waits = row.wait(0), row.wait(2)
-    row.board.set_newest(9)
+    row.board.newest = 9
     row.extend(1, *waits)
     assert _entries(row) == [(waits[0], 1, 1, 1, 0b001), (waits[1], 1, 1, 1, 0b100)]
     assert row.told == (1, 0b101)
@@ -112,7 +112,7 @@ def test_a_record_that_failed_and_is_made_again_stands_behind_what_either_did(ro
 
 def test_what_was_good_of_others_and_is_not_any_more_only_the_recorder_can_tell(row: Row) -> None:
     row.extend(1, row.wait(0))
-    row.board.session(0).set_state(EXPIRED)
+    row.board.session(0).state = EXPIRED
     row.extend(2, row.wait(1))
     assert row.open_ones == [(1, 1, 0b1), (2, 2, 0b10 | OWN)]
     assert row.good_bits(ME) is None
@@ -161,9 +161,9 @@ def test_where_the_board_says_too_little_only_the_recorder_can_tell(row: Row, wh
     if what == "not recorded":
         row.record(0, 0)
     elif what == "nobody's":
-        board.slot(0).set_recorder(0)
+        board.slot(0).recorder = 0
     elif what == "expired":
-        board.session(0).set_state(EXPIRED)
+        board.session(0).state = EXPIRED
     elif what == "a mirror":
         wait = Wait(row.view(0, node="two"), 1, KEY, STREAM)
     else:
@@ -180,7 +180,7 @@ def test_where_the_board_says_too_little_only_the_recorder_can_tell(row: Row, wh
 
 def test_another_event_of_the_same_session_counts_unless_it_stands_behind_something(row: Row) -> None:
     slot = row.board.slot(0)
-    slot.set_recorder(serial_of(ME))
+    slot.recorder = serial_of(ME)
     wait = row.wait(0)
     row.extend(1, wait)
     assert (row.told, row.chain.entries) == ((0, 0), {})

@@ -40,7 +40,7 @@ def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_s
 
 def test_what_is_complete_beyond_the_open_ones_counts_up_to_them(row: Row) -> None:
     row.extend(3, row.wait(0))
-    row.board.session(0).set_state(EXPIRED)
+    row.board.session(0).state = EXPIRED
     assert row.chain.resolve(1) == 1
     assert row.chain.resolve(7) == 2
     assert row.open_ones == [(3, 3, 0b1)]
@@ -49,7 +49,7 @@ def test_what_is_complete_beyond_the_open_ones_counts_up_to_them(row: Row) -> No
 def test_only_complete_records_that_others_have_to_judge_first_are_looked_at_again_soon(row: Row) -> None:
     """Whoever judges what they stand behind tells nobody."""
     row.extend(1, row.wait(0))
-    row.board.session(0).set_state(EXPIRED)
+    row.board.session(0).state = EXPIRED
     assert row.chain.resolve(0) == 0
     assert not row.chain.is_due, "it is not complete"
     assert row.chain.resolve(1) == 0
@@ -69,8 +69,8 @@ def test_one_whose_witness_left_is_judged_by_what_it_waited_for(row: Row) -> Non
     row.extend(1, first)
     row.extend(2, first)
     row.extend(3, first, second)
-    row.board.session(0).set_state(EXPIRED)
-    row.board.session(1).set_state(EXPIRED)
+    row.board.session(0).state = EXPIRED
+    row.board.session(1).state = EXPIRED
     assert row.chain.resolve(3) == 0
     assert row.open_ones == [(1, 3, 0b1), (3, 3, 0b10)]
     asked = [view.slice_ns for view in row.theirs]
@@ -159,7 +159,7 @@ def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(row: Row, k
     assert wait.resolved() is wait.outcome is expected
     assert asked == ([3] if known == "open" else [])
     row.extend(1, row.wait(1))
-    row.board.session(1).set_state(EXPIRED)
+    row.board.session(1).state = EXPIRED
     row.chain.resolve(1)
     assert asked[-1:] == [1]
     assert row.chain.entries == {} if is_accepted else row.open_ones == [(1, 1, 0b10)]

@@ -117,10 +117,10 @@ def test_a_wait_that_a_waiter_would_accept_is_good_for_its_recorder_too(row: Row
     row.board.slot(0).first_dependent = BASE + 1
     store_bits(row.board.slot(0), 1 << 3)
     row.board.slot(0).valid_as_of = COUNT
-    row.board.session(3).set_state(EXPIRED)
+    row.board.session(3).state = EXPIRED
     assert not view.accepts(2), "what it stands behind is open"
     assert wait.resolved() is None
-    row.board.session(3).set_state(1)
+    row.board.session(3).state = 1
     assert view.accepts(2)
     assert view.known_complete == 2
     assert wait.resolved() is True

@@ -42,8 +42,8 @@ class Chain:
             board.session(line).assign(_serial(line), 4711 + line, 0, 0, time.monotonic_ns(), _NAMES[line])
             board.words[self._owner(line)] = 1
             board.slot(line).open(1)
-            board.slot(line).set_recorder(_serial(line))
-        board.set_newest(2)
+            board.slot(line).recorder = _serial(line)
+        board.newest = 2
         self.a, self.b, self.c = self.open(0, recorder=True), self.open(1, recorder=True), self.open(1)
         self.mine = self.open(0)  # as B sees A's
 
@@ -161,7 +161,7 @@ def test_how_the_first_one_ended_is_how_the_others_are_lost(chain: Chain, ends: 
             chain.record(chain.b, chain.stream)
             line.finish(CLOSED)
         else:
-            chain.board.session(0).set_state(EXPIRED)
+            chain.board.session(0).state = EXPIRED
             line.break_at(0, has_expired=ends == "expired")
         chain.b.publish_completed()
         assert chain.c.line.lost - chain.c.base == (2 if ends == "closed" else 1)
@@ -237,7 +237,7 @@ def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
             assert not chain.c.is_clear(1)  # nobody holds its mark yet
             chain.board.words[chain._owner(0)] = 1
             assert chain.c.is_clear(1) is is_clear
-        chain.board.session(0).set_state(EXPIRED)
+        chain.board.session(0).state = EXPIRED
         assert not chain.c.is_clear(1)
         store_bits(line, 0)
         assert chain.c.is_clear(1)

@@ -81,7 +81,7 @@ def test_what_was_found_lost_once_is_lost_whatever_the_board_says_later(row: Row
 
 def test_a_view_knows_who_records_now(row: Row) -> None:
     view = row.view(0)
-    row.board.slot(0).set_recorder(0)
+    row.board.slot(0).recorder = 0
     assert view._recorder() == ("", 0)
     with pytest.raises(
         WaitTimeout,
@@ -90,7 +90,7 @@ def test_a_view_knows_who_records_now(row: Row) -> None:
     ) as caught:
         view.synchronize(1, 0)
     assert (caught.value.event, caught.value.generation, caught.value.timeout) == ("e0", 1, 0)
-    row.board.slot(0).set_recorder(serial_of(2))
+    row.board.slot(0).recorder = serial_of(2)
     row.kill(0)
     assert view._recorder() == ("s2", 4713)
     assert view.recorder == serial_of(2)
@@ -105,7 +105,7 @@ def test_who_does_not_record_says_who_does(row: Row) -> None:
     with pytest.raises(ipcsync.NotRecorder, match=why) as caught:
         view.record(stream._handle, 0, 1)
     assert (caught.value.event, caught.value.recorder, caught.value.pid) == ("e1", "s1", 4712)
-    row.board.slot(1).set_recorder(0)
+    row.board.slot(1).recorder = 0
     with pytest.raises(ipcsync.NotRecorder, match=r"recorder=True; no session has so far$") as caught:
         view.record(stream._handle, 0, 1)
     assert (caught.value.event, caught.value.recorder, caught.value.pid) == ("e1", "", 0)
@@ -177,7 +177,7 @@ def test_a_lost_recorders_error_says_whether_it_can_touch_anything_any_more(
     assert caught.value.over is (True if is_over else None)
     assert row.view(0, node="two").recorder_is_over() is None
     assert row.mine.recorder_is_over() is None
-    row.board.slot(1).set_recorder(0)
+    row.board.slot(1).recorder = 0
     assert row.theirs[1].recorder_is_over() is False
     row.extend(1, row.wait(2))
     row.kill(2)

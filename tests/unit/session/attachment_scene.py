@@ -83,7 +83,7 @@ class Scene:
         line = self.board.slot(slot)
         if line.incarnation == 0:
             line.open(1)
-            line.set_recorder(SERIAL)
+            line.recorder = SERIAL
         return Attachment(
             name=f"e{slot}",
             slot=slot,
