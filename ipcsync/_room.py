@@ -102,10 +102,10 @@ def shortage(error: BaseException, what: str) -> QuotaExceeded | None:
 
 def _no_descriptors(what: str, *, of_machine: bool) -> QuotaExceeded:
     if of_machine:
+        most = 0
         with suppress(OSError, ValueError), open("/proc/sys/fs/file-max") as file:
             most = int(file.read())
-            return QuotaExceeded(f"the machine has no file descriptor left for {what} (fs.file-max)", limit=most)
-        return QuotaExceeded(f"the machine has no file descriptor left for {what} (fs.file-max)")
+        return QuotaExceeded(f"the machine has no file descriptor left for {what} (fs.file-max)", limit=most)
     soft, hard = limits_of(resource.RLIMIT_NOFILE)
     higher = "" if hard == soft else f", or raise the limit (`ulimit -n`, up to {hard})"
     return QuotaExceeded(

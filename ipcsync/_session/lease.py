@@ -74,7 +74,6 @@ class SessionLease:
 
     @property
     def is_good(self) -> bool:
-        """Whether no problem is known."""
         return self._problem is None
 
     # --- checks -------------------------------------------------------------------------------------------------------
@@ -132,7 +131,6 @@ class SessionLease:
         return self._coordinator.is_alive()
 
     def count_full_ring(self) -> None:
-        """A record had to wait for its ring."""
         self.full_rings += 1
 
     def lose(self, error: IpcSyncError) -> None:

@@ -131,7 +131,6 @@ class Owner:
             self._lease.beat()
 
     def work(self) -> None:
-        """Do what was asked for."""
         while not self._queue.empty():
             self._queue.get()()
 

@@ -87,13 +87,6 @@ class Session:
     for an event of the coordinator's name.
     """
 
-    connection: Connection
-    lease: SessionLease
-    owner: Owner
-    attachments: AttachmentTable
-    driving: Driving
-    trials: Trials
-
     timeout = DEFAULT_TIMEOUT_S  # of requests without one of their own
     engine: EngineChoice = "auto"  # of what it creates, where no other one is asked for
     depth = 0  # likewise
@@ -111,7 +104,6 @@ class Session:
         self._closer = 0  # the id of the thread that waits for the end
         self._shown = shown
         self._has_said_goodbye = False
-        self._forget_child: Callable[[], None]
 
     @property
     def _has_begun(self) -> bool:
@@ -219,12 +211,9 @@ class Session:
         """
         self.check()
         seconds = self.timeout if timeout is None else timeout
-        deadline = deadline_of(seconds)
-        return self._call(partial(self._ask, Request(body), kind, deadline, seconds), deadline, seconds)
-
-    def _ask(self, request: Request, kind: type[_M], deadline: int, timeout: float) -> _M:
-        self._exchange([request], deadline)
-        return expect(self.connection.result_of(request, timeout), kind)
+        deadline, request = deadline_of(seconds), Request(body)
+        self._call(partial(self._exchange, [request], deadline), deadline, seconds)
+        return expect(self.connection.result_of(request, seconds), kind)
 
     def _exchange(self, requests: Sequence[Request], deadline: int) -> None:
         """On the owner's thread, as all that it is called by."""
@@ -280,7 +269,6 @@ class Session:
         return self._attach([body], [], deadline_of(seconds), seconds, key)[0]
 
     def find(self, key: PointKey) -> AttachmentRef | None:
-        """The attachment to a point's event, if there is one."""
         return self.attachments.find(key)
 
     def _attach(
@@ -394,7 +382,6 @@ class Session:
     # --- the owner's thread: the begin --------------------------------------------------------------------------------
 
     def _run(self, begun: Job[None]) -> None:
-        """The thread's function: the session from its begin to its end."""
         block_signals()
         begun.run()
         if not begun.has_succeeded:
@@ -550,7 +537,6 @@ class Session:
         self._work()
 
     def _release(self) -> None:
-        """Release everything, as the owner's thread ends."""
         self._stop()
         self.driving.stop()
         self._driver_thread.join(_CALL_S)
