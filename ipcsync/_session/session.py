@@ -68,7 +68,7 @@ _CALL_S = 1.0  # for which it waits for other threads' calls
 _SLICE_S = 0.25
 _PATIENCE_NS = 1_000_000_000  # behind a call's deadline, which the owner sees first
 _DRAIN_S = 1.0
-_SOON_S = 0.1  # to the next beat, while what was given up is not given back yet
+_SOON_S = 0.1  # to the next beat, while what was given up is not given back yet; for what follows the end
 _BEAT_S = 0.05  # for a request at a beat
 
 
@@ -145,9 +145,10 @@ class Session:
         self.drop()
         if not self._has_begun:
             return
-        if has_a_beat() or threading.current_thread() is self._driver_thread:
+        if has_a_beat() or threading.current_thread() in (self._thread, self._driver_thread):
             return
-        self._has_ended.wait(_END_S)
+        if self._has_ended.wait(_END_S):
+            self._thread.join(_SOON_S)  # its last step may stand still behind any stream of the process
 
     # --- whether it goes on -------------------------------------------------------------------------------------------
 
@@ -441,6 +442,7 @@ class Session:
             self.lease.mark.show()  # first: from Ready on the coordinator waits for the mark
             connection.request(messages.Ready(), self.token, timeout, self.lease.beat_and_check)
             self._check_wanted()
+            self._thread = threading.current_thread()
             self._driver_thread = threading.Thread(target=self.driving.run, name="ipcsync-driver", daemon=True)
             self._driver_thread.start()
             devices.collectors.append(self._collect)
