@@ -228,8 +228,8 @@ class Held:
 
     def ask(self) -> None:
         """Begin requests that a stopped coordinator does not answer."""
-        self.calls["a request in flight"] = Blocked(self.client.stats, "result_of")
-        self.calls["a request behind it"] = Blocked(lambda: self.client.event("x"), "result_of")
+        self.calls["a request in flight"] = Blocked(self.client.stats, "_call")
+        self.calls["a request behind it"] = Blocked(lambda: self.client.event("x"), "_call")
 
     def assert_all_are_lost(self) -> None:
         for what, call in self.calls.items():

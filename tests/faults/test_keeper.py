@@ -122,7 +122,7 @@ def test_row_54_calls_that_are_blocked_in_every_way_go_on(client: ipcsync.Client
         wait = Blocked(lambda: seen.at(1).wait(timeout=DEADLINE_S))
         synchronize = Blocked(lambda: seen.at(1).synchronize(timeout=DEADLINE_S))
         died = _kill(client)
-        request = Blocked(lambda: other.event("two"), "result_of")
+        request = Blocked(lambda: other.event("two"), "_call")
         until(lambda: has_ended(died), "the coordinator is dead")
         event.record().synchronize(timeout=DEADLINE_S)
         assert wait.outcome() is None
