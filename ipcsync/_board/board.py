@@ -19,7 +19,6 @@ from ipcsync._linux.robust import OWNER_DIED, DeathMark
 from ipcsync.errors import CoordinatorLost, ProtocolError
 
 _HEADER = struct.Struct("=QQ16sQQQQQQQQ")
-_kept: list[mmap.mmap] = []  # mappings that outlive their boards: their pages are still registered with CUDA
 _LIFELINE = 0  # the coordinator's lock: on the header's first byte; a session's is on the first byte of its line
 
 
@@ -216,13 +215,8 @@ class Board(Line):
         if descriptor >= 0:
             os.close(descriptor)
 
-    def close(self, *, keep_mapping: bool = False) -> None:
-        """Release the lifeline and close the descriptor. The mapping stays while lines of it are in use.
-
-        `keep_mapping`: it stays, until `let_go`. Pages that are registered with CUDA must not be unmapped.
-        """
-        if keep_mapping:
-            _kept.append(self._map)
+    def close(self) -> None:
+        """Release the lifeline and close the descriptor. The mapping stays while this or lines of it are in use."""
         try:
             if self._lifeline is not None and self.descriptor >= 0:
                 locks.unlock(self.descriptor, self._lifeline)  # a child forked just here may keep the file open
@@ -230,10 +224,6 @@ class Board(Line):
             self.drop_descriptor()
         if self._life is not None:
             self._life.end()
-
-    def let_go(self) -> None:
-        """Keep the mapping no longer than its lines are in use, after all."""
-        _kept.remove(self._map)
 
     def unlink(self) -> None:
         with contextlib.suppress(FileNotFoundError):  # one that is found abandoned may be removed already

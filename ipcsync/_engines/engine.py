@@ -169,7 +169,7 @@ class Engine(Core):
     def open_word(self) -> int:
         """The device pointer of the word, whose page is registered on the event's device: for all of the process's."""
         with OnDevice(self.ordinal) as inside, inside:  # the caller's thread may have no context yet
-            return pinned.word(self.line.completed_address)
+            return pinned.word(self.line.completed_address, self.board)
 
     def open_event(self, index: int, patience_s: float | None) -> DriverObject | None:
         """The CUevent of the ring at `index`; None if another thread opens one for `patience_s`."""

@@ -1,8 +1,7 @@
 """Memory of the host whose words a GPU reads and writes: pages of mapped files, and pages of this process alone.
 
-CUDA pins the memory that is mapped at an address when it is registered. So a page is unregistered before it is
-unmapped, or never unmapped: otherwise CUDA would take the next mapping at the address for it, and the GPU would write
-to the old memory.
+CUDA pins the memory that is mapped at an address when it is registered. So a page stays mapped while it is registered:
+otherwise CUDA would take the next mapping at the address for it, and the GPU would write to the old memory.
 """
 
 from __future__ import annotations
@@ -30,26 +29,28 @@ _lock = CallLock()
 _ordinals: dict[int, int] = {}
 _registered: set[int] = set()
 _kept: set[int] = set()
+_mappings: dict[int, object] = {}  # by page
 # Words of this process that graphs and streams wait for and write: by device and kind, those that nobody has taken.
 _free: dict[tuple[int, str], list[tuple[int, int]]] = {}
 _taking = CallLock()
 
 
-def page(address: int) -> int:
+def page(address: int, mapping: object) -> int:
     """The device pointer of the page at `address`, registered at the first call.
 
-    A context must be current. Raises DriverError if the driver refuses, as it does for pages of a file on disk.
+    `mapping`, by which it is mapped, is kept while it is registered. A context must be current. Raises DriverError if
+    the driver refuses, as it does for pages of a file on disk.
     """
     if address not in _registered:
-        under(_lock, _register, address)
+        under(_lock, _register, address, mapping)
     return int(call("cuMemHostGetDevicePointer", address, 0))
 
 
-def _register(address: int) -> None:
+def _register(address: int, mapping: object) -> None:
     if address in _registered:
         return
     was_begun = address in _ordinals
-    _ordinals[address] = context.current_ordinal()
+    _mappings[address], _ordinals[address] = mapping, context.current_ordinal()
     # CUDA counts this as an unsafe call, which would break another thread's capture.
     result = relaxed_call(_drivers.load().cuMemHostRegister, address, PAGE, _FLAGS)
     is_ours = was_begun or address in _registered  # by a handler within this call
@@ -57,15 +58,15 @@ def _register(address: int) -> None:
         try:
             unwrap(result, "cuMemHostRegister")
         except DriverError:
-            del _ordinals[address]
+            del _ordinals[address], _mappings[address]
             raise
     _registered.add(address)
 
 
-def word(address: int) -> int:
-    """The device pointer of the 8-byte word at `address`."""
+def word(address: int, mapping: object) -> int:
+    """The device pointer of the 8-byte word at `address`, as of `page`."""
     start = address & ~(PAGE - 1)
-    return page(start) + (address - start)
+    return page(start, mapping) + (address - start)
 
 
 def keep(address: int) -> None:
@@ -73,16 +74,11 @@ def keep(address: int) -> None:
     _kept.add(address & ~(PAGE - 1))
 
 
-def is_any(address: int, length: int) -> bool:
-    """Whether any page from `address` on, within `length` bytes, is registered."""
-    return any(address <= start < address + length for start in list(_ordinals))
-
-
 def unpin(address: int, length: int) -> bool:
     """Unregister those pages, to which no queued work may write any more; whether none is left registered.
 
     A driver may let this stand still behind any stream of the process. So it is called without the lock that who
-    registers a page takes, by the one who is about to unmap these.
+    registers a page takes.
     """
     if fork.is_in_bad_fork() or any(address <= start < address + length for start in list(_kept)):
         return False
@@ -97,6 +93,7 @@ def unpin(address: int, length: int) -> bool:
             return False
         _registered.discard(start)
         _ordinals.pop(start, None)
+        _mappings.pop(start, None)
     return True
 
 

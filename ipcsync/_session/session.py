@@ -544,15 +544,13 @@ class Session:
         self._driver_thread.join(_CALL_S)
         self.lease.stop()
         # While the coordinator lives, attachments are released only once none of their work is queued. If it is lost,
-        # work queued here may still write the board's words: then those pages stay registered and mapped.
-        board, is_quiet = self.lease.board, self.lease.coordinator_is_alive()
-        is_used = self.trials.are_under_way or self._driver_thread.is_alive()  # which may register a page at any moment
-        board.close(keep_mapping=True)
+        # work queued here may still write the board's words, as that of a trial may: then those pages stay registered.
+        board, is_quiet = self.lease.board, self.lease.coordinator_is_alive() and not self.trials.are_under_way
+        board.close()
         self._forget_child()  # only now: a child's copy of the descriptor keeps the lifeline
         self._has_ended.set()  # what follows may stand still behind a stream of the process
-        is_pinned = pinned.is_any(board.address, board.length)
-        if not is_used and (not is_pinned or (is_quiet and pinned.unpin(board.address, board.length))):
-            board.let_go()
+        if is_quiet:
+            pinned.unpin(board.address, board.length)
 
     def __repr__(self) -> str:
         return f"<session {self.name!r} {'connected' if self.is_connected else 'closed'} {self.endpoint}>"

@@ -149,7 +149,7 @@ def _why_not_timeline(line: SessionLine, ordinal: int, seconds: float = _PASS_S)
 
 def _try_word(line: SessionLine, seconds: float) -> str | None:
     try:
-        pointer = pinned.word(line.probe_address)
+        pointer = pinned.word(line.probe_address, line)
     except DriverError as error:
         return f"the board's page cannot be registered here: {error}"
     word, passed = ctypes.c_uint64.from_address(line.probe_address), False

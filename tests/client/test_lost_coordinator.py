@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._native import pinned
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
 from ipcsync.client.aio.event import AsyncPoint
@@ -21,6 +20,7 @@ from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import chain_actions as do
+from tests.kit import boards
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
@@ -80,7 +80,7 @@ def test_pages_that_a_gpu_may_still_write_stay_mapped(
         kill()
         coordinator.stop()
         client.close()
-        assert pinned.is_any(board.address, board.length)
+        assert boards.is_pinned(board)
         del client, board
         gc.collect()
         gate.open()

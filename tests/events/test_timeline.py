@@ -18,7 +18,7 @@ from ipcsync._board import INT64_MAX, SlotLine
 from ipcsync._board.layout import PAGE
 from ipcsync._native import context, pinned
 from ipcsync.testing import StreamGate
-from tests.kit import remote
+from tests.kit import boards, remote
 from tests.kit.driver_kit import code
 from tests.kit.peer import Peer
 from tests.kit.until import until
@@ -291,9 +291,9 @@ def test_a_client_that_closes_gives_its_boards_pages_back_to_cuda(coordinator: i
     board = client._session.lease.board
     client.event("e", recorder=True, engine="timeline").record(ipcsync.Stream()).synchronize(10)
     page = client.event("e")._attached.engine.line.completed_address & ~(PAGE - 1)
-    assert pinned.is_any(board.address, board.length)
+    assert boards.is_pinned(board)
     client.close()
-    until(lambda: not pinned.is_any(board.address, board.length), "no page is registered")
+    until(lambda: not boards.is_pinned(board), "no page is registered")
     # Else CUDA would go on to write to what lay at this address first, whatever is mapped there later.
     ipcsync.Stream()  # a context
     driver = _drivers.load()
@@ -311,11 +311,11 @@ def test_a_handler_that_registers_the_same_page_in_the_middle_of_its_registratio
 
         def handled() -> int:
             monkeypatch.undo()
-            found.append(pinned.page(address))
+            found.append(pinned.page(address, page))
             return context.current_ordinal()
 
         monkeypatch.setattr(context, "current_ordinal", handled)
-        assert [pinned.page(address)] == found
+        assert [pinned.page(address, page)] == found
         assert pinned.unpin(address, PAGE)
 
 

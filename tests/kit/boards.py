@@ -8,9 +8,16 @@ from ipcsync._native import pinned
 
 def end(board: Board) -> None:
     """Remove the board; pages that an engine registered are unregistered first, as a client's own end does."""
-    is_unpinned = pinned.unpin(board.address, board.length)
-    board.close(keep_mapping=not is_unpinned)
+    pinned.unpin(board.address, board.length)
+    board.close()
     board.unlink()
+
+
+def is_pinned(board: Board) -> bool:
+    """Whether any page of it is registered with the driver, and so stays mapped."""
+    found = [start for start in pinned._ordinals if board.address <= start < board.address + board.length]
+    assert set(found) <= set(pinned._mappings)
+    return bool(found)
 
 
 def bits_of(line: SlotLine) -> int:

@@ -1,4 +1,4 @@
-"""The last step of a session: what stays mapped."""
+"""The last step of a session: which pages stay registered."""
 
 from __future__ import annotations
 
@@ -17,37 +17,25 @@ def _ignore(*_: object) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("is_pinned", "is_used", "is_alive", "keeps"),
-    [
-        (False, "", True, False),
-        (True, "", True, False),
-        (True, "", False, True),
-        (False, "a call", True, True),
-        (False, "a call", False, True),
-        (False, "the driver", True, True),
-    ],
+    ("is_used", "is_alive", "keeps"), [(False, True, False), (False, False, True), (True, True, True)]
 )
-def test_a_board_stays_mapped_while_a_gpu_may_write_to_it_or_a_call_may_register_it(
-    monkeypatch: pytest.MonkeyPatch, is_pinned: bool, is_used: str, is_alive: bool, keeps: bool
+def test_a_boards_pages_stay_registered_while_a_gpu_may_write_to_them(
+    monkeypatch: pytest.MonkeyPatch, is_used: bool, is_alive: bool, keeps: bool
 ) -> None:
-    monkeypatch.setattr(pinned, "is_any", lambda *_: is_pinned)
-    monkeypatch.setattr(pinned, "unpin", lambda *_: True)
-    kept: list[bool] = []
-
-    def let_go() -> None:
-        kept[:] = [False]
-
-    board = SimpleNamespace(address=0, length=1, close=lambda *, keep_mapping: kept.append(keep_mapping), let_go=let_go)
+    """Of a lost coordinator's, queued work may; of a call's trial, its own stream may."""
+    unpinned: list[int] = []
+    monkeypatch.setattr(pinned, "unpin", lambda *where: unpinned.extend(where))
+    board = SimpleNamespace(address=7, length=1, close=_ignore)
     lease: Any = SimpleNamespace(board=board, stop=_ignore, coordinator_is_alive=lambda: is_alive)
     session: Any = Session("ipc:///none")
     session.lease, session.connection = lease, SimpleNamespace(close=_ignore)
     session.owner = Owner(lease)
     session.attachments = SimpleNamespace(is_due=False)
     session.driving = SimpleNamespace(stop=_ignore)
-    session.trials = SimpleNamespace(are_under_way=is_used == "a call")
-    session._driver_thread = SimpleNamespace(join=_ignore, is_alive=lambda: is_used == "the driver")
+    session.trials = SimpleNamespace(are_under_way=is_used)
+    session._driver_thread = SimpleNamespace(join=_ignore)
     living.append(session)
     devices.collectors.append(session._collect)
     session._forget_child = _ignore
     session._release()
-    assert kept == [keeps]
+    assert unpinned == ([] if keeps else [7, 1])
