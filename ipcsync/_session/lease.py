@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import weakref
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board, SessionLine
 from ipcsync._engines.core import SessionCheck
-from ipcsync._linux.process import PidFd, PidFdError, Process, pid_namespace
+from ipcsync._linux.process import Process, pid_namespace
 from ipcsync._linux.robust import DeathMark
 from ipcsync._locks import know_turns
 from ipcsync._native import fork
@@ -20,9 +19,8 @@ from ipcsync._wire.messages import Welcome
 from ipcsync._worker import beats, has_a_beat
 from ipcsync.errors import ClientClosed, CoordinatorLost, IpcSyncError, SessionExpired
 
-log = logging.getLogger("ipcsync")
-
 LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
+_UNMARKED_BEAT_S = 0.25  # where only a beat sees that the coordinator died
 
 
 class SessionLease:
@@ -41,14 +39,13 @@ class SessionLease:
         self.line_index: int = welcome.line
         self.line: SessionLine = board.session(welcome.line)
         self._ttl_ns = int(welcome.lease_ttl * 1e9)
-        self.period_s: float = min(welcome.heartbeat, LONGEST_BEAT_S)
+        self.period_s: float = min(welcome.heartbeat, LONGEST_BEAT_S if board.has_mark else _UNMARKED_BEAT_S)
         self._problem: IpcSyncError | None = None
         self._label, _ = board.who(welcome.serial)
         self.is_judged = True
         """False once the client is closed by its user: only what was wrong before counts then."""
-        self._coordinator, self._pidfd = self._watch_coordinator()
-        self.coordinator_fd: int = -1 if self._pidfd is None else self._pidfd.fileno()
-        """A descriptor that is readable once the coordinator's process is gone; -1 if there is none."""
+        pid, started, namespace = board.coordinator
+        self._coordinator = Process(pid, started) if namespace == pid_namespace() else None  # else by its lifeline
         self._last_ns = monotonic_ns()
         self.session_check: SessionCheck = SessionCheck(
             fork.mark(), board, self.line, welcome.serial, LIVE, _slowly(weakref.ref(self))
@@ -58,23 +55,6 @@ class SessionLease:
         self.line.heartbeat = self._last_ns
         self.mark: DeathMark = DeathMark(self.line.owner_address, self.line.doorbell)
         """By it peers see on the board when this process dies."""
-
-    def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:
-        """By its process where its pid means the same here, else (None, None): by its lifeline."""
-        pid, started, namespace = self.board.coordinator
-        if namespace != pid_namespace():
-            return None, None
-        try:
-            return Process(pid, started), PidFd(pid)
-        except ProcessLookupError:
-            return Process(pid, started), None  # it is gone, which the first look says
-        except PidFdError as error:
-            log.warning("%s; until then a coordinator's death is noticed only when this process looks", error)
-            return Process(pid, started), None
-
-    @property
-    def is_good(self) -> bool:
-        return self._problem is None
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
@@ -148,7 +128,7 @@ class SessionLease:
             return
         try:
             self.check()
-            if self._pidfd is None and not self.coordinator_is_alive():
+            if not self.coordinator_is_alive():
                 self.check_slowly()
         except IpcSyncError as error:
             self.lose(error)
@@ -171,10 +151,8 @@ class SessionLease:
         self.line.heartbeat = monotonic_ns()
 
     def stop(self) -> None:
-        """Release its mark and descriptor; called by the owner's thread, or that which would have been."""
+        """Release its mark; called by the owner's thread, or that which would have been."""
         self.mark.end()
-        if self._pidfd is not None:
-            self._pidfd.close()
 
 
 know_turns(has_a_beat)  # a finalizer that the garbage collector calls there waits for no lock for long

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,7 +24,6 @@ from ipcsync._worker import Job, beats, has_a_beat
 from ipcsync.errors import (
     ClientClosed,
     ForkedProcessError,
-    IpcSyncError,
     ProtocolError,
     Reentered,
     SessionLost,
@@ -34,7 +33,6 @@ log = logging.getLogger("ipcsync")
 
 _ENDS = (SessionLost, ClientClosed, ForkedProcessError, ProtocolError)
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
-_LIFELINE_S = 0.25
 _LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the owner's thread; nothing else is done meanwhile
 
 
@@ -87,16 +85,11 @@ class Owner:
 
         `at_beat` is called behind each beat, and returns in how many seconds there is more to do.
         """
-        pidfd, period_s = self._lease.coordinator_fd, self._lease.period_s
-        if pidfd < 0:
-            period_s = min(period_s, _LIFELINE_S)
         with ExitStack() as undo:
             beats[threading.get_ident()] = self._beat_within
             undo.callback(beats.pop, threading.get_ident(), None)  # none if the module was reloaded meanwhile
             poll = undo.enter_context(select.epoll())
             poll.register(self._fd, select.EPOLLIN | select.EPOLLET)
-            if pidfd >= 0:
-                poll.register(pidfd, select.EPOLLIN)
             next_ns = 0
             while True:
                 work()
@@ -104,15 +97,11 @@ class Owner:
                     return
                 if self._is_due or time.monotonic_ns() >= next_ns:
                     self._is_due = False
-                    next_ns = time.monotonic_ns() + int(1e9 * min(period_s, self._beat(at_beat)))
+                    next_ns = time.monotonic_ns() + int(1e9 * min(self._lease.period_s, self._beat(at_beat)))
                     continue  # to what was asked for meanwhile
-                events = poll.poll(left_of(next_ns))
+                poll.poll(left_of(next_ns))
                 if fork.is_in_bad_fork():
                     return
-                if any(fd == pidfd for fd, _ in events):
-                    poll.unregister(pidfd)
-                    with suppress(IpcSyncError):  # the next call raises it
-                        self._lease.check_liveness()
 
     def _beat(self, at_beat: Callable[[], float]) -> float:
         self._lease.beat()

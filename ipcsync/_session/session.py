@@ -172,7 +172,11 @@ class Session:
     @property
     def is_connected(self) -> bool:
         """Whether the session lives, as far as this process knows; sends nothing."""
-        return not self.is_closed and not fork.is_in_bad_fork() and self.lease.is_good
+        if self._has_begun:
+            with suppress(IpcSyncError):
+                self.check()
+                return True
+        return False
 
     def _call(self, function: Callable[[], _T], deadline: int, timeout: float) -> _T:
         """What the function returns, which the owner calls. An exception that ends the wait gives up its request.

@@ -13,9 +13,8 @@ import pytest
 
 import ipcsync
 from ipcsync._linux.robust import DeathMark
-from ipcsync._session import handshake
+from ipcsync._session import handshake, lease
 from ipcsync._session.connection import Connection
-from ipcsync._session.lease import SessionLease
 from ipcsync._wire import messages
 from ipcsync_bridge.session import BridgeSession
 from tests.kit.descriptors import descriptors
@@ -47,7 +46,7 @@ STEPS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "the board": lambda patch: patch.setattr(handshake, "open_board", _fail),
     "the lifeline": lambda patch: patch.setattr(handshake, "hold_lifeline", _fail),
     "the lease's bell": lambda patch: patch.setattr(os, "eventfd", _fail),
-    "watching the coordinator": lambda patch: patch.setattr(SessionLease, "_watch_coordinator", _fail),
+    "watching the coordinator": lambda patch: patch.setattr(lease, "Process", _fail),
     "ready": _refuse_ready,
     "the life thread": lambda patch: patch.setattr(DeathMark, "show", _fail),
     "the heartbeat's thread": lambda patch: patch.setattr(threading.Thread, "start", _fail),
