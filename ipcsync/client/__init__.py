@@ -5,9 +5,8 @@ from __future__ import annotations
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, PeerInfo, SessionInfo
 from ipcsync.client._connecting import connect, default_client
-from ipcsync.client._options import DEFAULT_DEPTH
 from ipcsync.client.client import Client
-from ipcsync.client.event import SharedEvent
+from ipcsync.client.event import DEFAULT_DEPTH, SharedEvent
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.replay import Replay, Replaying, Upcoming
 from ipcsync.client.point import Point, synchronize_all, wait_all

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from ipcsync._locks import OuterLock, under
 from ipcsync._native import fork
 from ipcsync._wire import names
-from ipcsync.client._options import ConnectOptions
 from ipcsync.client.client import Client
+from ipcsync.client.event import Naming
 from ipcsync.errors import ClientClosed, SessionLost
 from ipcsync.typing import Chains, EngineChoice
 
@@ -53,14 +53,12 @@ def connect(
     used.
     """
     fork.arm()
-    client = Client.__new__(Client)
+    client = Client(endpoint, name, naming=Naming(prefix), chains=chains, engine=engine, depth=depth)
     try:
-        # Not `Client(…)`: an exception of a signal's handler could come before its result has a name here.
-        options = ConnectOptions(endpoint, name, timeout, lease_ttl, trace, chains, prefix, engine, depth)
-        Client.__init__(client, options)
+        client._begin(timeout, lease_ttl, trace)
         return client
     except BaseException:
-        client._drop()
+        client._session.drop()
         raise
 
 
@@ -131,9 +129,9 @@ def _present() -> Client | None:
 
 def _connect() -> Client:
     global _client, _told  # noqa: PLW0603 - one a process
-    client = Client.__new__(Client)  # before it has a session, so that an exception anywhere finds it here
+    client = Client(name=_name())
     try:
-        Client.__init__(client, ConnectOptions(name=_name()))
+        client._begin()
         if _client is not None:  # a call within this one, on the same thread, was first
             client.close()
             return _client
@@ -141,6 +139,6 @@ def _connect() -> Client:
         _client = client
     except BaseException:
         if _client is not client:
-            client._drop()
+            client._session.drop()
         raise
     return client

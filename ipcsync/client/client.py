@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import re
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from threading import get_ident
@@ -18,21 +21,32 @@ from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.feed import Notice
-from ipcsync._session.session import Session
-from ipcsync._wire import messages
+from ipcsync._session.session import DEFAULT_TIMEOUT_S, Session
+from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
-from ipcsync.client._options import ConnectOptions
+from ipcsync._wire.names import plain
 from ipcsync.client._recording import Everything, UnnamedEvents, chosen
 from ipcsync.client._twins import ClientView, warn_if_dropped
-from ipcsync.client.event import Naming, OpenOptions, SharedEvent, check_node, note_depth, open_events, open_named
+from ipcsync.client.event import (
+    DEFAULT_DEPTH,
+    Naming,
+    OpenOptions,
+    SharedEvent,
+    check_depth,
+    check_engine,
+    check_node,
+    note_depth,
+    open_events,
+    open_named,
+)
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.lanes import beside
 from ipcsync.client.graphs.replay import Replaying, Upcoming, end_all
 from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over
 from ipcsync.client.reservation import RING, Reservation
-from ipcsync.errors import DeviceMismatch, InvalidDevice, WaitTimeout
-from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
+from ipcsync.errors import ConnectError, DeviceMismatch, InvalidDevice, WaitTimeout
+from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 
 class Client(ClientView, Closing):
@@ -49,21 +63,43 @@ class Client(ClientView, Closing):
 
     _session_prefix = ""  # `list_sessions` and `watch` show only sessions whose names begin with it
 
-    def __init__(self, options: ConnectOptions, naming: Naming | None = None) -> None:
-        self._naming = naming or Naming(options.prefix)
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        name: str | None = None,
+        *,
+        naming: Naming | None = None,
+        chains: Chains = "stream",
+        engine: EngineChoice = "auto",
+        depth: int | None = None,
+    ) -> None:
+        if chains not in ("stream", "session"):
+            raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
+        self._naming = naming or Naming("")
         self._prefix = self._naming.prefix
-        self._session = Session(options.endpoint, options.name, behind_all=options.behind_all, shown=self._naming.shown)
-        self._session.engine, self._session.depth = options.engine, options.depth
+        self._session = Session(
+            _found_endpoint(endpoint), plain(name or ""), behind_all=chains == "session", shown=self._naming.shown
+        )
+        self._session.engine, self._session.depth = _found_engine(engine), _found_depth(depth)
         self._unnamed = UnnamedEvents(self._session)
         self._everything = Everything(self._unnamed)
-        self._session.begin(options.timeout, options.lease_ttl, options.tracing)
         self._finalizer = warn_if_dropped(self, self._session)
 
-    def _drop(self) -> None:
-        """End the session without waiting: the constructor failed, at any point."""
-        session: Session | None = getattr(self, "_session", None)
-        if session is not None:
-            session.drop()
+    def _begin(
+        self,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        lease_ttl: float | None = None,
+        trace: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Open the session. Whoever calls it drops that if an exception comes before anybody has the client."""
+        directory = os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace
+        tracing = None
+        if os.fspath(directory):
+            from ipcsync._session.traced import Tracing
+            from ipcsync._trace.writer import prepare
+
+            tracing = Tracing(prepare(directory), self.name)
+        self._session.begin(timeout, lease_ttl, tracing)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -421,8 +457,13 @@ class Client(ClientView, Closing):
     def _notices(
         self, prefix: str, timeout: float | None, check: Callable[[], None] | None = None
     ) -> Generator[Notice, None, None]:
-        begin = self._naming.begin(prefix)
-        return self._naming.shown_in(self._session.notices(begin, self._session_prefix, timeout, check))
+        notices = self._session.notices(self._naming.begin(prefix), self._session_prefix, timeout, check)
+        return (
+            notice
+            if notice.kind.startswith("session_")
+            else dataclasses.replace(notice, name=self._naming.shown(notice.name))
+            for notice in notices
+        )
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -437,3 +478,31 @@ class Client(ClientView, Closing):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client is one session of one process: connect again in the process that needs one")
+
+
+# --- what the environment has in place of what `connect` was not given ------------------------------------------------
+
+
+def _found_endpoint(endpoint: str | None) -> str:
+    try:
+        return endpoints.absolute(plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint())
+    except (ValueError, FileNotFoundError) as error:
+        raise ConnectError(f"the default endpoint cannot be used: {error}") from None
+
+
+def _found_engine(engine: EngineChoice) -> EngineChoice:
+    check_engine(engine)
+    if engine == "auto":
+        engine = cast("EngineChoice", os.environ.get("IPCSYNC_ENGINE") or "auto")
+        check_engine(engine, "IPCSYNC_ENGINE")
+    return engine
+
+
+def _found_depth(depth: int | None) -> int:
+    if depth is None:
+        text = os.environ.get("IPCSYNC_DEPTH") or str(DEFAULT_DEPTH)
+        if not (re.fullmatch("[0-9]{1,4}", text) and 1 <= int(text) <= 1024):
+            raise ValueError(f"IPCSYNC_DEPTH is from 1 to 1024, but got {text!r:.80}")
+        depth = int(text)
+    check_depth(depth)
+    return depth

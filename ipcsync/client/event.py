@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,12 +17,10 @@ from ipcsync._native import fork
 from ipcsync._native.context import count, current_ordinal, has_current, has_primary, uuid_of
 from ipcsync._native.stream import stream_handle
 from ipcsync._session.attachments import AttachmentRef
-from ipcsync._session.feed import Notice
 from ipcsync._wire import messages
 from ipcsync._wire import names as event_names
 from ipcsync._wire import nodes as node_names
 from ipcsync._wire.names import plain
-from ipcsync.client._options import check_depth
 from ipcsync.client._twins import EventView
 from ipcsync.client.point import Point, bound
 from ipcsync.errors import DeviceMismatch, EngineMismatch, IpcSyncError, ProtocolError, WaitTimeout
@@ -34,6 +32,9 @@ if TYPE_CHECKING:
     from ipcsync._engines import Engine
     from ipcsync._engines.core import Wait
     from ipcsync._session.session import Session
+
+DEFAULT_DEPTH = 16
+"""How many records of an event may be in flight on the `event` engine, unless its creator says otherwise."""
 
 _SHOWN = 80  # characters of a name that is refused
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
@@ -158,16 +159,20 @@ for _name, _hint in _HINTS.items():
 
 
 class Naming:
-    """The names of one client. The coordinator, and so every other client, has them with `prefix` before them."""
+    """The names of one client. The coordinator, and so every other client, has them with `prefix` before them.
 
-    def __init__(self, prefix: str) -> None:
+    `is_shown`: this client shows the prefix too, and takes names with it or without it.
+    """
+
+    def __init__(self, prefix: str, *, is_shown: bool = False) -> None:
         self.prefix: str = plain(prefix, "prefix")
+        self._is_shown = is_shown
         if self.prefix:
             _check(f"{self.prefix}x", f"the prefix {_short(prefix)}")
 
     def full(self, name: str) -> str:
         """The coordinator's name. ProtocolError if it is invalid."""
-        name = plain(name)
+        name = self._without(plain(name))
         _check(name, f"the name {_short(name)}")
         if self.prefix:
             _check(self.prefix + name, f"the name {_short(name)}, behind the prefix {_short(self.prefix)},")
@@ -175,22 +180,14 @@ class Naming:
 
     def begin(self, prefix: str) -> str:
         """The coordinator's prefix for names that begin with `prefix` here."""
-        return self.prefix + plain(prefix, "prefix")
+        return self.prefix + self._without(plain(prefix, "prefix"))
+
+    def _without(self, name: str) -> str:
+        return name.removeprefix(self.prefix) if self._is_shown else name
 
     def shown(self, name: str) -> str:
         """This client's name; the whole name for an event of other clients, to which a point has led."""
-        return name.removeprefix(self.prefix)
-
-    def show_in(self, error: BaseException) -> None:
-        """Give an error this client's name in `event`."""
-        if isinstance(error, IpcSyncError) and self.prefix and (event := getattr(error, "event", "")):
-            error.event = self.shown(event)  # type: ignore[attr-defined] # asked for above
-
-    def shown_in(self, notices: Iterator[Notice]) -> Generator[Notice, None, None]:
-        """The notices, with this client's names of events."""
-        for notice in notices:
-            is_event = not notice.kind.startswith("session_")
-            yield replace(notice, name=self.shown(notice.name)) if is_event else notice
+        return name if self._is_shown else name.removeprefix(self.prefix)
 
 
 def _short(name: str) -> str:
@@ -226,12 +223,25 @@ class OpenOptions:
     fleet: bool = False
 
     def __post_init__(self) -> None:
+        check_engine(self.engine)
         if self.depth is not None:
             check_depth(self.depth)
-        if self.engine not in ("auto", "event", "timeline"):
-            raise ValueError(f"engine is 'auto', 'event' or 'timeline', but got {self.engine!r}")
         if self.node is not None and self.fleet:
             raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
+
+
+def check_engine(engine: str, what: str = "engine") -> None:
+    """ValueError for an invalid one."""
+    if engine not in ("auto", "event", "timeline"):
+        raise ValueError(f"{what} is 'auto', 'event' or 'timeline', but got {engine!r}")
+
+
+def check_depth(depth: int, what: str = "depth") -> None:
+    """ValueError or TypeError for an invalid one."""
+    if isinstance(depth, bool) or not isinstance(depth, int):
+        raise TypeError(f"{what} is an int, but got {type(depth).__name__}")
+    if not 1 <= depth <= 1024:
+        raise ValueError(f"{what} is from 1 to 1024, but got {depth}")
 
 
 def open_named(session: Session, naming: Naming, names: Sequence[str], options: OpenOptions) -> list[SharedEvent]:
@@ -244,7 +254,8 @@ def open_named(session: Session, naming: Naming, names: Sequence[str], options: 
         return (open_events if is_here else _open_elsewhere)(session, full, options, openings)
     except BaseException as error:
         session.abandon(openings)
-        naming.show_in(error)
+        if isinstance(error, IpcSyncError) and (event := getattr(error, "event", "")):
+            error.event = naming.shown(event)  # type: ignore[attr-defined] # asked for above
         raise
 
 

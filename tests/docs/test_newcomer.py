@@ -22,7 +22,6 @@ import zmq
 import ipcsync
 from ipcsync._board import layout
 from ipcsync._wire import messages
-from ipcsync.client._options import DEFAULT_DEPTH
 from ipcsync.testing import StreamGate
 from ipcsync.typing import CoordinatorSettings
 from ipcsync_keeper.config import Settings
@@ -275,7 +274,7 @@ def test_a_record_without_a_name_has_depth_and_timeout(client: ipcsync.Client) -
         with pytest.raises(ipcsync.WaitTimeout, match="all depth=3 are in flight") as full:
             client.record(stream, engine="event", timeout=0.01)
         assert (full.value.generation, full.value.timeout) == (1, 0.01)
-        for _ in range(DEFAULT_DEPTH):
+        for _ in range(ipcsync.DEFAULT_DEPTH):
             client.record(other, engine="event", timeout=0)
         with pytest.raises(ipcsync.WaitTimeout):
             client.record(other, engine="event", timeout=0)

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 import pytest_randomly  # noqa: F401
 
-import ipcsync.client  # noqa: F401
 from ipcsync._linux.process import start_time
+from ipcsync.client.event import Naming
 from ipcsync.errors import ConnectError, ProtocolError, RecorderLost
 from ipcsync.pytest_plugin import gpu, run, spawned_main
-from ipcsync.pytest_plugin.namespaced import Namespace
 from ipcsync.pytest_plugin.run import Run, RunCoordinator
 from ipcsync.pytest_plugin.spawned import Child, ChildError, Children
 from tests.kit.descriptors import descriptors
@@ -261,7 +260,7 @@ def test_stopping_a_run_without_a_coordinator_is_nothing() -> None:
     ("given", "full"), [("e", "ns/e"), ("ns/e", "ns/e"), ("nse", "ns/nse"), ("a/b", "ns/a/b"), ("ns/ns/e", "ns/ns/e")]
 )
 def test_a_name_goes_into_the_namespace_once_and_is_shown_with_it(given: str, full: str) -> None:
-    naming = Namespace("ns/")
+    naming = Naming("ns/", is_shown=True)
     assert (naming.full(given), naming.begin(given), naming.shown(full)) == (full, full, full)
     assert (naming.begin(""), naming.begin("ns/")) == ("ns/", "ns/")
 
@@ -269,7 +268,7 @@ def test_a_name_goes_into_the_namespace_once_and_is_shown_with_it(given: str, fu
 @pytest.mark.parametrize(("wrong", "error"), [("", ProtocolError), ("ns/", ProtocolError), (None, TypeError)])
 def test_the_namespace_alone_is_no_name(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        Namespace("ns/").full(wrong)
+        Naming("ns/", is_shown=True).full(wrong)
 
 
 def test_what_is_no_function_of_a_module_is_refused() -> None:
