@@ -185,10 +185,10 @@ def ipcsync_async_client(_ipcsync_connect: Callable[[str], Client]) -> Iterator[
 
     It connects when it is entered or awaited, once, and is closed after the test if the test has not done so.
     """
-    from ipcsync.client.aio.client import connecting
+    from ipcsync.client.aio.client import Connecting
 
     with contextlib.ExitStack() as opened:
-        session = connecting(lambda: opened.enter_context(_ipcsync_connect("test-async")))
+        session = Connecting(lambda: opened.enter_context(_ipcsync_connect("test-async")))
         yield session
         session.close()
 

@@ -276,19 +276,19 @@ def test_a_watch_that_is_cancelled_or_left_ends_its_thread(coordinator: ipcsync.
 
     async def scenario() -> None:
         async with await ipcsync.aconnect(coordinator.endpoint) as client:
-            started = asyncio.Event()
+            started, before = asyncio.Event(), threads_named("ipcsync-watch")
             task = asyncio.create_task(read(client, started))
             await started.wait()
-            (thread,) = threads_named("ipcsync-watch")
+            (thread,) = threads_named("ipcsync-watch") - before
             await cancel(task)
             thread.join(LONG_S)
-            notices = client.watch()
+            notices, before = client.watch(), threads_named("ipcsync-watch")
             async for _ in notices:
-                (thread,) = threads_named("ipcsync-watch")
+                (thread,) = threads_named("ipcsync-watch") - before
                 break
             await notices.aclose()
             thread.join(LONG_S)
-            assert not threads_named("ipcsync-watch")
+            assert not thread.is_alive()
 
     asyncio.run(scenario())
 

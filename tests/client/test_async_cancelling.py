@@ -317,8 +317,25 @@ def test_a_call_is_made_once_though_no_further_thread_can_be_started_for_it(monk
         goes_on.set()
         await busy
         await _runner.run(lambda: None, pool=pool)  # behind what the pool had
-        pool.shutdown()
         assert calls == [1]
+
+    asyncio.run(scenario())
+
+
+def test_requests_are_made_though_more_threads_than_there_may_be_could_not_be_started(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> None:
+        raise ipcsync.QuotaExceeded("there is no room for the thread")
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(_runner, "start", none_left)
+                for _ in range(20):
+                    with pytest.raises(ipcsync.QuotaExceeded):
+                        await client.list_sessions()
+            await asyncio.wait_for(client.list_sessions(), LONG_S)
 
     asyncio.run(scenario())
 

@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -37,7 +36,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 A = TypeVar("A")
 
-_REQUESTS = 16
+_IDLE_S = 1.0  # after which a thread of a pool ends
 _TURN_S = 0.01  # a thread's start takes no longer, unless all are busy
 
 
@@ -46,91 +45,46 @@ class Pool:
 
     def __init__(self, name: str, most: int = 1) -> None:
         self._name = name
-        self._left = most  # threads that may still be started
-        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._idle: deque[None] = deque()  # one for each thread that waits for a call that was not submitted yet
-        self._is_shut = False
-        self._end = weakref.finalize(self, self._calls.put, None)
-        self._end.atexit = False
+        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._left = deque([None] * most)  # one for each thread that may be started
+        self._idle: deque[None] = deque()  # one for each that waits for a call
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Have a thread make the call; made here if there is none any more."""
+        """Have a thread make the call."""
         self._calls.put(call)
-        if self._is_shut:
-            _make_all(self._calls, self._idle)
-            return
+        if self._calls.qsize() > len(self._idle) and self._has_left():
+            try:
+                start(self._make_all, self._name, lambda _: self._make_all())  # or the thread that was to start it
+            except BaseException:
+                self._left.append(None)
+                raise
+
+    def _has_left(self) -> bool:
+        """Whether there may be one thread more, which the caller then is or starts."""
         try:
-            self._idle.pop()
+            self._left.pop()
         except IndexError:
-            if self._left > 0:
-                self._left -= 1
-                make_all = partial(_make_all, self._calls, self._idle)
-                start(make_all, self._name, lambda _: make_all())  # with no new thread, the one that was to start it
+            return False
+        return True
 
-    def shutdown(self) -> None:
-        """End the threads behind the calls submitted so far."""
-        self._is_shut = True  # first: what is submitted from now on may be behind the None
-        self._end()
-
-
-def _make_all(calls: SimpleQueue[Callable[[], object] | None], idle: deque[None]) -> None:
-    """Make the calls until there is nothing but the one None, which other threads are to see too."""
-    while (call := calls.get()) is not None or not calls.empty():
-        if call is None:
-            calls.put(None)
-            continue
-        call()
-        del call  # while the next one is awaited, it would keep what it used
-        idle.append(None)
-    calls.put(None)
+    def _make_all(self) -> None:
+        while True:
+            self._idle.append(None)
+            try:
+                call = self._calls.get(timeout=_IDLE_S)
+            except Empty:
+                self._idle.pop()
+                self._left.append(None)
+                # Whoever has counted on this thread has submitted the call before: then it goes on.
+                if self._calls.empty() or not self._has_left():
+                    return
+                continue
+            self._idle.pop()
+            call()
+            del call  # while the next one is awaited, it would keep what it used
 
 
 _pools: WeakKeyDictionary[Session, Pool] = WeakKeyDictionary()
-
-
-def _pool_of(session: Session) -> Pool:
-    """The threads of one session's requests."""
-    pool = _pools.get(session)
-    if pool is None:
-        pool = _pools[session] = Pool("ipcsync-requests", _REQUESTS)
-    return pool
-
-
-def end_requests(session: Session) -> None:
-    """End these threads behind the requests made so far."""
-    pool = _pools.pop(session, None)
-    if pool is not None:
-        pool.shutdown()
-
-
-class _Call(Job[T]):
-    """`fn()` on another thread, for a task that may be cancelled, or whose loop may be abandoned, at any moment."""
-
-    def __init__(self, fn: Callable[[], T], undo: Callable[[T], object] | None) -> None:
-        super().__init__(fn, undo and partial(_undo_elsewhere, undo))
-        self._loop_calls = LoopCalls()
-        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._turn = [None]  # until it begins, or never will
-
-    def make(self) -> None:
-        """Make it, on a thread of a pool."""
-        try:
-            self._turn.pop()
-        except IndexError:
-            return
-        self.run()
-        self._loop_calls.soon(_resolve, self.future, self.error, self.value)
-
-    def abandon(self, *, surely: bool) -> None:
-        """No task waits for it. `surely`: it is made all the same."""
-        if not surely:
-            self._turn.clear()
-        self.give_up()
-
-
-def _undo_elsewhere(undo: Callable[[T], object], made: T) -> None:
-    """Undo on a thread of its own, since this may be called on the loop's, or by the garbage collector."""
-    start(partial(undo, made), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
 
 
 async def request(
@@ -154,7 +108,8 @@ async def request(
         left = left_of(deadline)
         return fn(timeout=left if seconds - left > _TURN_S else seconds)
 
-    return await run(ask, undo, pool=None if alone else _pool_of(session))
+    pool = None if alone else _pools.setdefault(session, Pool("ipcsync-requests", 16))
+    return await run(ask, undo, pool=pool)
 
 
 async def over(attached: AttachmentRef, pending: Pending) -> None:
@@ -179,16 +134,29 @@ async def run(
     fork.check()
     # The context that is current here, NULL included; None before the driver is loaded.
     current = unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent") if _drivers.is_loaded() else None
-    call = _Call(partial(_there, fn, current), undo)
+    job = Job(partial(_there, fn, current), undo and partial(_undo_elsewhere, undo))
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    calls = LoopCalls()
+
+    def make() -> None:
+        if job.is_wanted or surely:
+            job.run()
+            calls.soon(_resolve, future, job.error, job.value)
+
     try:
         if pool is None:
-            start(call.make, "ipcsync-alone", lambda _: call.make())
+            start(make, "ipcsync-alone", lambda _: make())
         else:
-            pool.submit(call.make)
-        return await call.future
+            pool.submit(make)
+        return await future
     except BaseException:
-        call.abandon(surely=surely)
+        job.give_up()
         raise
+
+
+def _undo_elsewhere(undo: Callable[[T], object], made: T) -> None:
+    """Undo on a thread of its own, since this may be called on the loop's, or by the garbage collector."""
+    start(partial(undo, made), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
 
 
 def _there(fn: Callable[[], T], current: DriverObject) -> T:

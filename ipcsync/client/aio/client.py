@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
 from functools import partial
 from threading import get_ident
@@ -28,7 +27,7 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeIn
 from ipcsync.client._connecting import connect
 from ipcsync.client._recording import chosen
 from ipcsync.client._twins import ClientView, warn_if_dropped
-from ipcsync.client.aio._runner import Pool, end_requests, request, run, taking, twin
+from ipcsync.client.aio._runner import Pool, request, run, taking, twin
 from ipcsync.client.aio.event import (
     AsyncPoint,
     AsyncReservation,
@@ -67,12 +66,7 @@ def aconnect(*arguments: Any, **options: Any) -> Connecting:
     `client = await aconnect()`, or `async with aconnect() as client:`, which closes it.
     """
     fork.arm()
-    return connecting(partial(connect, *arguments, **options))
-
-
-def connecting(open_session: Callable[[], Client]) -> Connecting:
-    """The session that `open_session` opens, on a thread, once it is awaited or entered."""
-    return Connecting(_open(open_session))
+    return Connecting(partial(connect, *arguments, **options))
 
 
 class Connecting(Coroutine[Any, Any, "AsyncClient"]):
@@ -81,8 +75,8 @@ class Connecting(Coroutine[Any, Any, "AsyncClient"]):
     Made by `aconnect`.
     """
 
-    def __init__(self, opening: Coroutine[Any, Any, AsyncClient]) -> None:
-        self._opening = opening
+    def __init__(self, open_session: Callable[[], Client]) -> None:
+        self._opening = _open(open_session)
         self._client: AsyncClient | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
@@ -134,7 +128,6 @@ class AsyncClient(ClientView, AsyncClosing):
         self._client = client
         self._session, self._prefix = client._session, client.prefix
         warn_if_dropped(self, client._session)
-        weakref.finalize(self, end_requests, client._session).atexit = False
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -347,7 +340,6 @@ class AsyncClient(ClientView, AsyncClosing):
         finally:
             is_over.set()
             own.submit(notices.close)  # after a read that may still be under way, for 50 ms at most
-            own.shutdown()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -355,8 +347,4 @@ class AsyncClient(ClientView, AsyncClosing):
         """Close the session and all that it opened, as `Client.close`. If it is cancelled, the close goes on."""
         if fork.is_in_bad_fork():
             return
-        await run(self._close, surely=True)
-
-    def _close(self) -> None:
-        self._client.close()
-        end_requests(self._session)
+        await run(self._client.close, surely=True)
