@@ -102,6 +102,16 @@ def test_several_replays_in_a_block_are_one_and_on_one_stream(engine: Engine, to
     replay[engine.done_at].synchronize(DEADLINE_S)
 
 
+def test_a_block_is_used_once(engine: Engine) -> None:
+    for launches in (0, 1):
+        block = engine.next(engine.send(1))
+        with block:
+            for _ in range(launches):
+                engine.step()
+        with pytest.raises(ipcsync.CaptureError, match="used once"), block:
+            pass
+
+
 def test_a_launch_that_fails_makes_no_record(engine: Engine) -> None:
     graph, engine.graph = engine.graph, 0
     with pytest.raises(ipcsync.DriverError), engine.next(engine.send(1)):

@@ -219,15 +219,20 @@ class AsyncPoint(PointView):
         return AsyncPoint, (self._point,)
 
 
+def plain(point: AsyncPoint) -> Point:
+    """The point without `Async`. TypeError for anything else."""
+    if not isinstance(point, AsyncPoint):
+        raise TypeError(f"an asynchronous client's points are AsyncPoints, but got {type(point).__name__}")
+    return point._point
+
+
 async def attached(points: Iterable[AsyncPoint]) -> list[Point]:
     """The points without `Async`, each attached now if it was not. TypeError for anything else."""
-    plain = []
+    found = []
     for point in points:
-        if not isinstance(point, AsyncPoint):
-            raise TypeError(f"an asynchronous client's points are AsyncPoints, but got {type(point).__name__}")
+        found.append(plain(point))
         await point._bound()
-        plain.append(point._point)
-    return plain
+    return found
 
 
 async def all_recorded(points: Sequence[Point], timeout: float | None = None) -> None:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from ipcsync._native import fork
 from ipcsync.client.aio._runner import run
-from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, all_recorded, attached
+from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, all_recorded, attached, plain
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.replay import Replay, Replaying, Upcoming
-from ipcsync.errors import CaptureError
 from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class AsyncReplay:
 
 
 class _Block:
-    """What a block of replays is made of, and its points once they are recorded."""
+    """A replay, and the points that are recorded before its block begins."""
 
     def __init__(
         self,
@@ -47,40 +46,32 @@ class _Block:
         *,
         ahead: bool,
     ) -> None:
-        self._session = session
-        self._waits = dict(waits)
-        self._records = dict(records)
-        self._stream = stream
+        points = {wait: plain(point) for wait, point in waits.items()}
+        events = {record: event._event for record, event in records.items()}
+        self._replaying = Replaying(session, points, events, stream, timeout, ahead)
+        self._awaited = list(waits.values())
         self._timeout = timeout
         self._ahead = ahead
-        self._replaying: Replaying | None = None
 
-    async def _made(self) -> Replaying:
-        points = await attached(self._waits.values())
+    async def _await_points(self) -> None:
+        points = await attached(self._awaited)
         if not self._ahead:
             await all_recorded(points, self._timeout)
-        events = {record: event._event for record, event in self._records.items()}
-        waits = dict(zip(self._waits, points, strict=True))
-        if self._replaying is not None:
-            raise CaptureError("a replay is used once: ask the client for another one")
-        self._replaying = Replaying(self._session, waits, events, self._stream, self._timeout, self._ahead)
-        return self._replaying
 
 
 class AsyncReplaying(_Block):
     """A block within which graphs are launched, for asyncio; see `Replaying`. Made by `AsyncClient.replay`."""
 
     async def __aenter__(self) -> AsyncReplay:
-        replaying = await self._made()
-        replaying._locate()
-        await run(replaying._enter, lambda _: replaying._end_from_outside())
-        return AsyncReplay(replaying._replay)
+        await self._await_points()
+        self._replaying._locate()
+        await run(self._replaying._enter, lambda _: self._replaying._end_from_outside())
+        return AsyncReplay(self._replaying._replay)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         fork.check()
-        assert self._replaying is not None
         elsewhere = self._replaying._elsewhere()  # by this thread's current stream
         await run(partial(self._replaying._leave, error, elsewhere), surely=True)
 
@@ -88,14 +79,12 @@ class AsyncReplaying(_Block):
 class AsyncUpcoming(_Block):
     """A block for what torch replays within it, for asyncio; see `Upcoming`. Made by `AsyncClient.next`."""
 
-    _upcoming: Upcoming | None = None
-
     async def __aenter__(self) -> AsyncReplay:
-        self._upcoming = Upcoming(await self._made())
+        await self._await_points()
+        self._upcoming = Upcoming(self._replaying)
         return AsyncReplay(self._upcoming.__enter__())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._upcoming is not None
         self._upcoming.__exit__(kind, error, traceback)

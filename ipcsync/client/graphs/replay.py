@@ -159,14 +159,13 @@ has_hooks: bool = False
 """Whether `begins` and `ends` are called around each replay of torch's; set by what installs them."""
 
 
-class _Thread(threading.local):
-    """The open blocks of a thread, the innermost last."""
-
-    def __init__(self) -> None:
-        self.open: list[Upcoming] = []
+_thread = threading.local()
 
 
-_thread = _Thread()
+def _blocks() -> list[Upcoming]:
+    """The open blocks of this thread, the innermost last."""
+    found: list[Upcoming] = _thread.__dict__.setdefault("blocks", [])
+    return found
 
 
 class Upcoming:
@@ -178,7 +177,6 @@ class Upcoming:
     def __init__(self, replaying: Replaying) -> None:
         self._replaying = replaying
         self._is_used = False
-        self._stream = 0
         self._outer: BaseException | None = None  # an exception that is being handled around the launch
         self._error: BaseException | None = None
 
@@ -188,7 +186,9 @@ class Upcoming:
                 "nothing tells ipcsync of torch's replays: call ipcsync.integrations.torch.install() once, or put the "
                 "launch in a block of Client.replay"
             )
-        _thread.open.append(self)
+        if self._replaying._replay._is_over:
+            self._replaying._raise_used()
+        _blocks().append(self)
         return self._replaying._replay
 
     def begin(self) -> None:
@@ -197,10 +197,9 @@ class Upcoming:
         if not self._is_used:
             self._replaying.__enter__()
             self._is_used = True
-            self._stream = self._replaying._address
             return
         current = foreign.torch_stream(None)
-        if current is not None and foreign.stream_pointer(current) != self._stream:
+        if current is not None and foreign.stream_pointer(current) != self._replaying._address:
             # Caught within the block, it makes no record: the one in the graph that is not launched would be complete.
             self._error = CaptureError("this block has replays on another stream: one block for each stream")
             raise self._error
@@ -214,8 +213,8 @@ class Upcoming:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self in _thread.open:
-            _thread.open.remove(self)
+        if self in _blocks():
+            _blocks().remove(self)
         if self._is_used:
             self._replaying._leave(error or self._error)
         else:
@@ -224,11 +223,11 @@ class Upcoming:
 
 def begins(_graph: object) -> None:
     """A hook: a graph is about to be launched on torch's current stream."""
-    if _thread.open:
-        _thread.open[-1].begin()
+    if blocks := _blocks():
+        blocks[-1].begin()
 
 
 def ends(_graph: object) -> None:
     """A hook: it was launched, or that raised."""
-    if _thread.open:
-        _thread.open[-1].end()
+    if blocks := _blocks():
+        blocks[-1].end()
