@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ipcsync._deadline import deadline_of, left_of
@@ -231,66 +230,47 @@ def _each(
     if lost not in ("raise", "skip"):
         raise ValueError(f"lost is 'raise' or 'skip', but got {lost!r}")
     deadline = deadline_of(timeout)
-    waiting = list(points)
-    for point in waiting:
+    asked = list(points)
+    for point in asked:
         if not isinstance(point, Point):
             hint = ": an asynchronous client has methods of the same name"
             name = type(point).__name__
             raise TypeError(f"points are ipcsync.Points, but got {name}{hint if name == 'AsyncPoint' else ''}")
-    asked, skipped = waiting.copy(), set[int]()  # by their ids
-
-    def ends(point: Point, ask: Callable[[], bool]) -> bool:
-        try:
-            return ask()
-        except RecorderLost:
-            if lost == "raise":
-                raise
-            skipped.add(id(point))
-            return True
-
+    waiting, skipped = asked.copy(), set[int]()  # by their ids
     while waiting:
-        first = waiting[0]
-        left_s = left_of(deadline)
-        if ends(first, partial(_within, wait, first, min(_SLICE_S, left_s), timeout, is_last=left_s <= _SLICE_S)):
+        first, left_s = waiting[0], left_of(deadline)
+        seconds = min(_SLICE_S, left_s)
+        try:
+            wait(first, seconds)
             del waiting[0]
-        else:  # another may be lost while the first is still to come
-            waiting[1:] = _others(waiting[1:], ends, deadline)
+            continue
+        except RecorderLost as error:
+            over = [(first, error)]
+        except WaitTimeout as error:
+            if left_s <= _SLICE_S:
+                text = str(error).replace(f"within {seconds} s", f"within {timeout} s")
+                raise WaitTimeout(text, event=error.event, generation=error.generation, timeout=timeout) from None
+            over = list(_lost(waiting[1:], deadline))  # one of them may be, while the first is still to come
+        for point, loss in over:
+            if lost == "raise":
+                raise loss
+            skipped.add(id(point))
+        waiting = [point for point in waiting if id(point) not in skipped]
     return [point for point in asked if id(point) in skipped]
 
 
-def _within(
-    wait: Callable[[Point, float], object], point: Point, seconds: float, timeout: float | None, *, is_last: bool
-) -> bool:
-    """Whether the wait ended within `seconds`; raises its WaitTimeout if there is no time for another one."""
-    try:
-        wait(point, seconds)
-    except WaitTimeout as error:
-        if not is_last:
-            return False
-        text = str(error).replace(f"within {seconds} s", f"within {timeout} s")
-        raise WaitTimeout(text, event=error.event, generation=error.generation, timeout=timeout) from None
-    return True
-
-
-def _others(points: list[Point], ends: Callable[[Point, Callable[[], bool]], bool], deadline_ns: int) -> list[Point]:
-    """Those that are not over. Once the coordinator is silent, no further point is attached to in this round."""
-    left, answers = [], True
+def _lost(points: Iterable[Point], deadline_ns: int) -> Iterator[tuple[Point, RecorderLost]]:
+    """Those that can never be complete, and why. Once the coordinator is silent, no further one is attached to."""
+    answers = True
     for point in points:
-        if point._attached is not None or (answers and left_of(deadline_ns)):
-            if ends(point, partial(_is_lost, point, deadline_ns)):
-                continue
-            answers = answers and point._attached is not None
-        left.append(point)
-    return left
-
-
-def _is_lost(point: Point, deadline_ns: int) -> bool:
-    """Raise if the point can never be complete; else False: that it may still be recorded does not end the wait."""
-    try:
-        point._bound(min(_SLICE_S, left_of(deadline_ns)))
-    except WaitTimeout:
-        return False  # its first use, and the coordinator does not answer yet
-    error = point.exception()
-    if error is not None:
-        raise error
-    return False
+        left_s = left_of(deadline_ns)
+        if point._attached is None and not (answers and left_s):
+            continue
+        try:
+            point._bound(min(_SLICE_S, left_s))
+            if (error := point.exception()) is not None:
+                raise error
+        except WaitTimeout:
+            answers = False
+        except RecorderLost as loss:
+            yield point, loss
