@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ipcsync._linux.process import is_running
 from ipcsync.pytest_plugin import gpu, run
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
     needs = "needs a real NVIDIA GPU; skipped, with the reason, where there is none"
     config.addinivalue_line("markers", f"ipcsync_gpu: {needs}")
     config.addinivalue_line("markers", f"gpu: of a test that uses an ipcsync_* fixture: {needs}")
-    config.stash[_RUN] = run.of_worker(config.workerinput) if hasattr(config, "workerinput") else run.own()
+    told = getattr(config, "workerinput", {}).get(_WORKER_KEY)
+    config.stash[_RUN] = run.Run(*told) if told and is_running(*told[:2]) else run.own()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import secrets
@@ -18,9 +17,8 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ipcsync._launch import directory_prefix
 from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
@@ -73,20 +71,6 @@ def own() -> Run:
     """A run of this process itself."""
     pid = os.getpid()
     return Run(pid, start_time(pid) or 0, secrets.token_hex(4))
-
-
-def of_worker(workerinput: Mapping[str, Any]) -> Run:
-    """The run of an xdist worker, as its controller sent it.
-
-    If the controller does not have this plugin, or is on another machine, the run is the parent process's: its workers
-    meet by xdist's id of the run.
-    """
-    told = workerinput.get("ipcsync_run")
-    if told is not None and is_running(*told[:2]):
-        return Run(*told)
-    parent = os.getppid()
-    token = hashlib.sha256(str(workerinput.get("testrunuid", "")).encode()).hexdigest()[:16]
-    return Run(parent, start_time(parent) or 0, token)
 
 
 def join(run: Run, driver: str, log: Path) -> RunCoordinator:

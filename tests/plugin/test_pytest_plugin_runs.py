@@ -151,26 +151,6 @@ def test_the_plugin_is_found_where_it_is_installed(
     assert_one_and_gone(seen(pytester))
 
 
-@pytest.mark.thorough
-def test_workers_whose_controller_told_them_nothing_share_one_too(
-    pytester: pytest.Pytester, suite: Callable[[str], Path]
-) -> None:
-    suite(HAND_OVERS)
-    pytester.makeconftest(
-        """
-        import pytest
-
-        @pytest.hookimpl(trylast=True)
-        def pytest_configure_node(node):
-            del node.workerinput["ipcsync_run"]
-        """
-    )
-    pytester.runpytest_subprocess("-n", "2", timeout=LONG_S).assert_outcomes(passed=4)
-    told = seen(pytester)
-    assert len({said["pid"] for said in told}) == 1
-    await_gone(told[0]["pid"], told[0]["started"])
-
-
 def test_a_worker_that_crashes_takes_nothing_with_it(pytester: pytest.Pytester, suite: Callable[[str], Path]) -> None:
     suite(
         """

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import pytest_randomly  # noqa: F401
 
+from ipcsync import pytest_plugin
 from ipcsync._linux.process import start_time
 from ipcsync.client.event import Naming
 from ipcsync.errors import ConnectError, ProtocolError, RecorderLost
@@ -180,22 +182,15 @@ def test_the_runs_coordinator_inherits_no_descriptor_of_whoever_starts_it(tmp_pa
     assert not started.is_running
 
 
-def test_a_worker_is_of_its_controllers_run() -> None:
-    mine = run.own()
-    assert (mine.pid, mine.started) == (os.getpid(), start_time(os.getpid()))
-    assert run.of_worker({"ipcsync_run": tuple(mine), "testrunuid": "x"}) == mine
-    assert run.own() != mine  # another run of the same process
-
-
-@pytest.mark.parametrize("told", [None, (os.getpid(), 1, "t")])
-def test_workers_whose_controller_is_unknown_here_meet_by_their_parent(told: tuple[object, ...] | None) -> None:
-    worker = {"testrunuid": "../x", **({"ipcsync_run": told} if told else {})}
-    found = run.of_worker(worker)
-    assert (found.pid, found.started) == (os.getppid(), start_time(os.getppid()))
-    assert found == run.of_worker(worker)
-    assert found.token != run.of_worker({**worker, "testrunuid": "y"}).token
-    assert found.directory.name.endswith(found.token)
-    assert "/" not in found.token
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_worker_is_of_its_controllers_run_if_that_is_here(is_here: bool) -> None:
+    mine, worker = run.own(), types.SimpleNamespace(stash=pytest.Stash(), addinivalue_line=lambda *_: None)
+    told = mine if is_here else mine._replace(started=1)
+    worker.workerinput = {pytest_plugin._WORKER_KEY: tuple(told)}
+    pytest_plugin.pytest_configure(worker)  # type: ignore[arg-type] # all that it uses
+    found = worker.stash[pytest_plugin._RUN]
+    assert (found.pid, found.started) == (os.getpid(), start_time(os.getpid()))
+    assert (found == mine) == is_here
 
 
 def test_a_directory_that_inherits_the_set_group_id_bit_is_private(tmp_path: Path) -> None:
