@@ -194,12 +194,6 @@ class AttachmentTable:
         self._finished[remains.slot, remains.incarnation] = found
         return found
 
-    def share(self, opening: AttachmentRef, another: AttachmentRef) -> None:
-        """Have `another` be a further opening of the same use. EventClosed if `opening` is closed."""
-        if opening.use is None or opening not in opening.use.openings:
-            raise EventClosed("the event was closed in this process")
-        self._open(opening.use, another)
-
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def close(self, openings: Sequence[AttachmentRef]) -> list[Use]:

@@ -342,13 +342,6 @@ class Session:
         if self.attachments.close(openings):
             self.driving.wake()
 
-    def share(self, opening: AttachmentRef, another: AttachmentRef) -> None:
-        """Have `another` be a further opening of the same use. EventClosed if `opening` is closed.
-
-        If an exception comes, also later, the caller has to `abandon` it.
-        """
-        self._call(partial(self.attachments.share, opening, another), deadline_of(self.timeout), self.timeout)
-
     def close_opening(self, opening: AttachmentRef) -> None:
         """Close an opening; the last one ends the attachment. Twice does nothing.
 

@@ -27,8 +27,6 @@ from ipcsync.errors import DeviceMismatch, EngineMismatch, IpcSyncError, Protoco
 from ipcsync.typing import DeviceLike, EngineChoice, StreamLike
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ipcsync._engines import Engine
     from ipcsync._engines.core import Wait
     from ipcsync._session.session import Session
@@ -118,25 +116,10 @@ class SharedEvent(EventBase, EventView[Point], Closing):
             self._is_open = False
             self._session.close_opening(self._attached)
 
-    def __copy__(self) -> Self:
-        """Another object of the same event, as if the name were opened again: each is closed separately."""
-        self._check()
-        opening = AttachmentRef(self._session.waits)
-        try:
-            self._session.share(self._attached, opening)
-            return type(self)(self._session, opening, is_recorder=self._is_recorder)
-        except BaseException:
-            self._session.abandon([opening])
-            raise
-
-    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
-        """The same."""
-        return self.__copy__()
-
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a shared event cannot be sent: send bytes(point), or open it by its name in the other process with "
-            "client.event(name)"
+            "a shared event is not copied and not sent: open it by its name again with client.event(name), or send "
+            "bytes(point)"
         )
 
 
