@@ -28,14 +28,16 @@ StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
 
 _MANY = 32
 _LOOKS = 16  # how many events are looked at before another one is made
+_KEPT = 8  # streams of a context
 
 
 class UnnamedEvents:
-    """The events behind `Client.record`: `events`, by stream."""
+    """The events behind `Client.record`, `events`, by stream; and the streams that `Client.record_all` records on."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.events: dict[StreamKey, SharedEvent] = {}
+        self._kept: dict[int, list[Stream]] = {}  # by context; those that no record uses now
         self._look_from = 0
         self._lock = CallLock()
 
@@ -106,32 +108,9 @@ class UnnamedEvents:
                 return event
         return None
 
+    # --- behind many streams ------------------------------------------------------------------------------------------
 
-def _is_idle(event: SharedEvent) -> bool:
-    """Whether all its records are complete, and more are possible."""
-    try:
-        return not event.is_lost and event.state == "open" and event.completed == event.generation
-    except EventClosed:
-        return False
-
-
-# --- behind many streams ----------------------------------------------------------------------------------------------
-
-_KEPT = 8
-
-
-class Everything:
-    """The two steps of `Client.record_all`: a stream is made to wait for the others, and is recorded on.
-
-    Such a stream is used for nothing else, and for one record at a time: what another thread makes it wait for may
-    never be complete. Thread-safe.
-    """
-
-    def __init__(self, unnamed: UnnamedEvents) -> None:
-        self._unnamed = unnamed
-        self._kept: dict[int, list[Stream]] = {}  # by context; those that no record uses now
-
-    def record(
+    def record_behind(
         self,
         joined: Stream,
         home: list[Stream],
@@ -143,19 +122,20 @@ class Everything:
         """Record on the stream that `join` returned, behind the waits that it returned, and keep it at its home."""
         try:
             key = (joined.stream_id, 0, joined.device_index, engine)
-            event = self._unnamed.events.get(key)
+            event = self.events.get(key)
             if event is None or event.is_lost:
-                event = self._unnamed.take(key, None)
+                event = self.take(key, None)
             return event._record_on(joined._handle, joined.device_index, timeout, after, waits)
         finally:
-            _give_back(joined, home)
+            self._give_back(joined, home)
 
     def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, list[Stream], list[Wait]]:
         """A stream that waits for all work submitted to `streams` so far, its home, and the waits before that work.
 
-        None means all streams of a context of device `ordinal`.
+        None means all streams of a context of device `ordinal`. The stream is used for nothing else, and for one record
+        at a time: what another thread makes it wait for may never be complete.
         """
-        joined, home = self._take(ordinal, must_be_idle=streams is not None)
+        joined, home = self._take_stream(ordinal, must_be_idle=streams is not None)
         try:
             # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
             # cover are in the list.
@@ -166,10 +146,10 @@ class Everything:
             keys = {queued.list_of(stream._handle, stream._index, "record") for stream in streams}
             return joined, home, [wait for key in keys for wait in queued.latest(key)]
         except BaseException:
-            _give_back(joined, home)
+            self._give_back(joined, home)
             raise
 
-    def _take(self, ordinal: int, *, must_be_idle: bool) -> tuple[Stream, list[Stream]]:
+    def _take_stream(self, ordinal: int, *, must_be_idle: bool) -> tuple[Stream, list[Stream]]:
         """An idle stream if there is one, else a new one, and those that are kept beside it.
 
         Until it is given back, no other call gets it.
@@ -190,10 +170,18 @@ class Everything:
                 taken = Stream(ordinal)
         return taken, kept
 
+    @staticmethod
+    def _give_back(joined: Stream, home: list[Stream]) -> None:
+        if len(home) < _KEPT:
+            home.append(joined)
 
-def _give_back(joined: Stream, home: list[Stream]) -> None:
-    if len(home) < _KEPT:
-        home.append(joined)
+
+def _is_idle(event: SharedEvent) -> bool:
+    """Whether all its records are complete, and more are possible."""
+    try:
+        return not event.is_lost and event.state == "open" and event.completed == event.generation
+    except EventClosed:
+        return False
 
 
 def chosen(streams: Iterable[StreamLike | None] | None) -> list[Stream] | None:

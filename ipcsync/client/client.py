@@ -26,7 +26,7 @@ from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync._wire.names import plain
-from ipcsync.client._recording import Everything, UnnamedEvents, chosen
+from ipcsync.client._recording import UnnamedEvents, chosen
 from ipcsync.client._twins import ClientView, warn_if_dropped
 from ipcsync.client.event import (
     DEFAULT_DEPTH,
@@ -82,7 +82,6 @@ class Client(ClientView, Closing):
         )
         self._session.engine, self._session.depth = _found_engine(engine), _found_depth(depth)
         self._unnamed = UnnamedEvents(self._session)
-        self._everything = Everything(self._unnamed)
         self._finalizer = warn_if_dropped(self, self._session)
 
     def _begin(
@@ -226,8 +225,8 @@ class Client(ClientView, Closing):
         """
         self._session.check()
         points = bound(after)
-        joined = self._everything.join(devices.parse(device), chosen(streams))
-        return self._everything.record(*joined, engine, timeout, points)
+        joined = self._unnamed.join(devices.parse(device), chosen(streams))
+        return self._unnamed.record_behind(*joined, engine, timeout, points)
 
     def reserve(
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None

@@ -219,12 +219,12 @@ def check_engine(engine: str, what: str = "engine") -> None:
         raise ValueError(f"{what} is 'auto', 'event' or 'timeline', but got {engine!r}")
 
 
-def check_depth(depth: int, what: str = "depth") -> None:
+def check_depth(depth: int) -> None:
     """ValueError or TypeError for an invalid one."""
     if isinstance(depth, bool) or not isinstance(depth, int):
-        raise TypeError(f"{what} is an int, but got {type(depth).__name__}")
+        raise TypeError(f"depth is an int, but got {type(depth).__name__}")
     if not 1 <= depth <= 1024:
-        raise ValueError(f"{what} is from 1 to 1024, but got {depth}")
+        raise ValueError(f"depth is from 1 to 1024, but got {depth}")
 
 
 def open_named(session: Session, naming: Naming, names: Sequence[str], options: OpenOptions) -> list[SharedEvent]:

@@ -234,7 +234,7 @@ def test_a_cancelled_record_of_everything_goes_on(coordinator: ipcsync.Coordinat
             await cancel(task)
             events = client._client._unnamed.events
             await turns_until(lambda: [event.generation for event in events.values()] == [1], "it is recorded")
-            await turns_until(lambda: any(client._client._everything._kept.values()), "its stream is given back")
+            await turns_until(lambda: any(client._client._unnamed._kept.values()), "its stream is given back")
 
     asyncio.run(scenario())
 

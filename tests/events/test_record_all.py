@@ -395,10 +395,10 @@ def test_what_is_no_point_is_refused(client: ipcsync.Client) -> None:
 
 def test_two_that_record_at_a_time_share_no_stream(client: ipcsync.Client, engine: EngineName) -> None:
     """What one of them waits for may never be complete, and the other one named the streams that will be."""
-    both, stream = client._everything, ipcsync.Stream()
+    both, stream = client._unnamed, ipcsync.Stream()
     for _ in range(3):  # the first leaves an idle stream, which only one of the next two can have
         some, all_ = both.join(0, [stream]), both.join(0, None)
         assert some[0] != all_[0]
         for joined in (some, all_):
-            both.record(*joined, engine, 10, ()).synchronize(10)
+            both.record_behind(*joined, engine, 10, ()).synchronize(10)
     assert [len(kept) for kept in both._kept.values()] == [2]

@@ -176,9 +176,9 @@ class AsyncClient(ClientView, AsyncClosing):
         """
         self._session.check()
         points = bound(await attached(after))
-        everything = self._client._everything
-        joined = everything.join(parse(device), chosen(streams))
-        record = partial(everything.record, *joined, engine, timeout, points)
+        unnamed = self._client._unnamed
+        joined = unnamed.join(parse(device), chosen(streams))
+        record = partial(unnamed.record_behind, *joined, engine, timeout, points)
         return AsyncPoint(await run(record, surely=True))
 
     @twin(Client.reserve, Reservation.close)
