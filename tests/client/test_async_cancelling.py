@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -320,6 +321,24 @@ def test_a_call_is_made_once_though_no_further_thread_can_be_started_for_it(monk
         assert calls == [1]
 
     asyncio.run(scenario())
+
+
+def test_a_call_that_comes_as_the_only_thread_gives_up_waiting_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(SimpleQueue[Callable[[], object]]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Callable[[], object]:
+            try:
+                return super().get(block, timeout)
+            except Empty:
+                if calls:
+                    pool.submit(calls.pop())
+                raise
+
+    monkeypatch.setattr(_runner, "_IDLE_S", 0.01)
+    pool, made = _runner.Pool("ipcsync-tested"), threading.Event()
+    pool._calls, calls = Late(), [made.set]
+    pool.submit(lambda: None)
+    assert made.wait(LONG_S)
+    until(lambda: not threads_named("ipcsync-tested"), "its thread ends")
 
 
 def test_requests_are_made_though_more_threads_than_there_may_be_could_not_be_started(

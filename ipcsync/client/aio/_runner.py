@@ -47,41 +47,42 @@ class Pool:
         self._name = name
         self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._left = deque([None] * most)  # one for each thread that may be started
-        self._idle: deque[None] = deque()  # one for each that waits for a call
+        self._idle: deque[None] = deque()  # one for each that waits for a call that was not submitted yet
 
     def submit(self, call: Callable[[], object]) -> None:
         """Have a thread make the call."""
         self._calls.put(call)
-        if self._calls.qsize() > len(self._idle) and self._has_left():
+        if not _take(self._idle) and _take(self._left):
             try:
                 start(self._make_all, self._name, lambda _: self._make_all())  # or the thread that was to start it
             except BaseException:
                 self._left.append(None)
                 raise
 
-    def _has_left(self) -> bool:
-        """Whether there may be one thread more, which the caller then is or starts."""
-        try:
-            self._left.pop()
-        except IndexError:
-            return False
-        return True
-
     def _make_all(self) -> None:
         while True:
-            self._idle.append(None)
             try:
                 call = self._calls.get(timeout=_IDLE_S)
             except Empty:
-                self._idle.pop()
+                _take(self._idle)
                 self._left.append(None)
-                # Whoever has counted on this thread has submitted the call before: then it goes on.
-                if self._calls.empty() or not self._has_left():
+                # Whoever has counted on this thread has put in the call before: then it goes on.
+                if self._calls.empty() or not _take(self._left):
                     return
                 continue
-            self._idle.pop()
             call()
             del call  # while the next one is awaited, it would keep what it used
+            if self._calls.empty():
+                self._idle.append(None)
+
+
+def _take(tokens: deque[None]) -> bool:
+    """Whether there was one; it is taken."""
+    try:
+        tokens.pop()
+    except IndexError:
+        return False
+    return True
 
 
 _pools: WeakKeyDictionary[Session, Pool] = WeakKeyDictionary()
