@@ -17,14 +17,12 @@ from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, Board, SlotLi
 from ipcsync._board.layout import REASONS
 from ipcsync._linux.futex import Futex
 from ipcsync._logs import fields
-from ipcsync._wire.messages import Remains, RemainsCause
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.state import UNREAD, Recorder, Session, Slot, Tombstone, Tombstones, Touched
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_CAUSES: dict[str, RemainsCause] = {"expired": "expired", "behind": "behind"}
 # How often a released word is stored again: soon, while it is fresh.
 _SOON_S, _LATER_S = 0.001, 0.05
 _FRESH_NS = 1_000_000_000
@@ -73,20 +71,14 @@ class Effects:
                 # All that was recorded is complete, or else the recorder is lost.
                 good = line.recorded if slot.ended == "closed" else _watermark(slot, line)
                 slot.good = max(good - slot.base, 0)
-            if slot.is_over:
-                self._fill_in_over(slot, self.line(slot.index))
-
-    def _fill_in_over(self, slot: Slot, line: SlotLine) -> None:
-        was_broken, recorded, completed = slot.ended == "broken", line.recorded, line.completed
-        if slot.origin is None:
-            slot.remains = slot.remains or _remains(slot, recorded, completed)
-        elif was_broken:
-            self._tombstones.add(slot.origin, Tombstone(slot.node, slot.good, slot.reason))
-        if slot.state == "free" and slot.ring:
-            # A recorder that died between the driver's call and the store left a record that is not on the board.
-            is_reusable = completed >= recorded and not was_broken
-            self._rings.append((self.pool.give_back if is_reusable else self.pool.destroy, slot.ring))
-            slot.ring = []
+            if slot.is_over and slot.ended == "broken" and slot.origin is not None:
+                self._tombstones.add(slot.origin, Tombstone(slot.node, slot.good, slot.reason))
+            if slot.state == "free" and slot.ring:
+                line = self.line(slot.index)
+                # A recorder that died between the driver's call and the store left a record that is not on the board.
+                is_reusable = line.completed >= line.recorded and slot.ended != "broken"
+                self._rings.append((self.pool.give_back if is_reusable else self.pool.destroy, slot.ring))
+                slot.ring = []
 
     # --- the stores ---------------------------------------------------------------------------------------------------
 
@@ -146,7 +138,8 @@ class Effects:
         if slot.state == "closed":
             line.finish(CLOSED)
         elif slot.state in ("broken", "kept"):
-            if slot.is_tombstone:  # it never gets a recorder: its good generations count as recorded, no later ones
+            if slot.origin is not None and slot.recorder is None:
+                # It never gets a recorder: its good generations count as recorded, no later ones.
                 line.publish(good)
             reason = slot.reason if slot.reason in REASONS else ""
             line.break_at(good, has_expired=slot.reason == "expired", reason=reason)
@@ -220,19 +213,6 @@ def _in_order(sessions: Iterable[Session], slots: Iterable[Slot]) -> Iterator[Se
     yield from (session for session in ordered if session.state != "gone")
     yield from sorted(slots, key=attrgetter("index"))
     yield from (session for session in ordered if session.state == "gone")
-
-
-def _remains(slot: Slot, recorded: int, completed: int) -> Remains:
-    cause: RemainsCause = "closed"
-    good = min(recorded, completed) - slot.base  # a closed one is over once all its records are complete
-    if slot.ended == "broken":  # as it was read: the board may not have it yet
-        good, cause = slot.good, _CAUSES.get(slot.reason, "died")
-    who = (slot.recorder if cause != "behind" else None) or Recorder(0, "", "")  # one that lives has not ended
-    recorded = max(recorded - slot.base, 0)
-    good = min(max(good, 0), recorded)
-    return Remains(
-        slot.name, slot.index, slot.incarnation, slot.device, recorded, good, cause, who.serial, who.label, who.pid
-    )
 
 
 def _watermark(slot: Slot, line: SlotLine) -> int:

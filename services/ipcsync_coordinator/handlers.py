@@ -28,7 +28,7 @@ from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.metrics import Metrics
-from ipcsync_coordinator.questions import Questions, attachment_of
+from ipcsync_coordinator.questions import Questions, attachment_of, remains_of
 from ipcsync_coordinator.state import UNKNOWN, Session, Slot, Use
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.config import MAX_TTL, MIN_TTL, Settings
@@ -281,9 +281,8 @@ class Handlers(Questions):
         known = self._registry.slots.get(body.slot)
         if known is not None:
             _check_usable(session, known)
-        remains = self._registry.remains(body.slot, body.incarnation)
-        if remains is not None:
-            return remains
+            if known.incarnation == body.incarnation and known.is_over and known.origin is None:
+                return remains_of(known, self._effects.line(known.index).recorded)
         slot = self._registry.attach(session, body.slot, body.incarnation)
         return attachment_of(slot, session, self._effects.pool)
 

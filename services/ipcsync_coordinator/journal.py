@@ -91,7 +91,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     high_water: int = 0
     slots: list[Slot] = []
     sessions: list[Session] = []
-    streams: dict[str, tuple[str, int]] = {}  # those of the sessions in this record
     replies: list[Reply] = []
     tombstones: list[tuple[Origin, Tombstone]] = []  # new ones
     attachments: list[AttachmentRecord] = []
@@ -101,14 +100,12 @@ def record_of(
     registry: Registry, touched: Touched, replies: list[Reply], tombstones: list[tuple[Origin, Tombstone]]
 ) -> Record:
     """The record of a transition that touched that."""
-    streams = {name: registry.streams[name] for session in touched.sessions for name in session.streams}
     others = [(slot, serial) for slot, serial in touched.attachments if slot not in touched.slots]
     return Record(
         registry.count,
         registry.high_water,
         list(touched.slots),
         list(touched.sessions),
-        streams,
         replies,
         tombstones,
         [AttachmentRecord.of(slot, serial) for slot, serial in others],
@@ -125,12 +122,11 @@ def whole(registry: Registry, table: SessionTable) -> Record:
 def folded(records: Iterable[Record]) -> Record:
     """What those records come to, as one record of everything, with slots by index and replies in order.
 
-    KeyError if one is of an attachment to a slot, or names a stream, that none has.
+    KeyError if one is of an attachment to a slot that none has.
     """
     last = Record()
     slots: dict[int, Slot] = {}
     sessions: dict[int, Session] = {}
-    streams: dict[str, tuple[str, int]] = {}
     replies: list[Reply] = []
     tombstones: list[tuple[Origin, Tombstone]] = []
     for last in records:
@@ -141,7 +137,6 @@ def folded(records: Iterable[Record]) -> Record:
             sessions[session.serial] = session
             if session.state == "gone":
                 del sessions[session.serial]
-        streams.update(last.streams)
         replies += last.replies
         tombstones += last.tombstones
     return Record(
@@ -149,7 +144,6 @@ def folded(records: Iterable[Record]) -> Record:
         last.high_water,
         [slots[index] for index in sorted(slots)],
         [sessions[serial] for serial in sorted(sessions)],
-        streams={name: streams[name] for session in sessions.values() for name in session.streams},
         replies=replies,
         tombstones=tombstones,
     )

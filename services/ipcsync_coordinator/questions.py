@@ -14,13 +14,15 @@ from ipcsync._wire import messages
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
-from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.state import Recorder, Session, Slot
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.resources import StartupConfig
 
 MOST_ROWS = 4096
 """The most rows of a list that is asked for without a session."""
+
+_CAUSES: dict[str, messages.RemainsCause] = {"expired": "expired", "behind": "behind"}
 
 
 def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachment:
@@ -38,6 +40,17 @@ def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachme
         handles=pool.handles(slot.ring),
         serials=slot.ring,
         origin=origin,
+    )
+
+
+def remains_of(slot: Slot, recorded: int) -> messages.Remains:
+    """What became of the last use of a slot, which is over; `recorded` stays on the board until the next one."""
+    cause = "closed" if slot.ended == "closed" else _CAUSES.get(slot.reason, "died")
+    who = (slot.recorder if cause != "behind" else None) or Recorder(0, "", "")  # one that lives has not ended
+    recorded = max(recorded - slot.base, 0)
+    good = min(slot.good, recorded)
+    return messages.Remains(
+        slot.name, slot.index, slot.incarnation, slot.device, recorded, good, cause, who.serial, who.label, who.pid
     )
 
 

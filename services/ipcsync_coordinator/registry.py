@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from ipcsync._wire import names
-from ipcsync._wire.messages import Remains
 from ipcsync.errors import (
     DeviceMismatch,
     EngineMismatch,
@@ -55,7 +54,7 @@ class Registry:
         self.mirrors: dict[Origin, Slot] = {}
         self.tombstones = Tombstones()
         self.slots: dict[int, Slot] = {}
-        self.streams: dict[str, tuple[str, int]] = {}
+        self.streams: dict[str, tuple[str, int]] = {}  # of all sessions
         self.touched = Touched()  # since the journal was last appended to
         self.high_water = 0
         self._taken = 0  # slots that are not free
@@ -73,6 +72,7 @@ class Registry:
         """Fill this empty registry with another one's sessions and slots; the rest is derived from them."""
         self.sessions = {session.serial: session for session in sessions}
         self.slots = {slot.index: slot for slot in slots}
+        self.streams = {name: spec for session in sessions for name, spec in session.streams.items()}
         self.names = {slot.name: slot for slot in slots if slot.name and slot.state == "open" and slot.origin is None}
         self.mirrors = {slot.origin: slot for slot in slots if slot.origin is not None and slot.state != "free"}
         self._taken = sum(slot.state != "free" for slot in slots)
@@ -258,8 +258,8 @@ class Registry:
         slot.incarnation += 1
         slot.state, slot.name, slot.device, slot.engine = "open", name, device, engine
         slot.depth, slot.ring = depth, list(ring)
-        slot.recorder, slot.is_drained, slot.remains = None, False, None
-        slot.origin, slot.node, slot.reason, slot.good, slot.is_tombstone = origin, node, "", 0, False
+        slot.recorder, slot.is_drained = None, False
+        slot.origin, slot.node, slot.reason, slot.good = origin, node, "", 0
         slot.ended, slot.ended_ns, slot.told = "", 0, ""
         self._taken += 1
         self.high_water = max(self.high_water, self.in_use)
@@ -278,11 +278,6 @@ class Registry:
         if self.in_use >= self.limits.pool:
             raise QuotaExceeded(f"all {self.limits.pool} shared events are in use (--pool)", limit=self.limits.pool)
         self._check_attachments(session)
-
-    def remains(self, index: int, incarnation: int) -> Remains | None:
-        """What became of the use of a slot that a point names, if that is over and known."""
-        slot = self.slots.get(index)
-        return slot.remains if slot is not None and slot.incarnation == incarnation else None
 
     def attach(self, session: Session, index: int, incarnation: int) -> Slot:
         """Attach to the use of a slot that a point names; RecorderLost if it is over."""
@@ -318,7 +313,7 @@ class Registry:
         slot = self.create(session, "", recorder=False, device=device, origin=origin, node=tombstone.node)
         slot.reason = tombstone.reason
         self._finish(slot, "broken")
-        slot.is_tombstone, slot.good = True, tombstone.good
+        slot.good = tombstone.good
         return slot
 
     def finish_mirror(self, session: Session, index: int, incarnation: int, state: str, reason: str) -> None:
@@ -365,7 +360,7 @@ class Registry:
             known = self.streams[name] = (device or default_device, priority)
         elif device and device != known[0]:
             raise DeviceMismatch(f"the stream {name!r} is on device {known[0]}, not {device}")
-        session.streams.add(name)
+        session.streams[name] = known
         self.touched.sessions.add(session)
         return known
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from ipcsync._wire.messages import Remains
-
 if TYPE_CHECKING:
     from ipcsync._board import Peer
 
@@ -82,7 +80,7 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
 
     state: SessionState = "live"
     started: int = 0
-    streams: set[str] = set()
+    streams: dict[str, tuple[str, int]] = {}  # that it named: device and priority
     role: str = ""  # "bridge"
     token: bytes = b""
     nonce: bytes = b""
@@ -117,12 +115,12 @@ class Slot(Struct, eq=False, array_like=True, dict=True):
     waiters ahead are released. `ring` has the serials of its CUDA events.
 
     A mirror has the use of another node's slot that it stands for as `origin`, and the bridge as its recorder. Once it
-    is broken, `reason` is that of `Finish`; `is_tombstone`: it was lost before a session opened it here.
+    is broken, `reason` is that of `Finish`. One that was lost before a session opened it here has no recorder.
 
     Once any slot is broken or drained, `good` is the last generation that counts, and `reason`, of a broken one, is
     "expired" if its recorder did, "behind" if that lives and what it recorded stood behind a lost wait.
     `ended_ns` is when it was closed or broken, on CLOCK_MONOTONIC.
-    `remains` is what became of its last use, once that is over, and `freed` grows with each slot that becomes free.
+    `freed` grows with each slot that becomes free.
 
     `held` is not 0 once its recorder is gone while a GPU may still touch word or ring for it: the inode of the lock
     that shows the end of that, or `UNKNOWN`. Released by every session it is then "kept" instead of "free".
@@ -146,8 +144,6 @@ class Slot(Struct, eq=False, array_like=True, dict=True):
     node: str = ""
     reason: str = ""
     good: int = 0
-    is_tombstone: bool = False
-    remains: Remains | None = None
     freed: int = 0
     held: int = 0
     ended_ns: int = 0

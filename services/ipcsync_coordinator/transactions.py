@@ -99,7 +99,7 @@ def _restore(registry: Registry, board: Board, left: Record) -> None:
     # By the last session of each line: which line has been free for longest is unknown.
     free = sorted(set(range(board.sessions)) - lines, key=lambda line: board.session(line).serial)
     registry.restore(left.sessions, left.slots, free)
-    registry.count, registry.high_water, registry.streams = left.count, left.high_water, left.streams
+    registry.count, registry.high_water = left.count, left.high_water
     for origin, tombstone in left.tombstones:
         registry.tombstones.add(origin, tombstone)
         registry.has_had_bridge = True

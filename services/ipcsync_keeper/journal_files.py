@@ -12,7 +12,7 @@ import time
 
 from ipcsync._linux.memory_file import memory_file
 
-VERSION = 5
+VERSION = 6
 UNREADABLE = 3
 """The exit status of a coordinator that cannot read the journal."""
 

@@ -13,6 +13,7 @@ from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, OPEN,
 from ipcsync._wire.messages import Announcement
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Releaser, _watermark
+from ipcsync_coordinator.questions import remains_of
 from ipcsync_coordinator.state import Recorder, SessionEnd, Slot
 from tests.unit.coordinator.effects_scene import Scene
 
@@ -183,8 +184,8 @@ def test_what_remains_of_a_later_use_of_a_slot_counts_from_that_uses_beginning(s
         scene.registry.release_dead(recorder)
         scene.settle()
         assert (slot.index, slot.incarnation) == (0, use)
-        assert slot.remains is not None
-        assert (slot.remains.recorded, slot.remains.good) == (2, 1)
+        remains = remains_of(slot, line.recorded)
+        assert (remains.recorded, remains.good) == (2, 1)
 
 
 def test_what_waits_ahead_is_released_once_a_timeline_is_drained_and_until_it_is_used_anew(scene: Scene) -> None:

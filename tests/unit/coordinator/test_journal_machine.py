@@ -38,7 +38,7 @@ def _plain(record: Record) -> object:
 
     A session that is gone has left nothing, whatever a slot's record says; `forgotten` follows from the replies.
     """
-    sessions = {each.serial: asdict(each) | {"streams": set(each.streams), "forgotten": 0} for each in record.sessions}
+    sessions = {each.serial: asdict(each) | {"forgotten": 0} for each in record.sessions}
     slots = {
         slot.index: asdict(slot)
         | {
@@ -48,7 +48,7 @@ def _plain(record: Record) -> object:
         }
         for slot in record.slots
     }
-    return slots, sessions, dict(record.streams), sorted(record.tombstones), record.count, record.high_water
+    return slots, sessions, sorted(record.tombstones), record.count, record.high_water
 
 
 class Checked(Journal):

@@ -311,7 +311,7 @@ class Machine(RuleBasedStateMachine):
         self.sessions.update(known)
         slots = [_as_read(slot) for slot in old.slots.values()]
         new.restore(list(known.values()), slots, list(old._free_lines))
-        new.count, new.high_water, new.streams = old.count, old.high_water, dict(old.streams)
+        new.count, new.high_water = old.count, old.high_water
         new.touched.slots.update(slots)
         new.touched.sessions.update(known.values())
         for slot in slots:
