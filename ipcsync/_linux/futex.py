@@ -80,7 +80,6 @@ class Word:
 
     @property
     def value(self) -> int:
-        """Its value."""
         return self._word.value
 
     def bump(self) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
-
-_BOUNDS = ("gt", "ge", "lt", "le", "min_length", "max_length", "pattern")
 
 
 def wire() -> list[dict[str, Any]]:
@@ -27,15 +25,9 @@ def fields_of(kind: type[Message]) -> list[Any]:
 
 def _type(hint: Any) -> Any:  # noqa: ANN401 - whatever may be written as a type
     """What a field's type is on the wire, whatever Python calls it."""
+    if parts := get_args(hint):
+        of: Any = get_origin(hint)
+        return ["union" if of in (Union, UnionType) else of.__name__, *map(_type, parts)]
     if isinstance(hint, type) and issubclass(hint, Message):
         return fields_of(hint)
-    if get_origin(hint) is Annotated:
-        of, *bounds = get_args(hint)
-        return [_type(of), *({name: getattr(bound, name) for name in _BOUNDS} for bound in bounds)]
-    if get_origin(hint) in (Union, UnionType):
-        return ["union", *map(_type, get_args(hint))]
-    if get_origin(hint) is Literal:
-        return ["literal", *get_args(hint)]
-    if get_origin(hint) is not None:
-        return [get_origin(hint).__name__, *map(_type, get_args(hint))]
-    return hint.__name__
+    return hint.__name__ if isinstance(hint, type) else repr(hint)  # a bound, or a literal

@@ -77,8 +77,6 @@ class Bye(RequestBody, frozen=True):
 
 
 class ListSessions(RequestBody, frozen=True):
-    """List the sessions."""
-
     effect: ClassVar[Effect] = "none"
 
 
@@ -112,8 +110,6 @@ class SessionInfo(Message, frozen=True):
 
 
 class SessionList(Message, frozen=True):
-    """The sessions."""
-
     sessions: list[SessionInfo]
 
 
@@ -121,8 +117,6 @@ class SessionList(Message, frozen=True):
 
 
 class Stats(RequestBody, frozen=True):
-    """Count everything."""
-
     effect: ClassVar[Effect] = "none"
 
 
@@ -201,8 +195,6 @@ class OpenStream(RequestBody, frozen=True):
 
 
 class ListEvents(RequestBody, frozen=True):
-    """List the events whose names begin with `prefix`."""
-
     effect: ClassVar[Effect] = "none"
     prefix: Name = ""
 
@@ -263,8 +255,6 @@ class Remains(Message, frozen=True):
 
 
 class StreamSpec(Message, frozen=True):
-    """A named stream's specification."""
-
     name: str
     device: str
     priority: int
@@ -295,8 +285,6 @@ class EventInfo(Message, frozen=True):
 
 
 class EventList(Message, frozen=True):
-    """The events asked for."""
-
     events: list[EventInfo]
 
 
@@ -318,8 +306,6 @@ class AttachmentInfo(Message, frozen=True):
 
 
 class AttachmentList(Message, frozen=True):
-    """The attachments asked for."""
-
     attachments: list[AttachmentInfo]
 
 
@@ -459,8 +445,6 @@ class Want(Message, frozen=True):
 
 
 class WantList(Message, frozen=True):
-    """The unanswered questions."""
-
     wants: list[Want]
 
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, Board, SlotLine
 from ipcsync._board.layout import REASONS
@@ -23,6 +23,7 @@ from ipcsync_coordinator.state import UNREAD, Recorder, Session, Slot, Tombstone
 
 log = logging.getLogger("ipcsync.coordinator")
 
+_Later: TypeAlias = Callable[[float, Callable[[], None]], asyncio.TimerHandle | None]
 # How often a released word is stored again: soon, while it is fresh.
 _SOON_S, _LATER_S = 0.001, 0.05
 _FRESH_NS = 1_000_000_000
@@ -38,7 +39,7 @@ class Effects:
         feed: Feed,
         on_forget: Callable[[Session], None],
         tombstones: Tombstones,
-        later: Callable[[float, Callable[[], None]], asyncio.TimerHandle | None] = lambda *_: None,
+        later: _Later = lambda *_: None,
     ) -> None:
         self.board = board
         self.pool = pool
@@ -239,9 +240,7 @@ class Releaser:
     called after so many seconds.
     """
 
-    def __init__(
-        self, later: Callable[[float, Callable[[], None]], asyncio.TimerHandle | None] = lambda *_: None
-    ) -> None:
+    def __init__(self, later: _Later) -> None:
         self._later = later
         self._held: dict[int, SlotLine] = {}
         self._fresh_until = 0  # CLOCK_MONOTONIC in ns

@@ -16,14 +16,7 @@ from ipcsync._board import Peer
 from ipcsync._linux.process import pid_namespace, shm_identity, start_time, time_namespace
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
-from ipcsync.errors import (
-    ConnectError,
-    EngineMismatch,
-    EventClosed,
-    IpcSyncError,
-    ProtocolError,
-    QuotaExceeded,
-)
+from ipcsync.errors import ConnectError, EngineMismatch, EventClosed, ProtocolError, QuotaExceeded
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.limits import Sender
@@ -261,19 +254,9 @@ class Handlers(Questions):
             engine = self._effects.pool.choose_engine(session, wanted, device, body.why_not_timeline)
             self._registry.kept.check(engine, self._effects.pool.left_pending)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
-            try:
-                slot = self._registry.create(
-                    session,
-                    body.name,
-                    recorder=body.recorder,
-                    device=device,
-                    engine=engine,
-                    depth=body.depth,
-                    ring=ring,
-                )
-            except IpcSyncError:
-                self._effects.pool.give_back(ring)
-                raise
+            slot = self._registry.create(
+                session, body.name, recorder=body.recorder, device=device, engine=engine, depth=body.depth, ring=ring
+            )
             slot.base = self._effects.line(slot.index).recorded
         return attachment_of(slot, session, self._effects.pool)
 

@@ -57,7 +57,6 @@ class Registry:
         self.streams: dict[str, tuple[str, int]] = {}  # of all sessions
         self.touched = Touched()  # since the journal was last appended to
         self.high_water = 0
-        self._taken = 0  # slots that are not free
         self.kept = KeptSlots(limits)
         # The longest free first, and not at once: a point of its last use may be on its way to who sees it first.
         self._free: deque[int] = deque()
@@ -75,7 +74,6 @@ class Registry:
         self.streams = {name: spec for session in sessions for name, spec in session.streams.items()}
         self.names = {slot.name: slot for slot in slots if slot.name and slot.state == "open" and slot.origin is None}
         self.mirrors = {slot.origin: slot for slot in slots if slot.origin is not None and slot.state != "free"}
-        self._taken = sum(slot.state != "free" for slot in slots)
         for slot in slots:
             if slot.held:
                 self.kept.hold(slot)
@@ -145,19 +143,19 @@ class Registry:
         session.end = session.end or end
         self._end(session, "expired", breaks=True, released=False)
 
-    def drains(self, session: Session) -> bool:
-        """Whether it said goodbye before its last records were known complete, and they may still count."""
-        return session.state == "closed" and any(
-            _is_drained_by(self.slots[index], session) for index in session.attached
-        )
+    def drained_by(self, session: Session) -> list[Slot]:
+        """The slots that it closed with its goodbye, before its last records were known complete: they may count."""
+        if session.state != "closed":
+            return []
+        slots = (self.slots[index] for index in sorted(session.attached))
+        recorded = (slot for slot in slots if slot.is_recorded_by(session))
+        return [slot for slot in recorded if slot.state == "closed" and not slot.is_drained]
 
     def break_drained(self, session: Session) -> None:
         """Break the events of a session that drains and was silent for a TTL: no other one may judge its records."""
-        for index in sorted(session.attached):
-            slot = self.slots[index]
-            if _is_drained_by(slot, session):
-                slot.reason = "expired"
-                self._finish(slot, "broken")
+        for slot in self.drained_by(session):
+            slot.reason = "expired"
+            self._finish(slot, "broken")
 
     def release_dead(self, session: Session, *, held: int = 0) -> None:
         """End a session whose process is gone, and so cannot touch any slot.
@@ -179,7 +177,7 @@ class Registry:
     @property
     def in_use(self) -> int:
         """How many slots count for the pool: all but the free ones, and those kept within their own limit."""
-        return self._taken - self.kept.within_limits
+        return len(self.slots) - len(self._free) - self.kept.within_limits
 
     def _end(self, session: Session, state: SessionState, *, breaks: bool, released: bool, held: int = 0) -> None:
         if self.sessions.get(session.serial) is not session:
@@ -261,7 +259,6 @@ class Registry:
         slot.recorder, slot.is_drained = None, False
         slot.origin, slot.node, slot.reason, slot.good = origin, node, "", 0
         slot.ended, slot.ended_ns, slot.told = "", 0, ""
-        self._taken += 1
         self.high_water = max(self.high_water, self.in_use)
         if origin is not None:
             self.mirrors[origin] = slot
@@ -450,15 +447,10 @@ class Registry:
         slot.state = "free"
         if slot.origin is not None:
             self.mirrors.pop(slot.origin, None)
-        self._taken -= 1
         self._frees += 1
         slot.freed = self._frees
         self._free.append(slot.index)
         self.touched.slots.add(slot)
-
-
-def _is_drained_by(slot: Slot, session: Session) -> bool:
-    return slot.is_recorded_by(session) and slot.state == "closed" and not slot.is_drained
 
 
 def _is_touched(slot: Slot, session: Session) -> bool:

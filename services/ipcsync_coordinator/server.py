@@ -310,7 +310,7 @@ class Server:
         ):
             # Its goodbye was lost, it called exec, or it was never ready, and expired with its lifeline held.
             self.handlers.bury(session)
-        elif self.registry.drains(session) and self._is_silent(session, now_ns):
+        elif self._is_silent(session, now_ns) and self.registry.drained_by(session):
             self.handlers.break_drained(session)
 
     def _is_silent(self, session: Session, now_ns: int) -> bool:

@@ -11,7 +11,7 @@ from ipcsync._logs import fields
 from ipcsync._wire import codec
 from ipcsync.errors import IpcSyncError
 from ipcsync_keeper.link import Link
-from ipcsync_keeper.resources import Resources, StartupConfig
+from ipcsync_keeper.resources import Resources
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -25,11 +25,6 @@ class Peer:
         self.has_config = False
         self.is_asking = False  # it waits for the driver
         self.is_serving = False  # it has said that it serves
-
-    def start(self, config: StartupConfig) -> None:
-        """Have it serve. EOFError if it is gone."""
-        self.link.send(False, config)
-        self.has_config = True
 
     def kill(self) -> None:
         """End it at once: its next request finds the link closed."""
@@ -53,7 +48,8 @@ class DriverThread:
         while True:
             peer, unserved_ns = self._waiting.get()
             try:
-                peer.start(self._resources.next_config(unserved_ns))
+                peer.link.send(False, self._resources.next_config(unserved_ns))
+                peer.has_config = True
                 while True:
                     self._answer_one(peer)
             except EOFError:

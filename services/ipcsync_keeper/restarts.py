@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 
 from ipcsync._board.runtime_dir import Outcome, write_outcome
 from ipcsync._linux.service_manager import ServiceManager
@@ -78,14 +77,8 @@ class Reloads:
 
 def differences(first: Mapping[str, object], last: Mapping[str, object], new: Mapping[str, object]) -> str:
     """What a reload to `new` settings changes of the last ones, and what it cannot, by the first; empty for nothing."""
-    taken = _differing(last, new, new.keys() - FIXED)
-    left = _differing(first, new, FIXED)
-    return "; ".join([*([taken] if taken else []), *([f"not before a restart: {left}"] if left else [])])
-
-
-def _differing(old: Mapping[str, object], new: Mapping[str, object], names: AbstractSet[str]) -> str:
-    return ", ".join(
-        f"{name} {old[name]} -> {new[name]}"
-        for name in sorted(names)
-        if name in old and name in new and old[name] != new[name]
+    taken, left = (
+        ", ".join(f"{name} {old[name]} -> {new[name]}" for name in sorted(names & old.keys()) if old[name] != new[name])
+        for old, names in ((last, new.keys() - FIXED), (first, new.keys() & FIXED))
     )
+    return "; ".join(filter(None, (taken, left and f"not before a restart: {left}")))

@@ -124,14 +124,14 @@ def test_a_session_that_drains_and_is_silent_breaks_what_it_has_not_drained_and_
         scene.open(waiter, slot.name)
     scene.close(silent, slots[0])
     scene.close(silent, slots[1], released=False)
-    assert not scene.registry.drains(silent), "its lease is judged as any"
+    assert not scene.registry.drained_by(silent), "its lease is judged as any"
     scene.registry.end_session(silent, released=False)
-    assert scene.registry.drains(silent)
+    assert scene.registry.drained_by(silent)
     scene.happened()
     scene.registry.break_drained(silent)
     assert [slot.state for slot in slots] == ["closed", "broken"]
     assert scene.happened() == ["broken"]
-    assert not scene.registry.drains(silent), "once"
+    assert not scene.registry.drained_by(silent), "once"
     assert scene.registry.in_use == 2
 
 
