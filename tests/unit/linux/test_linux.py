@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 import signal
 import subprocess
@@ -253,6 +254,7 @@ def test_a_process_that_is_watched_no_more_has_no_descriptor_whatever_its_finali
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    gc.collect()  # else what earlier tests left is closed amid this one
     before = descriptors()
     watched = _Interrupted(os.getpid(), start_time(os.getpid()) or 0)
     assert watched.is_alive()
