@@ -70,23 +70,19 @@ def held(address: int, *, wakes: bool = False) -> Iterator[bool]:
     word = ctypes.c_uint32.from_address(address)
     thread = threading.get_native_id()
     word.value = thread | (WAITERS if wakes else 0)
+    is_abandoned = False
     try:
         yield True
     except Abandon:
+        is_abandoned = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(head))  # never freed: the kernel reads it when the thread ends
-    except BaseException:
-        _release(word, thread, before)
-        raise
-    else:
-        _release(word, thread, before)
-
-
-def _release(word: ctypes.c_uint32, thread: int, before: ctypes.c_void_p) -> None:
-    if word.value & _THREAD == thread:  # else it belongs to another thread by now
-        word.value = 0
-    if _libc.syscall(_SYS_SET, before, _LENGTH) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"set_robust_list: {os.strerror(code)}")
+    finally:
+        if not is_abandoned:
+            if word.value & _THREAD == thread:  # else it belongs to another thread by now
+                word.value = 0
+            if _libc.syscall(_SYS_SET, before, _LENGTH) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, f"set_robust_list: {os.strerror(code)}")
 
 
 class DeathMark:

@@ -98,11 +98,9 @@ class Registry:
         not end if all was complete, nor if it is a bridge: what stands behind a mirror is judged by its word alone.
         """
         recorder = None if slot.recorder is None else self.sessions.get(slot.recorder.serial)
-        was_broken = slot.state == "broken"
         if recorder is not None and recorder.state == "live" and not slot.is_drained and slot.origin is None:
             self.lose(recorder, "expired")
-        if was_broken or slot.state != "broken":
-            self._finish(slot, "broken")
+        self._finish(slot, "broken")
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 

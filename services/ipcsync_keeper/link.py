@@ -26,7 +26,7 @@ from ipcsync_keeper.events import SharedCudaEvent
 
 log = logging.getLogger("ipcsync.coordinator")
 
-VERSION = 7  # of the requests, and of what a coordinator inherits
+VERSION = 8  # of the requests, and of what a coordinator inherits
 _PATIENCE_S = 10.0
 _LENGTH = 4
 _CHUNK = 1 << 18

@@ -40,7 +40,6 @@ class StartupConfig(msgspec.Struct, frozen=True):
     """
 
     settings: Settings
-    epoch: bytes
     board: str
     driver: str
     devices: list[str]
@@ -64,9 +63,9 @@ class Resources:
             self.directory = RuntimeDir(settings.runtime_dir)
             undo.callback(self.directory.close)
             devices = served_devices(settings.device_list())
-            self.epoch = os.urandom(16)
-            path = self.directory.board_path(self.epoch)
-            self.board = Board.create(path, self.epoch, settings.max_sessions, settings.most_slots)
+            epoch = os.urandom(16)
+            path = self.directory.board_path(epoch)
+            self.board = Board.create(path, epoch, settings.max_sessions, settings.most_slots)
             undo.callback(self.board.unlink)
             if not self.board.show_life():
                 log.warning("no robust futex: clients check /proc or a file lock to see whether this process lives")
@@ -87,7 +86,6 @@ class Resources:
         self.starts += 1
         return StartupConfig(
             self._settings,
-            self.epoch,
             self.board.path,
             _drivers.name(),
             self._devices,
@@ -101,7 +99,7 @@ class Resources:
 
     def report_ready(self, manager: ServiceManager, ready_fd: int | None, **more: object) -> None:
         """Report to the log, to whoever started this process, and to the service manager that requests are served."""
-        endpoint, driver, epoch = self.directory.endpoint, _drivers.name(), self.epoch.hex()[:8]
+        endpoint, driver, epoch = self.directory.endpoint, _drivers.name(), self.board.epoch.hex()[:8]
         version = ipcsync.__version__
         log.info("ready", extra=fields(endpoint=endpoint, version=version, driver=driver, epoch=epoch, **more))
         if ready_fd is not None:

@@ -97,9 +97,7 @@ class World:
         self.differing = recover(self.transactions, time.monotonic_ns())
         name = _drivers.name()
         now_ns = time.monotonic_ns()
-        config = StartupConfig(
-            SETTINGS, self.board.epoch, self.board.path, name, devices, os.getpid(), now_ns, 1, {}, 0, []
-        )
+        config = StartupConfig(SETTINGS, self.board.path, name, devices, os.getpid(), now_ns, 1, {}, 0, [])
         self.handlers = Handlers(
             SETTINGS,
             self.transactions,
