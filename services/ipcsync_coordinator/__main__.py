@@ -82,7 +82,13 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
     configure(settings.log_level, as_json=settings.log_json)
     if settings.keeper and kept is None:
         _become_keeper(settings, ready_fd, exit_with)
-    what = None if kept is None else _inherit(settings, kept)
+    what = None
+    if kept is not None:
+        # All that serving needs is imported before this process has to serve.
+        from ipcsync_coordinator import server, startup  # noqa: F401
+
+        _freeze()
+        what = startup.inherit(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
     sys.exit(asyncio.run(_serve(settings, what, ready_fd, exit_with)))
 
 
@@ -99,14 +105,6 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
     sys.stderr.flush()
     keeper = [*PYTHON, "-m", "ipcsync_keeper", msgspec.json.encode(plan).decode()]
     os.execv(sys.executable, keeper)  # noqa: S606 - no shell
-
-
-def _inherit(settings: config.Settings, kept: str) -> Startup:
-    # All that serving needs is imported before this process has to serve.
-    from ipcsync_coordinator import server, startup  # noqa: F401
-
-    _freeze()
-    return startup.inherit(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
 
 
 async def _serve(settings: config.Settings, what: Startup | None, ready_fd: int | None, exit_with: str | None) -> int:

@@ -66,7 +66,7 @@ class Questions:
         self._board = transactions.effects.board
         self._metrics = metrics
         self._config = config
-        self._serves_ns = time.monotonic_ns()
+        self.serves_ns = time.monotonic_ns()  # since when requests are answered
         # By operation: the body, and the most rows of the reply.
         self.questions: dict[str, Callable[[Any, int | None], messages.Message]] = {
             "events": lambda body, most: messages.EventList(self._events(body.prefix, most)),
@@ -74,10 +74,6 @@ class Questions:
             "attachments": self._attachments,
             "stats": lambda *_: messages.Counters(self.stats()),
         }
-
-    def serve(self) -> None:
-        """Note that requests are answered from now on."""
-        self._serves_ns = time.monotonic_ns()
 
     def snapshot(self, _: Session, body: messages.Snapshot) -> messages.Message:
         """All events and sessions, and the number of the last announcement that they follow from."""
@@ -186,8 +182,8 @@ class Questions:
             **self._metrics.stats(),
             "uptime_s": (now_ns - self._config.started_ns) / 1e9,
             "starts": self._config.starts,
-            "start_s": (now_ns - self._serves_ns) / 1e9,
-            "pause_s": (self._serves_ns - self._config.unserved_ns) / 1e9 if self._config.unserved_ns else 0.0,
+            "start_s": (now_ns - self.serves_ns) / 1e9,
+            "pause_s": (self.serves_ns - self._config.unserved_ns) / 1e9 if self._config.unserved_ns else 0.0,
             "restarts": self._config.restarts,
             "pid": os.getpid(),
             "keeper_pid": self._config.keeper_pid,

@@ -151,7 +151,7 @@ class Server:
             self._loop.add_reader(int(socket.fd), self._unless_done, drain)
             self._loop.call_soon(self._unless_done, drain)  # requests before the reader was added give no edge
         self._loop.call_soon(self._tick)
-        self.handlers.serve()
+        self.handlers.serves_ns = time.monotonic_ns()
         self.board.starts = self._startup.config.starts
         self._idle_since = time.monotonic()
         self._startup.driver.report_serving()

@@ -11,7 +11,7 @@ import time
 
 import msgspec
 
-from ipcsync._board.runtime_dir import RELOAD
+from ipcsync._board.runtime_dir import RELOAD, Outcome, write_outcome
 from ipcsync._linux.process import Process, has_terminal
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
@@ -20,7 +20,7 @@ from ipcsync_keeper.driver_thread import DriverThread
 from ipcsync_keeper.journal_files import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
 from ipcsync_keeper.process import CoordinatorProcess
 from ipcsync_keeper.resources import Resources
-from ipcsync_keeper.restarts import Reloads, Restarts, differences
+from ipcsync_keeper.restarts import Restarts, differences
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -88,7 +88,8 @@ class Keeper:
         self._unserved_ns = 0  # since when no coordinator serves, 0 while one does
         self._spare_at, self._kill_at = 0.0, math.inf
         self._beat, self._beat_at, self._looked_at = 0, 0.0, 0.0
-        self._reloads = Reloads(resources.directory.path, manager)
+        # A reload that is asked for while one is under way follows it: only a start after the request counts.
+        self._wants_reload, self._reload_began_ns = False, 0  # 0: none is under way
         self._first_settings: dict[str, object] = {}
         self._last_settings: dict[str, object] = {}
         self._restarts = Restarts()
@@ -126,7 +127,7 @@ class Keeper:
         for number in signals:
             # Without a terminal, SIGHUP asks for a reload.
             if number == RELOAD or (number == signal.SIGHUP and not self._has_terminal):
-                self._reloads.are_wanted = True
+                self._wants_reload = True
             else:
                 self._status = 0
         if self._parent is not None and not self._parent.is_alive():
@@ -189,8 +190,8 @@ class Keeper:
 
     def _note_serving(self, child: CoordinatorProcess) -> None:
         self._unserved_ns = 0
-        if self._reloads.is_under_way and self._candidate is None:
-            self._reloads.end(note=differences(self._first_settings, self._last_settings, child.settings))
+        if self._reload_began_ns and self._candidate is None:
+            self._end_reload(note=differences(self._first_settings, self._last_settings, child.settings))
         self._first_settings, self._last_settings = self._first_settings or child.settings, child.settings
         if not self._is_ready:
             self._is_ready = True
@@ -210,8 +211,8 @@ class Keeper:
         else:
             log.error("the coordinator died", extra=fields(pid=child.pid, how=how, starts=self._resources.starts))
             self._resources.restarts["hung" if child.has_hung else "died"] += 1
-            if self._reloads.is_under_way and self._candidate is None:
-                self._reloads.end(f"the new code ended before it served ({how}); trying again")
+            if self._reload_began_ns and self._candidate is None:
+                self._end_reload(f"the new code ended before it served ({how}); trying again")
             if child.versions is None:  # it has read nothing of what is held: its settings or its code do not load
                 self._restarts.see_none_started(now)
                 return
@@ -232,11 +233,12 @@ class Keeper:
 
     def _supervise_candidate(self) -> None:
         is_served = self._active is not None and self._active.is_serving
-        if self._reloads.are_wanted and not self._reloads.is_under_way and is_served:
-            self._reloads.begin()
+        if self._wants_reload and not self._reload_began_ns and is_served:
+            self._wants_reload, self._reload_began_ns = False, time.monotonic_ns()
+            self._manager.reloading()
             self._candidate = self._start()
             if self._candidate is None:
-                self._reloads.end("no process can be started; the old code goes on")
+                self._end_reload("no process can be started; the old code goes on")
         child = self._candidate
         why_not: str | None = None
         if child is None:
@@ -255,7 +257,7 @@ class Keeper:
         if why_not is not None:
             child.end()
             self._candidate = None
-            self._reloads.end(f"{why_not}; the old code goes on")
+            self._end_reload(f"{why_not}; the old code goes on")
 
     def _replace_by(self, child: CoordinatorProcess) -> None:
         """End the old coordinator after its current request; the process that was checked takes over."""
@@ -267,11 +269,23 @@ class Keeper:
             self._kill_at = time.monotonic() + _STOP_S
             self._unserved_ns = self._unserved_ns or time.monotonic_ns()
 
+    def _end_reload(self, why_not: str = "", note: str = "") -> None:
+        """Report that the new code serves, and what changed by it (`note`); or why it does not."""
+        began_ns, self._reload_began_ns = self._reload_began_ns, 0
+        more = {"note": note} if note else {}
+        log.log(logging.ERROR if why_not else logging.INFO, "reload", extra=fields(outcome=why_not or "done", **more))
+        try:
+            write_outcome(self._resources.directory.path, Outcome(began_ns, why_not, note))
+        except OSError as error:
+            log.error("the outcome of the reload cannot be written", extra=fields(why=error))
+        done = f"reloaded: {note}" if note else "reloaded"
+        self._manager.ready(f"not reloaded: {why_not}" if why_not else done)
+
     def _supervise_spare(self) -> None:
         """Keep a spare waiting with its modules imported, if that is wanted. Its death has no effect."""
         now = time.monotonic()
         self._drop_bad_spare(now)
-        is_quiet = self._active is not None and self._active.is_serving and not self._reloads.is_under_way
+        is_quiet = self._active is not None and self._active.is_serving and not self._reload_began_ns
         if self._plan.settings.spare and self._spare is None and is_quiet and now >= self._spare_at:
             self._spare = self._start()
             self._spare_at = now if self._spare else now + _NO_SPARE_S

@@ -28,7 +28,8 @@ def _keeper(serving: Any) -> Any:
     keeper._resources = SimpleNamespace(board=SimpleNamespace(heartbeat=7))
     ends: list[str] = []
     keeper.ends = ends
-    keeper._reloads = SimpleNamespace(are_wanted=False, is_under_way=True, end=lambda why="": ends.append(why))
+    keeper._wants_reload, keeper._reload_began_ns = False, 1
+    keeper._end_reload = ends.append
     return keeper
 
 
