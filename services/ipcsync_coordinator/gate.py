@@ -33,8 +33,8 @@ from ipcsync.errors import QuotaExceeded
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_PER_SESSION = 3  # its connection, its subscription to the feed, and once it is dead its pidfd
-_PER_CONNECTION = 2  # itself, and the pidfd that may follow
+_PER_SESSION = 3  # its connection, its subscription to the feed, and a file of its process if the kernel marks no death
+_PER_CONNECTION = 2  # itself, and the file that may follow
 _ENOUGH = 65_536
 _RECOUNT_MS = 100
 _NO_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL

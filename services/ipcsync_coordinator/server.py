@@ -12,7 +12,7 @@ from contextlib import suppress
 import zmq
 
 from ipcsync._inbox import Inbox
-from ipcsync._linux.process import PidFd, Process
+from ipcsync._linux.process import Process
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
 from ipcsync._zeromq import new_context
@@ -198,15 +198,6 @@ class Server:
         session = self.registry.sessions.get(serial)
         if session is not None:
             self.handlers.lose(session, "pidfd")
-            with suppress(OSError):  # the next tick asks
-                pidfd = PidFd(session.pid)
-                self._loop.add_reader(pidfd, self._ended, pidfd, session)
-
-    def _ended(self, pidfd: PidFd, session: Session) -> None:
-        self._loop.remove_reader(pidfd)
-        pidfd.close()
-        if session.state != "gone":
-            self._check(session, time.monotonic_ns())
 
     def _forget(self, session: Session) -> None:
         self.sessions.forget(session)
