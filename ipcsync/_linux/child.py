@@ -172,6 +172,15 @@ def in_words(status: int | None) -> str:
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
+def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ends, and is reaped, within `seconds`."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
@@ -253,11 +262,7 @@ class Child(Closing):
 
     def wait(self, seconds: float = _REAP_S) -> bool:
         """Whether it ends, and is reaped, within `seconds`."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return ends_within(self._process, seconds)
 
     def kill(self, *, with_group: bool = False) -> bool:
         """Kill it by SIGKILL and reap it, `with_group` together with its process group; whether that worked.

@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import struct
+from contextlib import closing
 
 from ipcsync.errors import IpcSyncError
 
@@ -38,11 +39,8 @@ def _stat(pid: int) -> list[bytes]:
 
 def is_running(pid: int, started: int) -> bool:
     """Whether the process `pid` that started at `started` still runs. A zombie does not."""
-    process = Process(pid, started)
-    try:
+    with closing(Process(pid, started)) as process:
         return process.is_alive()
-    finally:
-        process.close()
 
 
 def watched(process: str) -> Process:

@@ -90,15 +90,23 @@ class Fleet:
         if session is None or messages.is_question(body):
             pass
         elif body.what == "attach":
-            attached = self._attach_known(session, body)
-            if attached is not None:
+            if attached := self._attach_known(session, body):
                 return attached
         elif body.what == "claim":
             self._check_claim(session, body)
         elif body.what != "open":
             raise ProtocolError(f"unknown question to other nodes {body.what!r:.80}", code="invalid")
         self._require_bridge(body)
-        self._want(session, request, body, key, routing)
+        if len(self._owed) >= MOST_WANTS:
+            raise QuotaExceeded(f"{MOST_WANTS} questions to other nodes are unanswered", limit=MOST_WANTS)
+        self._number += 1
+        epoch = self._epoch if body.what == "claim" else body.epoch
+        want = messages.Want(
+            self._number, body.what, request.deadline_ns, body.node, body.name, epoch, body.slot, body.incarnation
+        )
+        self._owed[want.number] = _Owed(want, session, key, routing, body.default_device)
+        self._asked[key] = want.number
+        self._effects.feed.announce("wanted", want=want)
         return None
 
     def _check_names(self, body: messages.Remote) -> None:
@@ -163,20 +171,6 @@ class Fleet:
         raise NoBridge(
             "no bridge to other nodes runs beside this coordinator: start `ipcsync bridge --node NAME --nats URL`"
         )
-
-    def _want(
-        self, session: Session | None, request: Request, body: messages.Remote, key: tuple[bytes, int], routing: bytes
-    ) -> None:
-        if len(self._owed) >= MOST_WANTS:
-            raise QuotaExceeded(f"{MOST_WANTS} questions to other nodes are unanswered", limit=MOST_WANTS)
-        self._number += 1
-        epoch = self._epoch if body.what == "claim" else body.epoch
-        want = messages.Want(
-            self._number, body.what, request.deadline_ns, body.node, body.name, epoch, body.slot, body.incarnation
-        )
-        self._owed[want.number] = _Owed(want, session, key, routing, body.default_device)
-        self._asked[key] = want.number
-        self._effects.feed.announce("wanted", want=want)
 
     def tick(self, now_ns: int) -> None:
         """Forget questions whose sessions do not wait any more; without a bridge, refuse the others."""

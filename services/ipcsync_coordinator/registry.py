@@ -188,7 +188,8 @@ class Registry:
             if slot.recorder is not None and slot.is_recorded_by(session) and slot.recorder.end != session.end:
                 slot.recorder.end = session.end
                 self.touched.slots.add(slot)
-            if held and _is_touched(slot, session):
+            # The bridge itself writes a mirror's word, and nothing writes that of a drained slot any more.
+            if held and slot.origin is None and slot.is_recorded_by(session) and not slot.is_drained:
                 slot.held = held
                 self.touched.slots.add(slot)
                 self.kept.hold(slot)
@@ -449,8 +450,3 @@ class Registry:
         slot.freed = self._frees
         self._free.append(slot.index)
         self.touched.slots.add(slot)
-
-
-def _is_touched(slot: Slot, session: Session) -> bool:
-    """Whether GPU work of `session` may touch the slot's word or ring; the bridge itself writes a mirror's."""
-    return slot.origin is None and slot.is_recorded_by(session) and not slot.is_drained

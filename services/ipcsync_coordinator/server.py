@@ -64,9 +64,10 @@ class Server:
         self._zap = limits.ZapHandler(self._context, self.metrics.refuse)
         self._gate = gate.Gate(startup.place, Inbox(self.metrics.refuse).put)
         router = self._take_router()
+        first = (config.starts - 1) << codec.FEED_START_BITS  # above all numbers of earlier coordinators
         self.feed = Feed(
             self._take_feed(),
-            (config.starts - 1) << codec.FEED_START_BITS,
+            first,
             self._loop.call_soon,
             lambda frame: cut(Sender(b"", frame), "topic", self.metrics.refuse),
         )
@@ -81,8 +82,7 @@ class Server:
         self._differing = recover(self._transactions, time.monotonic_ns())
         self._deaths = DeathWatch(Inbox(self._died).put)
         self._kept = Kept(self.registry, self.board, self._transactions.commit)
-        first_want = (config.starts - 1) << codec.FEED_START_BITS
-        self.fleet = Fleet(self._transactions, first_want)
+        self.fleet = Fleet(self._transactions, first)
         self.handlers = Handlers(
             settings,
             self._transactions,

@@ -235,9 +235,6 @@ class Tombstones:
         self._epochs: dict[bytes, Tombstone] = {}  # epochs of which every use is lost
         self.new: list[tuple[Origin, Tombstone]] = []  # in no record of the journal yet
 
-    def __len__(self) -> int:
-        return len(self._tombstones) + len(self._epochs)
-
     def add(self, origin: Origin, tombstone: Tombstone) -> None:
         """Add a lost use. The first call for a use counts."""
         if self.find(origin) is not None:

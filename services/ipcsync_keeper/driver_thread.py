@@ -51,20 +51,16 @@ class DriverThread:
                 peer.link.send(False, self._resources.next_config(unserved_ns))
                 peer.has_config = True
                 while True:
-                    self._answer_one(peer)
+                    message = peer.link.receive(None)
+                    assert message is not None
+                    peer.is_asking = True
+                    peer.link.send(*self._answer(peer, *message))
+                    peer.is_asking = False
             except EOFError:
                 self._wake()
             except Exception:  # invalid requests: the next coordinator may be better
                 log.exception("a coordinator is killed for an invalid request", extra=fields(pid=peer.pid))
                 peer.kill()
-
-    def _answer_one(self, peer: Peer) -> None:
-        message = peer.link.receive(None)
-        assert message is not None
-        op, arguments = message
-        peer.is_asking = True
-        peer.link.send(*self._answer(peer, op, arguments))
-        peer.is_asking = False
 
     def _answer(self, peer: Peer, op: str, arguments: list[object]) -> tuple[bool, object]:
         """(whether it is an error, the value)."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import subprocess
 import time
 from contextlib import ExitStack
 
 import msgspec
 
-from ipcsync._linux.child import in_words, spawn
+from ipcsync._linux.child import ends_within, in_words, spawn
 from ipcsync._logs import fields
 from ipcsync_keeper.driver_thread import Peer
 from ipcsync_keeper.link import Link
@@ -95,14 +94,7 @@ class CoordinatorProcess(Peer):
         if self.is_silent:
             self.receive_greeting()
         self.link.close()
-        if not self._ends_within(seconds):
+        if not ends_within(self._process, seconds):
             self.kill()
-            self._ends_within(_KILLED_S)
+            ends_within(self._process, _KILLED_S)
         return self._process.returncode
-
-    def _ends_within(self, seconds: float) -> bool:
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True

@@ -98,7 +98,7 @@ def test_a_mirror_that_ended_well_leaves_none(scene: MirrorScene) -> None:
     scene.registry.close(scene.bridge, slot.index, slot.incarnation, released=True, drained=True)
     scene.settle()
     assert scene.board.slot(slot.index).state == FREE
-    assert len(scene.tombstones) == 0
+    assert scene.tombstones.everything() == []
 
 
 @pytest.mark.parametrize(("reason", "told", "has_expired"), [("silent", "silent", False), ("expired", "", True)])

@@ -343,7 +343,7 @@ def test_a_mirror_that_nobody_uses_leaves_no_tombstone_and_one_that_is_used_agai
     assert desk.board.slot(mirror.slot).state == OPEN
     desk.put(messages.Close(mirror.slot, mirror.incarnation), asker)
     assert isinstance(desk.put(finish, bridge), messages.Done)
-    assert (desk.registry.in_use, len(desk.registry.tombstones)) == (0, 0)
+    assert (desk.registry.in_use, desk.registry.tombstones.everything()) == (0, [])
     desk.linked(asker, bridge)
 
 
