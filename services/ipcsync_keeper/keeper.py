@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
@@ -90,8 +91,7 @@ class Keeper:
         self._beat, self._beat_at, self._looked_at = 0, 0.0, 0.0
         # A reload that is asked for while one is under way follows it: only a start after the request counts.
         self._wants_reload, self._reload_began_ns = False, 0  # 0: none is under way
-        self._first_settings: dict[str, object] = {}
-        self._last_settings: dict[str, object] = {}
+        self._last_settings: dict[str, object] = {}  # of the coordinator that serves, or served last
         self._restarts = Restarts()
         self._has_terminal = has_terminal()
         self._wake = wake
@@ -191,8 +191,9 @@ class Keeper:
     def _note_serving(self, child: CoordinatorProcess) -> None:
         self._unserved_ns = 0
         if self._reload_began_ns and self._candidate is None:
-            self._end_reload(note=differences(self._first_settings, self._last_settings, child.settings))
-        self._first_settings, self._last_settings = self._first_settings or child.settings, child.settings
+            fixed = dataclasses.asdict(self._plan.settings)
+            self._end_reload(note=differences(fixed, self._last_settings, child.settings))
+        self._last_settings = child.settings
         if not self._is_ready:
             self._is_ready = True
             self._resources.report_ready(self._manager, self._plan.ready_fd, keeper=os.getpid())
