@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 
 from ipcsync._board import Board, liveness
@@ -19,12 +18,11 @@ _PATIENCE_NS = 1_000_000_000  # before the log says who keeps it
 
 
 class Kept:
-    """Frees what is kept once the work of its recorder is over, which a lock shows. `commit` has that take effect."""
+    """Frees what is kept once the work of its recorder is over, which a lock shows."""
 
-    def __init__(self, registry: Registry, board: Board, commit: Callable[[], object]) -> None:
+    def __init__(self, registry: Registry, board: Board) -> None:
         self._registry = registry
         self._board = board
-        self._commit = commit
         self._since: dict[int, int] = {}  # by recorder: when it was seen first, 0 once the log has it
         self._telling: threading.Thread | None = None
 
@@ -39,7 +37,6 @@ class Kept:
                 untold.append(serial)
         if untold and (self._telling is None or not self._telling.is_alive()):
             self._tell(untold)
-        self._commit()
 
     def _tell(self, serials: list[int]) -> None:
         """Log who keeps what they left: on a thread, since it looks at all processes, and on one for all of them."""

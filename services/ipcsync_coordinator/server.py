@@ -81,7 +81,7 @@ class Server:
         self._transactions = Transactions(self.registry, self.sessions, self.effects, journal)
         self._differing = recover(self._transactions, time.monotonic_ns())
         self._deaths = DeathWatch(Inbox(self._died).put)
-        self._kept = Kept(self.registry, self.board, self._transactions.commit)
+        self._kept = Kept(self.registry, self.board)
         self.fleet = Fleet(self._transactions, first)
         self.handlers = Handlers(
             settings,
@@ -227,7 +227,7 @@ class Server:
         self._kept.look(now_ns)
         self.fleet.tick(now_ns)
         self._drain_link()
-        self._transactions.commit()  # changes that could not be appended earlier
+        self._transactions.commit()  # what is kept no longer, and changes that could not be appended earlier
         # A drain at each tick, so that a missed edge delays a client by a tick at most.
         self._zap.drain()
         self._drain_requests()

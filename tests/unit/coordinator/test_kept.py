@@ -28,7 +28,7 @@ class Scene:
     def __init__(self, board: Board) -> None:
         self.registry = Registry(Settings(pool=8, max_sessions=8))
         self.board = board
-        self.kept = Kept(self.registry, board, self.registry.touched.clear)
+        self.kept = Kept(self.registry, board)
 
     def recorder(self, name: str, *, has_lock: bool = True) -> Session:
         """A recorder that is gone; what it left is kept."""
