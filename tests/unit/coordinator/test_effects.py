@@ -188,6 +188,22 @@ def test_what_remains_of_a_later_use_of_a_slot_counts_from_that_uses_beginning(s
         assert (remains.recorded, remains.good) == (2, 1)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_remains_of_a_closed_use_is_all_that_was_recorded(scene: Scene, engine: EngineName) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, engine)
+    scene.registry.join(waiter, slot, recorder=False, device="", engine="auto")
+    line = scene.board.slot(slot.index)
+    line.publish(2)
+    line.store_completed(2)
+    for session in (recorder, waiter):
+        scene.registry.close(session, slot.index, slot.incarnation, released=True)
+        scene.settle()
+    assert slot.state == "free"
+    remains = remains_of(slot, line.recorded)
+    assert (remains.recorded, remains.good, remains.cause, remains.session) == (2, 2, "closed", "r")
+
+
 def test_what_waits_ahead_is_released_once_a_timeline_is_drained_and_until_it_is_used_anew(scene: Scene) -> None:
     recorder, waiter = scene.session("r"), scene.session("w")
     slot = scene.open(recorder, "timeline")
