@@ -255,11 +255,6 @@ class Child(Closing):
         except ChildProcessError:  # it was reaped, or this process ignores SIGCHLD
             return True
 
-    def signal(self, number: int) -> None:
-        """Send it a signal; does nothing once it has ended."""
-        if os.getpid() == self._owner:
-            self._process.send_signal(number)
-
     def wait(self, seconds: float = _REAP_S) -> bool:
         """Whether it ends, and is reaped, within `seconds`."""
         return ends_within(self._process, seconds)

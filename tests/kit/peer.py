@@ -46,6 +46,10 @@ class Peer(Worker):
                 raise PeerError(f"in the peer:\n{error.trace}") from None
             raise
 
+    def signal(self, number: int) -> None:
+        """Send it a signal; does nothing once it has ended."""
+        self._process.send_signal(number)
+
     def dismiss(self) -> None:
         """Tell it to end, unless it is inside a call, and wait for nothing."""
         if not self._owed:

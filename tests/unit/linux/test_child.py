@@ -355,7 +355,6 @@ def test_a_forked_child_of_ours_ends_nobody(worker: Worker) -> None:
     if pid == 0:
         with contextlib.suppress(BaseException):
             worker.kill(with_group=True)
-            worker.signal(signal.SIGKILL)
         os._exit(0)
     os.waitpid(pid, 0)
     assert worker.call(add, 1, 1) == 2
