@@ -15,7 +15,6 @@ from ipcsync._session.connection import expect
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import (
-    ConnectError,
     EngineMismatch,
     EventClosed,
     IpcSyncError,
@@ -23,7 +22,6 @@ from ipcsync.errors import (
     ProtocolError,
     QuotaExceeded,
     RecorderLost,
-    WaitTimeout,
 )
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
@@ -207,11 +205,6 @@ class Answers:
         """Note that the bridge is attached to these; from `until` on `close_unused` releases what no node follows."""
         self._attached.update(dict.fromkeys(keys, until))
 
-    def came_late(self, attached: Attachment) -> None:
-        """The same of an event of this node whose request was given up. A mirror is not closed: others may use it."""
-        if attached.origin is None:
-            self.hold([(attached.slot, attached.incarnation)])
-
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:
         follower.drop(keys)
         for key in keys:
@@ -244,7 +237,7 @@ class Answers:
             closes = [self.session.ask(messages.Close(*key)) for key in closing]
             replies = await asyncio.gather(*closes, return_exceptions=True)
             for key, reply in zip(closing, replies, strict=True):
-                if isinstance(reply, WaitTimeout | ConnectError | QuotaExceeded):
+                if isinstance(reply, QuotaExceeded):
                     self.hold([key])  # closed later, unless it is exported by then
                 elif self._attached.get(key) == math.inf:
                     del self._attached[key]

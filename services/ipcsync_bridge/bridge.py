@@ -77,7 +77,6 @@ class Bridge:
         self.publisher = Publisher(transport, self.me, self.counters, self.begin, self._failed)
         self.exports = Exports(session.board, Inbox(self.publisher.changed).put, Inbox(self._failed).put)
         self.answers = Answers(settings, session, self.exports, self.publisher, self.me, self.begin)
-        session.on_late = self.answers.came_late
         self.mirrors = Mirrors(session, self.begin)
         self.subscriber = Subscriber(settings, questions, self.mirrors, self.counters, self.begin)
         self.names = Names(transport, self.nodes, self.counters, self.subscriber.last_received)

@@ -9,7 +9,7 @@ from ipcsync._board import CLOSED, OPEN, Board
 from ipcsync._linux.futex import Futex
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import EventClosed, ProtocolError, QuotaExceeded
+from ipcsync.errors import EventClosed, ProtocolError
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.wire import Key, Row
 
@@ -110,7 +110,7 @@ class Mirrors:
             self.end(origin, "closed", "")
         elif row.state == "closed" and not mirror.has_sent_closed:
             mirror.has_sent_closed = True
-            self._begin(self._session.insist(messages.Finish(*mirror.use, "closed"), QuotaExceeded))
+            self._begin(self._session.insist(messages.Finish(*mirror.use, "closed")))
 
     def end(self, origin: Origin, state: str, reason: str) -> None:
         """End a mirror, if it exists: "broken" with a reason, "closed", or "unwanted" unless a session uses it."""
@@ -126,9 +126,9 @@ class Mirrors:
     async def _finish(self, origin: Origin, mirror: Mirror, state: str, reason: str) -> None:
         """Have the coordinator finish the mirror, and release it; everything is stored by now."""
         try:
-            await self._session.insist(messages.Finish(*mirror.use, state, reason), QuotaExceeded)
+            await self._session.insist(messages.Finish(*mirror.use, state, reason))
             if state != "unwanted":
-                await self._session.insist(messages.Close(*mirror.use, drained=state == "closed"), QuotaExceeded)
+                await self._session.insist(messages.Close(*mirror.use, drained=state == "closed"))
         except EventClosed:
             pass  # the coordinator has no such use any more
         except ProtocolError as error:

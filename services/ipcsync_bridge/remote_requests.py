@@ -116,7 +116,7 @@ class RemoteRequests:
         self.exports.kick()
 
     async def _list_wants(self) -> None:
-        wants = expect(await self.session.insist(messages.ListWants()), messages.WantList).wants
+        wants = expect(await self.session.ask(messages.ListWants()), messages.WantList).wants
         for want in wants:
             self._want(want)
         self._handled &= {want.number for want in wants}
@@ -131,7 +131,7 @@ class RemoteRequests:
         try:
             reply = await self._answer_to(want)
             if reply is not None:
-                await self.session.insist(messages.Answer(want.number, reply), QuotaExceeded)
+                await self.session.insist(messages.Answer(want.number, reply))
         finally:
             self._handled.discard(want.number)
 
@@ -242,8 +242,7 @@ class RemoteRequests:
         self.subscriber.link(source, row)  # before the request: news may come meanwhile
         origin = Origin(state.epoch, *row.key)
         try:
-            # Insisted on: a mirror that was made without an answer to this bridge would get no news.
-            attached = await self.session.insist(_import(want, origin, node))
+            attached = await self.session.ask(_import(want, origin, node))
         except IpcSyncError as error:
             if origin not in self.mirrors:
                 source.unlink(row.key)

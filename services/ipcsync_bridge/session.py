@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 from ipcsync._board import OPEN, Board
 from ipcsync._deadline import deadline_of
@@ -23,12 +24,10 @@ from ipcsync._session.connection import Connection, Request
 from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
 from ipcsync._session.owner import Owner, block_signals
 from ipcsync._wire import codec, messages
-from ipcsync._wire.messages import Attach, Attachment, Message, Open, Welcome
-from ipcsync.errors import ConnectError, IpcSyncError, WaitTimeout
+from ipcsync._wire.messages import Message, Welcome
+from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded
 from ipcsync_bridge import handover
 
-_REQUEST_S = 5.0
-_LATE_S = 0.1  # to the next look for replies to what was given up
 _AGAIN_S = 0.1
 
 
@@ -45,8 +44,6 @@ class BridgeSession:
         self.lease = SessionLease(self.board, welcome, connection.endpoint)
         self._owner = Owner(self.lease)
         self._is_closed = False
-        # Called with what an Open or Attach that was given up has attached to after all.
-        self.on_late: Callable[[Attachment], None] = lambda _: None
         self._loop_calls = LoopCalls()
         self._asked: SimpleQueue[tuple[Request, asyncio.Future[Message]]] = SimpleQueue()
         self._unanswered = 0
@@ -89,27 +86,22 @@ class BridgeSession:
 
     def _run(self) -> None:
         block_signals()
-        self._owner.run(lambda: self._is_closed, self._at_beat, self._work)
+        self._owner.run(lambda: self._is_closed, lambda: LONGEST_BEAT_S, self._work)
         while not self._asked.empty():
             self._settle(*self._asked.get(), self._closed())
-
-    def _at_beat(self) -> float:
-        self._connection.drain_late()
-        return _LATE_S if self._connection.has_late else LONGEST_BEAT_S
 
     def _work(self) -> None:
         """Send what was asked for, as long as anything was."""
         while not (self._is_closed or self._asked.empty()):
             asked = [self._asked.get() for _ in range(self._asked.qsize())]
-            wanted = [(request, outcome) for request, outcome in asked if not outcome.cancelled()]
             error: IpcSyncError | None = None
             try:
                 self._check_liveness()
-                requests = [request for request, _ in wanted]
-                self._connection.exchange(requests, self._welcome.token, deadline_of(_REQUEST_S), self._check_liveness)
+                requests = [request for request, _ in asked]
+                self._connection.exchange(requests, self._welcome.token, deadline_of(math.inf), self._check_liveness)
             except IpcSyncError as lost:
                 error = lost
-            for request, outcome in wanted:
+            for request, outcome in asked:
                 self._settle(request, outcome, error)
 
     def _closed(self) -> ConnectError:
@@ -124,23 +116,11 @@ class BridgeSession:
         try:
             if error is not None and request.reply is None:
                 raise copy.copy(error)
-            reply: Message | IpcSyncError = self._connection.result_of(request, _REQUEST_S)
+            reply = self._connection.result_of(request, math.inf)
         except IpcSyncError as failure:
-            reply = failure
-        self._loop_calls.soon(self._give, request, outcome, reply)
-
-    def _give(self, request: Request, outcome: asyncio.Future[Message], reply: Message | IpcSyncError) -> None:
-        if outcome.cancelled():
-            if request.on_late is not None:
-                self._take_late(reply)
-        elif isinstance(reply, IpcSyncError):
-            outcome.set_exception(reply)
+            self._loop_calls.soon(_give, outcome, outcome.set_exception, failure)
         else:
-            outcome.set_result(reply)
-
-    def _take_late(self, reply: Message | IpcSyncError) -> None:
-        if isinstance(reply, Attachment):
-            self.on_late(reply)
+            self._loop_calls.soon(_give, outcome, outcome.set_result, reply)
 
     def is_open(self, use: tuple[int, int]) -> bool:
         """Whether this use of a slot of the coordinator is open."""
@@ -148,15 +128,17 @@ class BridgeSession:
         return line.incarnation == use[1] and line.state == OPEN
 
     async def ask(self, body: Message) -> Message:
-        """The reply's body; raises the error that it carries, WaitTimeout after 5 s, or SessionLost."""
+        """The reply's body; raises the error that it carries, or SessionLost.
+
+        It is not given up: what the coordinator attaches to or makes is known here. Who asked has a timeout of its own.
+        """
         await self._goes_on.wait()
         self.lease.check()
         codec.check_body(body)
         if self._is_closed:
             raise self._closed()
         outcome: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        on_late = partial(self._loop_calls.soon, self._take_late) if isinstance(body, Open | Attach) else None
-        self._asked.put((Request(body, on_late), outcome))
+        self._asked.put((Request(body), outcome))
         self._owner.ring()
         self._unanswered += 1
         try:
@@ -164,29 +146,22 @@ class BridgeSession:
         finally:
             self._unanswered -= 1
 
-    async def insist(self, body: Message, *refusals: type[IpcSyncError]) -> Message:
-        """`ask`, again and again until the coordinator answers otherwise; for what may be done twice.
-
-        `refusals`: as which it does not answer yet, as QuotaExceeded while its journal has no memory.
-        """
+    async def insist(self, body: Message) -> Message:
+        """`ask`, again and again while the coordinator refuses as QuotaExceeded: its journal has no memory then."""
         while True:
-            with contextlib.suppress(WaitTimeout, ConnectError, *refusals):
+            with contextlib.suppress(QuotaExceeded):
                 return await self.ask(body)
             await asyncio.sleep(_AGAIN_S)
 
     async def pause(self, timeout: float) -> bool:
-        """Ask nothing more until `go_on`. False, and goes on, if not all is answered within `timeout` seconds."""
+        """Ask nothing more. False, and goes on, if not all is answered within `timeout` seconds."""
         self._goes_on.clear()
         deadline = time.monotonic() + timeout
         while self._unanswered and time.monotonic() < deadline:
             await asyncio.sleep(0.001)
         if self._unanswered:
-            self.go_on()
+            self._goes_on.set()
         return not self._unanswered
-
-    def go_on(self) -> None:
-        """Ask again."""
-        self._goes_on.set()
 
     def close(self, *, says_goodbye: bool) -> None:
         """End the session; without a goodbye, peers see a death."""
@@ -214,3 +189,8 @@ class BridgeSession:
     def _stop(self) -> None:
         self._await_end()
         self.lease.stop()
+
+
+def _give(outcome: asyncio.Future[Message], give: Callable[[Any], None], reply: object) -> None:
+    if not outcome.cancelled():
+        give(reply)

@@ -91,7 +91,7 @@ def test_what_nobody_follows_is_closed_once_no_question_can_be_for_it(client: ip
         await asyncio.sleep(0)
         assert len(exports) == 1, "the question may be for it"
         answers.asked("b", wire.Open("later"), said.put, 1.0)
-        session.go_on()
+        session._goes_on.set()
         while math.inf not in answers._attached.values():  # one is being closed
             await asyncio.sleep(0)
         assert len(exports) == 1, "that of the first question; the second one waits"
@@ -102,31 +102,6 @@ def test_what_nobody_follows_is_closed_once_no_question_can_be_for_it(client: ip
         assert set(answers.leave()) == set(exports._by_key)
         uses = await asyncio.to_thread(client.list_attachments)
         assert {use.event for use in uses if use.session == "bridge a"} == {"other", "later"}
-        exports.close()
-
-    on_a_session(client, scenario)
-    event.close()
-
-
-@pytest.mark.parametrize("what", ["an event", "a mirror"])
-def test_what_came_late_is_released_unless_it_is_a_mirror(client: ipcsync.Client, what: str) -> None:
-    event = client.event("kv", recorder=True, engine="timeline")
-
-    async def scenario(session: BridgeSession) -> None:
-        answers, exports = _answers(session, host := _Host())
-        if what == "a mirror":
-            made: messages.Message = messages.Import(0, b"z" * 16, 7, 1, "b", "kv")
-        else:
-            made = messages.Open("kv", engine="timeline")
-        attached = await session.ask(made)
-        assert isinstance(attached, messages.Attachment)
-        answers.came_late(attached)
-        await answers.close_unused()
-        while host.tasks:
-            await asyncio.sleep(0.001)
-        uses = await asyncio.to_thread(client.list_attachments)
-        assert any(use.slot == attached.slot and use.session == "bridge a" for use in uses) == (what == "a mirror")
-        assert session.is_open((attached.slot, attached.incarnation))
         exports.close()
 
     on_a_session(client, scenario)
@@ -302,12 +277,11 @@ def test_a_failure_of_the_bridge_itself_answers_who_waits(client: ipcsync.Client
     on_a_session(client, scenario)
 
 
-@pytest.mark.parametrize("refusal", [ipcsync.QuotaExceeded("no memory"), ipcsync.WaitTimeout("no reply")])
 def test_a_close_that_the_coordinator_did_not_take_is_asked_for_again(
-    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(_: object) -> messages.Message:
-        raise refusal
+        raise ipcsync.QuotaExceeded("no memory")
 
     async def scenario(session: BridgeSession) -> None:
         answers, _ = _answers(session, _Host())

@@ -115,10 +115,8 @@ def _mirrors(asks: _Asks) -> mirrors_of_bridges.Mirrors:
     return mirrors_of_bridges.Mirrors(asks, lambda work: asyncio.run(_done(work)))
 
 
-@pytest.mark.parametrize("error", [QuotaExceeded("no memory for the journal"), ipcsync.WaitTimeout("nobody answers")])
-def test_the_end_of_a_mirror_that_is_refused_for_now_is_asked_for_again(
-    desk: Desk, error: ipcsync.IpcSyncError
-) -> None:
+def test_the_end_of_a_mirror_that_is_refused_for_now_is_asked_for_again(desk: Desk) -> None:
+    error = QuotaExceeded("no memory for the journal")
     attached = desk.linked(desk.session(), desk.session("bridge"))
     asks, origin, link = _Asks(desk, error, error), mirrors_of_bridges.Origin(_EPOCH, 3, 7), Row(3, 7)
     mirrors = _mirrors(asks)
