@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from ipcsync._inbox import Inbox
@@ -26,12 +27,12 @@ from ipcsync_bridge.links import Follower, Source
 from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.names import Names
 from ipcsync_bridge.publisher import Publisher
-from ipcsync_bridge.questions import Questions
+from ipcsync_bridge.questions import owner_of
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity, Nodes
 from ipcsync_bridge.subscriber import Subscriber
-from ipcsync_bridge.transport import Answer, Transport, Unavailable, Unreachable
+from ipcsync_bridge.transport import RETRY_S, Answer, Transport, Unavailable
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -39,9 +40,7 @@ _TICK_S = 1.0
 _KEYS_S = 10.0
 _LATE_S = 1.0
 _LEFT_TTLS = 10
-_START_S = 10.0
 _PAUSE_S = 2.0
-_AGAIN_S = 0.1
 _CANCEL_S = 0.1
 _SAID_S = 10.0  # in which each node that is connected has pinged new code, and said what it wants
 PEERS_SHOWN = 400  # which fit in one answer
@@ -72,20 +71,19 @@ class Bridge:
         self._done = self._loop.create_future()
         self._has_name = False
         self.why = ""
-        questions = Questions(transport, settings.link_ttl)
-        self.nodes = Nodes(transport, self.me, settings.link_ttl, questions.owner_of)
+        self.nodes = Nodes(transport, self.me, settings.link_ttl, partial(owner_of, transport))
         self.publisher = Publisher(transport, self.me, self.counters, self.begin, self._failed)
         self.exports = Exports(session.board, Inbox(self.publisher.changed).put, Inbox(self._failed).put)
         self.answers = Answers(settings, session, self.exports, self.publisher, self.me, self.begin)
         self.mirrors = Mirrors(session, self.begin)
-        self.subscriber = Subscriber(settings, questions, self.mirrors, self.counters, self.begin)
+        self.subscriber = Subscriber(settings, transport, self.mirrors, self.counters, self.begin)
         self.names = Names(transport, self.nodes, self.counters, self.subscriber.last_received)
         self.remote_requests = RemoteRequests(
             settings,
             session,
             self.nodes,
             self.names,
-            questions,
+            transport,
             self.mirrors,
             self.subscriber,
             self.exports,
@@ -115,7 +113,7 @@ class Bridge:
     async def _start(self, report_serving: Callable[[], None]) -> None:
         """Connect, and take the node's name. Beside the ticks, so that a signal ends it at once."""
         try:
-            await self._transport.listen(self, _START_S)
+            await self._transport.listen(self)
             await self.nodes.take()
             self._has_name = True
             await self.names.resume()
@@ -182,11 +180,11 @@ class Bridge:
         """Connect, however long that takes: links that other code left do not end because the servers are away."""
         while True:
             try:
-                await self._transport.listen(self, None)
+                await self._transport.listen(self)
                 break
             except Unavailable as error:
                 log.warning("nats", extra=fields(error=error))
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(RETRY_S)
         now = time.monotonic()
         self.answers.hold(left.held, now + min(self._settings.link_ttl, _SAID_S))
         self.connected()
@@ -259,7 +257,7 @@ class Bridge:
             else:
                 log.error("another machine has this node's name now", extra=fields(node=self._settings.node))
                 self.stop("replaced")
-        except (Unavailable, Unreachable) as error:
+        except Unavailable as error:
             self.counters.store_failures += 1
             log.warning("store", extra=fields(error=error))
 

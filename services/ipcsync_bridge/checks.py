@@ -18,7 +18,7 @@ from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.store import Owner, decode, known_owner_id
-from ipcsync_bridge.transport import WRONG_REVISION, Transport, Unreachable, flushed
+from ipcsync_bridge.transport import WRONG_REVISION, CutOff, Transport, flushed
 
 _ANSWER_S = 2.0
 _SOON_DAYS = 14
@@ -236,7 +236,7 @@ async def _name(transport: Transport) -> Outcome:
         if isinstance(answer, wire.Pong) and answer.owner == mine:
             return "ok", f"{node!r} is this machine's, and its bridge answers", ""
         return "fail", f"{node!r} is another machine's, whose bridge answers", "Give each node a name of its own."
-    except (Unreachable, TimeoutError):
+    except (CutOff, TimeoutError):
         pass  # no bridge has the name now
     try:
         bucket = await transport.client.jetstream(timeout=_ANSWER_S).key_value(f"ipcsync_{transport.settings.fleet}")

@@ -16,8 +16,7 @@ from ipcsync._wire import messages
 from ipcsync.errors import FleetUnavailable, RecorderTaken, WaitTimeout
 from ipcsync_bridge import store
 from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.questions import ASK_S
-from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachable
+from ipcsync_bridge.transport import ASK_S, Conflict, Transport, Unavailable
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -127,7 +126,7 @@ class Names:
             self.over.add(use)
             try:
                 await self._settle(use)
-            except (Unavailable, Unreachable) as error:
+            except Unavailable as error:
                 name = _name_of(claim[0])
                 log.info("name stays claimed until the store answers", extra=fields(name=name, error=error))
 

@@ -16,9 +16,8 @@ from ipcsync_bridge import wire
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Export
 from ipcsync_bridge.links import Follower
-from ipcsync_bridge.questions import RETRY_S
 from ipcsync_bridge.store import Identity
-from ipcsync_bridge.transport import Transport, Unreachable
+from ipcsync_bridge.transport import CutOff, Transport
 
 _ANSWER_S = 1.0
 _MANY = 64  # rows of one message
@@ -61,11 +60,8 @@ class Publisher:
     async def _send(self, follower: Follower, news: wire.News) -> None:
         try:
             await self.transport.ask(follower.node, wire.encode(news), _ANSWER_S)
-        except TimeoutError:
+        except (CutOff, TimeoutError):
             return  # it may have been lost
-        except Unreachable:
-            await asyncio.sleep(RETRY_S)
-            return
         follower.acked()
         self.counters.news_sent += 1
         self.counters.rows_sent += len(news.rows)

@@ -14,12 +14,12 @@ from ipcsync._board.layout import REASONS
 from ipcsync._logs import fields
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import IpcSyncError, NodeLost, QuotaExceeded
-from ipcsync_bridge import handover, wire
+from ipcsync_bridge import handover, questions, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.links import Source
 from ipcsync_bridge.mirrors import Mirrors, Origin
-from ipcsync_bridge.questions import Questions
+from ipcsync_bridge.transport import Transport
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -33,7 +33,7 @@ class Subscriber:
     """The sources of this node's mirrors. `begin` does something beside all else."""
 
     settings: Settings
-    questions: Questions
+    transport: Transport
     mirrors: Mirrors
     counters: Counters
     begin: Callable[[Coroutine[Any, Any, object]], None]
@@ -198,7 +198,7 @@ class Subscriber:
         """Whether a node answers as it does to a ping; takes in what it says."""
         sent = time.monotonic()
         try:
-            pong = await self.questions.ask(source.node, body, wire.Pong, timeout)
+            pong = await questions.ask(self.transport, source.node, body, wire.Pong, timeout)
         except IpcSyncError as error:
             log.debug("not answered", extra=fields(node=source.node, what=type(body).__name__, why=error))
             return False

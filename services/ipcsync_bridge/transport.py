@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import secrets
 import socket
@@ -46,16 +45,14 @@ WRONG_REVISION = 10071  # JetStream's code for a write at another revision
 _CONNECT_S = 2.0
 _CANCEL_S = 0.1
 _CLOSE_S = 3.0
-_TRY_S = 10.0  # for a connection of a bridge that has links already, which tries again
+_TRY_S = 10.0  # for a connection
+RETRY_S = 0.1
+ASK_S = 1.0  # at most, after which a question without an answer is sent again
 _LAST = re.compile(r"[A-Za-z0-9_-]+")  # of a key, behind the dot
 _NOT_SENT = (nats.errors.Error, OSError, asyncio.TimeoutError)
 
 
-class Unreachable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
-    """No node listens there now."""
-
-
-class CutOff(Unreachable):
+class CutOff(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
     """This node is cut off: it is not known who listens."""
 
 
@@ -96,19 +93,11 @@ class Transport:
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
-    async def listen(self, listener: Listener, timeout: float | None) -> None:
-        """Connect, and have `listener` called from now on. Unavailable if that cannot be within `timeout` seconds.
-
-        None is for one try of a bridge that has links already: it takes seconds, and does not ask the server to answer.
-        """
+    async def listen(self, listener: Listener) -> None:
+        """Connect, and have `listener` called from now on. Unavailable if that cannot be within 10 seconds."""
         self._listener = listener
-        await self.connect(_TRY_S if timeout is None else timeout)
+        await self.connect(_TRY_S)
         await self._subscribe("ask.*", self._on_ask)
-        if timeout is not None:
-            try:
-                await flushed(self.client, _CONNECT_S)
-            except _NOT_SENT as error:
-                raise Unavailable(f"the NATS server does not answer: {self.last_error or error}") from error
 
     async def connect(self, timeout: float) -> None:
         """Connect, only to ask. Unavailable if that cannot be within `timeout` seconds."""
@@ -252,46 +241,48 @@ class Transport:
             asked.set_result(message.data)
         elif message.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
             node = message.subject.split(".")[-2]
-            asked.set_exception(Unreachable(f"no bridge of node {node!r} listens"))
+            asked.set_exception(TimeoutError(f"no bridge of node {node!r} listens"))
 
     async def send(self, to: str, data: bytes) -> bool:
         """Send a node what it does not answer; False if nothing was sent."""
         return await self._publish(self.subject(to, f"ask.{self.settings.node}"), data)
 
-    async def _publish(self, subject: str, data: bytes) -> bool:
+    async def _publish(self, subject: str, data: bytes, reply: str = "") -> bool:
         """Nothing is sent while there is no connection: nats-py would keep it, and what comes late is useless."""
         if not self.client.is_connected:
             return False
         try:
-            await self.client.publish(subject, data)
+            await self.client.publish(subject, data, reply=reply)
         except _NOT_SENT:
             return False
         return True
 
-    async def ask(self, to: str, data: bytes, timeout: float, again_s: float = math.inf) -> bytes:
-        """Ask a node, and again each `again_s`: the first answer. TimeoutError if none comes in `timeout` seconds.
+    async def ask(self, to: str, data: bytes, timeout: float) -> bytes:
+        """The first answer of a node, which is asked again and again: its bridge may be being started again.
 
-        Unreachable at once if no node listens, or as CutOff.
+        If none comes in `timeout` seconds, TimeoutError says why; CutOff if this node was cut off meanwhile.
         """
-        if not self.client.is_connected:
-            raise CutOff(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
         subject = self.subject(to, f"ask.{self.settings.node}")
         reply = self.subject(self.settings.node, f"answer.{to}.{secrets.token_hex(16)}")
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._asked[reply] = answer
+        again_s = min(ASK_S, self.settings.link_ttl / 4)
         until = time.monotonic() + timeout
+        why: Exception = TimeoutError(f"node {to!r} did not answer within {timeout:g} s")
         try:
-            while not answer.done() and (left := until - time.monotonic()) > 0:
+            while (left := until - time.monotonic()) > 0:
+                answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+                self._asked[reply] = answer
                 try:
-                    await self.client.publish(subject, data, reply=reply)
-                except _NOT_SENT as error:
-                    raise Unreachable(str(error)) from error
-                await asyncio.wait((answer,), timeout=min(left, again_s))
-            if not answer.done():
-                raise TimeoutError(f"node {to!r} did not answer within {timeout:g} s")
-            return await answer
+                    if not await self._publish(subject, data, reply):
+                        raise CutOff(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
+                    await asyncio.wait((answer,), timeout=min(left, again_s))
+                    if answer.done():
+                        return answer.result()
+                except (CutOff, TimeoutError) as error:
+                    why = why if isinstance(why, CutOff) else error
+                    await asyncio.sleep(max(min(RETRY_S, until - time.monotonic()), 0.0))
         finally:
-            del self._asked[reply]
+            self._asked.pop(reply, None)
+        raise why
 
     # --- the store ----------------------------------------------------------------------------------------------------
 

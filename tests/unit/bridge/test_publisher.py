@@ -17,7 +17,7 @@ from ipcsync_bridge.exports import Budget, Watcher
 from ipcsync_bridge.links import Follower
 from ipcsync_bridge.publisher import Publisher
 from ipcsync_bridge.store import Identity
-from ipcsync_bridge.transport import CutOff, Unreachable
+from ipcsync_bridge.transport import CutOff
 from tests.kit.until import DEADLINE_S
 
 
@@ -99,7 +99,7 @@ def test_a_few_rows_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not follower.rows
 
 
-@pytest.mark.parametrize("lost", [TimeoutError(), Unreachable("gone"), CutOff("no connection")], ids=repr)
+@pytest.mark.parametrize("lost", [TimeoutError(), CutOff("no connection")], ids=repr)
 def test_news_that_nobody_acknowledges_are_sent_again_with_what_is_newer(
     monkeypatch: pytest.MonkeyPatch, lost: Exception
 ) -> None:

@@ -18,7 +18,6 @@ from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.links import UNSURE
 from ipcsync_bridge.mirrors import Mirrors, Origin
-from ipcsync_bridge.questions import Questions
 from ipcsync_bridge.subscriber import Subscriber
 
 _EPOCH = b"e" * 16
@@ -27,12 +26,15 @@ _EPOCH = b"e" * 16
 def _subscriber(transport: Any = None, link_ttl: float = 5.0) -> Subscriber:
     none: Any = None
     settings = Settings("b", ("nats://127.0.0.1:4222",), link_ttl=link_ttl)
-    asking = Questions(transport, settings.link_ttl)
-    return Subscriber(settings, asking, Mirrors(none, none), Counters(), lambda work: work.close())
+    if transport is not None:
+        transport.settings = settings
+    return Subscriber(settings, transport, Mirrors(none, none), Counters(), lambda work: work.close())
 
 
 class _Peer:
     """A node that answers pings, and what it was told that is wanted. The first `lost` such words are."""
+
+    settings: Settings
 
     def __init__(self, lost: int = 0) -> None:
         self._lost = lost
