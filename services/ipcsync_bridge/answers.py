@@ -1,4 +1,10 @@
-"""Answers to other nodes: this node's events, and whether it is alive."""
+"""What other nodes are told: whether this one is alive, its events, and the news of those that they mirror.
+
+Of each use a node is sent the newest row, never more. It has one message at a time, and answers it. One without an
+answer is sent again, with what is newer by then. So none is missed, and a slow node is sent fewer. Many rows are work
+for their receiver too: after a message with many it gets none for a while, so events that change all the time keep
+neither node busy.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,12 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
+from ipcsync._inbox import Inbox
 from ipcsync._session.connection import expect
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
@@ -25,34 +32,42 @@ from ipcsync.errors import (
 )
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
+from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Export, Exports
 from ipcsync_bridge.links import UNSURE, Follower
-from ipcsync_bridge.publisher import Publisher
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity
-from ipcsync_bridge.transport import Answer
+from ipcsync_bridge.transport import Answer, CutOff, Transport
 
 _ONLY_TIMELINE = (
     "the event {name!r} of node {node!r} uses the engine 'event', and only what is on 'timeline' can be waited for on "
     "other nodes: record it with engine='timeline'"
 )
 _MOST_OPENING = 1_024  # questions at once that need the coordinator
+_ANSWER_S = 1.0
+_MANY = 64  # rows of one message
+_ROW_S = 20e-6  # of rest for each row of many: some three times what it costs the receiver
 _Question: TypeAlias = wire.Open | wire.Attach | wire.Events | wire.Follow
 
 
 @dataclass(eq=False)
 class Answers:
-    """The questions of other nodes, and the exports that follow from them. `begin` starts a task."""
+    """The questions of other nodes, the exports that follow from them, and their news, by a task for each follower.
+
+    `begin` starts a task; `failed` is called with the error that ends such a one.
+    """
 
     settings: Settings
     session: BridgeSession
-    exports: Exports
-    publisher: Publisher
+    transport: Transport
     identity: Identity
+    counters: Counters
     begin: Callable[[Coroutine[Any, Any, object]], None]
+    failed: Callable[[Exception], None]
+    followers: dict[str, Follower] = field(default_factory=dict)  # by node
 
     def __post_init__(self) -> None:
-        self._followers = self.publisher.followers
+        self.exports = Exports(self.session.board, Inbox(self._changed).put, Inbox(self.failed).put)
         self._opening = 0  # questions that need the coordinator
         self._attaching = 0  # of them, those that may attach to something just now
         self._may_attach, self._has_attached = asyncio.Event(), asyncio.Event()
@@ -61,7 +76,7 @@ class Answers:
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
         """Answer a question, or begin to. Raises ProtocolError if the message is not a question."""
-        follower = self._followers.get(sender)
+        follower = self.followers.get(sender)
         if follower is not None:
             follower.last_asked = now
         if answer is None:
@@ -116,7 +131,7 @@ class Answers:
             for found in await asyncio.gather(*map(self._by_key, fresh)):
                 row = found if isinstance(found, wire.Row) else self._add(follower, found)
                 follower.answered(row.key, time.monotonic())
-                self.publisher.put(follower, row)
+                self._put(follower, row)
             unwanted, is_all = follower.unwanted(wanted, now)
             self._drop(follower, unwanted)
             follower.version = body.version if is_all else UNSURE
@@ -132,11 +147,11 @@ class Answers:
         return export.read()
 
     def _follower(self, sender: str, now: float) -> Follower:
-        follower = self._followers.get(sender)
+        follower = self.followers.get(sender)
         if follower is None:
-            if len(self._followers) >= (most := self.settings.max_nodes):
+            if len(self.followers) >= (most := self.settings.max_nodes):
                 raise QuotaExceeded(f"{most} nodes wait for events of {self.settings.node!r} already", limit=most)
-            follower = self._followers[sender] = Follower(sender, now)
+            follower = self.followers[sender] = Follower(sender, now)
         return follower
 
     async def _open(self, name: str) -> Export:
@@ -201,6 +216,41 @@ class Answers:
         ]
         return wire.Listed(wire.encode_reply(messages.EventList(rows)))
 
+    # --- news ---------------------------------------------------------------------------------------------------------
+
+    def _changed(self, exports: list[Export]) -> None:
+        for export in exports:
+            for follower in export.followers:
+                self._put(follower, export.row)
+
+    def _put(self, follower: Follower, row: wire.Row) -> None:
+        self.counters.conflated += follower.put(row)
+        if not follower.is_sent_to:
+            follower.is_sent_to = True
+            self.begin(self._send_all(follower))
+
+    async def _send_all(self, follower: Follower) -> None:
+        try:
+            while rows := follower.take(wire.MAX_ROWS):
+                await self._send(follower, wire.News(self.identity.term, self.identity.epoch, rows))
+        except Exception as error:  # noqa: BLE001 - who trusts this node's pings must not go on
+            self.failed(error)
+        finally:
+            follower.is_sent_to = False
+
+    async def _send(self, follower: Follower, news: wire.News) -> None:
+        try:
+            await self.transport.ask(follower.node, wire.encode(news), _ANSWER_S)
+        except (CutOff, TimeoutError):
+            return  # it may have been lost
+        follower.acked()
+        self.counters.news_sent += 1
+        self.counters.rows_sent += len(news.rows)
+        if len(news.rows) > _MANY:
+            await asyncio.sleep(_ROW_S * len(news.rows))
+
+    # --- what is attached to ------------------------------------------------------------------------------------------
+
     def hold(self, keys: Iterable[wire.Key], until: float = 0.0) -> None:
         """Note that the bridge is attached to these; from `until` on `close_unused` releases what no node follows."""
         self._attached.update(dict.fromkeys(keys, until))
@@ -215,7 +265,7 @@ class Answers:
     def forget(self, follower: Follower) -> None:
         """Drop a node that has asked nothing for long."""
         self._drop(follower, set(follower.keys))
-        self._followers.pop(follower.node, None)
+        self.followers.pop(follower.node, None)
 
     async def close_unused(self) -> None:
         """Release what no node follows.

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from ipcsync._inbox import Inbox
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import messages
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionLost
@@ -22,11 +21,9 @@ from ipcsync_bridge import handover, wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.links import Follower, Source
 from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.names import Names
-from ipcsync_bridge.publisher import Publisher
 from ipcsync_bridge.questions import owner_of
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
@@ -72,9 +69,7 @@ class Bridge:
         self._has_name = False
         self.why = ""
         self.nodes = Nodes(transport, self.me, settings.link_ttl, partial(owner_of, transport))
-        self.publisher = Publisher(transport, self.me, self.counters, self.begin, self._failed)
-        self.exports = Exports(session.board, Inbox(self.publisher.changed).put, Inbox(self._failed).put)
-        self.answers = Answers(settings, session, self.exports, self.publisher, self.me, self.begin)
+        self.answers = Answers(settings, session, transport, self.me, self.counters, self.begin, self._failed)
         self.mirrors = Mirrors(session, self.begin)
         self.subscriber = Subscriber(settings, transport, self.mirrors, self.counters, self.begin)
         self.names = Names(transport, self.nodes, self.counters, self.subscriber.last_received)
@@ -86,7 +81,7 @@ class Bridge:
             transport,
             self.mirrors,
             self.subscriber,
-            self.exports,
+            self.answers.exports,
             self.counters,
             self.begin,
             visit=lambda key: self.answers.hold([key]),
@@ -139,14 +134,14 @@ class Bridge:
     async def _end(self) -> None:
         if self.why not in ("expired", "reloaded"):
             data = wire.encode(wire.Over(self.me.term, self.me.epoch, self.why))
-            for node in {*self.publisher.followers, *self.subscriber.sources}:
+            for node in {*self.answers.followers, *self.subscriber.sources}:
                 await self._transport.send(node, data)
         self.remote_requests.close()
         while self._tasks:  # more than once: before Python 3.12 `asyncio.wait_for` loses some cancellations
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks, timeout=_CANCEL_S)
-        self.exports.close()
+        self.answers.exports.close()
         await self._transport.close()
 
     # --- from one code to the next ------------------------------------------------------------------------------------
@@ -225,7 +220,7 @@ class Bridge:
             now = time.monotonic()
             if now - last > _TICK_S + late_s:
                 self.subscriber.paused(now)
-                for follower in self.publisher.followers.values():
+                for follower in self.answers.followers.values():
                     follower.last_asked = now
             last = now
             try:
@@ -245,7 +240,7 @@ class Bridge:
             self._next_keys = now + _KEYS_S
             self.begin(self._keep_keys())
         before = now - _LEFT_TTLS * self._settings.link_ttl
-        for follower in [each for each in self.publisher.followers.values() if each.last_asked < before]:
+        for follower in [each for each in self.answers.followers.values() if each.last_asked < before]:
             log.info("left out", extra=fields(node=follower.node))
             self.answers.forget(follower)
         self.begin(self.answers.close_unused())
@@ -297,7 +292,7 @@ class Bridge:
 
     def _describe(self) -> messages.BridgeInfo:
         now = time.monotonic()
-        sources, followers, lost = self.subscriber.sources, self.publisher.followers, self.subscriber.lost
+        sources, followers, lost = self.subscriber.sources, self.answers.followers, self.subscriber.lost
         linked = {*sources, *followers}
         shown = [*sorted(linked), *(node for node in reversed(lost) if node not in linked)][:PEERS_SHOWN]
         peers = [messages.PeerInfo(node, "lost", reason=lost[node][1]) for node in shown if node not in linked]
@@ -313,7 +308,7 @@ class Bridge:
             pid=os.getpid(),
             server=self._transport.server,
             mirrors=len(self.mirrors),
-            exports=len(self.exports),
+            exports=len(self.answers.exports),
             peers=sorted(peers, key=lambda peer: peer.name),
             counts=self.counters.counts(),
             nodes_lost=dict(self.counters.lost),

@@ -21,7 +21,7 @@ from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
-from ipcsync_bridge.links import UNSURE, Follower
+from ipcsync_bridge.links import UNSURE
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
@@ -33,15 +33,17 @@ WAIT_S = 20.0
 
 
 class _Host:
-    """What answers need of a bridge; it also has the followers."""
+    """What answers need of a bridge; it also is the node that is sent news."""
 
     def __init__(self) -> None:
-        self.followers: dict[str, Follower] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.put_rows: list[wire.Row] = []
+        self.rows: list[wire.Row] = []
 
-    def put(self, _follower: Follower, row: wire.Row) -> None:
-        self.put_rows.append(row)
+    async def ask(self, _to: str, data: bytes, _timeout: float) -> bytes:
+        news = wire.decode(data)
+        assert isinstance(news, wire.News)
+        self.rows += news.rows
+        return wire.encode(wire.Ack())
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -152,9 +154,9 @@ def _requests(session: BridgeSession, host: _Host, names: Any = None, serve: Any
 
 
 def _answers(session: BridgeSession, host: Any, **settings: Any) -> tuple[Answers, Exports]:
-    exports = Exports(session.board, lambda _: None, lambda _: None)
     made, me = Settings("a", ("nats://127.0.0.1:4222",), **settings), Identity("a", b"o" * 16, session.epoch)
-    return Answers(made, session, exports, host, me, host.begin), exports
+    answers = Answers(made, session, host, me, Counters(), host.begin, lambda _: None)
+    return answers, answers.exports
 
 
 async def _follow(answers: Answers, keys: list[wire.Key], now: float, *, is_afresh: bool = False) -> int:
@@ -176,10 +178,12 @@ def test_what_a_node_wants_is_attached_to_and_its_news_are_sent(client: ipcsync.
         assert isinstance(attached, messages.Attachment)
         key, over = (attached.slot, attached.incarnation), (attached.slot, attached.incarnation + 5)
         for is_afresh, rows in ((False, {key, over}), (False, set()), (True, {key, over})):
-            host.put_rows.clear()
+            host.rows.clear()
             assert await _follow(answers, [key, over], time.monotonic(), is_afresh=is_afresh) == 7
-            assert {row.key for row in host.put_rows} == rows
-        assert {row.state for row in host.put_rows} == {"open", "gone"}
+            while host.tasks:
+                await asyncio.sleep(0)
+            assert {row.key for row in host.rows} == rows
+        assert {row.state for row in host.rows} == {"open", "gone"}
         assert [each.node for export in exports._by_key.values() for each in export.followers] == ["b"]
         exports.close()
 

@@ -71,13 +71,14 @@ def test_a_session_that_is_lost_ends_all_that_is_asked(coordinator: ipcsync.Coor
 def test_what_is_asked_is_not_given_up_while_the_coordinator_stands_still(coordinator: ipcsync.Coordinator) -> None:
     async def work(session: BridgeSession) -> None:
         deadlines: list[int] = []
-        exchange = session._connection.exchange
+        connection: Any = session._connection
+        exchange = connection.exchange
 
         def noting(requests: Any, token: bytes, deadline: int, *rest: Any) -> None:
             deadlines.append(deadline)
             exchange(requests, token, deadline, *rest)
 
-        session._connection.exchange = noting  # type: ignore[method-assign]
+        connection.exchange = noting
         os.kill(_pid(session), signal.SIGSTOP)
         try:
             sent = session._connection.sent

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
 
-from ipcsync_bridge import exports, publisher, wire
+from ipcsync_bridge import answers, exports, wire
+from ipcsync_bridge.answers import Answers
+from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Budget, Watcher
 from ipcsync_bridge.links import Follower
-from ipcsync_bridge.publisher import Publisher
 from ipcsync_bridge.store import Identity
 from ipcsync_bridge.transport import CutOff
 from tests.kit.until import DEADLINE_S
@@ -68,16 +71,22 @@ def _raise(error: Exception) -> None:
 
 def _publish(rows: int, monkeypatch: pytest.MonkeyPatch, *lost: Exception) -> tuple[Follower, list[Any]]:
     """Two changes of each of so many uses, the second when the first are told."""
-    monkeypatch.setattr(publisher, "_ROW_S", 0.001)
+    monkeypatch.setattr(answers, "_ROW_S", 0.001)
     transport: Any = _Wire([*lost])
+    session: Any = SimpleNamespace(board=None)
+    settings = Settings("a", ("nats://127.0.0.1:4222",))
 
     async def run() -> Follower:
         tasks: list[asyncio.Task[object]] = []
-        one = Publisher(transport, _ME, Counters(), lambda work: tasks.append(asyncio.ensure_future(work)), _raise)
+
+        def begin(work: Coroutine[Any, Any, object]) -> None:
+            tasks.append(asyncio.ensure_future(work))
+
+        one = Answers(settings, session, transport, _ME, Counters(), begin, _raise)
         follower = one.followers["b"] = Follower("b", 0.0, {(slot, 1): 0.0 for slot in range(rows)})
         for generation in (1, 2):
             for slot in range(rows):
-                one.put(follower, wire.Row(slot, 1, generation, generation))
+                one._put(follower, wire.Row(slot, 1, generation, generation))
             while len(transport.told) < generation:
                 await asyncio.sleep(0)
         await asyncio.wait(tasks)
