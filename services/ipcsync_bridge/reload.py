@@ -134,9 +134,11 @@ async def _try() -> str | None:
     try:
         _, said = await asyncio.wait_for(trial.communicate(), _TRIAL_S)
     except asyncio.TimeoutError:
-        trial.kill()
-        await trial.wait()
         return f"the new code has not said within {_TRIAL_S:g} s whether it can go on"
+    finally:
+        if trial.returncode is None:
+            trial.kill()
+            await trial.wait()
     lines = said.decode(errors="replace").strip().splitlines()
     return (lines[-1] if lines else f"status {trial.returncode}") if trial.returncode else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -125,6 +126,25 @@ def claim(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent | None:
         return client.event(name, recorder=True, fleet=True)
     except (ipcsync.RecorderTaken, ipcsync.FleetUnavailable):
         return None
+
+
+def test_a_bridge_that_ends_amid_an_upgrade_ends_the_new_codes_trial(patient_pair: tuple[Node, Node]) -> None:
+    node = patient_pair[0]
+    trial = until(lambda: trial_of(node), "the trial")
+    assert node.end_bridge() == 0
+    assert not trial.exists()
+    assert "ResourceWarning" not in node.text()
+
+
+def trial_of(node: Node) -> Path | None:
+    """The process of the new code that says whether it can go on; without one, have the bridge begin one."""
+    assert node.bridge is not None
+    for child in Path(f"/proc/{node.bridge.pid}/task/{node.bridge.pid}/children").read_text().split():
+        with contextlib.suppress(OSError):  # it has ended
+            if b"--try-handover" in Path("/proc", child, "cmdline").read_bytes():
+                return Path("/proc", child)
+    ask(node)
+    return None
 
 
 def test_what_is_lost_of_the_recorder_is_lost_after_an_upgrade_as_before(patient_pair: tuple[Node, Node]) -> None:
