@@ -81,11 +81,10 @@ class Bridge:
             transport,
             self.mirrors,
             self.subscriber,
-            self.answers.exports,
+            self.answers,
             self.counters,
             self.begin,
-            visit=lambda key: self.answers.hold([key]),
-            describe=self._describe,
+            self._describe,
         )
         self._is_serving = False
         self._next_keys = 0.0

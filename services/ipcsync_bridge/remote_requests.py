@@ -23,9 +23,9 @@ from ipcsync.errors import (
     SessionLost,
 )
 from ipcsync_bridge import questions, wire
+from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.names import Names
 from ipcsync_bridge.session import BridgeSession
@@ -42,8 +42,7 @@ _BUDGET = 256  # announcements in one turn of the loop
 class RemoteRequests:
     """Hears of wants from the coordinator's feed, which the loop reads, and serves them.
 
-    What was missed on the feed is found by asking. `visit` is called with a use that is attached to for a moment;
-    `describe` describes the bridge.
+    What was missed on the feed is found by asking. `describe` describes the bridge.
     """
 
     settings: Settings
@@ -53,10 +52,9 @@ class RemoteRequests:
     transport: Transport
     mirrors: Mirrors
     subscriber: Subscriber
-    exports: Exports
+    answers: Answers
     counters: Counters
     begin: Callable[[Coroutine[Any, Any, object]], None]
-    visit: Callable[[wire.Key], None]
     describe: Callable[[], messages.BridgeInfo]
 
     def __post_init__(self) -> None:
@@ -102,8 +100,8 @@ class RemoteRequests:
         elif announcement.kind == "unwanted":
             self.mirrors.unwanted(key)
         elif announcement.kind in ("closed", "broken"):
-            if self.exports.get(key) is not None:
-                self.exports.kick()
+            if self.answers.exports.get(key) is not None:
+                self.answers.exports.kick()
             if key in self.names.claims:
                 self.begin(self.names.release(key))
 
@@ -113,7 +111,7 @@ class RemoteRequests:
         ended = [key for key in self.names.claims if not self.session.is_open(key)]
         self.begin(for_each(ended, self.names.release))
         self.mirrors.drop_unwanted()
-        self.exports.kick()
+        self.answers.exports.kick()
 
     async def _list_wants(self) -> None:
         wants = expect(await self.session.ask(messages.ListWants()), messages.WantList).wants
@@ -218,7 +216,7 @@ class RemoteRequests:
         try:
             await self.session.ask(_import(want, Origin(self.session.epoch, *key), want.node))
         finally:
-            self.visit(key)
+            self.answers.hold([key])
 
     async def _attach(self, want: messages.Want, timeout: float) -> None:
         sources = self.subscriber.sources

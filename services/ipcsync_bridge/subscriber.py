@@ -42,7 +42,7 @@ class Subscriber:
 
     def __post_init__(self) -> None:
         self._early: dict[tuple[str, Origin], wire.Row] = {}  # by node: news before the answer that makes a use known
-        self._forgot: dict[str, float] = {}  # by node: when some of these were dropped for newer ones
+        self._forgot = -math.inf  # when some of these were dropped for newer ones
         self.mirrors.on_gone = self.unlink
 
     def last_received(self, node: str) -> float:
@@ -88,7 +88,7 @@ class Subscriber:
         """Link a use of a source, of which `row` is known: its news count from now on."""
         early = self._early.pop((source.node, Origin(source.epoch, *row.key)), row)
         source.link(row.merged(early))
-        if time.monotonic() - self._forgot.get(source.node, -math.inf) < self.settings.link_ttl:
+        if time.monotonic() - self._forgot < self.settings.link_ttl:
             source.has_missed = True  # what was told of it before this answer, which is no older than a TTL
 
     def mirror(self, attached: Attachment, row: wire.Row) -> None:
@@ -144,9 +144,8 @@ class Subscriber:
         """Keep what is known for `link`, since its use may be being linked just now."""
         self._early[use] = self._early.pop(use, wire.Row(*row.key)).merged(row)
         if len(self._early) > _MOST_EARLY:
-            oldest = next(iter(self._early))
-            del self._early[oldest]
-            self._forgot[oldest[0]] = time.monotonic()
+            del self._early[next(iter(self._early))]
+            self._forgot = time.monotonic()
 
     def over(self, sender: str, body: wire.Over) -> None:
         """Take in a node's goodbye."""

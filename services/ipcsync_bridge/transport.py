@@ -143,13 +143,9 @@ class Transport:
         nats-py waits for the end of the old connection before it makes a new one: TCP alone tries for a quarter of an
         hour.
         """
-        if (socket_ := self._about("socket")) is not None:
+        if (writer := self._writer()) is not None:
             milliseconds = round(1000 * self.settings.link_ttl)
-            socket_.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-
-    def _about(self, what: str) -> Any:  # noqa: ANN401 - as asyncio
-        writer = self._writer()
-        return None if writer is None else writer.get_extra_info(what)
+            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def _writer(self) -> asyncio.StreamWriter | None:
         """The connection's stream, if there is one. nats-py offers neither its socket nor a way to drop it."""
@@ -159,7 +155,8 @@ class Transport:
     @property
     def certificate(self) -> dict[str, Any]:
         """The server's certificate, as `ssl` describes it; empty without TLS."""
-        return self._about("peercert") or {}
+        writer = self._writer()
+        return (writer and writer.get_extra_info("peercert")) or {}
 
     def subject(self, node: str, kind: str) -> str:
         """On which `node` is spoken to; who speaks stands in `kind`."""
@@ -253,7 +250,8 @@ class Transport:
             return False
         try:
             await self.client.publish(subject, data, reply=reply)
-        except _NOT_SENT:
+        except _NOT_SENT as error:
+            self.last_error = str(error) or type(error).__name__
             return False
         return True
 
@@ -398,7 +396,7 @@ async def flushed(client: Client, timeout: float) -> None:
             raise nats.errors.ConnectionClosedError
 
 
-async def _within(work: Coroutine[Any, Any, None], timeout: float | None) -> None:
+async def _within(work: Coroutine[Any, Any, None], timeout: float) -> None:
     """Await it, and cancel it after `timeout` seconds: more than once, since nats-py swallows some cancellations."""
     task = asyncio.ensure_future(work)
     try:

@@ -145,8 +145,9 @@ def test_what_was_missed_is_asked_for(client: ipcsync.Client, monkeypatch: pytes
 def _requests(session: BridgeSession, host: _Host, names: Any = None, serve: Any = None) -> RemoteRequests:
     """What hears of what sessions want, and answers by `serve`."""
     other: Any = SimpleNamespace(claims={}, release=None, drop_unwanted=lambda: None, kick=lambda: None)
+    other.exports = other
     requests = RemoteRequests(
-        other, session, other, names or other, other, other, other, other, Counters(), host.begin, other, other
+        other, session, other, names or other, other, other, other, other, Counters(), host.begin, other
     )
     requests.serve = serve  # type: ignore[method-assign]
     requests.listen()
