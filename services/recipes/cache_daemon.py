@@ -25,9 +25,9 @@ BLOCKS = 4
 SIZE = 1 << 16
 
 
-def daemon(endpoint: str, address: str) -> None:
+def daemon(address: str) -> None:
     """Serve store and retrieve: "queued" with a point once the copy is on a stream, "done" once it is made."""
-    with ipcsync.connect(endpoint, name="cache daemon") as client, _socket(zmq.PAIR) as socket:
+    with ipcsync.connect(name="cache daemon") as client, _socket(zmq.PAIR) as socket:
         socket.bind(address)
         stream, opened, stored = ipcsync.Stream(), dict[bytes, Memory](), dict[bytes, Memory]()
         while (request := socket.recv_multipart()) != [b"stop"]:
@@ -47,9 +47,9 @@ def daemon(endpoint: str, address: str) -> None:
             socket.send_multipart([b"done", bytes(done)])
 
 
-def engine(endpoint: str, address: str) -> None:
+def engine(address: str) -> None:
     """Compute blocks, have them stored, overwrite them, fetch them again, and check that they are what they were."""
-    with ipcsync.connect(endpoint, name="engine") as client, _socket(zmq.PAIR) as socket:
+    with ipcsync.connect(name="engine") as client, _socket(zmq.PAIR) as socket:
         socket.connect(address)
         stream, block = ipcsync.Stream(), Memory(SIZE)
         for number in range(1, BLOCKS + 1):
@@ -66,9 +66,7 @@ def engine(endpoint: str, address: str) -> None:
             _expect(socket, b"done")
             client.record(stream).synchronize(30)
             if not block.holds(number):
-                raise SystemExit(
-                    f"engine: block {number} came back as something else: it was stored before it was computed"
-                )
+                raise SystemExit(f"engine: block {number} was stored before it was computed")
             print(f"engine: block {number} came back whole", flush=True)
         socket.send_multipart([b"stop"])
 
@@ -91,7 +89,7 @@ def _expect(socket: Any, kind: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder, coordinator() as endpoint:
+    with tempfile.TemporaryDirectory() as folder, coordinator():
         address = f"ipc://{folder}/cache.sock"
-        run((daemon, (endpoint, address)), (engine, (endpoint, address)))
+        run((daemon, address), (engine, address))
     print(f"{BLOCKS} blocks stored and retrieved")

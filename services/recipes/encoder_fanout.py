@@ -23,9 +23,9 @@ SLOTS = 2
 SIZE = 1 << 16
 
 
-def encoder(endpoint: str, consumers: list[Connection]) -> None:
+def encoder(*consumers: Connection) -> None:
     """Encode image n into slot n % 2, once both consumers are done with image n - 2."""
-    with ipcsync.connect(endpoint, name="encoder") as client:
+    with ipcsync.connect(name="encoder") as client:
         stream, slots = ipcsync.Stream(), [Memory(SIZE) for _ in range(SLOTS)]
         for consumer in consumers:
             consumer.send([slot.handle() for slot in slots])
@@ -42,9 +42,9 @@ def encoder(endpoint: str, consumers: list[Connection]) -> None:
         ipcsync.synchronize_all([done for points in readers.values() for done in points], timeout=30)
 
 
-def consumer(endpoint: str, name: str, encoder: Connection) -> None:
+def consumer(name: str, encoder: Connection) -> None:
     """Read every image's embedding, and check that it is that image's."""
-    with ipcsync.connect(endpoint, name=name) as client:
+    with ipcsync.connect(name=name) as client:
         stream, mine = ipcsync.Stream(), Memory(SIZE)
         slots = [Memory(SIZE, handle=handle) for handle in encoder.recv()]
         for _ in range(IMAGES):
@@ -60,11 +60,7 @@ def consumer(endpoint: str, name: str, encoder: Connection) -> None:
 
 
 if __name__ == "__main__":
-    pairs = [SPAWN.Pipe() for _ in range(2)]
-    with coordinator() as endpoint:
-        run(
-            (encoder, (endpoint, [theirs for theirs, _ in pairs])),
-            (consumer, (endpoint, "language model", pairs[0][1])),
-            (consumer, (endpoint, "classifier", pairs[1][1])),
-        )
+    (to_first, first), (to_second, second) = SPAWN.Pipe(), SPAWN.Pipe()
+    with coordinator():
+        run((encoder, to_first, to_second), (consumer, "language model", first), (consumer, "classifier", second))
     print(f"{IMAGES} images encoded once and read twice")

@@ -13,7 +13,7 @@ records is lost.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from multiprocessing.connection import Connection
 
 from cuda.bindings import driver
@@ -27,10 +27,10 @@ LAYERS = 8
 SIZE = 4096
 
 
-def prefill(endpoint: str, decode: Connection) -> None:
+def prefill(decode: Connection) -> None:
     """Fill the layers for each request, each once the decode is done with that layer of the request before."""
     with (
-        ipcsync.connect(endpoint, name="prefill") as client,
+        ipcsync.connect(name="prefill") as client,
         client.event("kv/layers", recorder=True, engine="timeline") as written,
         client.event("kv/read", engine="timeline") as read,
     ):
@@ -48,10 +48,10 @@ def prefill(endpoint: str, decode: Connection) -> None:
         read.at(REQUESTS * LAYERS).synchronize(30)  # memory must outlive those who read it
 
 
-def decode(endpoint: str, prefill: Connection, has_waits: bool) -> None:
+def decode(prefill: Connection, has_waits: bool) -> None:
     """Replay one graph for each request, and check that it read that request's layers."""
     with (
-        ipcsync.connect(endpoint, name="decode") as client,
+        ipcsync.connect(name="decode") as client,
         client.event("kv/layers", engine="timeline") as written,
         client.event("kv/read", recorder=True, engine="timeline") as read,
     ):
@@ -84,10 +84,7 @@ def decode(endpoint: str, prefill: Connection, has_waits: bool) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Layers of a KV cache, waited for within a CUDA graph.")
-    parser.add_argument("--break", action="store_true", dest="is_broken", help="capture no waits, and fail")
-    options = parser.parse_args()
     to_decode, to_prefill = SPAWN.Pipe()
-    with coordinator() as endpoint:
-        run((prefill, (endpoint, to_decode)), (decode, (endpoint, to_prefill, not options.is_broken)))
+    with coordinator():
+        run((prefill, to_decode), (decode, to_prefill, "--break" not in sys.argv))
     print(f"{REQUESTS} replays of one graph, {REQUESTS * LAYERS} layers handed over")

@@ -23,9 +23,9 @@ REQUESTS = 3
 SIZE = 1 << 16
 
 
-def prefill(endpoint: str, decode: Connection) -> None:
+def prefill(decode: Connection) -> None:
     """Fill the cache for each request, once the decode has read the one before."""
-    with ipcsync.connect(endpoint, name="prefill") as client:
+    with ipcsync.connect(name="prefill") as client:
         stream, cache = ipcsync.Stream(), Memory(SIZE)
         decode.send(cache.handle())
         for request in range(1, REQUESTS + 1):
@@ -37,9 +37,9 @@ def prefill(endpoint: str, decode: Connection) -> None:
         read.synchronize(30)  # memory must outlive those who read it
 
 
-def decode(endpoint: str, prefill: Connection) -> None:
+def decode(prefill: Connection) -> None:
     """Take each request's cache as soon as it is computed, and check that it is that request's."""
-    with ipcsync.connect(endpoint, name="decode") as client:
+    with ipcsync.connect(name="decode") as client:
         stream, mine = ipcsync.Stream(), Memory(SIZE)
         cache = Memory(SIZE, handle=prefill.recv())
         for _ in range(REQUESTS):
@@ -56,6 +56,6 @@ def decode(endpoint: str, prefill: Connection) -> None:
 
 if __name__ == "__main__":
     to_decode, to_prefill = SPAWN.Pipe()
-    with coordinator() as endpoint:
-        run((prefill, (endpoint, to_decode)), (decode, (endpoint, to_prefill)))
+    with coordinator():
+        run((prefill, to_decode), (decode, to_prefill))
     print(f"{REQUESTS} caches handed over")

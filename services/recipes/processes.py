@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import ipcsync
@@ -18,41 +19,38 @@ SPAWN = multiprocessing.get_context("spawn")
 """A process that used CUDA cannot be forked, so each of these starts as a fresh interpreter."""
 
 
-def close(things: Iterable[object]) -> None:
-    """Close the connections among these things, also those in lists."""
-    for thing in things:
-        if isinstance(thing, Connection):
-            thing.close()
-        elif isinstance(thing, list):
-            close(thing)
-
-
 @contextmanager
-def coordinator() -> Iterator[str]:
-    """The endpoint of the coordinator at $IPCSYNC_ENDPOINT, else of one that runs for this block."""
-    endpoint = os.environ.get("IPCSYNC_ENDPOINT")
-    if endpoint:
-        yield endpoint
+def coordinator() -> Iterator[None]:
+    """Where $IPCSYNC_ENDPOINT names no coordinator, have it name one that runs for this block: `connect` goes there."""
+    if os.environ.get("IPCSYNC_ENDPOINT"):
+        yield
         return
     with ipcsync.launch(log_level="error") as own:
-        yield own.endpoint
+        os.environ["IPCSYNC_ENDPOINT"] = own.endpoint
+        yield
 
 
-def run(*workers: tuple[Callable[..., None], tuple[Any, ...]]) -> None:
-    """Run each function in a process of its own until all have ended.
+def start(function: Callable[..., None], *arguments: Any) -> SpawnProcess:
+    """Run the function in a process of its own.
 
-    Raises SystemExit, and kills the others, as soon as one fails or when they take longer than 60 s. Connections in
-    their arguments are theirs: each is closed here, so that a `recv()` raises EOFError once the process at the other
-    end has died.
+    Connections among its arguments are its own: they are closed here, so that a `recv()` at the other end raises
+    EOFError once it has died.
     """
-    processes = [
-        SPAWN.Process(target=function, args=args, name=function.__name__, daemon=True) for function, args in workers
-    ]
-    for process in processes:
-        process.start()
-    for _, args in workers:
-        close(args)
+    process = SPAWN.Process(target=function, args=arguments, name=function.__name__, daemon=True)
+    process.start()
+    for argument in arguments:
+        if isinstance(argument, Connection):
+            argument.close()
+    return process
+
+
+def run(*workers: tuple[Any, ...]) -> None:
+    """Start a process for each (function, *arguments), and wait until all have ended.
+
+    Raises SystemExit, and kills the others, as soon as one fails or when they take longer than 60 s.
+    """
     deadline = time.monotonic() + DEADLINE_S
+    processes = [start(*worker) for worker in workers]
     try:
         while None in (codes := [process.exitcode for process in processes]) or any(codes):
             for process, code in zip(processes, codes, strict=True):

@@ -12,10 +12,10 @@ the first item that was not confirmed: under names of a new round, so that nothi
 from __future__ import annotations
 
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 
-from processes import DEADLINE_S, SPAWN, coordinator
+from processes import DEADLINE_S, SPAWN, coordinator, start
 
 import ipcsync
 from ipcsync.testing import Memory
@@ -55,14 +55,14 @@ def consume(client: ipcsync.Client, slots: list[Memory], mine: Memory, first: in
 WORK: dict[str, tuple[Callable[..., None], str]] = {"producer": (produce, "read"), "consumer": (consume, "written")}
 
 
-def worker(role: str, endpoint: str, boss: Connection) -> None:
+def worker(role: str, handles: list[bytes], boss: Connection) -> None:
     """Take part in one round after the other. A death of the other one ends a round; one's own ends nothing else."""
-    slots = [Memory(SIZE, handle=handle) for handle in boss.recv()]
+    slots = [Memory(SIZE, handle=handle) for handle in handles]
     mine = Memory(SIZE)  # for all rounds: freeing waits for every stream, and one may stand behind the dead for ever
     work, theirs = WORK[role]
     while (begin := boss.recv()) is not None:
         number, first = begin
-        with ipcsync.connect(endpoint, name=role, prefix=f"ring/{number}/") as client, client.event(theirs) as event:
+        with ipcsync.connect(name=role, prefix=f"ring/{number}/") as client, client.event(theirs) as event:
             try:
                 work(client, slots, mine, first, boss)
             except ipcsync.RecorderLost as lost:
@@ -71,77 +71,47 @@ def worker(role: str, endpoint: str, boss: Connection) -> None:
             boss.send(None)
 
 
-class Ring:
-    """The buffers, and who works on them: what outlives both."""
+Workers = dict[str, tuple[SpawnProcess, Connection]]
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-        self._slots = [Memory(SIZE) for _ in range(SLOTS)]
-        self._workers: dict[str, tuple[Any, Connection]] = {}
-        self.confirmed = 0
-        self.rounds = 0
 
-    def start_missing(self) -> None:
-        """Start who was killed."""
-        for role in WORK.keys() - self._workers.keys():
-            ours, theirs = SPAWN.Pipe()
-            process = SPAWN.Process(target=worker, args=(role, self._endpoint, theirs), name=role)
-            process.start()
-            theirs.close()
-            ours.send([slot.handle() for slot in self._slots])
-            self._workers[role] = process, ours
-
-    def run_round(self) -> None:
-        """Go on with the first item that was not confirmed, until all are, or one of the two is killed."""
-        self.rounds += 1
-        running = [pipe for _, pipe in self._workers.values()]
-        for pipe in running:
-            pipe.send((self.rounds, self.confirmed + 1))
-        while running:
-            ready = wait(running, DEADLINE_S)
-            if not ready:
-                raise SystemExit(f"nothing came for {DEADLINE_S:g} s after item {self.confirmed}")
-            for pipe in [pipe for pipe in running if pipe in ready]:
-                item = pipe.recv()
-                if item is None:
-                    running.remove(pipe)  # its round is over: all is done, or the other one was lost
-                    continue
-                if item != self.confirmed + 1:
-                    raise SystemExit(f"item {item} came after item {self.confirmed}")
-                self.confirmed = item
-                if item in KILLS:
-                    running.remove(self._kill(KILLS[item]))
-                if pipe in running:
-                    pipe.send(None)
-
-    def _kill(self, role: str) -> Connection:
-        """SIGKILL; the pipe of who was killed."""
-        process, pipe = self._workers.pop(role)
-        process.kill()
-        process.join()
-        print(f"killed the {role} after item {self.confirmed}", flush=True)
-        return pipe
-
-    def end(self) -> None:
-        """Let the workers end."""
-        for process, pipe in self._workers.values():
-            pipe.send(None)
-            process.join(DEADLINE_S)
+def follow_round(workers: Workers, confirmed: int) -> int:
+    """Take the consumer's confirmations, and kill who is to die then, until the round is over: the last one."""
+    consumer = workers["consumer"][1]
+    while "consumer" in workers and (item := consumer.recv()) is not None:
+        if item != confirmed + 1:
+            raise SystemExit(f"item {item} came after item {confirmed}")
+        confirmed = item
+        if (victim := KILLS.get(item)) is not None:
+            process, _ = workers.pop(victim)
             process.kill()
+            process.join()
+            print(f"killed the {victim} after item {item}", flush=True)
+        if "consumer" in workers:
+            consumer.send(None)
+    if "producer" in workers:
+        workers["producer"][1].recv()  # it has done all, or has lost the consumer
+    return confirmed
 
 
 def main() -> None:
     """Run rounds until every item was confirmed; two of them end by a SIGKILL."""
-    with coordinator() as endpoint:
-        ring = Ring(endpoint)
-        try:
-            while ring.confirmed < ITEMS:
-                ring.start_missing()
-                ring.run_round()
-        finally:
-            ring.end()
-    print(f"{ring.confirmed} items in {ring.rounds} rounds, each read once and in order")
-    if ring.rounds != 3:
+    slots = [Memory(SIZE) for _ in range(SLOTS)]  # what outlives both
+    workers: Workers = {}
+    rounds = confirmed = 0
+    with coordinator():
+        while confirmed < ITEMS:
+            for role in WORK.keys() - workers.keys():
+                ours, theirs = SPAWN.Pipe()
+                workers[role] = start(worker, role, [slot.handle() for slot in slots], theirs), ours
+            rounds += 1
+            for _, pipe in workers.values():
+                pipe.send((rounds, confirmed + 1))
+            confirmed = follow_round(workers, confirmed)
+        for process, pipe in workers.values():
+            pipe.send(None)
+            process.join(DEADLINE_S)
+    print(f"{confirmed} items in {rounds} rounds, each read once and in order")
+    if rounds != len(KILLS) + 1:
         raise SystemExit("nobody was killed")
 
 

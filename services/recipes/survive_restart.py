@@ -3,7 +3,7 @@
 Without ipcsync, the process that exported the events may be restarted itself. What its peers had opened is
 undefined from then on, and a wait on it may pass or hang. Here everything of the old coordinator raises
 CoordinatorLost, within a second, also in calls that block; nothing of it is ever taken for something of the new one,
-since each start has its own epoch. So the rule is: connect, open, and work in one function; when SessionLost
+since each start has its own epoch. So the rule is: get the client, open, and work in one function; when SessionLost
 (CoordinatorLost or SessionExpired) comes out of it, do the step that was not confirmed once more, with a new client.
 
     python services/recipes/survive_restart.py        (always with a coordinator of its own, which it kills)
@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from processes import DEADLINE_S, SPAWN
+from processes import DEADLINE_S, SPAWN, start
 
 import ipcsync
 
@@ -31,38 +29,23 @@ RESTART_AFTER = 3
 T = TypeVar("T")
 
 
-class Survivor:
-    """A client that is replaced when its coordinator is lost."""
-
-    def __init__(self, endpoint: str, name: str) -> None:
-        self._endpoint = endpoint
-        self._name = name
-        self._client = ipcsync.connect(endpoint, name=name, timeout=DEADLINE_S)
-
-    def do(self, step: Callable[[ipcsync.Client], T]) -> T:
-        """What `step(client)` returns; done again with a new client as often as the coordinator is lost, for 60 s."""
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
-            try:
-                return step(self._client)
-            except ipcsync.SessionLost as error:  # noqa: PERF203 - once a restart
-                if time.monotonic() > deadline:
-                    raise
-                print(f"{self._name}: {type(error).__name__}, connecting again", flush=True)
-                self._client.close()
-                self._client = ipcsync.connect(self._endpoint, name=self._name, timeout=DEADLINE_S)
-
-    def close(self) -> None:
-        """Close the client that there is now."""
-        self._client.close()
+def survive(step: Callable[[ipcsync.Client], T]) -> T:
+    """What `step(client)` returns; done again with a new client as often as the coordinator is lost, for 60 s."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return step(ipcsync.default_client())  # a new one once its session is lost
+        except (ipcsync.SessionLost, ipcsync.ConnectError) as error:  # noqa: PERF203 - once a restart
+            if time.monotonic() > deadline:
+                raise
+            print(f"pid {os.getpid()}: {type(error).__name__}, connecting again", flush=True)
 
 
-def worker(endpoint: str, consumer: Connection) -> None:
+def worker(consumer: Connection) -> None:
     """Do each step that it is asked for, and answer with its point. Doing one twice does no harm."""
     stream = ipcsync.Stream()
-    with closing(Survivor(endpoint, "worker")) as survivor:
-        while consumer.recv() is not None:
-            consumer.send(bytes(survivor.do(lambda client: client.record(stream))))
+    while consumer.recv() is not None:
+        consumer.send(bytes(survive(lambda client: client.record(stream))))
 
 
 def main() -> None:
@@ -70,32 +53,30 @@ def main() -> None:
     ours, theirs = SPAWN.Pipe()
     epochs: list[bytes] = []
 
-    def wait(client: ipcsync.Client) -> bytes:
+    def consume(client: ipcsync.Client) -> bytes:
         ours.send("step")
         client.point(ours.recv()).synchronize(30)
         return client.epoch
 
     with tempfile.TemporaryDirectory() as folder:
         coordinator = ipcsync.launch(runtime_dir=folder, log_level="error")
-        process = SPAWN.Process(target=worker, args=(coordinator.endpoint, theirs), daemon=True)
-        process.start()
-        theirs.close()
+        os.environ["IPCSYNC_ENDPOINT"] = coordinator.endpoint
+        process = start(worker, theirs)
         try:
-            with closing(Survivor(coordinator.endpoint, "consumer")) as survivor:
-                while len(epochs) < STEPS:
-                    epochs.append(survivor.do(wait))
-                    if len(epochs) == RESTART_AFTER:
-                        os.kill(coordinator.pid, signal.SIGKILL)
-                        coordinator.stop()
-                        coordinator = ipcsync.launch(runtime_dir=folder, log_level="error")
-                ours.send(None)
-                process.join(DEADLINE_S)
+            while len(epochs) < STEPS:
+                epochs.append(survive(consume))
+                if len(epochs) == RESTART_AFTER:
+                    os.kill(coordinator.pid, signal.SIGKILL)
+                    coordinator.stop()
+                    coordinator = ipcsync.launch(runtime_dir=folder, log_level="error")
+            ours.send(None)
+            process.join(DEADLINE_S)
         finally:
             process.kill()
             coordinator.stop()
     print(f"{len(epochs)} steps done in {len(set(epochs))} epochs")
     if len(set(epochs)) != 2:
-        sys.exit("the coordinator was not restarted")
+        raise SystemExit("the coordinator was not restarted")
 
 
 if __name__ == "__main__":

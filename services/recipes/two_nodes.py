@@ -20,10 +20,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
-from processes import SPAWN, run
+from processes import DEADLINE_S, SPAWN, run
 
 import ipcsync
 from ipcsync.testing import Memory
@@ -88,47 +88,42 @@ def server() -> Iterator[str]:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as store:
         command = [program, "-js", "-sd", store, "-a", "127.0.0.1", "-p", str(port)]
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        try:
-            yield f"nats://127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait()
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            try:
+                yield f"nats://127.0.0.1:{port}"
+            finally:
+                process.kill()
 
 
 @contextmanager
 def node(name: str, url: str) -> Iterator[str]:
     """A node: a coordinator and a bridge, and where the coordinator is."""
-    with ipcsync.launch(log_level="error") as coordinator:
+    with ipcsync.launch(log_level="error") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
         command = [sys.executable, "-m", "ipcsync_bridge", "--node", name, "--nats", url]
         command += ["--runtime-dir", coordinator.runtime_dir, "--log-level", "error"]
-        bridge = subprocess.Popen(command)
-        try:
-            with ipcsync.connect(coordinator.endpoint, name="starting") as client:
-                _await_bridge(client, bridge)
-            yield coordinator.endpoint
-        finally:
-            bridge.terminate()
-            bridge.wait()
+        with subprocess.Popen(command) as bridge:
+            try:
+                deadline = time.monotonic() + DEADLINE_S
+                while not has_bridge(client):
+                    if bridge.poll() is not None or time.monotonic() > deadline:
+                        raise SystemExit("the bridge did not start")
+                    time.sleep(0.05)
+                yield coordinator.endpoint
+            finally:
+                bridge.terminate()
 
 
-def _await_bridge(client: ipcsync.Client, bridge: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
-    while bridge.poll() is None and time.monotonic() < deadline:
-        with suppress(ipcsync.NoBridge, ipcsync.FleetUnavailable):
-            client.nodes()
-            return
-        time.sleep(0.05)
-    raise SystemExit("the bridge did not start")
+def has_bridge(client: ipcsync.Client) -> bool:
+    """Whether a bridge beside the client's coordinator is in the fleet."""
+    with suppress(ipcsync.NoBridge, ipcsync.FleetUnavailable):
+        return bool(client.nodes())
+    return False
 
 
 if __name__ == "__main__":
-    breaks = "--break" in sys.argv[1:]
+    breaks = "--break" in sys.argv
     to_card, from_card = SPAWN.Pipe()
     to_decode, to_prefill = SPAWN.Pipe()
-    with ExitStack() as running:
-        url = running.enter_context(server())
-        first = running.enter_context(node("prefill-0", url))
-        second = running.enter_context(node("decode-0", url))
-        run((prefill, (first, to_card, to_decode, breaks)), (decode, (second, from_card, to_prefill)))
+    with server() as url, node("prefill-0", url) as first, node("decode-0", url) as second:
+        run((prefill, first, to_card, to_decode, breaks), (decode, second, from_card, to_prefill))
     print(f"{REQUESTS} caches handed over between two nodes")

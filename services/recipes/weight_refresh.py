@@ -24,10 +24,10 @@ VERSIONS = 6
 SIZE = 1 << 16
 
 
-def trainer(endpoint: str, inference: Connection, turn: Barrier) -> None:
+def trainer(inference: Connection, turn: Barrier) -> None:
     """Write version n into buffer n % 2, once version n - 2 has been used."""
     with (
-        ipcsync.connect(endpoint, name="trainer") as client,
+        ipcsync.connect(name="trainer") as client,
         client.event("weights/ready", recorder=True) as ready,
         client.event("weights/read") as read,
     ):
@@ -43,10 +43,10 @@ def trainer(endpoint: str, inference: Connection, turn: Barrier) -> None:
         read.at(VERSIONS).synchronize(30)
 
 
-def inference(endpoint: str, trainer: Connection, turn: Barrier) -> None:
+def inference(trainer: Connection, turn: Barrier) -> None:
     """Use every version once, and check that it is whole and the one that it should be."""
     with (
-        ipcsync.connect(endpoint, name="inference") as client,
+        ipcsync.connect(name="inference") as client,
         client.event("weights/ready") as ready,
         client.event("weights/read", recorder=True) as read,
     ):
@@ -66,6 +66,6 @@ def inference(endpoint: str, trainer: Connection, turn: Barrier) -> None:
 if __name__ == "__main__":
     to_inference, to_trainer = SPAWN.Pipe()
     turn = SPAWN.Barrier(2)
-    with coordinator() as endpoint:
-        run((trainer, (endpoint, to_inference, turn)), (inference, (endpoint, to_trainer, turn)))
+    with coordinator():
+        run((trainer, to_inference, turn), (inference, to_trainer, turn))
     print(f"{VERSIONS} versions written and used in turn")

@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,13 @@ from typing import Any
 ALONE_S = 20.0  # for those that are left
 
 
-def _run(*workers: tuple[Callable[..., None], tuple[Any, ...]]) -> None:
+def _run(*workers: tuple[Any, ...]) -> None:
     """As `processes.run`, which kills the others as soon as one fails."""
     import processes  # the recipes'
 
-    spawned = [processes.SPAWN.Process(target=fn, args=args, name=fn.__name__, daemon=True) for fn, args in workers]
-    for process in spawned:
-        process.start()
-    for _, args in workers:
-        processes.close(args)
-    wait([process.sentinel for process in spawned], processes.DEADLINE_S)
-    for process in spawned:
+    started = [processes.start(*worker) for worker in workers]
+    wait([process.sentinel for process in started], processes.DEADLINE_S)
+    for process in started:
         process.join(ALONE_S)
         sys.stdout.write(f"{process.name}: {process.exitcode}\n")
         process.kill()
