@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, get_args
@@ -48,28 +49,43 @@ Report = dict[str, Any]
 # --- a hop ------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Me:
+    """What a process works with. `waits=False` leaves the waits out, to show what they are for."""
+
+    client: ipcsync.Client
+    stream: ipcsync.Stream
+    size: int  # of a buffer, in bytes
+    waits: bool
+
+    def wait(self, point: ipcsync.Point) -> None:
+        """Have what is submitted to the stream from now on wait for the point."""
+        if self.waits:
+            point.wait(self.stream, timeout=TIMEOUT_S)
+
+    def record(self) -> ipcsync.Point:
+        """A point behind all that was submitted to the stream."""
+        return self.client.record(self.stream, timeout=TIMEOUT_S)
+
+
 class Sender:
-    """The end of a hop that writes. It owns the buffers.
+    """The end of a hop that writes. It owns the buffers."""
 
-    `waits=False` leaves the waits out, here and in `Receiver`, to show what they are for.
-    """
-
-    def __init__(self, client: ipcsync.Client, stream: ipcsync.Stream, pipe: Connection, size: int, *, waits: bool):
-        self._client, self._stream, self._pipe, self._waits = client, stream, pipe, waits
-        self._buffers = [Memory(size) for _ in range(BUFFERS)]
+    def __init__(self, me: Me, pipe: Connection) -> None:
+        self._me, self._pipe = me, pipe
+        self._buffers = [Memory(me.size) for _ in range(BUFFERS)]
         self._next = 0
         # Each side's first point opens its event on the other side. No later point costs a message to the coordinator.
-        pipe.send(([buffer.handle() for buffer in self._buffers], bytes(client.record(stream))))
-        self._free = [client.point(pipe.recv())] * BUFFERS  # when each buffer may be written
+        pipe.send(([buffer.handle() for buffer in self._buffers], bytes(me.record())))
+        self._free = [me.client.point(pipe.recv())] * BUFFERS  # when each buffer may be written
 
     def copy(self, content: Memory) -> ipcsync.Point:
-        """Have the stream copy `content` to the next buffer, and hand that on before any of it has happened."""
-        if self._waits:
-            self._free[self._next].wait(self._stream, timeout=TIMEOUT_S)
-        self._buffers[self._next].copy_from(content, self._stream)
-        written = self._client.record(self._stream, timeout=TIMEOUT_S)
+        """Have the stream copy `content` to the next buffer, and hand it on before that has happened: the point."""
+        self._me.wait(self._free[self._next])
+        self._buffers[self._next].copy_from(content, self._me.stream)
+        written = self._me.record()
         self._pipe.send((self._next, bytes(written)))
-        self._free[self._next] = self._client.point(self._pipe.recv())
+        self._free[self._next] = self._me.client.point(self._pipe.recv())
         self._next = (self._next + 1) % BUFFERS
         return written
 
@@ -83,16 +99,14 @@ class Sender:
 class Receiver:
     """The end of a hop that reads: what comes is copied to `content`, which is `pinned` host memory or a device's."""
 
-    def __init__(
-        self, client: ipcsync.Client, stream: ipcsync.Stream, pipe: Connection, size: int, *, waits: bool, pinned: bool
-    ) -> None:
-        self._client, self._stream, self._pipe, self._waits = client, stream, pipe, waits
-        self.content = Memory(size, pinned=pinned)
+    def __init__(self, me: Me, pipe: Connection, *, pinned: bool) -> None:
+        self._me, self._pipe = me, pipe
+        self.content = Memory(me.size, pinned=pinned)
         self.reports: list[Report] = []
-        pipe.send(bytes(client.record(stream)))
+        pipe.send(bytes(me.record()))
         handles, first = pipe.recv()
-        self._buffers = [Memory(size, handle=handle) for handle in handles]
-        self._opened = client.point(first)
+        self._buffers = [Memory(me.size, handle=handle) for handle in handles]
+        self._opened = me.client.point(first)
 
     def take(self) -> ipcsync.Point | None:
         """Have the stream copy the next buffer to `content`: the point behind that. None at the end."""
@@ -100,11 +114,10 @@ class Receiver:
         if number is None:
             self.reports = message
             return None
-        if self._waits:
-            self._client.point(message).wait(self._stream, timeout=TIMEOUT_S)
-        self.content.copy_from(self._buffers[number], self._stream)
-        taken = self._client.record(self._stream, timeout=TIMEOUT_S)
-        if not self._waits:
+        self._me.wait(self._me.client.point(message))
+        self.content.copy_from(self._buffers[number], self._me.stream)
+        taken = self._me.record()
+        if not self._me.waits:
             taken.synchronize(TIMEOUT_S)  # so that the copy surely is made before the writer's, and the fault shows
         self._pipe.send(bytes(taken))
         return taken
@@ -113,53 +126,37 @@ class Receiver:
 # --- the processes ----------------------------------------------------------------------------------------------------
 
 
-def stage(
-    client: ipcsync.Client,
-    stream: ipcsync.Stream,
-    size: int,
-    waits: bool,
-    number: int,
-    up: Connection,
-    down: Connection,
-) -> None:
+def stage(me: Me, number: int, up: Connection, down: Connection) -> None:
     """Hand on every chunk that comes, from one neighbour to the other."""
-    receiver = Receiver(client, stream, up, size, waits=waits, pinned=False)
-    sender = Sender(client, stream, down, size, waits=waits)
-    chunks, before = 0, client.messages_sent
+    receiver, sender = Receiver(me, up, pinned=False), Sender(me, down)
+    chunks, before = 0, me.client.messages_sent
     while receiver.take():
         # The gate stands for kernels that take long. It holds this stream until the next process has queued its work on
         # the chunk: without the wait for its point, the fault shows every time, not once in a thousand.
-        with StreamGate(stream):
+        with StreamGate(me.stream):
             sender.copy(receiver.content)
         chunks += 1
-    report = {"stage": number, "pid": os.getpid(), "chunks": chunks, "messages": client.messages_sent - before}
+    report = {"stage": number, "pid": os.getpid(), "chunks": chunks, "messages": me.client.messages_sent - before}
     sender.end([*receiver.reports, report])
 
 
-def source(client: ipcsync.Client, stream: ipcsync.Stream, size: int, waits: bool, path: str, down: Connection) -> None:
+def source(me: Me, path: str, down: Connection) -> None:
     """Read the file into pinned memory, and hand it on. The host writes there, so the host waits."""
-    sender = Sender(client, stream, down, size, waits=waits)
-    content = [Memory(size, pinned=True) for _ in range(BUFFERS)]
-    copied: list[ipcsync.Point | None] = [None] * BUFFERS
+    sender, content = Sender(me, down), Memory(me.size, pinned=True)
     digest, chunks, count = hashlib.sha256(), 0, 0
     with open(path, "rb", buffering=0) as file:
-        while data := file.read(size - HEAD.size):
-            place = chunks % BUFFERS
-            if (before := copied[place]) is not None:
-                before.synchronize(TIMEOUT_S)
+        while data := file.read(me.size - HEAD.size):
             digest.update(data)
             chunks, count = chunks + 1, count + len(data)
             head = HEAD.pack(chunks, len(data), hashlib.sha256(data).digest())
-            content[place].write((head + data).ljust(size, b"\0"))
-            copied[place] = sender.copy(content[place])
-    sender.end([{"bytes": count, "chunks": chunks, "sha256": digest.hexdigest()}])
+            content.write((head + data).ljust(me.size, b"\0"))
+            sender.copy(content).synchronize(TIMEOUT_S)
+    sender.end([{"bytes": count, "sha256": digest.hexdigest()}])
 
 
-def sink(
-    client: ipcsync.Client, stream: ipcsync.Stream, size: int, waits: bool, up: Connection, result: Connection
-) -> None:
+def sink(me: Me, up: Connection, result: Connection) -> None:
     """Check what comes out, and send the result. The host reads, so the host waits."""
-    receiver = Receiver(client, stream, up, size, waits=waits, pinned=True)
+    receiver = Receiver(me, up, pinned=True)
     digest, chunks, corrupt = hashlib.sha256(), 0, list[int]()
     began = time.monotonic()
     while taken := receiver.take():
@@ -173,7 +170,7 @@ def sink(
         chunks += 1
     went_in, *stages = receiver.reports
     result.send({
-        "engine": client.list_events()[0].engine,
+        "engine": me.client.list_events()[0].engine,
         "bytes": went_in["bytes"],
         "chunks": chunks,
         "seconds": round(time.monotonic() - began, 3),
@@ -185,13 +182,15 @@ def sink(
     })  # fmt: skip
 
 
-def run(work: Callable[..., None], name: str, endpoint: str, engine: EngineChoice, *arguments: Any) -> None:
+def run(
+    work: Callable[..., None], endpoint: str, engine: EngineChoice, size: int, waits: bool, name: str, *arguments: Any
+) -> None:
     """In a process: do its work with a client and a stream of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process: the first one ends the others
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         with ipcsync.connect(endpoint, name=f"demo {name}", engine=engine) as client:
-            work(client, ipcsync.Stream(), *arguments)
+            work(Me(client, ipcsync.Stream(), size, waits), *arguments)
     except PEER_ERRORS:
         sys.exit(PEER_GONE)  # its work is lost, and so is what waits for it: whoever started it may start it again
 
@@ -216,7 +215,7 @@ def send_through(file: str, workers: int, engine: EngineChoice, *, waits: bool) 
     with ipcsync.launch(log_level="error") as coordinator:
 
         def start(work: Callable[..., None], name: str, *arguments: Any) -> None:
-            all_arguments = (work, name, coordinator.endpoint, engine, HEAD.size + chunk, waits, *arguments)
+            all_arguments = (work, coordinator.endpoint, engine, HEAD.size + chunk, waits, name, *arguments)
             processes.append(SPAWN.Process(target=run, args=all_arguments, name=name, daemon=True))
             processes[-1].start()
             for pipe in arguments:  # here, so that a neighbour's recv() raises EOFError when the process is gone
