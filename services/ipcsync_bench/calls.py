@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,21 @@ from ipcsync_bench.workers import Worker
 Call = Callable[[], object]
 BURST = 100
 """A stream takes in about 1,024 operations and then blocks its caller: then the GPU would be measured, not the call."""
+_ENGINES: tuple[EngineName, ...] = ("event", "timeline")
+_QUERY = "bare cuEventQuery"
+
+
+def driver_call(function: str, *arguments: Any) -> Any:
+    """The value of a driver's call."""
+    return unwrap(getattr(_drivers.load(), function)(*arguments), function)
+
+
+@contextmanager
+def connected(count: int) -> Iterator[list[ipcsync.Client]]:
+    """So many clients of a coordinator of their own."""
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
+        yield [stack.enter_context(ipcsync.connect(coordinator.endpoint)) for _ in range(count)]
 
 
 def time_call(call: Call, count: int) -> float:
@@ -63,22 +78,18 @@ class Recording(NamedTuple):
 def recordings() -> Iterator[Recording]:
     """One on each engine, without a waiter."""
     driver = _drivers.load()
-    with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
-        client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
-        stream = ipcsync.Stream()
-        native = ipcsync.Event(interprocess=True)
+    with connected(1) as (client,):
+        stream, native = ipcsync.Stream(), ipcsync.Event(interprocess=True)
         native.record(stream)
-        raw, handle = native.cuda_event, stream.cuda_stream
-        spare = unwrap(driver.cuMemAlloc(8), "cuMemAlloc")
+        raw, handle, spare = native.cuda_event, stream.cuda_stream, driver_call("cuMemAlloc", 8)
         bare: dict[EngineName, tuple[str, Call]] = {
             "event": ("bare cuEventRecord", lambda: driver.cuEventRecord(raw, handle)),
             "timeline": ("bare cuStreamWriteValue64", lambda: driver.cuStreamWriteValue64(handle, spare, 1, 0)),
         }
-        for engine, (peer, call) in bare.items():
+        for engine, (peer, theirs) in bare.items():
             event = client.event(f"bench/{engine}", recorder=True, engine=engine)
-            yield Recording(event, stream, native, peer, {"ipcsync": partial(event.record, stream), peer: call})
-        unwrap(driver.cuMemFree(spare), "cuMemFree")
+            yield Recording(event, stream, native, peer, {"ipcsync": partial(event.record, stream), peer: theirs})
+        driver_call("cuMemFree", spare)
 
 
 def records(rounds: int, scale: float) -> Iterator[Row]:
@@ -89,49 +100,35 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
         yield from compare_calls(f"record ({event.engine})", contest, stream.synchronize, count, rounds, target)
 
 
-def _wait_once(event: ipcsync.SharedEvent, stream: ipcsync.Stream) -> float:
-    """Microseconds a wait, each on a point that is complete, which nobody knows yet."""
-    points = iter([event.record(stream) for _ in range(BURST)])
-    stream.synchronize()
-    return time_call(lambda: next(points).wait(stream), BURST)
-
-
-def _ask_each(raw: int) -> float:
-    driver = _drivers.load()
-    return time_call(lambda: driver.cuEventQuery(raw), BURST)
-
-
 def completed(rounds: int, scale: float) -> Iterator[Row]:
-    """wait and query on a completed point, of another client's event."""
+    """wait and query on a completed point, of another client's event; and the first wait on one's own."""
     count = max(5 * BURST, int(20_000 * scale))
     driver = _drivers.load()
-    with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
-        client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
-        other = stack.enter_context(ipcsync.connect(coordinator.endpoint))
-        stream = ipcsync.Stream()
-        native = ipcsync.Event(interprocess=True)
+    target = {_QUERY: below(0.2, "µs")}
+    with connected(2) as (client, other):
+        stream, native = ipcsync.Stream(), ipcsync.Event(interprocess=True)
         native.record(stream)
         raw = native.cuda_event
-        for engine in ("event", "timeline"):
+
+        query: Call = partial(driver.cuEventQuery, raw)
+
+        for engine in _ENGINES:
             recorder = client.event(f"bench/{engine}", recorder=True, engine=engine)
             point = other.point(bytes(recorder.record(stream)))
             point.synchronize(10)
+            calls: dict[str, Call] = {"query": point.query, "wait": partial(point.wait, stream)}
+            for what, ours in calls.items():
+                row = f"{what} on a completed point ({engine})"
+                contest = {"ipcsync": ours, _QUERY: query}
+                yield from compare_calls(row, contest, stream.synchronize, count, rounds, target)
             mine = client.event(f"bench/mine/{engine}", recorder=True, engine=engine, depth=BURST)
-            target = {"bare cuEventQuery": below(0.2, "µs")}
-            calls: dict[str, Call] = {
-                "query": lambda point=point: point.query(),  # type: ignore[misc]
-                "wait": lambda point=point: point.wait(stream),  # type: ignore[misc]
-            }
-            for what, call in calls.items():
-                contest: dict[str, Call] = {
-                    "ipcsync": call,
-                    "bare cuEventQuery": lambda: driver.cuEventQuery(raw),
-                }
-                yield from compare_calls(
-                    f"{what} on a completed point ({engine})", contest, stream.synchronize, count, rounds, target
-                )
-            once = {"ipcsync": partial(_wait_once, mine, stream), "bare cuEventQuery": partial(_ask_each, raw)}
+
+            def wait_once(mine: ipcsync.SharedEvent = mine) -> float:
+                points = iter([mine.record(stream) for _ in range(BURST)])
+                stream.synchronize()  # each is complete, which nobody knows yet
+                return time_call(lambda: next(points).wait(stream), BURST)
+
+            once: dict[str, Callable[[], float]] = {"ipcsync": wait_once, _QUERY: partial(time_call, query, BURST)}
             row = f"wait on one's own completed point, the first ({engine})"
             yield from compare(row, interleave(once, 4 * rounds), "µs", target)
 
@@ -141,50 +138,45 @@ def _hold_and_record(state: dict[str, Any], endpoint: str, engine: EngineName) -
     if "client" not in state:
         state["client"] = ipcsync.connect(endpoint)
     stream = state["stream"] = ipcsync.Stream()
-    state["gate"] = StreamGate(stream).__enter__()
+    state["gate"] = StreamGate(stream)
     event = state["event"] = state["client"].event(f"bench/{engine}", recorder=True, engine=engine)
     return bytes(event.record(stream))
 
 
 def _release(state: dict[str, Any]) -> None:
-    state["gate"].open()
+    state.pop("gate").open()
     state["stream"].synchronize()
-    state.pop("gate").__exit__(None, None, None)
     state.pop("event").close()
 
 
 def pending(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a held stream takes in so much and no more
     """wait on a pending point of another process: each queues real work behind a closed gate there."""
     driver = _drivers.load()
-    with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
-        client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
-        recorder = stack.enter_context(closing(Worker()))
+    with connected(1) as (client,), Worker() as recorder:
         held, waiting = ipcsync.Stream(), ipcsync.Stream()
-        raw = ipcsync.Event(interprocess=True)
-        spare = unwrap(driver.cuMemAlloc(8), "cuMemAlloc")
-        theirs, handle = raw.cuda_event, waiting.cuda_stream
+        native, spare = ipcsync.Event(interprocess=True), driver_call("cuMemAlloc", 8)
+        raw, handle = native.cuda_event, waiting.cuda_stream
         peers: dict[EngineName, tuple[str, Call]] = {
-            "event": ("bare cuStreamWaitEvent", lambda: driver.cuStreamWaitEvent(handle, theirs, 0)),
+            "event": ("bare cuStreamWaitEvent", lambda: driver.cuStreamWaitEvent(handle, raw, 0)),
             "timeline": ("bare cuStreamWaitValue64", lambda: driver.cuStreamWaitValue64(handle, spare, 1, 0)),
         }
-        for engine, (peer, call) in peers.items():
+        for engine, (peer, theirs) in peers.items():
 
             def ours(engine: EngineName = engine) -> float:
-                point = client.point(recorder.call(_hold_and_record, coordinator.endpoint, engine))
+                point = client.point(recorder.call(_hold_and_record, client.endpoint, engine))
                 point.wait(waiting)
                 figure = time_call(lambda: point.wait(waiting), BURST)
                 recorder.call(_release)
                 waiting.synchronize()
                 return figure
 
-            def bare(call: Call = call) -> float:
-                unwrap(driver.cuStreamWriteValue64(held.cuda_stream, spare, 0, 0), "cuStreamWriteValue64")
+            def bare(theirs: Call = theirs) -> float:
+                driver_call("cuStreamWriteValue64", held.cuda_stream, spare, 0, 0)
                 held.synchronize()
                 with StreamGate(held):
-                    raw.record(held)
-                    unwrap(driver.cuStreamWriteValue64(held.cuda_stream, spare, 1, 0), "cuStreamWriteValue64")
-                    figure = time_call(call, BURST)
+                    native.record(held)
+                    driver_call("cuStreamWriteValue64", held.cuda_stream, spare, 1, 0)
+                    figure = time_call(theirs, BURST)
                 waiting.synchronize()
                 return figure
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import unwrap
 from ipcsync.testing import Memory, StreamGate
+from ipcsync_bench.calls import connected, driver_call
 from ipcsync_bench.rows import Row, Target, at_most_more, compare, interleave
 
 _COUNTS = (1, 8, 80)
@@ -20,19 +19,14 @@ MORE_US = {1: 8.0, 80: 30.0}
 LONGEST_S = 10.0
 
 
-def call(function: str, *arguments: Any) -> Any:
-    """The value of a driver's call."""
-    return unwrap(getattr(_drivers.load(), function)(*arguments), function)
-
-
 def captured(stream: ipcsync.Stream, put: Callable[[], object]) -> Any:
     """A graph of what `put` queues."""
     mode = _drivers.load().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    call("cuStreamBeginCapture", stream._handle, mode)
+    driver_call("cuStreamBeginCapture", stream._handle, mode)
     put()
-    graph = call("cuStreamEndCapture", stream._handle)
-    made = call("cuGraphInstantiate", graph, 0)
-    call("cuGraphDestroy", graph)
+    graph = driver_call("cuStreamEndCapture", stream._handle)
+    made = driver_call("cuGraphInstantiate", graph, 0)
+    driver_call("cuGraphDestroy", graph)
     return made
 
 
@@ -46,16 +40,16 @@ class Replays:
         self.waits = [ipcsync.GraphWait() for _ in range(count)]
         self.records = [ipcsync.GraphRecord() for _ in range(count)]
 
-        def put(*, is_bare: bool) -> None:
+        def put(*, with_points: bool) -> None:
             for wait, record in zip(self.waits, self.records, strict=True):
-                if not is_bare:
+                if with_points:
                     wait.capture(self.stream)
                 target.copy_from(source, self.stream)
-                if not is_bare:
+                if with_points:
                     record.capture(self.stream)
 
-        self.graph = captured(self.stream, partial(put, is_bare=False))
-        self.bare = captured(self.stream, partial(put, is_bare=True))
+        self.graph = captured(self.stream, partial(put, with_points=True))
+        self.bare = captured(self.stream, partial(put, with_points=False))
         self.sent = other.event(f"bench/sent/{count}", recorder=True, engine="timeline")
         self.seen = client.event(f"bench/sent/{count}")
         self.done = client.event(f"bench/done/{count}", recorder=True, engine="timeline")
@@ -70,7 +64,7 @@ class Replays:
             points, records = self.send(), dict.fromkeys(self.records, self.done)
             start = time.perf_counter()
             with self.client.replay(points, records, stream=self.stream, timeout=LONGEST_S) as made:
-                call("cuGraphLaunch", self.graph, self.stream._handle)
+                driver_call("cuGraphLaunch", self.graph, self.stream._handle)
             took = time.perf_counter() - start
             gate.open()
         made[self.records[-1]].synchronize(LONGEST_S)
@@ -79,7 +73,7 @@ class Replays:
     def launch(self) -> float:
         """Microseconds of a launch of the other graph."""
         start = time.perf_counter()
-        call("cuGraphLaunch", self.bare, self.stream._handle)
+        driver_call("cuGraphLaunch", self.bare, self.stream._handle)
         took = time.perf_counter() - start
         self.stream.synchronize()
         return took * 1e6
@@ -88,16 +82,11 @@ class Replays:
 def graphs(rounds: int, scale: float) -> Iterator[Row]:
     """The host's time of a replay."""
     count = max(20, int(200 * scale))
-    with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="error"))
-        client, other = (stack.enter_context(ipcsync.connect(coordinator.endpoint)) for _ in range(2))
+    peer = "bare cuGraphLaunch without them"
+    with connected(2) as (client, other):
         for layers in _COUNTS:
             replays = Replays(client, other, layers)
-            peer = "bare cuGraphLaunch without them"
-            contest = {
-                "ipcsync": partial(median, replays.replay, count),
-                peer: partial(median, replays.launch, count),
-            }
+            contest = {"ipcsync": partial(median, replays.replay, count), peer: partial(median, replays.launch, count)}
             targets: dict[str, Target] = {peer: at_most_more(MORE_US[layers], "µs")} if layers in MORE_US else {}
             yield from compare(f"a replay with {text_of(layers)}, host", interleave(contest, rounds), "µs", targets)
 

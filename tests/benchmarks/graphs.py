@@ -13,7 +13,8 @@ from ipcsync._board.layout import L_COMPLETED
 from ipcsync.client.graphs.lanes import lane_of
 from ipcsync.testing import Memory, StreamGate
 from ipcsync_bench import graphs as hosts
-from ipcsync_bench.graphs import LONGEST_S, call, captured, median
+from ipcsync_bench.calls import driver_call
+from ipcsync_bench.graphs import LONGEST_S, captured, median
 from ipcsync_bench.rows import Row, at_most_more, below, compare, interleave
 from tests.benchmarks.report import alone
 from tests.kit.driver_functions import Call, doing_nothing, replaced
@@ -118,7 +119,7 @@ def _delays(client: ipcsync.Client, other: ipcsync.Client, count: int, rounds: i
 
     def by_graph(point: ipcsync.Point) -> None:
         with client.replay({wait: point}, stream=stream, timeout=LONGEST_S):
-            call("cuGraphLaunch", graph, stream._handle)
+            driver_call("cuGraphLaunch", graph, stream._handle)
 
     def by_stream(point: ipcsync.Point) -> None:
         point.wait(stream)

@@ -19,6 +19,7 @@ import ipcsync
 from ipcsync._drivers import load
 from ipcsync.testing import StreamGate
 from ipcsync_bench import graphs as bench
+from ipcsync_bench.calls import driver_call
 from tests.gpu.questions import peers as asked
 from tests.gpu.questions.dependent import has_kernels, launch_work, loaded
 from tests.gpu.questions.graphs import captured
@@ -206,7 +207,7 @@ def replays() -> None:
                     times = [time.perf_counter()]
                     replay = replaying.__enter__()
                     times.append(time.perf_counter())
-                    bench.call("cuGraphLaunch", made.graph, made.stream._handle)
+                    driver_call("cuGraphLaunch", made.graph, made.stream._handle)
                     times.append(time.perf_counter())
                     replaying.__exit__(None, None, None)
                     times.append(time.perf_counter())
