@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,8 @@ import click
 from ipcsync.cli.output import Failed, print_table
 
 if TYPE_CHECKING:
+    from ipcsync._rates import Tracks
     from ipcsync._session.reader import Reader
-    from ipcsync._wire.messages import EventInfo
 
 
 def with_endpoint(command: Callable[..., None]) -> Callable[..., None]:
@@ -30,21 +31,23 @@ def endpoint_of(endpoint: str | None, runtime_dir: str | None = None) -> str:
         raise Failed(str(error)) from None
 
 
-def look(reader: Reader) -> tuple[dict[str, Any], list[EventInfo]]:
-    """The coordinator, its sessions and its events, as --json prints them; the events as they came, too."""
+def look(reader: Reader, tracks: Tracks) -> dict[str, Any]:
+    """The coordinator, its sessions and its events, as --json prints them."""
     from msgspec.structs import asdict
 
-    stats, events = reader.stats(), reader.list_events()
-    found = {
+    stats = reader.stats()
+    events = [asdict(event) for event in tracks.see(stats["epoch"], reader.list_events(), time.monotonic())]
+    for event in events:
+        del event["lane"]
+    return {
         "version": stats["version"],
         "endpoint": reader.endpoint,
         "epoch": stats["epoch"],
         "driver": stats["driver"],
         "stats": stats,
         "sessions": [asdict(row) for row in reader.list_sessions()],
-        "events": [asdict(row) for row in events],
+        "events": events,
     }
-    return found, events
 
 
 def print_sessions(sessions: Sequence[Mapping[str, Any]]) -> None:
@@ -60,5 +63,26 @@ def print_sessions(sessions: Sequence[Mapping[str, Any]]) -> None:
                 "id": row["id"],
             }
             for row in sessions
+        ]
+    )
+
+
+def print_events(
+    events: Sequence[Mapping[str, Any]], more: Mapping[str, Callable[[Mapping[str, Any]], object]]
+) -> None:
+    """Print a table of at least one event; `more` is what stands in its further columns."""
+    print_table(
+        [
+            {
+                "event": row["label"],
+                "engine": row["engine"],
+                "state": row["state"],
+                "recorded": row["generation"],
+                "known complete": row["completed"],  # as the recorder last published it; more may be complete by now
+                "attached": row["attached"],
+                "recorder": row["recorder"] or None,
+                **{name: column(row) for name, column in more.items()},
+            }
+            for row in events
         ]
     )

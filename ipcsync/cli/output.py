@@ -8,19 +8,15 @@ import math
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import IO, Any, TextIO
 
 import click
 
 from ipcsync._linux.inherited import open_standard
 from ipcsync._logs import printable
 from ipcsync.errors import IpcSyncError
-
-if TYPE_CHECKING:
-    from ipcsync import EventInfo
 
 _GAP = "  "
 _RICH_GAP, _RICH_MARGIN = 3, 2  # between columns of Rich's tables, and beside them
@@ -99,20 +95,6 @@ def echo(text: str = "", *, err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
 
-def labels_of(events: Sequence[EventInfo]) -> list[str]:
-    """The labels of a list's events: names, or recorders of unnamed ones, and with the slot where two are the same."""
-    labels = [_label_of(event) for event in events]
-    count = Counter(labels)
-    return [
-        f"{label} (slot {event.slot})" if count[label] > 1 else label
-        for label, event in zip(labels, events, strict=True)
-    ]
-
-
-def _label_of(event: EventInfo) -> str:
-    return event.name or (f"(unnamed, of {event.recorder})" if event.recorder else f"(unnamed, slot {event.slot})")
-
-
 def is_terminal(stream: TextIO) -> bool:
     """Whether `stream` is a terminal that can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -172,14 +154,12 @@ def fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
 
 
 def _without_middle(text: str, width: int) -> str:
-    from rich.cells import cell_len
+    from rich.cells import cell_len, set_cell_size
 
     if cell_len(text) <= width:
         return text
-    head, tail = text[: (width - 1) // 2], text[len(text) - (width - 1 - (width - 1) // 2) :]
-    while cell_len(head) + cell_len(tail) >= width and (head or tail):  # some characters take two columns
-        head, tail = (head[:-1], tail) if len(head) >= len(tail) else (head, tail[1:])
-    return f"{head}…{tail}"
+    head, tail = (width - 1) // 2, width // 2
+    return f"{set_cell_size(text, head)}…{set_cell_size(text[::-1], tail)[::-1]}"
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], is_right: Sequence[bool]) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
-from ipcsync.cli.asking import endpoint_of, look, print_sessions, with_endpoint
-from ipcsync.cli.output import echo, labels_of, print_json, print_table
-
-if TYPE_CHECKING:
-    from ipcsync import EventInfo
+from ipcsync.cli.asking import endpoint_of, look, print_events, print_sessions, with_endpoint
+from ipcsync.cli.output import echo, print_json
 
 _TIMEOUT_S = 2.0
 
@@ -30,14 +27,12 @@ def command(as_json: bool, endpoint: str | None) -> None:
 
     It takes no session, so it also works while all are taken, and as root. Exit status 1 if there is no coordinator.
     """
+    from ipcsync._rates import Tracks
     from ipcsync._session.reader import Reader
 
     with Reader(endpoint_of(endpoint), _TIMEOUT_S) as reader:
-        found, events = look(reader)
-    if as_json:
-        print_json(found)
-    else:
-        _show(found, events)
+        found = look(reader, Tracks(1))
+    print_json(found) if as_json else _show(found)
 
 
 def _processes(stats: dict[str, Any]) -> str:
@@ -54,16 +49,12 @@ def _starts(stats: dict[str, Any]) -> str:
     return f"{stats['starts']} ({why}); the last {stats['start_s']:.0f} s ago, after {stats['pause_s'] * 1000:.0f} ms"
 
 
-def _since(stats: dict[str, Any]) -> str:
-    return ", since the last start" if stats["starts"] > 1 else ""
-
-
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
-def _show(found: dict[str, Any], events: Sequence[EventInfo]) -> None:
-    stats, sessions = found["stats"], found["sessions"]
+def _show(found: dict[str, Any]) -> None:
+    stats, sessions, events = found["stats"], found["sessions"], found["events"]
     facts = {
         "coordinator": found["endpoint"],
         "version": found["version"],
@@ -75,7 +66,8 @@ def _show(found: dict[str, Any], events: Sequence[EventInfo]) -> None:
         "sessions": f"{stats['sessions']} of {stats['max_sessions']}; TTL {stats['lease_ttl_s']:g} s by default",
         "events": f"{stats['pool_in_use']} of {stats['pool_size']}, {stats['quarantined']} in quarantine",
         "kept": ", ".join(f"{count} of {stats['kept_limit'][kind]} {kind}" for kind, count in stats["kept"].items()),
-        "deaths": ", ".join(f"{count} by {how}" for how, count in stats["deaths"].items()) + _since(stats),
+        "deaths": ", ".join(f"{count} by {how}" for how, count in stats["deaths"].items())
+        + (", since the last start" if stats["starts"] > 1 else ""),
     }
     width = max(map(len, facts))
     for name, text in facts.items():
@@ -88,7 +80,7 @@ def _show(found: dict[str, Any], events: Sequence[EventInfo]) -> None:
         click.echo("no sessions")
     click.echo()
     if events:
-        print_table([_event(label, row) for label, row in zip(labels_of(events), events, strict=True)])
+        print_events(events, {"ended": _ended, "device": lambda event: event["device"]})
         _tell_rest(stats["pool_in_use"] - len(events))
     else:
         click.echo("no events")
@@ -99,16 +91,5 @@ def _tell_rest(count: int) -> None:
         click.echo(f"{count} more")
 
 
-def _event(label: str, event: EventInfo) -> dict[str, object]:
-    cause = event.cause or event.state
-    return {
-        "event": label,
-        "engine": event.engine,
-        "state": event.state,
-        "recorded": event.generation,
-        "known complete": event.completed,  # as the recorder last published it; more may be complete by now
-        "attached": event.attached,
-        "recorder": event.recorder or None,
-        "ended": None if event.ended_s is None else f"{cause} {event.ended_s:.0f} s ago",
-        "device": event.device,
-    }
+def _ended(event: Mapping[str, Any]) -> str | None:
+    return None if event["ended_s"] is None else f"{event['cause'] or event['state']} {event['ended_s']:.0f} s ago"

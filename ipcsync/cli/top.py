@@ -10,19 +10,14 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from ipcsync.cli.asking import endpoint_of, look, print_sessions, with_endpoint
-from ipcsync.cli.output import Seconds, echo, is_terminal, labels_of, print_table
-
-if TYPE_CHECKING:
-    from ipcsync._rates import Tracks
-    from ipcsync._session.reader import Reader
+from ipcsync.cli.asking import endpoint_of, look, print_events, print_sessions, with_endpoint
+from ipcsync.cli.output import Seconds, echo, is_terminal
 
 _TIMEOUT_S = 2.0
 _SAMPLES = 16
@@ -49,8 +44,12 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
     from ipcsync._rates import Tracks
     from ipcsync._session.reader import Reader
 
+    tracks = Tracks(_SAMPLES)
     with Reader(endpoint_of(endpoint), _TIMEOUT_S) as reader:
-        sample = partial(_sample, reader, Tracks(_SAMPLES))
+
+        def sample() -> dict[str, Any]:
+            return {"time": time.time(), **look(reader, tracks)}
+
         try:
             if as_json or once or not is_terminal(sys.stdout):
                 _print_each(sample, period, as_json=as_json, once=once)
@@ -58,18 +57,6 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
                 _show(sample, period)
         except KeyboardInterrupt:
             return  # the usual end
-
-
-def _sample(reader: Reader, tracks: Tracks) -> dict[str, Any]:
-    """The present state of whichever coordinator serves. Raises IpcSyncError if none can be asked."""
-    found, events = look(reader)
-    rows = [
-        {**row, "label": label, "rate": track.rate, "pending_s": round(track.pending_s, 3)}
-        for row, label, track in zip(
-            found["events"], labels_of(events), tracks.see(found["epoch"], events, time.monotonic()), strict=True
-        )
-    ]
-    return {"time": time.time(), **found, "events": rows}
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
@@ -110,26 +97,15 @@ def _print(found: dict[str, Any], height: int | None = None) -> None:
         print_sessions(sessions[:for_sessions])
     if events:
         echo()
-        print_table([_event(event) for event in events[:for_events]])
+        print_events(events[:for_events], {"/s": lambda event: event["rate"], "unconfirmed": _unconfirmed})
     echo()
     for count, what in ((len(sessions) - for_sessions, "sessions"), (len(events) - for_events, "events")):
         if count > 0:
             echo(f"{count} more {what}")
 
 
-def _event(event: dict[str, Any]) -> dict[str, object]:
-    return {
-        "event": event["label"],
-        "state": event["state"],
-        "engine": event["engine"],
-        "recorded": event["generation"],
-        # As the recorder last published it; later records are unconfirmed, and may be complete by now.
-        "known complete": event["completed"],
-        "/s": None if event["rate"] is None else round(event["rate"], 1),
-        "unconfirmed": f"{event['pending_s']:.1f} s" if event["pending_s"] else None,
-        "recorder": event["recorder"] or None,
-        "attached": event["attached"],
-    }
+def _unconfirmed(event: Mapping[str, Any]) -> str | None:
+    return f"{event['pending_s']:.1f} s" if event["pending_s"] else None
 
 
 # --- on a terminal ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias, TypedDict
 import msgspec
 
 import ipcsync
-from ipcsync import AttachmentInfo, BridgeInfo, EventInfo, SessionInfo
+from ipcsync import AttachmentInfo, BridgeInfo, SessionInfo
+from ipcsync._rates import Event
 from ipcsync.typing import CoordinatorStats
 
 MAX_FILTER = 255
@@ -33,47 +34,27 @@ class Health(Readiness):
     live: bool
 
 
-class Event(EventInfo, frozen=True, kw_only=True):
-    """One event in one sample. `rate` in generations a second, null until two samples have it and once it is finished.
+class State(msgspec.Struct, frozen=True):
+    """What the page shows, `at` seconds after the observer began.
 
-    `label` tells it from the others, also without a name. `lane` holds [seconds, generation, completed] of the samples
-    of the last minute; the stream sends it once.
-    """
-
-    label: str
-    rate: float | None
-    pending_s: float
-    lane: list[tuple[float, int, int]] | msgspec.UnsetType = msgspec.UNSET
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """What was seen at once, `at` seconds after the observer began. `problem` is why it failed, empty if it did not.
-
-    The other fields are of the last sample that did not fail, so that a page can still show them.
+    While `ready` is false, `problem` says why, and the other fields are of the last answers; before the first of a
+    coordinator, `stats` and the lists are empty. `bridge` is null if there is none, or it did not answer.
     """
 
     at: float
     problem: str
+    ready: bool
+    period_s: float
     endpoint: str
     epoch: str
     stats: CoordinatorStats
     sessions: list[SessionInfo]
-    events: list[Event]
-    links: list[AttachmentInfo]
-    bridge: BridgeInfo | None
-
-
-class State(Sample, frozen=True):
-    """What the page shows. Before the first answer of a coordinator, `stats` and the lists are empty.
-
-    `bridge` is null if there is none, or it did not answer.
-    """
-
-    ready: bool
-    period_s: float
     sessions_total: int
+    events: list[Event]
     events_found: int
     events_total: int
+    links: list[AttachmentInfo]
+    bridge: BridgeInfo | None
 
 
 _CONTAINS = {

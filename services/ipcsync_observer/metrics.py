@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from ipcsync import BridgeInfo
 from ipcsync._board.layout import REASONS
-from ipcsync_observer.description import Sample
+from ipcsync_observer.description import State
 from ipcsync_observer.sampler import Sampler
 
 GAUGES = {
@@ -63,15 +63,15 @@ class CoordinatorCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
-        sample, is_up = self._sampler.latest, not self._sampler.problem
+        state, is_up = self._sampler.latest, not self._sampler.problem
         yield _gauge("up", "Whether the coordinator answers within a second.", is_up)
         yield _counter("observer_connects", "Times the observer connected to a coordinator.", self._sampler.connects)
         if is_up:
-            yield from _coordinator(sample, cast("dict[str, Any]", sample.stats))
-            yield from _bridge(sample.bridge)
+            yield from _coordinator(state, cast("dict[str, Any]", state.stats))
+            yield from _bridge(state.bridge)
 
 
-def _coordinator(sample: Sample, stats: dict[str, Any]) -> Iterator[Metric]:
+def _coordinator(state: State, stats: dict[str, Any]) -> Iterator[Metric]:
     what = {(stats["version"], stats["driver"]): 1.0}
     yield _gauge("info", "1; the labels say what serves.", what, "version", "driver")
     for name, (key, text) in GAUGES.items():
@@ -93,7 +93,7 @@ def _coordinator(sample: Sample, stats: dict[str, Any]) -> Iterator[Metric]:
     text = "Sessions lost: seen by the process's death, or by its silence."
     yield _counter("deaths", text, stats["deaths"], "how")
     yield _counter("resyncs", "Snapshots asked for again, because of a gap in the feed.", stats["resyncs"])
-    events = dict(sorted(Tally((row.engine, row.state) for row in sample.events).items()))
+    events = dict(sorted(Tally((row.engine, row.state) for row in state.events).items()))
     yield _gauge("events", "Shared events, by engine and state.", events, "engine", "state")
     latency = stats["latency"]
     text = "Time from a request's arrival to its reply, inside of the coordinator."

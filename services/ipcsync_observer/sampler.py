@@ -8,16 +8,15 @@ import time
 from typing import cast
 
 from msgspec import UNSET
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from ipcsync import BridgeInfo, IpcSyncError
 from ipcsync._logs import fields
 from ipcsync._rates import Tracks
 from ipcsync._session.reader import Reader
 from ipcsync._wire import endpoints
-from ipcsync.cli.output import labels_of
 from ipcsync.typing import CoordinatorStats
-from ipcsync_observer.description import Event, Sample, State
+from ipcsync_observer.description import State
 
 log = logging.getLogger("ipcsync.observer")
 
@@ -43,7 +42,8 @@ class Sampler:
         self._tracks = Tracks(max(2, min(240, round(_LANE_S / period_s))))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ipcsync-observer", daemon=True)
-        self.latest = Sample(0.0, "no sample was taken yet", "", "", cast("CoordinatorStats", {}), [], [], [], None)
+        problem, stats = "no sample was taken yet", cast("CoordinatorStats", {})
+        self.latest = State(0.0, problem, False, period_s, "", "", stats, [], 0, [], 0, 0, [], None)
         self.connects = 0
 
     def start(self) -> None:
@@ -61,38 +61,32 @@ class Sampler:
     @property
     def problem(self) -> str:
         """Why the coordinator is not ready, empty if it is: each of its answers came within a second."""
-        sample = self.latest
         silent_s = self._now() - self._answered_at
-        if not sample.problem and silent_s > self.period_s + READY_S:
+        if not self.latest.problem and silent_s > self.period_s + READY_S:
             return f"the coordinator has not answered for {silent_s:.1f} s"
-        return sample.problem
+        return self.latest.problem
 
     def state(self, contains: str = "", *, with_lanes: bool = True) -> State:
         """All data of the page.
 
         If more than 300 events have `contains` in their names (in any case), the broken, stuck and busiest ones.
         """
-        sample, problem = self.latest, self.problem
+        latest, problem = self.latest, self.problem
         wanted = contains.casefold()
-        events = [row for row in sample.events if wanted in row.name.casefold()]
+        events = [row for row in latest.events if wanted in row.name.casefold()]
         found = len(events)
         if found > _ROWS:
             events.sort(key=lambda row: (row.state != "broken", -row.pending_s, -(row.rate or 0.0), row.name))
             del events[_ROWS:]
         places = {(row.slot, row.incarnation) for row in events}
-        shown = {
-            "problem": problem,
-            "sessions": sample.sessions[:_ROWS],
-            "events": events if with_lanes else [replace(row, lane=UNSET) for row in events],
-            "links": [link for link in sample.links if (link.slot, link.incarnation) in places],
-        }
-        return State(
-            **{**asdict(sample), **shown},
+        return replace(
+            latest,
+            problem=problem,
             ready=not problem,
-            period_s=self.period_s,
-            sessions_total=len(sample.sessions),
+            sessions=latest.sessions[:_ROWS],
+            events=events if with_lanes else [replace(row, lane=UNSET) for row in events],
             events_found=found,
-            events_total=len(sample.events),
+            links=[link for link in latest.links if (link.slot, link.incarnation) in places],
         )
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -127,34 +121,28 @@ class Sampler:
         sessions = reader.list_sessions()
         links = reader.list_attachments(_LINKS)
         self._answered_at = self._now()
-        tracks = self._tracks.see(self._epoch, infos, now)
-        events = [
-            Event(
-                **asdict(track.info),
-                label=label,
-                rate=track.rate and round(track.rate, 2),
-                pending_s=round(track.pending_s, 2),
-                lane=[(round(at, 2), made, done) for at, made, done in track.points],
-            )
-            for label, track in zip(labels_of(infos), tracks, strict=True)
-        ]
-        self.latest = Sample(
+        events = self._tracks.see(self._epoch, infos, now)
+        self.latest = State(
             at=round(now, 2),
             problem="",
+            ready=True,
+            period_s=self.period_s,
             endpoint=reader.endpoint,
             epoch=self._epoch,
             stats=stats,
             sessions=sessions,
+            sessions_total=len(sessions),
             events=events,
+            events_found=len(events),
+            events_total=len(events),
             links=links,
             bridge=_bridge_of(reader),
         )
 
     def _fail(self, problem: str) -> None:
-        last = self.latest
-        if not last.problem:
+        if not self.latest.problem:
             log.warning("coordinator not ready", extra=fields(why=problem))
-        self.latest = replace(last, problem=problem)
+        self.latest = replace(self.latest, problem=problem)
 
 
 def _bridge_of(reader: Reader) -> BridgeInfo | None:

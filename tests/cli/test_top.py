@@ -136,7 +136,7 @@ def test_elsewhere_than_on_a_terminal_it_prints_plain_text(
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert re.search(r"^up \d+ s   sessions 1   events 1   pool 1/2048", done.stdout)
-    assert re.search(r"^\[red\]kv\[/red\] +open +timeline ", done.stdout, re.MULTILINE)
+    assert re.search(r"^\[red\]kv\[/red\] +timeline +open ", done.stdout, re.MULTILINE)
     assert re.search(rf"^main +{os.getpid()} +1 +\d+\.\d +\d\.\d +", done.stdout, re.MULTILINE)
     assert "known complete" in done.stdout
     assert "unconfirmed" in done.stdout
@@ -147,10 +147,10 @@ def test_on_a_terminal_it_is_live_and_q_ends_it(
 ) -> None:
     one = terminal("--endpoint", coordinator.endpoint)
     with client.event("[red]kv[/red]", recorder=True) as event:
-        drawn = one.until(r"\[red\]kv\[/red\] +open +timeline +0 +0 ")
+        drawn = one.until(r"\[red\]kv\[/red\] +timeline +open +0 +0 ")
         assert re.search(rf"main +{os.getpid()} +1 +\d+\.\d +\d\.\d +{client.session_id}", drawn)
         event.record(ipcsync.Stream()).synchronize(10)
-        one.until(r"\[red\]kv\[/red\] +open +timeline +1 +1 ")
+        one.until(r"\[red\]kv\[/red\] +timeline +open +1 +1 ")
         one.type(b"q")
         assert one.wait() == 0
     assert termios.tcgetattr(one.theirs)[3] == one.modes[3], "the terminal is left as it was"
@@ -201,7 +201,7 @@ def test_on_a_terminal_it_waits_for_the_next_coordinator(
     one.until(r"waiting for it; q ends")
     second = new_coordinator(runtime_dir=str(directory))
     with ipcsync.connect(second.endpoint) as client, client.event("again"):
-        one.until(r"again +open")
+        one.until(r"again +\w+ +open")
     one.process.send_signal(signal.SIGINT)
     assert one.wait() == 0
 

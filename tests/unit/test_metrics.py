@@ -19,13 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ipcsync
 from ipcsync import EventInfo
-from ipcsync._rates import Tracks
+from ipcsync._rates import Event, Tracks
 from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync_bridge.counters import Counters
 from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
 from ipcsync_observer.app import _dumped
-from ipcsync_observer.description import Event
 from ipcsync_observer.sampler import Sampler, _bridge_of
 
 
