@@ -52,7 +52,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
     reason = browsers.why_not()
     if reason:
         pytest.skip(reason)
-    with Browser(tmp_path) as one:
+    with Browser(tmp_path, _DEADLINE_S) as one:
         one.look(width=_WIDTH, height=1000)
         yield one
 

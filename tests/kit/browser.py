@@ -36,19 +36,19 @@ def why_not() -> str | None:
 
 
 class Browser(Closing):
-    """One browser with one page, with a new, empty profile under `home`."""
+    """One browser with one page, with a new, empty profile under `home`; its driver answers within `seconds`."""
 
-    def __init__(self, home: Path) -> None:
-        self._session = ""
+    def __init__(self, home: Path, seconds: float = DEADLINE_S) -> None:
+        self._session, self._seconds = "", seconds
         self._start()
         port, said = self._port()
         for _ in range(_STARTS):
             if "port not available" in said:
-                self._driver.communicate(timeout=DEADLINE_S)
+                self._driver.communicate(timeout=self._seconds)
                 self._start()
                 port, said = self._port()
         try:
-            assert port, f"chromedriver ended with status {self._driver.wait(DEADLINE_S)}: {said}"
+            assert port, f"chromedriver ended with status {self._driver.wait(self._seconds)}: {said}"
             self._address = f"http://127.0.0.1:{port}"
             options = {
                 "binary": shutil.which("chromium"),
@@ -80,7 +80,7 @@ class Browser(Closing):
     def _call(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self._address}{path}", data, method=method)
-        with _DIRECT.open(request, timeout=DEADLINE_S) as response:
+        with _DIRECT.open(request, timeout=self._seconds) as response:
             return json.load(response)["value"]
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -135,4 +135,4 @@ class Browser(Closing):
                 self._ask("DELETE", "")
         finally:
             self._driver.terminate()
-            self._driver.communicate(timeout=DEADLINE_S)
+            self._driver.communicate(timeout=self._seconds)
