@@ -67,11 +67,12 @@ def _points(
             recorder.record(stream)
 
         first = 2 * recorder.depth  # so many turns until both sides are there and have opened both rings
-        if by == "wait":
-            waiting = ipcsync.Stream()
-            hear: Turn = lambda number: waiter.at(number + first).wait(waiting)  # noqa: E731 - one of two
-        else:
-            hear = lambda number: waiter.at(number + first).synchronize(10)  # noqa: E731
+        waiting = ipcsync.Stream()
+
+        def hear(number: int) -> None:
+            point = waiter.at(number + first)
+            point.wait(waiting) if by == "wait" else point.synchronize(10)
+
         for number in range(1 - first, 1):
             tell(number)
             hear(number)

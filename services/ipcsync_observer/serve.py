@@ -24,23 +24,12 @@ _BACKLOG = 128
 
 
 class _Server(uvicorn.Server):
-    """A server that ends its streams, and so the requests of open pages, when it is to stop."""
-
-    def __init__(self, config: uvicorn.Config, observer: Observer) -> None:
-        super().__init__(config)
-        self._observer = observer
+    """A server that leaves signals alone: by its own handling it would end by the signal, not with status 0."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop at SIGTERM and Ctrl-C with status 0; uvicorn itself would end by the signal."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end)
+        """Do nothing."""
         yield
-
-    def _end(self) -> None:
-        self.should_exit = True
-        self._observer.ending.set()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -74,5 +63,13 @@ async def serve(listening: socket.socket, sampler: Sampler) -> None:
     log.info("ready", extra=fields(url=f"http://{f'[{host}]' if ':' in host else host}:{port}/"))
     if not is_loopback:
         log.warning("any process that reaches this address can read what it serves", extra=fields(host=host))
-    await _Server(config, observer).serve(sockets=[listening])
+    server = _Server(config)
+
+    def end() -> None:
+        server.should_exit = True
+        observer.ending.set()  # of streams, and so of the requests of open pages
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    await server.serve(sockets=[listening])
     log.info("stopped")

@@ -25,15 +25,10 @@ pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
 NAMES = [
     "driver",
     "devices",
-    "platform",
-    "mig",
     "mps",
-    "ipc-attribute",
     "compute-mode",
     "coordinator",
-    "dev-shm",
     "pid-namespace",
-    "pid-values",
     "event-handles",
     "timeline",
     "hardware-queues",
@@ -84,9 +79,8 @@ def test_streams_that_share_a_hardware_queue_are_told_and_nothing_fails(coordina
     done = doctor(*options, CUDA_DEVICE_MAX_CONNECTIONS="1", IPCSYNC_HOST_QUEUES="1")
     checks = checks_of(done)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert checks["hardware-queues"]["result"] == "warn"
+    assert (checks["hardware-queues"]["result"], checks["cpu-writes"]["result"]) == ("warn", "skipped")
     assert "CUDA_DEVICE_MAX_CONNECTIONS" in checks["hardware-queues"]["advice"]
-    assert checks["cpu-writes"]["result"] == "ok"
 
 
 def test_without_a_coordinator_it_brings_its_own_and_says_so(tmp_path: Path) -> None:
@@ -118,7 +112,7 @@ def test_a_driver_in_software_is_called_what_it_is(coordinator: ipcsync.Coordina
     checks = checks_of(doctor("--json", "--endpoint", coordinator.endpoint))
     assert checks["driver"]["result"] == "warn"
     assert "software driver" in checks["driver"]["detail"]
-    assert checks["mig"]["result"] == checks["compute-mode"]["result"] == "skipped"
+    assert checks["compute-mode"]["result"] == "skipped"
     assert ipcsync.get_device_properties(0).uuid in checks["devices"]["detail"]
 
 
@@ -132,7 +126,7 @@ def test_for_people_it_prints_plain_lines_where_no_terminal_reads_them(coordinat
     assert "ok" in lines[-1]
 
 
-def test_on_a_terminal_it_prints_a_table_and_no_color_turns_the_colours_off(
+def test_on_a_terminal_it_prints_in_colours_and_no_color_turns_them_off(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ipcsync.cli.doctor import report
@@ -141,7 +135,6 @@ def test_on_a_terminal_it_prints_a_table_and_no_color_turns_the_colours_off(
         report.Finding("driver", "ok", "the [cuda] driver"),
         report.Finding("timeline", "fail", "no", "do this"),
     ]
-    monkeypatch.setattr(report, "is_terminal", lambda _: True)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -212,17 +205,16 @@ def test_too_few_descriptors_are_a_failure_that_says_so(descriptors: int) -> Non
 def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     with Workers() as workers:
         first = workers["one"]
-        place = first.call(actions.place)
-        assert place["pid"] == first.pid
+        assert first.call(os.getpid) == first.pid
         monkeypatch.setattr(first, "_seconds", 0.2)
         os.kill(first.pid, 19)  # SIGSTOP: as stuck as in a driver that hangs
         began = time.monotonic()
-        with pytest.raises(CheckFailed, match="did not finish 'place' in time"):
-            first.call(actions.place)
+        with pytest.raises(CheckFailed, match="did not finish 'getpid' in time"):
+            first.call(os.getpid)
         assert time.monotonic() - began < 10
         assert first.status is not None
         second = workers["one"]
-        assert second.call(actions.place)["pid"] == second.pid != first.pid
+        assert second.call(os.getpid) == second.pid != first.pid
     assert second.status is not None
 
 
@@ -232,8 +224,8 @@ def test_a_process_that_dies_or_fails_is_told_as_what_it_is() -> None:
             workers["one"].call(actions.close)  # what nothing was opened for
         with pytest.raises(CheckFailed, match="ConnectError"):
             workers["one"].call(actions.connect, endpoint="tcp://nowhere")
-        workers["one"].begin(actions.place)
+        workers["one"].begin(os.getpid)
         worker: Worker = workers["one"]
         worker.kill()
         with pytest.raises(CheckFailed, match="ended: killed by SIGKILL"):
-            worker.call(actions.place)
+            worker.call(os.getpid)

@@ -2,8 +2,7 @@
 
 - `command`: the command itself
 - `checks`: the checks, in order, and the advice that follows
-- `two_process_checks`: the checks with two processes
-- `workers`: the processes; every wait for one has a deadline
+- `workers`: the processes, and what two of them do together; every wait for one has a deadline
 - `actions`: what each process does
 - `report`: the output, for people and for programs
 """

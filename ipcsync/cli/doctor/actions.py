@@ -7,17 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ipcsync
 from ipcsync._deadline import pauses
-from ipcsync._drivers import DriverObject
 from ipcsync._linux import child
 from ipcsync.errors import EngineMismatch, IpcSyncError
+from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineChecks, EngineName
-
-if TYPE_CHECKING:
-    from ipcsync.testing import StreamGate
 
 SOON_S = 5.0
 
@@ -36,52 +33,27 @@ _sides: list[_Side] = []  # the last one is of the present check; the others, of
 
 def describe() -> dict[str, Any]:
     """The driver and the devices of this process. Fails without a driver."""
-    from cuda.bindings.driver import CUdevice_attribute as Attribute
+    from cuda.bindings.driver import CUdevice_attribute
 
     from ipcsync import _drivers
     from ipcsync._native import context
 
-    driver = context.driver()
-
-    def ask(attribute: DriverObject, device: DriverObject) -> int:
-        return int(_drivers.unwrap(driver.cuDeviceGetAttribute(attribute, device), "cuDeviceGetAttribute"))
-
+    ask, mode = context.driver().cuDeviceGetAttribute, CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
     devices = []
     for ordinal, device in enumerate(context.devices()):
         properties = ipcsync.get_device_properties(ordinal)
-        devices.append(
-            {
-                "name": properties.name,
-                "uuid": properties.uuid,
-                "compute_mode": ask(Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, device),
-                "ipc_events": bool(ask(Attribute.CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, device)),
-            }
-        )
+        compute_mode = int(_drivers.unwrap(ask(mode, device), "cuDeviceGetAttribute"))
+        devices.append({"name": properties.name, "uuid": properties.uuid, "compute_mode": compute_mode})
     return {"driver": ipcsync.driver_name(), "version": ipcsync.driver_version(), "devices": devices}
 
 
-def place() -> dict[str, Any]:
-    """This process's pid, pid namespace and /dev/shm (None if there is none)."""
+def connect(endpoint: str) -> dict[str, Any]:
+    """Connect, and return the coordinator's pid, and whether it has a keeper and is in this pid namespace."""
     from ipcsync._linux.process import pid_namespace
 
-    return {"pid": os.getpid(), "namespace": pid_namespace(), "shm": _identity("/dev/shm")}  # noqa: S108 - looked at
-
-
-def _identity(path: str) -> list[int] | None:
-    """The identity of a directory; None if there is none, or this process may not look at it."""
-    try:
-        status = os.stat(path)
-    except (FileNotFoundError, PermissionError):
-        return None
-    return [status.st_dev, status.st_ino]
-
-
-def connect(endpoint: str) -> dict[str, Any]:
-    """Connect, and return the coordinator's place; its /dev/shm is None if this process may not look at it."""
     client = _client(endpoint)
     pid, _, namespace = client._session.lease.board.coordinator
-    shm = _identity(f"/proc/{pid}/root/dev/shm") if namespace == place()["namespace"] else None
-    return {"pid": pid, "has_keeper": client.stats()["pid"] != pid, "namespace": namespace, "shm": shm}
+    return {"pid": pid, "has_keeper": client.stats()["pid"] != pid, "shares_pids": namespace == pid_namespace()}
 
 
 @cache
@@ -96,15 +68,15 @@ def check(endpoint: str, device: int) -> EngineChecks:
     return _client(endpoint).check(device)
 
 
-def open_recorder(endpoint: str, name: str, engine: EngineName, device: int, records: bool) -> None:
-    """Open an event to record on, hold a stream of the device, and perhaps have that record."""
-    from ipcsync.testing import StreamGate
-
+def open_recorder(endpoint: str, engine: EngineName, device: int, records: bool) -> str:
+    """Open an event to record on, hold a stream of the device, and perhaps have that record: the event's name."""
+    name = f"ipcsync-doctor/{os.urandom(6).hex()}"
     event = _client(endpoint).event(name, recorder=True, engine=engine, device=device)
     stream = ipcsync.Stream(device)
     _sides.append(_Side(event, stream, StreamGate(stream)))
     if records:
         event.record(stream)
+    return name
 
 
 def join(endpoint: str, name: str, device: int, ahead: bool) -> bool:
@@ -147,18 +119,6 @@ def close() -> None:
     if side.gate is not None:
         side.gate.open()
     side.event.close()
-
-
-def try_gate() -> bool:
-    """Whether a plain store wakes a wait that is pending on a stream, within five seconds."""
-    from ipcsync.testing import StreamGate
-
-    stream = ipcsync.Stream()
-    gate = StreamGate(stream)
-    if stream.query():
-        raise IpcSyncError("the stream was not held at all")
-    gate.open()
-    return _soon(stream.query)
 
 
 def do_streams_pass() -> bool:

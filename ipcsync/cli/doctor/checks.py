@@ -7,9 +7,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ipcsync.cli.doctor import actions, platforms, two_process_checks
+from ipcsync._drivers.outliving import mps_directory
+from ipcsync.cli.doctor import actions
 from ipcsync.cli.doctor.report import Findings, Outcome
 from ipcsync.cli.doctor.workers import CheckFailed, Workers
 from ipcsync.errors import IpcSyncError
@@ -26,10 +28,8 @@ class Context:
     workers: Workers
     wanted: str  # the endpoint asked for
     rest: ExitStack
-    endpoint: str = ""
     found: dict[str, Any] = field(default_factory=dict)  # the driver and devices
-    place: dict[str, Any] = field(default_factory=dict)  # a client's place: pid, namespaces, /dev/shm
-    theirs: dict[str, Any] = field(default_factory=dict)  # the coordinator's place
+    coordinator: dict[str, Any] = field(default_factory=dict)  # its pid, and what is known of it
     works: dict[str, bool] = field(default_factory=dict)  # by engine
     do_streams_pass: bool = True
 
@@ -66,21 +66,21 @@ def _driver(context: Context) -> Outcome:
     context.found = context.workers["recorder"].call(actions.describe)
     version = context.found["version"]
     number = f"{version // 1000}.{version % 1000 // 10}"
-    if context.is_host:
-        if os.environ.get("IPCSYNC_DRIVER") != "host" and platforms.has_nvidia_gpu():
-            return (
-                "fail",
-                f"the software driver (host), CUDA {number}, though this machine has an NVIDIA GPU",
-                "A coordinator that starts now uses it too. IPCSYNC_DRIVER=cuda says why the GPU's driver is not used; "
-                "with IPCSYNC_DRIVER=host, software is what you chose.",
-            )
+    if not context.is_host:
+        return "ok", f"the cuda driver, CUDA {number}", ""
+    if os.environ.get("IPCSYNC_DRIVER") != "host" and _has_nvidia_gpu():
         return (
-            "warn",
-            f"the software driver (host), CUDA {number}: no GPU",
-            "Everything works as on a GPU, between processes too, but it orders no GPU work. If there is a GPU, "
-            "IPCSYNC_DRIVER=cuda says why its driver is not used.",
+            "fail",
+            f"the software driver (host), CUDA {number}, though this machine has an NVIDIA GPU",
+            "A coordinator that starts now uses it too. IPCSYNC_DRIVER=cuda says why the GPU's driver is not used; "
+            "with IPCSYNC_DRIVER=host, software is what you chose.",
         )
-    return "ok", f"the cuda driver, CUDA {number}", ""
+    return (
+        "warn",
+        f"the software driver (host), CUDA {number}: no GPU",
+        "Everything works as on a GPU, between processes too, but it orders no GPU work. If there is a GPU, "
+        "IPCSYNC_DRIVER=cuda says why its driver is not used.",
+    )
 
 
 def _devices(context: Context) -> Outcome:
@@ -94,27 +94,31 @@ def _devices(context: Context) -> Outcome:
     return "ok", names, ""
 
 
-def _mig(context: Context) -> Outcome:
-    if context.is_host:
-        return "skipped", "no GPU here", ""
-    split = _numbers(context, lambda device: " MIG " in device["name"])
-    if split:
-        advice = "MIG has no CUDA IPC: events there use the engine 'timeline'."
-        return "warn", f"MIG instances: devices {split}", advice
-    return "ok", "no device is a MIG instance", ""
+def _has_nvidia_gpu(root: Path = Path("/")) -> bool:
+    """Whether the machine has a GPU of NVIDIA's, by its devices on PCI, whatever its driver does."""
+    devices = (root / "sys/bus/pci/devices").glob("*/vendor")
+    return any(
+        _read(vendor).strip() == "0x10de" and _read(vendor.with_name("class")).startswith("0x03") for vendor in devices
+    )
 
 
-def _ipc_attribute(context: Context) -> Outcome:
-    without = _numbers(context, lambda device: not device["ipc_events"])
-    if without:
-        found = f"the driver says that there are no interprocess events on devices {without}"
-        return "warn", found, "Events there use the engine 'timeline', if the check below says that it works."
-    return "ok", "the driver says that every device has interprocess events", ""
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
-def _numbers(context: Context, has: Callable[[dict[str, Any]], bool]) -> str:
-    """The devices of which something holds."""
-    return ", ".join(str(number) for number, device in enumerate(context.found["devices"]) if has(device))
+def _mps(root: Path = Path("/")) -> Outcome:
+    pipe = mps_directory()
+    if not (root / pipe.lstrip("/") / "control").exists():
+        return "ok", "no MPS daemon's pipe: processes use the GPU directly", ""
+    return (
+        "warn",
+        f"an MPS daemon's pipe is in {pipe}",
+        "Under MPS the GPU work of a process that died may go on in the server: whether it is over is never known, so "
+        "reuse no memory that it could write. Of ipcsync, this command and hand-over on both engines were tried so.",
+    )
 
 
 def _compute_mode(context: Context) -> Outcome:
@@ -127,7 +131,7 @@ def _compute_mode(context: Context) -> Outcome:
     return "ok", "default: any number of processes may use each device", ""
 
 
-# --- where the processes stand ----------------------------------------------------------------------------------------
+# --- the coordinator --------------------------------------------------------------------------------------------------
 
 
 def _coordinator(context: Context) -> Outcome:
@@ -138,7 +142,7 @@ def _coordinator(context: Context) -> Outcome:
         found = f"none at {context.wanted}; the rest is tried with one of the doctor's own"
         return "ok", found, "Workers need one: ipcsync coordinator"
     try:
-        context.theirs = context.workers["recorder"].call(actions.connect, endpoint=context.wanted)
+        _connect(context, context.wanted)
     except CheckFailed as error:
         theirs, ours = _driver_of(context.wanted), context.found["driver"]
         if theirs not in ("", ours):
@@ -149,11 +153,15 @@ def _coordinator(context: Context) -> Outcome:
         found = f"no session with {context.wanted} ({error}); the rest is tried with a coordinator of the doctor's own"
         advice = "Is it running, of this uid and driver, and has it sessions left? If not: ipcsync coordinator"
         return "warn", found, advice
-    context.endpoint = context.wanted
-    found = f"pid {context.theirs['pid']} serves {context.wanted}"
-    if context.theirs["has_keeper"]:
+    found = f"pid {context.coordinator['pid']} serves {context.wanted}"
+    if context.coordinator["has_keeper"]:
         return "ok", f"{found}, as the keeper of a coordinator that may die", ""
     return "ok", f"{found}, without a keeper", "Its death ends every session; without --no-keeper it would not."
+
+
+def _connect(context: Context, endpoint: str) -> None:
+    context.coordinator = context.workers["recorder"].call(actions.connect, endpoint)
+    context.workers.endpoint = endpoint
 
 
 def _driver_of(endpoint: str) -> str:
@@ -171,49 +179,14 @@ def _own_coordinator(context: Context) -> None:
     import ipcsync
 
     own = context.rest.enter_context(ipcsync.launch(driver=context.found["driver"], log_level="error"))
-    context.endpoint = own.endpoint
-    context.theirs = context.workers["recorder"].call(actions.connect, endpoint=own.endpoint)
-
-
-def _dev_shm(context: Context) -> Outcome:
-    context.place = context.workers["recorder"].call(actions.place)
-    theirs = context.theirs["shm"]
-    if context.place["shm"] is None:
-        advice = "CUDA's event handles need it, so events use the engine 'timeline'. Mount a tmpfs there."
-        return "warn", "there is no /dev/shm here", advice
-    if theirs is None:
-        found = "the coordinator's /dev/shm cannot be looked at from here"
-        return "skipped", found, "The next checks test what needs it."
-    if theirs != context.place["shm"]:
-        return (
-            "warn",
-            "this process and the coordinator do not share /dev/shm",
-            "CUDA's event handles need it, so events use the engine 'timeline'. Share it between containers: "
-            "--ipc=host, or one /dev/shm volume for all.",
-        )
-    return "ok", "this process and the coordinator share /dev/shm", ""
+    _connect(context, own.endpoint)
 
 
 def _pid_namespace(context: Context) -> Outcome:
-    if context.theirs["namespace"] != context.place["namespace"]:
-        return (
-            "warn",
-            "this process and the coordinator are in two pid namespaces",
-            "It works: deaths are detected by file locks instead of pidfds. To share one: --pid=host.",
-        )
-    return "ok", "this process and the coordinator share a pid namespace", ""
-
-
-def _pid_values(context: Context) -> Outcome:
-    same = context.theirs["namespace"] == context.place["namespace"]
-    if not same and context.theirs["pid"] == context.place["pid"]:
-        return (
-            "warn",
-            f"this process and the coordinator have the same pid value, {context.place['pid']}",
-            "CUDA takes one's event handles for the other's own, so events use the engine 'timeline'. Start the "
-            "processes of a container in another order, or share a pid namespace.",
-        )
-    return "ok", "no process has the coordinator's pid value", ""
+    if context.coordinator["shares_pids"]:
+        return "ok", "this process and the coordinator share a pid namespace", ""
+    advice = "It works: deaths are detected by file locks instead of pidfds. To share one: --pid=host."
+    return "warn", "this process and the coordinator are in two pid namespaces", advice
 
 
 # --- the engines ------------------------------------------------------------------------------------------------------
@@ -234,7 +207,13 @@ def _engine(engine: EngineName, context: Context) -> Outcome:
         return "ok", f"{_TRIED[engine]}, on {count} device{'s' if count > 1 else ''}", ""
     text = "; ".join(problems)
     if engine == "event":
-        return "warn", text, "Events use the engine 'timeline' where that works: see the next check."
+        return (
+            "warn",
+            text,
+            "Events use the engine 'timeline' where that works: see the next check. CUDA has no handles for events "
+            "under MIG, in WSL and on older Tegras; containers share them with --ipc=host, or one /dev/shm volume for "
+            "all, if no process has the coordinator's pid value.",
+        )
     if context.works["event"]:
         return "warn", text, "Events use the engine 'event', which works. Waiting ahead of a record does not."
     return "fail", text, "Neither engine works between two processes here, so nothing can be shared."
@@ -243,9 +222,9 @@ def _engine(engine: EngineName, context: Context) -> Outcome:
 def _why_not(context: Context, engine: EngineName, device: int) -> str | None:
     """Why an engine does not work on a device; None if it does."""
     try:
-        report = context.workers["recorder"].call(actions.check, endpoint=context.endpoint, device=device)[engine]
+        report = context.workers["recorder"].call(actions.check, context.workers.endpoint, device)[engine]
         if report["ok"]:
-            two_process_checks.hand_over(context.workers, context.endpoint, engine, device)
+            context.workers.hand_over(engine, device)
     except CheckFailed as error:
         return str(error)
     return str(report["why"]) or None
@@ -266,18 +245,16 @@ def _hardware_queues(context: Context) -> Outcome:
 
 
 def _cpu_writes(context: Context) -> Outcome:
-    advice = (
-        "The coordinator cannot release a stream that waits for a record which never comes: do not wait with "
-        "ahead=True, and use the engine 'event'."
-    )
-    if not context.workers["waiter"].call(actions.try_gate):
-        context.workers["waiter"].kill()  # its stream never goes on
-        return "warn", "a plain store did not wake a stream that waits for pinned memory", advice
     if not context.works["timeline"] or not context.do_streams_pass:
-        return "ok", "a plain store wakes a stream that waits for pinned memory", ""
-    if not two_process_checks.release(context.workers, context.endpoint):
-        return "warn", "the coordinator's store to the board did not wake a stream that waits for it", advice
-    return "ok", "a plain store wakes a waiting stream, in pinned memory and, by the coordinator, on the board", ""
+        return "skipped", "no stream may wait ahead of a record here", ""
+    if context.workers.release():
+        return "ok", "the coordinator's store to the board wakes a stream that waits for it", ""
+    return (
+        "warn",
+        "the coordinator's store to the board did not wake a stream that waits for it",
+        "The coordinator cannot release a stream that waits for a record which never comes: do not wait with "
+        "ahead=True, and use the engine 'event'.",
+    )
 
 
 def _recorder_death(context: Context) -> Outcome:
@@ -285,15 +262,11 @@ def _recorder_death(context: Context) -> Outcome:
     for engine, if_blocked in _IF_BLOCKED.items():
         if not context.works[engine]:
             continue
-        outcome, stream_goes_on = two_process_checks.death(context.workers, context.endpoint, engine)
+        outcome, stream_goes_on = context.workers.death(engine)
         stream = "its stream went on" if stream_goes_on else "its stream stays blocked"
         texts.append(f"{engine}: the waiter got {outcome}, {stream}")
         if outcome != "RecorderLost":
-            return (
-                "fail",
-                "; ".join(texts),
-                "A dead process's work is not reported as lost: do not rely on this driver.",
-            )
+            return "fail", texts[-1], "A dead process's work is not reported as lost: do not rely on this driver."
         if not stream_goes_on:
             advice.append(if_blocked)
     return ("warn" if advice else "ok"), "; ".join(texts), " ".join(advice)
@@ -313,15 +286,10 @@ _ON_FAILURE = {
 CHECKS: tuple[tuple[str, Callable[[Context], Outcome], bool], ...] = (
     ("driver", _driver, True),
     ("devices", _devices, True),
-    ("platform", lambda _: platforms.kind(), False),
-    ("mig", _mig, False),
-    ("mps", lambda _: platforms.mps(), False),
-    ("ipc-attribute", _ipc_attribute, False),
+    ("mps", lambda _: _mps(), False),
     ("compute-mode", _compute_mode, True),
     ("coordinator", _coordinator, True),
-    ("dev-shm", _dev_shm, True),
     ("pid-namespace", _pid_namespace, False),
-    ("pid-values", _pid_values, False),
     ("event-handles", partial(_engine, "event"), False),
     ("timeline", partial(_engine, "timeline"), True),
     ("hardware-queues", _hardware_queues, False),

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import click
 
-from ipcsync.cli.output import is_terminal, print_json
+from ipcsync.cli.output import print_json
 
 Result = Literal["ok", "warn", "fail", "skipped"]
 Outcome: TypeAlias = tuple[Result, str, str]
@@ -51,35 +51,16 @@ class Findings(list[Finding]):
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Print a table on a terminal, else plain lines; then a summary in one line."""
-    if is_terminal(sys.stdout):
-        _show_table(findings)
-    else:
-        _show_lines(findings)
-    count = {result: sum(finding.result == result for finding in findings) for result in _STYLES}
-    click.echo(", ".join(f"{number} {result}" for result, number in count.items() if number))
-
-
-def _show_lines(findings: Sequence[Finding]) -> None:
-    width = max(len(finding.name) for finding in findings)
-    for finding in findings:
-        click.echo(f"{finding.result:<7}  {finding.name:<{width}}  {finding.detail}")
-        for line in textwrap.wrap(finding.advice, 100):
-            click.echo(f"{'':<7}  {'':<{width}}    {line}")
-
-
-def _show_table(findings: Sequence[Finding]) -> None:
-    from rich import box
+    """Print a line for each, the advice below it, and a summary in one line; in colours on a terminal."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("check", no_wrap=True)
-    table.add_column("result", no_wrap=True)
-    table.add_column("what was found", overflow="fold", ratio=1)
-    table.add_column("what it means", overflow="fold", ratio=1)
+    console = Console(soft_wrap=True)
+    width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        result = Text(finding.result, style=_STYLES[finding.result])
-        table.add_row(Text(finding.name), result, Text(finding.detail), Text(finding.advice))
-    Console().print(table)
+        result = f"{finding.result:<7}", _STYLES[finding.result]
+        console.print(Text.assemble(result, f"  {finding.name:<{width}}  {finding.detail}"))
+        for line in textwrap.wrap(finding.advice, 100):
+            console.print(Text(f"{'':<{width + 13}}{line}"))
+    count = {result: sum(finding.result == result for finding in findings) for result in _STYLES}
+    click.echo(", ".join(f"{number} {result}" for result, number in count.items() if number))

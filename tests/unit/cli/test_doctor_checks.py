@@ -1,21 +1,22 @@
-"""What the doctor says of machines and drivers that there are none of here, by what its processes told it."""
+"""What the doctor says of machines and drivers that there are none of here, by their files and its processes' words."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 import ipcsync
-from ipcsync.cli.doctor import checks, platforms, two_process_checks
+from ipcsync.cli.doctor import checks
 from ipcsync.cli.doctor.checks import CHECKS, Context
 from ipcsync.cli.doctor.report import Finding
 from ipcsync.cli.doctor.workers import CheckFailed, Workers
+from ipcsync.typing import EngineName
 
-_H100 = {"name": "NVIDIA H100", "uuid": "aa", "ipc_events": True, "compute_mode": 0}
+_H100 = {"name": "NVIDIA H100", "uuid": "aa", "compute_mode": 0}
 _ALONE = {**_H100, "uuid": "bb", "compute_mode": 3}
-_HERE = {"shm": (1, 2), "namespace": 7, "pid": 40}
 
 
 class _Told:
@@ -23,28 +24,37 @@ class _Told:
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self._answers = answers
-        self.was_killed = False
 
-    def call(self, function: Any, **_keywords: Any) -> Any:
+    def call(self, function: Any, *_arguments: Any) -> Any:
         answer = self._answers[function.__name__]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def kill(self) -> None:
-        self.was_killed = True
+
+class _Workers(dict[str, _Told]):
+    """Both processes, over a coordinator: what is tried with them ends as these say."""
+
+    endpoint = ""
+    is_released = True
+    dies = "RecorderLost", True
+
+    def release(self) -> bool:
+        return self.is_released
+
+    def death(self, _: EngineName) -> tuple[str, bool]:
+        return self.dies
 
 
 def _context(waiter: dict[str, Any] | None = None, **recorder: Any) -> Context:
     """On a machine with a real GPU, beside a coordinator, unless the answers say otherwise."""
-    workers = {"recorder": _Told(recorder), "waiter": _Told(waiter or {})}
+    workers = _Workers(recorder=_Told(recorder), waiter=_Told(waiter or {}))
     return Context(
         cast("Workers", workers),
         "ipc:///nowhere",
         ExitStack(),
         found={"driver": "cuda", "version": 13020, "devices": [_H100]},
-        place=dict(_HERE),
-        theirs={**_HERE, "pid": 41},
+        coordinator={"pid": 41, "has_keeper": True, "shares_pids": True},
         works={"event": True, "timeline": True},
     )
 
@@ -80,7 +90,7 @@ def test_the_software_driver_in_place_of_a_gpus_is_a_failure_unless_it_is_chosen
     monkeypatch: pytest.MonkeyPatch, has_gpu: bool, chosen: str, result: str
 ) -> None:
     monkeypatch.setenv("IPCSYNC_DRIVER", chosen)
-    monkeypatch.setattr(platforms, "has_nvidia_gpu", lambda: has_gpu)
+    monkeypatch.setattr(checks, "_has_nvidia_gpu", lambda: has_gpu)
     found = _find("driver", _context(describe={**_drives(_H100), "driver": "host"}))
     assert found.result == result
     assert "IPCSYNC_DRIVER=cuda says why" in found.advice
@@ -106,39 +116,20 @@ def test_devices_are_those_that_both_processes_see() -> None:
     assert "CUDA_VISIBLE_DEVICES" in _find("devices", context).advice
 
 
-def test_a_gpu_is_whole_and_shared_or_the_doctor_says_what_it_is() -> None:
+def test_a_gpu_is_shared_or_the_doctor_says_what_it_is() -> None:
     context = _context()
-    assert (_find("mig", context).result, _find("compute-mode", context).result) == ("ok", "ok")
+    assert _find("compute-mode", context).result == "ok"
     context.found["devices"] = [_H100, _ALONE]
     found = _find("compute-mode", context)
     assert (found.result, found.detail) == ("fail", "device 1: exclusive (one process)")
     assert "--compute-mode=DEFAULT" in found.advice
 
 
-@pytest.mark.parametrize(
-    ("mine", "theirs", "result", "said"),
-    [
-        ((1, 2), (1, 2), "ok", "share /dev/shm"),
-        (None, (1, 2), "warn", "there is no /dev/shm here"),
-        ((1, 2), None, "skipped", "cannot be looked at"),
-        ((1, 2), (1, 3), "warn", "do not share /dev/shm"),
-    ],
-)
-def test_dev_shm_is_one_for_both_or_the_doctor_says_whose_it_is(mine: Any, theirs: Any, result: str, said: str) -> None:
-    context = _context(place={**_HERE, "shm": mine})
-    context.theirs["shm"] = theirs
-    found = _find("dev-shm", context)
-    assert (found.result, said in found.detail) == (result, True)
-
-
-def test_two_pid_namespaces_are_told_and_so_is_the_same_pid_in_both() -> None:
+def test_two_pid_namespaces_are_told() -> None:
     context = _context()
-    assert (_find("pid-namespace", context).result, _find("pid-values", context).result) == ("ok", "ok")
-    context.theirs.update(namespace=8)
-    assert (_find("pid-namespace", context).result, _find("pid-values", context).result) == ("warn", "ok")
-    context.theirs.update(pid=40)
-    found = _find("pid-values", context)
-    assert (found.result, "the same pid value, 40" in found.detail) == ("warn", True)
+    assert _find("pid-namespace", context).result == "ok"
+    context.coordinator["shares_pids"] = False
+    assert _find("pid-namespace", context).result == "warn"
 
 
 def test_an_engine_that_does_not_work_is_a_warning_while_the_other_one_does() -> None:
@@ -146,7 +137,9 @@ def test_an_engine_that_does_not_work_is_a_warning_while_the_other_one_does() ->
     context = _context(check={"event": refused, "timeline": refused})
     found = _find("event-handles", context)
     assert (found.result, found.detail) == ("warn", "device 0: no handle for it")
-    assert (context.works["event"], "'timeline'" in found.advice) == (False, True)
+    assert context.works["event"] is False
+    for word in ("'timeline'", "MIG", "WSL", "/dev/shm", "pid value"):
+        assert word in found.advice
     assert _find("timeline", context).result == "fail"
     context.works["event"] = True
     found = _find("timeline", context)
@@ -158,15 +151,14 @@ def test_an_engine_whose_trial_breaks_off_does_not_work_for_that_reason() -> Non
     assert _find("event-handles", context).detail == "device 0: the recorder process ended: killed by SIGSEGV"
 
 
-def test_a_stream_that_no_store_wakes_is_told_and_its_process_killed() -> None:
-    context = _context(waiter={"try_gate": False})
+def test_a_stream_that_the_coordinators_store_does_not_wake_is_told() -> None:
+    context = _context()
+    assert _find("cpu-writes", context).result == "ok"
+    cast("_Workers", context.workers).is_released = False
     found = _find("cpu-writes", context)
     assert (found.result, "did not wake" in found.detail, "ahead=True" in found.advice) == ("warn", True, True)
-    assert cast("_Told", context.workers["waiter"]).was_killed
-    context = _context(waiter={"try_gate": True})
     context.works["timeline"] = False
-    assert _find("cpu-writes", context).result == "ok"
-    assert _find("hardware-queues", context).result == "skipped"
+    assert _find("cpu-writes", context).result == _find("hardware-queues", context).result == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -178,10 +170,10 @@ def test_a_stream_that_no_store_wakes_is_told_and_its_process_killed() -> None:
     ],
 )
 def test_a_dead_recorders_work_is_lost_and_its_waiters_go_on_or_the_doctor_says_so(
-    monkeypatch: pytest.MonkeyPatch, outcome: str, goes_on: bool, result: str, said: str
+    outcome: str, goes_on: bool, result: str, said: str
 ) -> None:
-    monkeypatch.setattr(two_process_checks, "death", lambda *_: (outcome, goes_on))
     context = _context()
+    cast("_Workers", context.workers).dies = outcome, goes_on
     context.works["event"] = False
     found = _find("recorder-death", context)
     assert (found.result, said in found.detail, "event:" in found.detail) == (result, True, False)
@@ -194,3 +186,29 @@ def test_a_check_that_a_later_one_needs_stops_the_rest() -> None:
     assert [finding.result for finding in findings] == ["fail"] + ["skipped"] * (len(CHECKS) - 1)
     assert "IPCSYNC_DRIVER=host" in findings[0].advice
     assert findings[-1].detail == "not tried: driver failed"
+
+
+# --- by the machine's files -------------------------------------------------------------------------------------------
+
+
+def test_mps_is_known_by_its_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    assert checks._mps(tmp_path)[0] == "ok"
+    (tmp_path / "run/mps").mkdir(parents=True)
+    (tmp_path / "run/mps/control").touch()
+    assert checks._mps(tmp_path)[0] == "ok"
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")
+    result, detail, advice = checks._mps(tmp_path)
+    assert (result, "/run/mps" in detail, "never known" in advice) == ("warn", True, True)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "kind", "expected"),
+    [("0x10de", "0x030200", True), ("0x10de", "0x040300", False), ("0x1002", "0x030000", False)],
+)
+def test_a_gpu_of_nvidias_is_seen_by_its_pci_device(tmp_path: Path, vendor: str, kind: str, expected: bool) -> None:
+    device = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+    assert checks._has_nvidia_gpu(tmp_path) is expected
