@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ipcsync_observer.description import MAX_FILTER, Answers, Health, Problem, Readiness, State, openapi
+from ipcsync_observer.description import Answers, Health, Problem, State, openapi
 from ipcsync_observer.guard import Guard
 from ipcsync_observer.metrics import CoordinatorCollector
 from ipcsync_observer.sampler import Sampler
@@ -44,13 +44,16 @@ class Observer:
 
     async def healthz(self, _: Request) -> Response:
         """Whether this answers, and the coordinator does."""
-        problem = self._sampler.problem
-        return JSONResponse({"live": True, "ready": not problem, "problem": problem})
+        return JSONResponse(self._health())
 
     async def ready(self, _: Request) -> Response:
         """The same by status code, for probes."""
-        problem = self._sampler.problem
-        return JSONResponse({"ready": not problem, "problem": problem}, 503 if problem else 200)
+        health = self._health()
+        return JSONResponse(health, 200 if health["ready"] else 503)
+
+    def _health(self) -> Health:
+        state = self._sampler.latest
+        return {"live": True, "ready": state.ready, "problem": state.problem}
 
     async def metrics(self, _: Request) -> Response:
         """The metrics, in Prometheus's text format."""
@@ -109,7 +112,7 @@ PATHS: dict[str, tuple[Callable[[Observer, Request], Awaitable[Response]], Answe
     "/healthz": (Observer.healthz, {"200": ("always", _JSON, Health)}),
     "/healthz/ready": (
         Observer.ready,
-        {"200": ("the coordinator is ready", _JSON, Readiness), "503": ("it is not", _JSON, Readiness)},
+        {"200": ("the coordinator is ready", _JSON, Health), "503": ("it is not", _JSON, Health)},
     ),
     "/metrics": (Observer.metrics, {"200": ("the metrics", "text/plain", str)}),
     "/openapi.json": (Observer.description, {"200": ("the description", _JSON, dict)}),
@@ -131,4 +134,4 @@ def _dumped(state: State) -> str:
 
 
 def _filter(request: Request) -> str:
-    return request.query_params.get("contains", "")[:MAX_FILTER]
+    return request.query_params.get("contains", "")

@@ -12,9 +12,6 @@ from ipcsync import AttachmentInfo, BridgeInfo, SessionInfo
 from ipcsync._rates import Event
 from ipcsync.typing import CoordinatorStats
 
-MAX_FILTER = 255
-"""The longest filter for events, in characters; the rest is ignored."""
-
 
 class Problem(TypedDict):
     """Why there is no answer."""
@@ -22,16 +19,11 @@ class Problem(TypedDict):
     problem: str
 
 
-class Readiness(Problem):
-    """Whether the coordinator answers within a second; if not, `problem` says why."""
-
-    ready: bool
-
-
-class Health(Readiness):
+class Health(Problem):
     """Live: this answers. Ready: the coordinator answers within a second; if not, `problem` says why."""
 
     live: bool
+    ready: bool
 
 
 class State(msgspec.Struct, frozen=True):
@@ -61,7 +53,7 @@ _CONTAINS = {
     "name": "contains",
     "in": "query",
     "schema": {"type": "string"},
-    "description": f"only events whose names contain this, in any case; {MAX_FILTER} characters of it count",
+    "description": "only events whose names contain this, in any case",
 }
 Answers: TypeAlias = dict[str, tuple[str, str, type]]
 """By status: what the answer is, its media type, and its type."""

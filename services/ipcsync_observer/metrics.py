@@ -63,10 +63,10 @@ class CoordinatorCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
-        state, is_up = self._sampler.latest, not self._sampler.problem
-        yield _gauge("up", "Whether the coordinator answers within a second.", is_up)
+        state = self._sampler.latest
+        yield _gauge("up", "Whether the coordinator answers within a second.", state.ready)
         yield _counter("observer_connects", "Times the observer connected to a coordinator.", self._sampler.connects)
-        if is_up:
+        if state.ready:
             yield from _coordinator(state, cast("dict[str, Any]", state.stats))
             yield from _bridge(state.bridge)
 

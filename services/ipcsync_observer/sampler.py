@@ -28,16 +28,16 @@ _LINKS = 2000
 
 
 class Sampler:
-    """A thread that takes a sample every `period_s` seconds, of whichever coordinator serves then.
+    """A thread that takes a sample every `period_s` seconds, of whichever coordinator serves then: `latest`.
 
-    `connects` counts the coordinators whose events and sessions were others than before.
+    That is ready if each answer came within a second. `connects` counts the coordinators whose events and sessions were
+    others than before.
     """
 
     def __init__(self, endpoint: str | None, period_s: float = 1.0) -> None:
         self._reader = Reader(endpoint or endpoints.default_endpoint(), READY_S)
         self.period_s = period_s
         self._began = time.monotonic()
-        self._answered_at = -1e9
         self._epoch = ""
         self._tracks = Tracks(max(2, min(240, round(_LANE_S / period_s))))
         self._stop = threading.Event()
@@ -56,22 +56,12 @@ class Sampler:
         self._thread.join()
         self._reader.close()
 
-    # --- what there is to show ----------------------------------------------------------------------------------------
-
-    @property
-    def problem(self) -> str:
-        """Why the coordinator is not ready, empty if it is: each of its answers came within a second."""
-        silent_s = self._now() - self._answered_at
-        if not self.latest.problem and silent_s > self.period_s + READY_S:
-            return f"the coordinator has not answered for {silent_s:.1f} s"
-        return self.latest.problem
-
     def state(self, contains: str = "", *, with_lanes: bool = True) -> State:
         """All data of the page.
 
         If more than 300 events have `contains` in their names (in any case), the broken, stuck and busiest ones.
         """
-        latest, problem = self.latest, self.problem
+        latest = self.latest
         wanted = contains.casefold()
         events = [row for row in latest.events if wanted in row.name.casefold()]
         found = len(events)
@@ -81,18 +71,11 @@ class Sampler:
         places = {(row.slot, row.incarnation) for row in events}
         return replace(
             latest,
-            problem=problem,
-            ready=not problem,
             sessions=latest.sessions[:_ROWS],
             events=events if with_lanes else [replace(row, lane=UNSET) for row in events],
             events_found=found,
             links=[link for link in latest.links if (link.slot, link.incarnation) in places],
         )
-
-    # --- the thread ---------------------------------------------------------------------------------------------------
-
-    def _now(self) -> float:
-        return time.monotonic() - self._began
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -108,7 +91,6 @@ class Sampler:
     def _take(self) -> None:
         reader = self._reader
         stats = reader.stats()
-        self._answered_at = self._now()
         if stats["epoch"] != self._epoch:
             self._epoch = stats["epoch"]
             self.connects += 1
@@ -117,10 +99,8 @@ class Sampler:
                 extra=fields(endpoint=reader.endpoint, epoch=self._epoch[:8], version=stats["version"]),
             )
         infos = reader.list_events()
-        now = self._answered_at = self._now()
-        sessions = reader.list_sessions()
-        links = reader.list_attachments(_LINKS)
-        self._answered_at = self._now()
+        now = time.monotonic() - self._began
+        sessions, links = reader.list_sessions(), reader.list_attachments(_LINKS)
         events = self._tracks.see(self._epoch, infos, now)
         self.latest = State(
             at=round(now, 2),
@@ -142,7 +122,7 @@ class Sampler:
     def _fail(self, problem: str) -> None:
         if not self.latest.problem:
             log.warning("coordinator not ready", extra=fields(why=problem))
-        self.latest = replace(self.latest, problem=problem)
+        self.latest = replace(self.latest, problem=problem, ready=False)
 
 
 def _bridge_of(reader: Reader) -> BridgeInfo | None:

@@ -60,9 +60,6 @@ async def serve(listening: socket.socket, sampler: Sampler) -> None:
         http=PatientProtocol,
         timeout_graceful_shutdown=2,
     )
-    log.info("ready", extra=fields(url=f"http://{f'[{host}]' if ':' in host else host}:{port}/"))
-    if not is_loopback:
-        log.warning("any process that reaches this address can read what it serves", extra=fields(host=host))
     server = _Server(config)
 
     def end() -> None:
@@ -71,5 +68,8 @@ async def serve(listening: socket.socket, sampler: Sampler) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end)
+    log.info("ready", extra=fields(url=f"http://{f'[{host}]' if ':' in host else host}:{port}/"))
+    if not is_loopback:
+        log.warning("any process that reaches this address can read what it serves", extra=fields(host=host))
     await server.serve(sockets=[listening])
     log.info("stopped")

@@ -49,7 +49,7 @@ def counted() -> Metrics:
 
 
 @pytest.fixture
-def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
+def sampler(counted: Metrics) -> Sampler:
     """One that has seen a coordinator just now."""
     stats = {
         "version": "1.2", "driver": "cuda", "sessions": 3, "max_sessions": 9,
@@ -69,8 +69,7 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
         peers=[PeerInfo("there", "linked")], counts={"remote_requests": 4},
         nodes_lost={"silent": 1}, refusals={"NodeLost": 3},
     )  # fmt: skip
-    made.latest = replace(made.latest, at=1.0, problem="", stats=stats, events=rows, bridge=bridge)
-    monkeypatch.setattr(made, "_answered_at", made._now())
+    made.latest = replace(made.latest, at=1.0, problem="", ready=True, stats=stats, events=rows, bridge=bridge)
     return made
 
 
@@ -143,15 +142,9 @@ def test_the_histograms_buckets_are_cumulative_and_hold_their_bound(sampler: Sam
     assert samples["ipcsync_request_seconds_sum", ()] == pytest.approx(7.000926)
 
 
-@pytest.mark.parametrize("silence", ["a sample failed", "no answer for a while"])
-def test_while_the_coordinator_is_not_ready_nothing_old_is_told(
-    sampler: Sampler, silence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if silence == "a sample failed":
-        sampler._fail("gone")
-    else:
-        monkeypatch.setattr(sampler, "_answered_at", sampler._now() - 2.5)
-    assert sampler.problem
+def test_while_the_coordinator_is_not_ready_nothing_old_is_told(sampler: Sampler) -> None:
+    sampler._fail("gone")
+    assert (sampler.latest.problem, sampler.latest.ready) == ("gone", False)
     assert _samples(sampler) == {("ipcsync_up", ()): 0.0, ("ipcsync_observer_connects_total", ()): 0.0}
 
 
