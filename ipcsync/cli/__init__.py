@@ -4,43 +4,68 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+from typing import NoReturn
 
 import click
 
 from ipcsync import __version__
 from ipcsync._linux.inherited import forget_parent
-from ipcsync.cli.output import Command, one_line_for_errors
+from ipcsync.cli.output import Command, Failed, one_line_for_errors
 
-COMMANDS = {
-    "bench": "ipcsync.cli.programs:bench",
-    "bridge": "ipcsync.cli.programs:bridge",
-    "coordinator": "ipcsync.cli.programs:coordinator",
-    "demo": "ipcsync.cli.programs:demo",
-    "doctor": "ipcsync.cli.doctor.command:command",
-    "nodes": "ipcsync.cli.nodes:command",
-    "observer": "ipcsync.cli.programs:observer",
-    "reload": "ipcsync.cli.reload:command",
-    "status": "ipcsync.cli.status:command",
-    "top": "ipcsync.cli.top:command",
-    "trace": "ipcsync.cli.trace:command",
+PROGRAMS = {
+    "bench": "Measure ipcsync beside the limit.",
+    "bridge": "Link this host's events with those of other nodes.",
+    "coordinator": "Run the coordinator until SIGTERM or Ctrl-C.",
+    "demo": "Send a file through a pipeline of processes, and check what comes out.",
+    "observer": "Serve a page and metrics of a coordinator.",
 }
-"""Each subcommand as "module:attribute". The modules import heavy dependencies inside their functions."""
+"""The commands that execute `python -m ipcsync_NAME`, which has a --help of its own; nothing of it is imported here."""
+MODULES = {
+    "doctor": "ipcsync.cli.doctor",
+    "nodes": "ipcsync.cli.nodes",
+    "reload": "ipcsync.cli.reload",
+    "status": "ipcsync.cli.status",
+    "top": "ipcsync.cli.top",
+    "trace": "ipcsync.cli.trace",
+}
+"""Where the `command` of each other one is. The modules import heavy dependencies inside their functions."""
+COMMANDS = sorted({*PROGRAMS, *MODULES})
+
+
+def become(module: str, *arguments: str) -> NoReturn:
+    """Go on as `python -m module`, so that a supervisor's signals, or Ctrl-C, reach the program itself."""
+    from ipcsync._linux.child import PYTHON
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(sys.executable, [*PYTHON, "-m", module, *arguments])  # noqa: S606 - no shell
+    except OSError as error:
+        raise Failed(f"cannot start {sys.executable}: {error.strerror}") from error
 
 
 class LazyGroup(Command, click.Group):
     """A group that imports a subcommand's module when the subcommand is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click passes it
-        """The names, in the order of the table."""
-        return list(COMMANDS)
+        """The names, in their order."""
+        return COMMANDS
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click passes it
         """The subcommand of a name, None for an unknown one."""
-        where = COMMANDS.get(cmd_name)
-        if where is None:
+        if cmd_name in PROGRAMS:
+            return click.Command(
+                cmd_name,
+                callback=lambda arguments: become(f"ipcsync_{cmd_name}", *arguments),
+                params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+                context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+                add_help_option=False,
+                short_help=PROGRAMS[cmd_name],
+            )
+        if cmd_name not in MODULES:
             return None
-        module, _, attribute = where.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command = importlib.import_module(MODULES[cmd_name]).command
         assert isinstance(command, click.Command)
         return command
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -41,16 +40,6 @@ def measure(benchmarks: Benchmarks, names: Iterable[str], rounds: int | None, *,
     return rows
 
 
-def show(rows: list[Row], *, as_json: bool) -> None:
-    """Print them."""
-    from ipcsync_bench import report
-
-    if as_json:
-        print(json.dumps(report.as_json(rows)))
-    else:
-        report.show(rows)
-
-
 @click.command("bench", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--quick", is_flag=True, help="Fewer operations and three rounds: a look, not a figure.")
@@ -70,7 +59,9 @@ def main(as_json: bool, quick: bool, rounds: int | None, only: tuple[str, ...]) 
       ipcsync bench --only hand_over --only records
       ipcsync bench --json > bench.json
     """
-    show(measure(BENCHMARKS, only or BENCHMARKS, rounds, quick=quick), as_json=as_json)
+    from ipcsync_bench import report
+
+    report.show(measure(BENCHMARKS, only or BENCHMARKS, rounds, quick=quick), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from dataclasses import asdict
@@ -37,11 +38,6 @@ def device() -> str:
     return f"{told['device']}, driver {told['driver']}{profile}"
 
 
-def as_json(rows: list[Row]) -> dict[str, Any]:
-    """The whole run."""
-    return {"machine": machine(), "rows": [asdict(row) for row in rows]}
-
-
 HEADS = ("row", "peer", "ipcsync", "peer's", "unit", "ratio", "spread", "goal", "reached")
 
 
@@ -65,8 +61,11 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def show(rows: list[Row]) -> None:
-    """Print the table."""
+def show(rows: list[Row], *, as_json: bool) -> None:
+    """Print the whole run."""
+    if as_json:
+        print(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}))
+        return
     table = Table(title=f"{device()}: median of the rounds; ratio is ipcsync / peer")
     for name in HEADS:
         table.add_column(name, justify="left" if name in ("row", "peer", "goal", "reached") else "right")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from ipcsync.cli.output import one_line_for_errors
-from ipcsync_bench.__main__ import BENCHMARKS, measure, show
+from ipcsync_bench.__main__ import BENCHMARKS, measure
+from ipcsync_bench.report import show
 from tests.benchmarks import report
 
 LABORATORY: dict[str, tuple[str, str]] = {

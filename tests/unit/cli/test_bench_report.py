@@ -10,7 +10,7 @@ import pytest
 
 import ipcsync
 from ipcsync_bench import rows
-from ipcsync_bench.report import as_json, show
+from ipcsync_bench.report import show
 from ipcsync_bench.rows import Row
 from tests.benchmarks import report
 
@@ -28,10 +28,11 @@ def measured() -> list[Row]:
 
 
 @pytest.fixture
-def older(measured: list[Row], tmp_path: Path) -> report.Older:
+def older(measured: list[Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> report.Older:
     """The same rows as an older run's file has them, but for one."""
     file = tmp_path / "older.json"
-    content = as_json(measured)
+    show(measured, as_json=True)
+    content = json.loads(capsys.readouterr().out)
     content["rows"] = [row for row in content["rows"] if row["peer"] != "another"]
     file.write_text(json.dumps(content))
     return report.read(str(file))
@@ -100,6 +101,6 @@ def test_an_older_run_stands_beside_the_rows_that_it_has(measured: list[Row], ol
 
 
 def test_the_table_is_printed_whole(measured: list[Row], capfd: pytest.CaptureFixture[str]) -> None:
-    show(measured)
+    show(measured, as_json=False)
     said = capfd.readouterr().out
     assert all(word in said for word in ("one <peer>", "another", "size", "0.5 to 3", "not here"))

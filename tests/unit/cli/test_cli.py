@@ -21,7 +21,7 @@ from rich.cells import cell_len
 
 import ipcsync
 from ipcsync._board import runtime_dir
-from ipcsync.cli import COMMANDS, main
+from ipcsync.cli import COMMANDS, PROGRAMS, main
 from ipcsync.cli.output import Failed, fitted
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
@@ -115,7 +115,7 @@ def test_every_example_in_the_help_parses(name: str) -> None:
         called, *arguments = shlex.split(re.split(r" [>|] ", example)[0])  # what the shell does with it is not ours
         assert called in COMMANDS, example
         command = _command(called)
-        if COMMANDS[called].startswith("ipcsync.cli.programs:"):
+        if called in PROGRAMS:
             program = f"ipcsync_{called}" if called == "demo" else f"ipcsync_{called}.__main__"
             command = importlib.import_module(program).main
         if "--help" not in arguments:
