@@ -26,10 +26,10 @@ def may_be_served() -> bool:
     """
     if _drivers.name() == "cuda" and os.path.exists(os.path.join(mps_directory(), "control")):
         return True
-    attribute = getattr(CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
+    attribute = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED
     driver = _drivers.load()
     code, count = driver.cuDeviceGetCount()
-    if attribute is None or code is not SUCCESS:
+    if code is not SUCCESS:
         return False
     answers = [driver.cuDeviceGetAttribute(attribute, driver.cuDeviceGet(ordinal)[1]) for ordinal in range(count)]
     return any(code is SUCCESS and value for code, value in answers)

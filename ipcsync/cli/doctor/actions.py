@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -87,15 +86,6 @@ def join(endpoint: str, name: str, device: int, ahead: bool) -> bool:
     return not stream.query()
 
 
-def release() -> bool:
-    """Let the held stream go on: whether the CPU sees within five seconds what it writes to the board, if it does."""
-    side = _sides[-1]
-    assert side.gate is not None
-    side.gate.open()
-    engine = side.event._attached.engine
-    return side.event.engine == "event" or _soon(lambda: engine.line.completed > engine.base)
-
-
 def finish(seconds: float) -> tuple[str, bool]:
     """The outcome of a wait for the record, and whether the waiting stream then goes on within `seconds`: if so, close.
 
@@ -108,13 +98,16 @@ def finish(seconds: float) -> tuple[str, bool]:
         outcome = "nothing"
     except IpcSyncError as error:
         outcome = type(error).__name__
-    if goes_on := _soon(side.stream.query, seconds):
-        close()
-    return outcome, goes_on
+    for pause_s in pauses(seconds, 0.0002, 0.01):
+        if side.stream.query():
+            close()
+            return outcome, True
+        time.sleep(pause_s)
+    return outcome, False
 
 
 def close() -> None:
-    """Close the event that this process records or waits on, and release the stream that it holds."""
+    """Release the stream that this process holds, and close the event that it records or waits on."""
     side = _sides.pop()
     if side.gate is not None:
         side.gate.open()
@@ -130,11 +123,3 @@ def do_streams_pass() -> bool:
     except EngineMismatch:
         return False
     return True
-
-
-def _soon(condition: Callable[[], bool], seconds: float = SOON_S) -> bool:
-    for pause_s in pauses(seconds, 0.0002, 0.01):
-        if condition():
-            return True
-        time.sleep(pause_s)
-    return False
