@@ -182,14 +182,12 @@ def sink(me: Me, up: Connection, result: Connection) -> None:
     })  # fmt: skip
 
 
-def run(
-    work: Callable[..., None], endpoint: str, engine: EngineChoice, size: int, waits: bool, name: str, *arguments: Any
-) -> None:
+def run(work: Callable[..., None], size: int, waits: bool, name: str, *arguments: Any) -> None:
     """In a process: do its work with a client and a stream of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process: the first one ends the others
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        with ipcsync.connect(endpoint, name=f"demo {name}", engine=engine) as client:
+        with ipcsync.connect(name=f"demo {name}") as client:
             work(Me(client, ipcsync.Stream(), size, waits), *arguments)
     except PEER_ERRORS:
         sys.exit(PEER_GONE)  # its work is lost, and so is what waits for it: whoever started it may start it again
@@ -210,12 +208,13 @@ def send_through(file: str, workers: int, engine: EngineChoice, *, waits: bool) 
     """Send the file through the stages: the result, as --json prints it. Failed, with who died and how."""
     status = os.stat(file)
     chunk = min(max(status.st_size // CHUNKS, SMALLEST), LARGEST) if stat.S_ISREG(status.st_mode) else OF_A_PIPE
-    os.environ["IPCSYNC_DRIVER"] = driver = ipcsync.driver_name()  # the same for all, and one warning if it is software
+    driver = ipcsync.driver_name()  # the same for all, and one warning if it is software
     processes: list[SpawnProcess] = []
-    with ipcsync.launch(log_level="error") as coordinator:
+    with ipcsync.launch(log_level="error", driver=driver) as coordinator:
+        os.environ.update(IPCSYNC_DRIVER=driver, IPCSYNC_ENDPOINT=coordinator.endpoint, IPCSYNC_ENGINE=engine)
 
         def start(work: Callable[..., None], name: str, *arguments: Any) -> None:
-            all_arguments = (work, coordinator.endpoint, engine, HEAD.size + chunk, waits, name, *arguments)
+            all_arguments = (work, HEAD.size + chunk, waits, name, *arguments)
             processes.append(SPAWN.Process(target=run, args=all_arguments, name=name, daemon=True))
             processes[-1].start()
             for pipe in arguments:  # here, so that a neighbour's recv() raises EOFError when the process is gone

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import IO, Any, NamedTuple
 
 from ipcsync._trace.layout import Kind, Outcome
 from ipcsync._trace.reader import Entry, ProcessTrace, TraceError
@@ -88,7 +88,7 @@ class Merge:
         self._start = min((entry.began for trace in traces for entry in trace.entries), default=0)
         self._traces = traces
 
-    def write(self, file: TextIO) -> Summary:
+    def write(self, file: IO[str]) -> Summary:
         """Write the document, an event a line."""
         file.write('{"displayTimeUnit": "ns",\n"traceEvents": [')
         separator = "\n"

@@ -18,13 +18,12 @@ from ipcsync._linux.inherited import open_standard
 from ipcsync._logs import printable
 from ipcsync.errors import IpcSyncError
 
-_GAP = "  "
-_RICH_GAP, _RICH_MARGIN = 3, 2  # between columns of Rich's tables, and beside them
+_GAP = 2  # blanks between columns
 _SHORTENED = ("session", "event", "recorder")  # columns with names
 _ENOUGH, _LEAST = 20, 8  # characters of a shortened cell
 # Columns that others go before, the least important one first.
 _LEFT_OUT = ("device", "attached", "known complete", "ended", "unconfirmed", "recorded", "connected s", "events")
-_STYLES = {"open": "green", "broken": "bold red", "closed": "dim"}
+_COLOURS = {"open": "green", "broken": "red", "closed": "bright_black"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -100,34 +99,42 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def styled(text: str, colour: str | None, *, bold: bool = False) -> str:
+    """The text in colour, or bold, where stdout is a terminal and NO_COLOR is not set; else as it is."""
+    if not (colour or bold) or os.environ.get("NO_COLOR") or not is_terminal(sys.stdout):
+        return text
+    return click.style(text, fg=colour, bold=bold or None)
+
+
 def print_json(value: object) -> None:
     """Print a value as indented JSON on stdout."""
     click.echo(json.dumps(value, indent=2))
 
 
 def print_table(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print rows with the same columns, one at least: with lines on a terminal, else aligned with blanks.
+    """Print rows with the same columns, one at least: aligned, numbers to the right, None as a dash.
 
-    Numbers are aligned to the right; None is shown as a dash. On a terminal it is made to fit, as `fitted` says.
+    On a terminal it is made to fit, as `fitted` says.
     """
+    from rich.cells import cell_len
+
     columns = list(rows[0])
     texts = [["-" if cell is None else printable(str(cell)) for cell in row.values()] for row in rows]
-    is_right = [all(row[name] is None or isinstance(row[name], int | float) for row in rows) for name in columns]
+    is_number = {name: all(row[name] is None or isinstance(row[name], int | float) for row in rows) for name in columns}
     if is_terminal(sys.stdout):
-        kept, texts = fitted(columns, texts, shutil.get_terminal_size().columns)
-        _print_rich([columns[i] for i in kept], texts, [is_right[i] for i in kept])
-        return
-    widths = [max(len(cell) for cell in column) for column in zip(columns, *texts, strict=True)]
+        columns, texts = fitted(columns, texts, shutil.get_terminal_size().columns)
+    widths = [max(map(cell_len, column)) for column in zip(columns, *texts, strict=True)]
     for row in [columns, *texts]:
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, is_right, strict=True)
-        ]
-        click.echo(_GAP.join(cells).rstrip())
+        line = []
+        for name, cell, width in zip(columns, row, widths, strict=True):
+            blanks = " " * (width - cell_len(cell))
+            shown = styled(cell, _COLOURS.get(cell) if name == "state" else None, bold=row is columns)
+            line.append(blanks + shown if is_number[name] else shown + blanks)
+        click.echo((" " * _GAP).join(line).rstrip())
 
 
-def fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[list[str]]]:
-    """Which columns of a table there is room for on a terminal of that `width`, and the rows with these.
+def fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tuple[list[str], list[list[str]]]:
+    """The columns of a table that there is room for on a terminal of that `width`, and the rows with these.
 
     Columns are left out, the least important first, until those with names have room for 20 characters; cells of these
     then lose their middle, the longest first, down to 8 characters.
@@ -142,7 +149,7 @@ def fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
     )
 
     def room(widths: Sequence[int]) -> int:
-        return width - _RICH_MARGIN - sum(widths[i] for i in kept) - _RICH_GAP * (len(kept) - 1)
+        return width - sum(widths[i] for i in kept) - _GAP * (len(kept) - 1)
 
     for name in _LEFT_OUT:
         if room(enough) < 0 and name in columns:
@@ -150,7 +157,7 @@ def fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
     widths = list(natural)
     while room(widths) < 0 and (longer := [i for i in kept if widths[i] > least[i]]):
         widths[max(longer, key=lambda i: widths[i])] -= 1
-    return kept, [[_without_middle(row[i], widths[i]) for i in kept] for row in rows]
+    return [columns[i] for i in kept], [[_without_middle(row[i], widths[i]) for i in kept] for row in rows]
 
 
 def _without_middle(text: str, width: int) -> str:
@@ -160,21 +167,3 @@ def _without_middle(text: str, width: int) -> str:
         return text
     head, tail = (width - 1) // 2, width // 2
     return f"{set_cell_size(text, head)}…{set_cell_size(text[::-1], tail)[::-1]}"
-
-
-def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], is_right: Sequence[bool]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, right in zip(columns, is_right, strict=True):
-        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        cells = [Text(cell) for cell in row]  # as text: a name may look like markup
-        if "state" in columns:
-            state = cells[columns.index("state")]
-            state.stylize(_STYLES.get(state.plain, ""))
-        table.add_row(*cells)
-    Console().print(table)

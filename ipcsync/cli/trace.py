@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -50,12 +49,9 @@ def merge(directory: str, output: str) -> None:
 
     try:
         merged = Merge(_read(directory))
-        if output == "-":
-            summary = merged.write(sys.stdout)
-            sys.stdout.flush()
-        else:
-            with open(output, "w", encoding="utf-8") as file:
-                summary = merged.write(file)
+        with click.open_file(output, "w", encoding="utf-8") as file:
+            summary = merged.write(file)
+            file.flush()
     except TraceError as error:
         raise Failed(str(error)) from None
     except OSError as error:

@@ -19,6 +19,7 @@ from ipcsync.cli.doctor import actions
 from ipcsync.cli.doctor.workers import CheckFailed, Worker, Workers
 from tests.kit.until import until
 from tests.kit.zygote import IPCSYNC
+from tests.unit.cli.test_cli import run_on_terminal
 
 pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
 
@@ -126,27 +127,12 @@ def test_for_people_it_prints_plain_lines_where_no_terminal_reads_them(coordinat
     assert "ok" in lines[-1]
 
 
-def test_on_a_terminal_it_prints_in_colours_and_no_color_turns_them_off(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from ipcsync.cli.doctor import report
-
-    findings = [
-        report.Finding("driver", "ok", "the [cuda] driver"),
-        report.Finding("timeline", "fail", "no", "do this"),
-    ]
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    report.show(findings)
-    coloured = capsys.readouterr().out
-    assert "\x1b[32m" in coloured
-    assert "the [cuda] driver" in coloured
-    monkeypatch.setenv("NO_COLOR", "1")
-    report.show(findings)
-    plain = capsys.readouterr().out
-    assert "\x1b[3" not in plain
-    assert plain.endswith("1 ok, 1 fail\n")
+def test_on_a_terminal_it_prints_in_colours_and_no_color_turns_them_off(coordinator: ipcsync.Coordinator) -> None:
+    coloured, plain = (
+        run_on_terminal("doctor", "--endpoint", coordinator.endpoint, NO_COLOR=no_color) for no_color in ("", "1")
+    )
+    assert "\x1b[32mok " in coloured
+    assert "\x1b" not in plain
 
 
 def test_without_a_driver_it_fails_at_once_and_skips_the_rest() -> None:

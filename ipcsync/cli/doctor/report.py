@@ -10,13 +10,13 @@ from typing import Literal, TypeAlias
 
 import click
 
-from ipcsync.cli.output import print_json
+from ipcsync.cli.output import print_json, styled
 
 Result = Literal["ok", "warn", "fail", "skipped"]
 Outcome: TypeAlias = tuple[Result, str, str]
 """Of a check, as in its `Finding`."""
 
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skipped": "bright_black"}
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,12 @@ class Findings(list[Finding]):
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Print a line for each, the advice below it, and a summary in one line; in colours on a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True)
+    """Print a line for each, the advice below it, and a summary in one line."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        result = f"{finding.result:<7}", _STYLES[finding.result]
-        console.print(Text.assemble(result, f"  {finding.name:<{width}}  {finding.detail}"))
+        result = styled(f"{finding.result:<7}", _COLOURS[finding.result])
+        click.echo(f"{result}  {finding.name:<{width}}  {finding.detail}")
         for line in textwrap.wrap(finding.advice, 100):
-            console.print(Text(f"{'':<{width + 13}}{line}"))
-    count = {result: sum(finding.result == result for finding in findings) for result in _STYLES}
+            click.echo(f"{'':<{width + 13}}{line}")
+    count = {result: sum(finding.result == result for finding in findings) for result in _COLOURS}
     click.echo(", ".join(f"{number} {result}" for result, number in count.items() if number))
