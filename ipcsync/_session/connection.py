@@ -26,7 +26,8 @@ _M = TypeVar("_M", bound=Message)
 
 _RETRY_NS = 1_000_000_000
 _FORGOTTEN_NS = 60_000_000_000  # behind the deadline of a request that was given up
-_SLICE_NS = 10_000_000  # another coordinator may follow a dead one
+_SLICE_NS = 50_000_000
+_EAGER_NS, _EAGER_SLICE_NS = 250_000_000, 10_000_000  # at first, since another coordinator may follow a dead one
 _NOW, _EVENTS = int(zmq.NOBLOCK), int(zmq.EVENTS)  # ints cost less than enums
 _IN, _IN_OR_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 
@@ -147,6 +148,7 @@ class Connection:
         left, oldest = len(requests), 0
         resend_at = sent_to = 0
         was_sent = False
+        eager_until = time.monotonic_ns() + _EAGER_NS
         while left and (now := time.monotonic_ns()) < deadline:
             while requests[oldest].reply is not None:
                 oldest += 1
@@ -158,7 +160,8 @@ class Connection:
                 resend_at = now + _RETRY_NS if was_sent else 0
             elif unsent := [request for request in allowed if request.sent_to < 0]:
                 self._try_send(socket, unsent)
-            slice_ms = max(1, min(_SLICE_NS, deadline - now) // 1_000_000)
+            longest = _EAGER_SLICE_NS if now < eager_until else _SLICE_NS
+            slice_ms = max(1, min(longest, deadline - now) // 1_000_000)
             if not was_sent:
                 socket.poll(slice_ms, _IN_OR_OUT)
             if answered := self._receive(socket, wanted, left, slice_ms if was_sent else 0):
