@@ -160,12 +160,7 @@ class Board(Line):
     def slot(self, index: int) -> SlotLine:
         if not 0 <= index < self.slots:
             raise ProtocolError(f"no slot {index} on a board of {self.slots}", code="board")
-        at = self.layout
-        first = (at.bits + index * at.bits_row) // 8
-        bits = range(first, first + -(-self.sessions // 64))
-        hazards = at.hazards + index * at.hazards_row
-        row = self._bytes[hazards : hazards + at.hazards_row]
-        return SlotLine(self.words, self.address, at.slots + index * layout.LINE, bits, row)
+        return SlotLine(self.words, self.address, self._bytes, self.layout, index)
 
     def end_visits(self, session: int) -> None:
         """Retract all hazards of the session that had that line, and is gone (coordinator)."""

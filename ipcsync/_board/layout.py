@@ -57,6 +57,7 @@ class Layout:
         self.slots: int = HEADER + _pages(sessions * LINE)
         self.bits: int = self.slots + _pages(slots * LINE)  # no GPU writes these pages
         self.bits_row: int = -(-sessions // 512) * 64  # one bit a session line, in whole cache lines
+        self.bit_words: int = -(-sessions // 64)  # those of a row that are used
         self.hazards: int = self.bits + _pages(slots * self.bits_row)
         self.hazards_row: int = -(-sessions // 64) * 64  # one byte a session line, in whole cache lines
         self.labels: int = self.hazards + _pages(slots * self.hazards_row)

@@ -138,19 +138,12 @@ class SessionLine(Line):
 
 
 class SlotLine(Line):
-    """One slot's words.
+    """The words of slot `index`, of a board whose `data` in bytes are as `at` says.
 
-    `futex` is on the low half of `recorded`; `bits` are the places of the slot's bits in those words; `hazards` are
-    bytes, one for each session line, which is odd while that session has announced one: from before
-    its last look whether a generation is complete until a stream's wait for that one is queued in the driver.
-
-    The compiled core does what recorders and waiters do, over the same words.
+    `futex` is on the low half of `recorded`. The compiled core does what recorders and waiters do, over the same words.
     """
 
-    __slots__ = (
-        *("_bits", "_hazards", "bits_length", "futex"),
-        *("bits_address", "completed_address", "hazards_address"),
-    )
+    __slots__ = ("_at", "_data", "_index", "futex")  # few: a coordinator has a line for each slot
 
     # Of the coordinator.
     incarnation: Word = Word(layout.L_INCARNATION)  # how many uses the slot has had
@@ -175,17 +168,49 @@ class SlotLine(Line):
     followed: Word = Word(layout.L_FOLLOWED)  # 1: the bridge sleeps until the next record
 
     def __init__(
-        self, words: memoryview[int], address: int, offset: int, bits: range, hazards: memoryview[int]
+        self, words: memoryview[int], address: int, data: memoryview[int], at: layout.Layout, index: int
     ) -> None:
-        super().__init__(words, address, offset)
-        self._bits = bits
-        self._hazards = hazards
+        super().__init__(words, address, at.slots + index * layout.LINE)
+        self._data = data
+        self._at = at
+        self._index = index
         self.futex: Futex = Futex(self.address + layout.L_RECORDED * 8)
-        self.completed_address: int = self.address + layout.L_COMPLETED * 8  # for a GPU to write
-        # A bit for each session that the slot depends on, at any remove; its recorder's own: ask that one.
-        self.bits_address: int = address + bits.start * 8
-        self.bits_length: int = len(bits)  # in words
-        self.hazards_address: int = ctypes.addressof(ctypes.c_char.from_buffer(hazards))
+
+    @property
+    def completed_address(self) -> int:
+        """Where a GPU writes `completed`."""
+        return self.address + layout.L_COMPLETED * 8
+
+    @property
+    def _bits(self) -> range:
+        """The places of a bit for each session that the slot depends on, at any remove; its recorder's own: ask that."""
+        first = (self._at.bits + self._index * self._at.bits_row) // 8
+        return range(first, first + self._at.bit_words)
+
+    @property
+    def bits_address(self) -> int:
+        """The address of these bits."""
+        return self.address + (self._bits.start - self.first) * 8
+
+    @property
+    def bits_length(self) -> int:
+        """Their length in words."""
+        return self._at.bit_words
+
+    @property
+    def _hazards(self) -> memoryview[int]:
+        """A byte for each session line, which is odd while that session has announced a hazard.
+
+        From before its last look whether a generation is complete until a stream's wait for that one is queued in the
+        driver.
+        """
+        first = self._at.hazards + self._index * self._at.hazards_row
+        return self._data[first : first + self._at.hazards_row]
+
+    @property
+    def hazards_address(self) -> int:
+        """The address of these bytes."""
+        return self.address - self.first * 8 + self._at.hazards + self._index * self._at.hazards_row
 
     @property
     def all_words(self) -> memoryview:
@@ -237,7 +262,7 @@ class SlotLine(Line):
         self.awaited = self.followed = self.announced = 0
         for place in self._bits:
             self.words[place] = 0
-        self._hazards[:] = bytes(len(self._hazards))
+        self._hazards[:] = bytes(self._at.hazards_row)
         self.incarnation = incarnation
         fence()
         self.state = layout.OPEN

@@ -6,8 +6,6 @@ import ctypes
 import errno
 import platform
 import time
-from collections.abc import Callable
-from functools import partial
 
 _MACHINE = platform.machine()
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(_MACHINE)
@@ -18,7 +16,8 @@ _WAIT, _WAKE = 0, 1  # the shared forms: the word may lie in a page of several p
 _EVERYBODY = 0x7FFFFFFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Without argtypes the call is three times as fast; hence every pointer below is a ctypes object of its own.
+# Without argtypes the call is three times as fast; hence every pointer below is a ctypes object of its own. A call makes
+# it, since a coordinator has many futexes and calls few.
 _syscall = _libc.syscall
 _short_syscall = ctypes.PyDLL(None).syscall  # keeps the GIL and errno as they are: for a call that never sleeps
 
@@ -28,17 +27,16 @@ class _Timespec(ctypes.Structure):
 
 
 class Futex:
-    """A futex on the 32-bit word at `address`, which must be aligned to 4 and stay mapped.
+    """A futex on the 32-bit word at `address`, which must be aligned to 4 and stay mapped."""
 
-    `wake()` wakes every process and thread that waits on the word.
-    """
-
-    __slots__ = ("_address", "address", "wake")
+    __slots__ = ("address",)
 
     def __init__(self, address: int) -> None:
         self.address: int = address
-        self._address = ctypes.c_void_p(address)
-        self.wake: Callable[[], object] = partial(_short_syscall, _SYS_FUTEX, self._address, _WAKE, _EVERYBODY)
+
+    def wake(self) -> None:
+        """Wake every process and thread that waits on the word."""
+        _short_syscall(_SYS_FUTEX, ctypes.c_void_p(self.address), _WAKE, _EVERYBODY)
 
     def wait(self, expected: int, timeout_ns: int | None = None) -> bool:
         """Sleep while the word equals `expected`, with the GIL released.
@@ -52,7 +50,8 @@ class Futex:
             return False
         else:
             limit = ctypes.byref(_Timespec(timeout_ns // 1_000_000_000, timeout_ns % 1_000_000_000))
-        if _syscall(_SYS_FUTEX, self._address, _WAIT, ctypes.c_uint32(expected & 0xFFFFFFFF), limit) == 0:
+        word, value = ctypes.c_void_p(self.address), ctypes.c_uint32(expected & 0xFFFFFFFF)
+        if _syscall(_SYS_FUTEX, word, _WAIT, value, limit) == 0:
             return True
         code = ctypes.get_errno()
         if code == errno.ETIMEDOUT:
