@@ -21,7 +21,7 @@ T = TypeVar("T")
 log = logging.getLogger("ipcsync")
 
 _PAUSE_S = 0.001
-_SLICE_S = 0.05
+_SLICE_S = 0.25
 _REPLACERS = (  # and what must be the standard library's own
     ("gevent", "gevent.monkey", "is_module_patched", ("_thread", "select", "queue", "subprocess")),
     ("eventlet", "eventlet.patcher", "is_monkey_patched", ("thread", "select", "subprocess")),
