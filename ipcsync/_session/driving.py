@@ -104,15 +104,17 @@ class Driving:
 
     def settle(self, use: Use) -> None:
         """Release a closed use if possible, and have the owner know how far it is."""
-        is_known = use.life is Life.RELEASED
-        if not is_known and self._try(use, "release", use.engine.try_release):
-            self._owner.post(partial(self._table.advance, use, Life.RELEASED))
-        elif use.life < Life.DRAINED:
-            life = Life.DRAINING
-            with suppress(IpcSyncError):  # which was logged just now
-                life = Life.DRAINED if use.engine.is_drained() else life
-            if life > use.life:
-                self._owner.post(partial(self._table.advance, use, life))
+        if (life := self.progress(use)) > use.life:
+            self._owner.post(partial(self._table.advance, use, life))
+
+    def progress(self, use: Use) -> Life:
+        """How far a closed use is by now; it is released if possible."""
+        if use.life is Life.RELEASED or self._try(use, "release", use.engine.try_release):
+            return Life.RELEASED
+        with suppress(IpcSyncError):  # which was logged just now
+            if use.life < Life.DRAINED and use.engine.is_drained():
+                return Life.DRAINED
+        return max(use.life, Life.DRAINING)
 
     def _try(self, use: Use, what: str, call: Callable[[], T]) -> T | None:
         """A broken CUDA context, or an event that cannot be opened here, must not keep other events from it.

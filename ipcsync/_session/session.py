@@ -30,7 +30,7 @@ from ipcsync._native import device as devices
 from ipcsync._native import fork, pinned
 from ipcsync._native.context import count, current_ordinal, uuid_of
 from ipcsync._session import feed, handshake
-from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable
+from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable, Life, Use
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
@@ -184,20 +184,25 @@ class Session:
         WaitTimeout behind the `deadline` of `timeout` seconds; Reentered on a thread that owns a session.
         """
         check_may_wait()
-        owner, job = self.owner, Job(function)
+        job = Job(function)
         try:
-            owner.post(partial(owner.do, job))
-            while not job.wait(0 if owner.is_over else min(_SLICE_S, left_of(deadline) + 0.001)):
-                fork.check()
-                if owner.is_over or sys.is_finalizing():
-                    self.check()
-                    raise self._closed()
-                if time.monotonic_ns() >= deadline + (_PATIENCE_NS if job.has_begun else 0):
-                    raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
-            return job.result()
+            self.owner.post(partial(self.owner.do, job))
+            return self._result_of(job, deadline, timeout)
         except BaseException:
             job.give_up()
             raise
+
+    def _result_of(self, job: Job[_T], deadline: int, timeout: float) -> _T:
+        """The same of a job that was posted, and that nothing gives up."""
+        owner = self.owner
+        while not job.wait(0 if owner.is_over else min(_SLICE_S, left_of(deadline) + 0.001)):
+            fork.check()
+            if owner.is_over or sys.is_finalizing():
+                self.check()
+                raise self._closed()
+            if time.monotonic_ns() >= deadline + (_PATIENCE_NS if job.has_begun else 0):
+                raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
+        return job.result()
 
     def _collect(self) -> int:
         """For `ipc_collect`: close unused attachments; returns how many imports were closed."""
@@ -357,9 +362,13 @@ class Session:
         finally:  # an exception that ends the wait must not leave it open
             self.owner.post(partial(self.owner.do, closing))
         with suppress(WaitTimeout, ClientClosed, SessionLost):
-            for ended in self._call(closing.result, deadline_of(_TOLD_S), _TOLD_S):  # behind it
-                self.driving.settle(ended)
-                self._call(partial(self.attachments.tell, _TOLD_S), deadline_of(_TOLD_S), _TOLD_S)
+            for ended in self._result_of(closing, deadline_of(_TOLD_S), _TOLD_S):
+                tell = partial(self._tell, ended, self.driving.progress(ended))
+                self._call(tell, deadline_of(_TOLD_S), _TOLD_S)
+
+    def _tell(self, use: Use, life: Life) -> None:
+        self.attachments.advance(use, life)
+        self.attachments.tell(_TOLD_S)
 
     def notices(
         self, prefix: str, session_prefix: str, timeout: float | None, check: Callable[[], None] | None = None
