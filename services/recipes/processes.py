@@ -50,16 +50,18 @@ def run(*workers: tuple[Any, ...]) -> None:
     Raises SystemExit, and kills the others, as soon as one fails or when they take longer than 60 s.
     """
     deadline = time.monotonic() + DEADLINE_S
-    processes = [start(*worker) for worker in workers]
+    running = [start(*worker) for worker in workers]
     try:
-        while None in (codes := [process.exitcode for process in processes]) or any(codes):
-            for process, code in zip(processes, codes, strict=True):
-                if code:
-                    raise SystemExit(f"{process.name} failed with status {code}")
-            running = [process for process, code in zip(processes, codes, strict=True) if code is None]
-            if not wait([process.sentinel for process in running], max(0.0, deadline - time.monotonic())):
+        while running:
+            ended = wait([process.sentinel for process in running], max(0.0, deadline - time.monotonic()))
+            if not ended:
                 raise SystemExit(f"not done within {DEADLINE_S:g} s: {', '.join(process.name for process in running)}")
+            for process in [process for process in running if process.sentinel in ended]:
+                running.remove(process)
+                process.join()
+                if process.exitcode:
+                    raise SystemExit(f"{process.name} failed with status {process.exitcode}")
     finally:
-        for process in processes:
+        for process in running:
             process.kill()
             process.join()
