@@ -5,6 +5,7 @@ Each contestant plays ping-pong between two processes; half of a round trip is o
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import tempfile
 import time
@@ -16,7 +17,6 @@ from typing import Any
 
 import ipcsync
 from ipcsync._linux.futex import Futex
-from ipcsync._linux.process import start_time
 from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Figures, Row, Target, at_most, at_most_more, compare, interleave, percentile
 from ipcsync_bench.workers import Worker
@@ -116,8 +116,7 @@ class Table:
         self.players = [stack.enter_context(Worker()) for _ in range(2)]
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ipcsync-bench-"))
         self._page = Path(folder, "page")
-        self._tag = f"bench-{start_time(self.players[0].pid)}"
-        self._turns = iter(range(1 << 30))
+        self._turns = itertools.count()
 
     def play(self, function: Callable[..., Any], *arguments: Any) -> Times:
         """The worse side's times. `function` plays one side; its last argument says whether it serves."""
@@ -128,8 +127,7 @@ class Table:
 
     def ours(self, engine: EngineName, count: int, by: str = "synchronize") -> Times:
         """By ipcsync."""
-        name = f"{self._tag}/{next(self._turns)}"
-        return self.play(_points, self.coordinator.endpoint, name, engine, by, count)
+        return self.play(_points, self.coordinator.endpoint, f"bench/{next(self._turns)}", engine, by, count)
 
     def futex(self, count: int) -> Times:
         """By two words of shared memory."""

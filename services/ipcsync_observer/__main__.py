@@ -40,11 +40,10 @@ def main(host: str, port: int, endpoint: str | None, period: float, log_level: s
             raise
         raise Failed(f"the observer needs {missing}; in a checkout of ipcsync: pip install -e '.[observer]'") from None
     from ipcsync._logs import configure
-    from ipcsync._wire import endpoints
     from ipcsync.errors import ConnectError
 
     try:
-        endpoints.socket_path(endpoint or endpoints.default_endpoint())
+        sampler = Sampler(endpoint, period)
     except (ConnectError, ValueError) as error:
         raise WrongCall(str(error)) from None
     configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "uvicorn"))
@@ -53,7 +52,7 @@ def main(host: str, port: int, endpoint: str | None, period: float, log_level: s
     except OSError as error:
         raise Failed(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
     with listening:
-        asyncio.run(serve.serve(listening, Sampler(endpoint, period)))
+        asyncio.run(serve.serve(listening, sampler))
 
 
 if __name__ == "__main__":

@@ -110,19 +110,13 @@ _JSON = "application/json"
 PATHS: dict[str, tuple[Callable[[Observer, Request], Awaitable[Response]], Answers]] = {
     "/": (Observer.page, {"200": ("the page", "text/html", str)}),
     "/healthz": (Observer.healthz, {"200": ("always", _JSON, Health)}),
-    "/healthz/ready": (
-        Observer.ready,
-        {"200": ("the coordinator is ready", _JSON, Health), "503": ("it is not", _JSON, Health)},
-    ),
+    "/healthz/ready": (Observer.ready, {"200": ("it is ready", _JSON, Health), "503": ("it is not", _JSON, Health)}),
     "/metrics": (Observer.metrics, {"200": ("the metrics", "text/plain", str)}),
     "/openapi.json": (Observer.description, {"200": ("the description", _JSON, dict)}),
     "/api/state": (Observer.state, {"200": ("the state", _JSON, State)}),
     "/api/stream": (
         Observer.stream,
-        {
-            "200": ("states without end", "text/event-stream", str),
-            "503": ("too many pages are open", _JSON, Problem),
-        },
+        {"200": ("states without end", "text/event-stream", str), "503": ("too many pages are open", _JSON, Problem)},
     ),
 }
 """Each path but the page's own files: who answers, and what."""

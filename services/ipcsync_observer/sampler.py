@@ -94,10 +94,8 @@ class Sampler:
         if stats["epoch"] != self._epoch:
             self._epoch = stats["epoch"]
             self.connects += 1
-            log.info(
-                "connected",
-                extra=fields(endpoint=reader.endpoint, epoch=self._epoch[:8], version=stats["version"]),
-            )
+            told = fields(endpoint=reader.endpoint, epoch=self._epoch[:8], version=stats["version"])
+            log.info("connected", extra=told)
         infos = reader.list_events()
         now = time.monotonic() - self._began
         sessions, links = reader.list_sessions(), reader.list_attachments(_LINKS)
