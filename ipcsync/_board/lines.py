@@ -183,7 +183,10 @@ class SlotLine(Line):
 
     @property
     def _bits(self) -> range:
-        """The places of a bit for each session that the slot depends on, at any remove; its recorder's own: ask that."""
+        """The places of a bit for each session that the slot depends on, at any remove.
+
+        Its recorder's own: ask that one.
+        """
         first = (self._at.bits + self._index * self._at.bits_row) // 8
         return range(first, first + self._at.bit_words)
 

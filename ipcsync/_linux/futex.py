@@ -16,8 +16,8 @@ _WAIT, _WAKE = 0, 1  # the shared forms: the word may lie in a page of several p
 _EVERYBODY = 0x7FFFFFFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Without argtypes the call is three times as fast; hence every pointer below is a ctypes object of its own. A call makes
-# it, since a coordinator has many futexes and calls few.
+# Without argtypes the call is three times as fast; hence every pointer below is a ctypes object of its own, made at the
+# call: a coordinator has many futexes, and calls few.
 _syscall = _libc.syscall
 _short_syscall = ctypes.PyDLL(None).syscall  # keeps the GIL and errno as they are: for a call that never sleeps
 
