@@ -92,6 +92,8 @@ class Connection:
         self.endpoint = endpoint
         self.sent: int = 0
         self.window = 1  # how many requests the coordinator allows in flight
+        self.blocks_signals = False  # whether the thread that uses it does: then it may wait in the socket
+        self._rcvtimeo = -1
         self._ids = itertools.count(first_id)
         self._late: dict[int, Request] = {}  # given up, and maybe done
         self._checked = -1  # the number of the coordinator whose uid was checked last
@@ -198,16 +200,20 @@ class Connection:
 
         It ends with the last of these, `left` of which had no reply before.
         """
-        # A poll's limit holds across signals: a blocking receive starts its limit again after each.
-        if wait_ms and not zmq_poll([(socket, _IN)], wait_ms):
+        # Elsewhere a poll, since its limit holds across signals: a blocking receive starts its limit again after each.
+        flags = 0 if wait_ms and self.blocks_signals else _NOW
+        if wait_ms and flags and not zmq_poll([(socket, _IN)], wait_ms):
             return 0
+        if not flags and wait_ms != self._rcvtimeo:
+            self._rcvtimeo = socket.rcvtimeo = wait_ms
         answered = 0
         # Asked for, since the exception of an empty socket takes longer than a reply.
-        while socket.getsockopt(_EVENTS) & _IN:  # type: ignore[operator] # an int
+        while not flags or socket.getsockopt(_EVENTS) & _IN:  # type: ignore[operator] # an int
             try:
-                frame = socket.recv(_NOW, copy=False)
+                frame = socket.recv(flags, copy=False)
             except zmq.Again:
-                break  # what was there went with a coordinator that died
+                break  # nothing came, or what was there went with a coordinator that died
+            flags = _NOW
             if self._checks_owner and self._checked != (starts := self.starts()):
                 check_server(frame, self.endpoint)
                 self._checked = starts

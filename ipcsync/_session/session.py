@@ -413,6 +413,7 @@ class Session:
         with ExitStack() as undo:
             self.connection = connection = Connection(self.endpoint)
             undo.callback(connection.close)
+            connection.blocks_signals = True
 
             def check() -> None:
                 if not connection.sent:  # one that was sent may open a session, so its reply is awaited
