@@ -277,7 +277,9 @@ def open_events(
 
 
 def _are_elsewhere(session: Session, names: Sequence[str], device: str, timeout: float | None) -> bool:
-    """Whether all the events exist, on other devices."""
+    """Whether all the events exist, on other devices. Asks nobody if the coordinator serves this device alone."""
+    if session.lease.welcome.devices == [device]:
+        return False
 
     def is_elsewhere(name: str) -> bool:
         found = session.request(messages.ListEvents(name), messages.EventList, timeout).events
