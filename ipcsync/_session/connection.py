@@ -147,14 +147,16 @@ class Connection:
             request.deadline, request.id = deadline, next(self._ids)
             request.frame = codec.encode_request(request.id, request.body, token, deadline)
         wanted = {request.id: request for request in requests}
-        left, oldest = len(requests), 0
+        left, oldest, answered = len(requests), 0, 0
+        allowed: list[Request] = []
         resend_at = sent_to = 0
         was_sent = False
         eager_until = time.monotonic_ns() + _EAGER_NS
         while left and (now := time.monotonic_ns()) < deadline:
-            while requests[oldest].reply is not None:
-                oldest += 1
-            allowed = self._allowed(requests[oldest : oldest + self.window])
+            if answered or not allowed:
+                while requests[oldest].reply is not None:
+                    oldest += 1
+                allowed = self._allowed(requests[oldest : oldest + self.window])
             if now >= resend_at or sent_to != self.starts():
                 # The same ids: if only a reply was lost, the coordinator sends it again and does nothing twice.
                 sent_to = self.starts()
