@@ -14,9 +14,18 @@ def deadline_of(timeout: float | None, began: int = 0) -> int:
     """CLOCK_MONOTONIC in ns when `timeout` seconds are over, from `began` or now. ValueError: negative, or NaN."""
     if timeout is None:
         return FOREVER
-    if not timeout >= 0:
-        raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
+    check_seconds(timeout, "a number of seconds from 0 up, or None")
     return (began or time.monotonic_ns()) + int(bounded(timeout) * 1e9)
+
+
+def check_seconds(timeout: float, expected: str = "a number of seconds from 0 up") -> None:
+    """ValueError for a timeout that is negative or NaN, TypeError for what is no number."""
+    try:
+        if timeout >= 0:
+            return
+    except TypeError:
+        raise TypeError(f"timeout is {expected}, not {timeout!r}") from None
+    raise ValueError(f"timeout is {expected}, not {timeout!r}")
 
 
 def bounded(timeout: float) -> float:

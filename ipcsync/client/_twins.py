@@ -7,6 +7,7 @@ import weakref
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ipcsync._deadline import check_seconds
 from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync.errors import EngineMismatch, EventClosed
@@ -70,8 +71,7 @@ class ClientView:
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        if not seconds >= 0:
-            raise ValueError(f"timeout is a number of seconds from 0 up, not {seconds!r}")
+        check_seconds(seconds)
         self._session.timeout = seconds
 
     @property

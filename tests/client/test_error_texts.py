@@ -214,3 +214,22 @@ def test_an_unnamed_event_has_something_to_be_called(client: ipcsync.Client) -> 
 def test_a_name_that_is_too_long_is_shown_with_its_end_and_its_length(client: ipcsync.Client) -> None:
     with pytest.raises(ipcsync.ProtocolError, match=f"^the name '{'x' * 80}'… has 300 bytes, but 1 to 255 are allowed"):
         client.event("x" * 300)
+
+
+@pytest.mark.parametrize("wrong", ["5", [], object])
+def test_a_timeout_that_is_no_number_is_shown(client: ipcsync.Client, wrong: object) -> None:
+    seconds: float = wrong  # type: ignore[assignment]
+    event, stream = client.event("e", recorder=True), ipcsync.Stream()
+    calls: list[Callable[[], object]] = [
+        lambda: event.at(1).synchronize(seconds),
+        lambda: event.at(1).wait(stream, timeout=seconds),
+        lambda: event.record(stream, timeout=seconds),
+        lambda: stream.synchronize(seconds),
+        lambda: client.list_events(timeout=seconds),
+        lambda: ipcsync.connect(client.endpoint, timeout=seconds),
+        lambda: setattr(client, "timeout", seconds),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="^timeout is a number of seconds from 0 up") as caught:
+            call()
+        assert str(caught.value).endswith(f"not {wrong!r}")
