@@ -114,9 +114,9 @@ class Row:
     def good_bits(self, own: int) -> int | None:
         """This event's bits if every session that they name lives; None if not, or if the bit of line `own` is set."""
         recorder, self.line.first_dependent = self.line.recorder, BASE + 1
-        self.line.set_recorder(serial_of(own))
+        self.line.recorder = serial_of(own)
         is_clear = self.mine.is_clear(1)
-        self.line.set_recorder(recorder)
+        self.line.recorder = recorder
         return bits_of(self.line) if is_clear else None
 
     @property

@@ -228,9 +228,9 @@ def test_only_who_is_named_and_lives_since_is_good(chain: Chain) -> None:
     with chain.begin():
         line = chain.board.slot(1)
         assert bits_of(line) == 1
-        line.set_recorder(_serial(0))
+        line.recorder = _serial(0)
         assert not chain.c.is_clear(1), "of its own it tells nothing"
-        line.set_recorder(_serial(1))
+        line.recorder = _serial(1)
         assert chain.c.is_clear(1)
         for serial, is_clear in ((9 << 16, False), (_serial(0), True)):  # valid_as_of is of before the ninth came
             chain.board.session(0).assign(serial, 1, 0, 0, 1, "new")
