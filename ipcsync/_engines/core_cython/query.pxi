@@ -88,8 +88,8 @@ cdef bint ask(Core self, int64_t generation, double patience_s) except -1:
 cdef bint sleep_until_recorded(Core self, int64_t generation, int64_t deadline) except -1 nogil:
     """Block until `generation` is recorded; False once `deadline` is over.
 
-    Each slice ends with the looks of `check_alive`, by what the kernel marks. The GIL is seldom asked for: that
-    alone may take longer than a slice in a busy process.
+    Each slice ends with the looks of `end_slice`, by what the kernel marks. The GIL is seldom asked for: that alone may
+    take longer than a slice in a busy process.
     """
     cdef uint64_t recorded
     cdef int64_t left, now, last = 0
@@ -109,9 +109,15 @@ cdef bint sleep_until_recorded(Core self, int64_t generation, int64_t deadline) 
             last = end_slice(self, generation, last, is_interrupted)
 
 cdef int64_t end_slice(Core self, int64_t generation, int64_t last, bint is_interrupted) except -1 nogil:
-    """The looks at the end of a wait's slice; `last` is when Python last had its turn, or has now."""
+    """Check this session, the coordinator and the recorder; `last` is when Python last had its turn, or has now."""
     cdef int64_t now
-    check_alive(self, generation)
+    if self.session is None or not self.session.is_good() or not coordinator_is_good(self):
+        with gil:
+            self.guard.check_liveness()
+    if was_closed(self) or load(self.place, INCARNATION) != self.incarnation:
+        with gil:
+            check_use(self)
+    check_recorder(self, generation)
     now = ipcsync_now()
     if not is_interrupted and now - last < LONGEST_NS:
         return last

@@ -141,16 +141,6 @@ cdef bint recorder_lives(Core self) except -1 nogil:
         self.peer = serial
         return self.peer_is_alive(serial)
 
-cdef int check_alive(Core self, int64_t generation) except -1 nogil:
-    """Check this session, the coordinator and the recorder; called in every slice of a wait."""
-    if self.session is None or not self.session.is_good() or not coordinator_is_good(self):
-        with gil:
-            self.guard.check_liveness()
-    if was_closed(self) or load(self.place, INCARNATION) != self.incarnation:
-        with gil:
-            check_use(self)
-    check_recorder(self, generation)
-
 cdef int check_recorder(Core self, int64_t generation) except -1 nogil:
     """Raise RecorderLost if the recorder is dead, and `generation` not known complete."""
     cdef bint is_alive = recorder_lives(self)
