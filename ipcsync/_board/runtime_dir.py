@@ -266,7 +266,7 @@ def read_outcome(path: str) -> Outcome:
 def _write(directory: str, name: str, found: msgspec.Struct) -> None:
     path = os.path.join(directory, name)
     try:
-        with open(path + _NEW, "wb", opener=_private) as file:
+        with open(path + _NEW, "wb", opener=_opened) as file:
             file.write(msgspec.json.encode(found))
         os.rename(path + _NEW, path)
     except OSError:  # the disk is full, or something else is there
@@ -278,18 +278,15 @@ def _write(directory: str, name: str, found: msgspec.Struct) -> None:
 def _read(directory: str, name: str, kind: type[_T]) -> _T | None:
     """What such a file says; None if there is none, or anything else in its place."""
     try:
-        with open(os.path.join(directory, name), "rb", opener=_unfollowed) as file:
+        with open(os.path.join(directory, name), "rb", opener=_opened) as file:
             return msgspec.json.decode(file.read(_MOST_BYTES), type=kind)
     except (OSError, *UNREADABLE):
         return None
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def _unfollowed(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def _opened(path: str, flags: int) -> int:
+    """Without following a link, or waiting at a pipe that somebody made there."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def _mark_of(path: str) -> str:
