@@ -70,8 +70,8 @@ class Answers:
         self.exports = Exports(self.session.board, Inbox(self._changed).put, Inbox(self.failed).put)
         self._opening = 0  # questions that need the coordinator
         self._attaching = 0  # of them, those that may attach to something just now
-        self._may_attach, self._has_attached = asyncio.Event(), asyncio.Event()
-        self._may_attach.set()
+        self._has_attached = asyncio.Event()
+        self._closing = asyncio.Lock()  # held while something is closed
         self._attached: dict[wire.Key, float] = {}  # to what, and from when on it is closed unless a node follows it
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
@@ -99,8 +99,8 @@ class Answers:
 
     async def _answer(self, sender: str, body: _Question, answer: Answer, now: float) -> None:
         try:
-            await self._may_attach.wait()
-            self._attaching += 1
+            async with self._closing:
+                self._attaching += 1
             try:
                 data = wire.encode(await self._reply_to(sender, body, now))
             finally:
@@ -198,7 +198,6 @@ class Answers:
         raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self.settings.node))
 
     def _remains(self, left: messages.Remains) -> wire.Row:
-        """The row of a use that is over."""
         if not self.settings.exports_name(left.name):
             return wire.Row(left.slot, left.incarnation, state="gone")
         if left.cause == "closed":
@@ -273,10 +272,9 @@ class Answers:
         Questions wait meanwhile: one that attaches to a use again must not find it closed behind its request.
         """
         now = time.monotonic()
-        if not self._may_attach.is_set() or not self._unused(now):
+        if self._closing.locked() or not self._unused(now):
             return
-        self._may_attach.clear()
-        try:
+        async with self._closing:
             while self._attaching:
                 self._has_attached.clear()
                 await self._has_attached.wait()
@@ -291,8 +289,6 @@ class Answers:
                     self.hold([key])  # closed later, unless it is exported by then
                 elif self._attached.get(key) == math.inf:
                     del self._attached[key]
-        finally:
-            self._may_attach.set()
 
     def _unused(self, now: float) -> list[wire.Key]:
         due = [key for key, until in self._attached.items() if now >= until]

@@ -116,7 +116,6 @@ class Reloads:
 
 
 def _command(*more: str) -> list[str]:
-    """The command that this process was started with."""
     return [sys.executable, *sys.orig_argv[1:], *more]
 
 

@@ -91,7 +91,6 @@ class BridgeSession:
             self._settle(*self._asked.get(), self._closed())
 
     def _work(self) -> None:
-        """Send what was asked for, as long as anything was."""
         while not (self._is_closed or self._asked.empty()):
             asked = [self._asked.get() for _ in range(self._asked.qsize())]
             error: IpcSyncError | None = None
