@@ -94,10 +94,14 @@ def _has_nvidia_gpu(root: Path = Path("/")) -> bool:
 
 
 def _devices(context: Context) -> Outcome:
-    devices = context.found["devices"]
-    if not devices:
+    mine = context.found["devices"]
+    if not mine:
         return "fail", "the driver shows no device", "Check CUDA_VISIBLE_DEVICES and the output of nvidia-smi."
-    return "ok", "; ".join(f"{i}: {device['name']} GPU-{device['uuid']}" for i, device in enumerate(devices)), ""
+    theirs = context.workers["waiter"].call(actions.describe)["devices"]
+    names = "; ".join(f"{i}: {device['name']} GPU-{device['uuid']}" for i, device in enumerate(mine))
+    if [device["uuid"] for device in theirs] != [device["uuid"] for device in mine]:
+        return "fail", f"a second process sees other devices than the first: {names}", "Is the machine being changed?"
+    return "ok", names, ""
 
 
 def _mps(root: Path = Path("/")) -> Outcome:
