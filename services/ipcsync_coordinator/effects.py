@@ -85,6 +85,8 @@ class Effects:
 
     def carry_out(self, touched: Touched) -> None:
         """Carry out a transition. What fails (in the driver) is logged, and does not stop the rest."""
+        if not (touched.slots or touched.sessions or touched.unwanted):
+            return  # attachments alone: many, as processes attach to the same events
         rings, self._rings = self._rings, []
         steps: list[tuple[Callable[[Any], None], object]] = [
             *((self._store, row) for row in _in_order(touched.sessions, touched.slots)),
