@@ -149,7 +149,7 @@ class Engine(Core):
         handle, ordinal = stream_handle(stream)
         if ahead and self.kind == "event":
             raise EngineMismatch(
-                f"the event {self.label} uses the engine 'event', and CUDA cannot wait for a record that is not made "
+                f"{self.title} uses the engine 'event', and CUDA cannot wait for a record that is not made "
                 "yet: open it with engine='timeline' to wait ahead"
             )
         with _within(handle, ordinal) as inside, inside:
@@ -218,6 +218,11 @@ class Engine(Core):
         return repr(self.name) if self.name else f"an unnamed event (slot {self.slot})"
 
     @property
+    def title(self) -> str:
+        """The same, with its kind before a name."""
+        return f"the event {self.label}" if self.name else self.label
+
+    @property
     def state(self) -> EventState:
         """open, broken or closed."""
         if self.line.incarnation != self.incarnation:
@@ -280,7 +285,7 @@ class Engine(Core):
     def raise_closed(self) -> NoReturn:
         """Raise EventClosed: by this process, or by a later use of the slot."""
         how = "was closed in this process" if self.is_closed else "is gone: another event has its slot"
-        raise EventClosed(f"the event {self.label} {how}", event=self.name)
+        raise EventClosed(f"{self.title} {how}", event=self.name)
 
     def raise_lost(self, generation: int) -> NoReturn:
         """Raise RecorderLost; EventClosed if this use was closed meanwhile."""
@@ -314,7 +319,7 @@ class Engine(Core):
         told = f", recorded by the session {recorder!r} (pid {pid or '?'})," if recorder else ""
         other = "timeline" if self.kind == "event" else "event"
         raise EngineMismatch(
-            f"the event {self.label}{told} uses the engine {self.kind!r}, which does not work in this process (pid "
+            f"{self.title}{told} uses the engine {self.kind!r}, which does not work in this process (pid "
             f"{os.getpid()}): {why}; have whoever opens it first ask for engine={other!r}"
         ) from why
 
@@ -335,7 +340,7 @@ class Engine(Core):
         if self.chain.loss is not None:
             raise self._error_of(self.chain.loss, self._recorded + 1)
         raise EventClosed(
-            f"the event {self.label} is {self.state}, and takes no more records: open its name again", event=self.name
+            f"{self.title} is {self.state}, and takes no more records: open its name again", event=self.name
         )
 
     def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:

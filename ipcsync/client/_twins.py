@@ -144,7 +144,7 @@ class EventView(Generic[PointT]):
         """The IPC handles of the ring, 64 bytes each. EngineMismatch on the `timeline` engine, which has none."""
         if self._engine.kind == "timeline":
             raise EngineMismatch(
-                f"the event {self._engine.label} uses the engine 'timeline', and has no CUDA event whose handle "
+                f"{self._engine.title} uses the engine 'timeline', and has no CUDA event whose handle "
                 "another library could open: open it with engine='event', or have the other process wait for "
                 "bytes(point)"
             )
@@ -160,7 +160,7 @@ class EventView(Generic[PointT]):
         handles = self.handles
         if len(handles) != 1:
             raise EngineMismatch(
-                f"the event {self._engine.label} has a ring of {len(handles)} CUDA events, and one handle would wait "
+                f"{self._engine.title} has a ring of {len(handles)} CUDA events, and one handle would wait "
                 "for every so many records only: open it with depth=1, or send bytes(point) and wait for that; "
                 "handles[(generation - 1) % depth] is the one of a generation"
             )
@@ -211,7 +211,7 @@ class EventView(Generic[PointT]):
     def _check(self) -> None:
         self._engine.check()
         if not self._is_open:
-            raise EventClosed(f"this object of the event {self._engine.label} was closed", event=self.name)
+            raise EventClosed(f"this object of {self._engine.title} was closed", event=self.name)
 
     def __repr__(self) -> str:
         told = f"<ipcsync.{type(self).__name__} {self.name!r} {self.engine}"

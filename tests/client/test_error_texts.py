@@ -209,6 +209,11 @@ def test_an_unnamed_event_has_something_to_be_called(client: ipcsync.Client) -> 
         point = client.record(stream)
         with pytest.raises(ipcsync.WaitTimeout, match=r"of an unnamed event \(slot \d+\) was not complete"):
             point.synchronize(0.01)
+    reservation = client.reserve()
+    point = reservation.point
+    reservation.close()
+    with pytest.raises(ipcsync.EventClosed, match=r"^an unnamed event \(slot \d+\) was closed in this process"):
+        point.synchronize(0.01)
 
 
 def test_a_name_that_is_too_long_is_shown_with_its_end_and_its_length(client: ipcsync.Client) -> None:
@@ -230,6 +235,6 @@ def test_a_timeout_that_is_no_number_is_shown(client: ipcsync.Client, wrong: obj
         lambda: setattr(client, "timeout", seconds),
     ]
     for call in calls:
-        with pytest.raises(TypeError, match="^timeout is a number of seconds from 0 up") as caught:
+        with pytest.raises(TypeError, match=r"^timeout is a number of seconds from 0 up") as caught:
             call()
         assert str(caught.value).endswith(f"not {wrong!r}")
