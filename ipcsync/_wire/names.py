@@ -25,8 +25,8 @@ def why_not(name: str, limit: int = MAX_BYTES) -> str | None:
     return None
 
 
-def plain(text: str, what: str = "name") -> str:
+def plain(text: str, what: str = "a name") -> str:
     """The text as a plain str: subclasses of str (of numpy, enum or a user) cannot be sent."""
     if not isinstance(text, str):
-        raise TypeError(f"a {what} is a str, but got {type(text).__name__}")
+        raise TypeError(f"{what} is a str, but got {type(text).__name__}")
     return str.__str__(text)

@@ -35,10 +35,12 @@ from ipcsync.client.event import (
     SharedEvent,
     check_depth,
     check_engine,
+    check_name,
     check_node,
     note_depth,
     open_events,
     open_named,
+    short,
 )
 from ipcsync.client.graphs.captured import GraphRecord, GraphWait
 from ipcsync.client.graphs.lanes import beside
@@ -78,7 +80,7 @@ class Client(ClientView, Closing):
         self._naming = naming or Naming("")
         self._prefix = self._naming.prefix
         self._session = Session(
-            _found_endpoint(endpoint), plain(name or ""), behind_all=chains == "session", shown=self._naming.shown
+            _found_endpoint(endpoint), _found_name(name), behind_all=chains == "session", shown=self._naming.shown
         )
         self._session.engine, self._session.depth = _found_engine(engine), _found_depth(depth)
         self._unnamed = UnnamedEvents(self._session)
@@ -484,9 +486,18 @@ class Client(ClientView, Closing):
 
 def _found_endpoint(endpoint: str | None) -> str:
     try:
-        return endpoints.absolute(plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint())
+        return endpoints.absolute(
+            plain(endpoint, "an endpoint") if endpoint is not None else endpoints.default_endpoint()
+        )
     except (ValueError, FileNotFoundError) as error:
         raise ConnectError(f"the default endpoint cannot be used: {error}") from None
+
+
+def _found_name(name: str | None) -> str:
+    found = plain(name or "")
+    if found:
+        check_name(found, f"the session's name {short(found)}")
+    return found
 
 
 def _found_engine(engine: EngineChoice) -> EngineChoice:

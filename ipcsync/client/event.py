@@ -148,22 +148,22 @@ class Naming:
     """
 
     def __init__(self, prefix: str, *, is_shown: bool = False) -> None:
-        self.prefix: str = plain(prefix, "prefix")
+        self.prefix: str = plain(prefix, "a prefix")
         self._is_shown = is_shown
         if self.prefix:
-            _check(f"{self.prefix}x", f"the prefix {_short(prefix)}")
+            check_name(f"{self.prefix}x", f"the prefix {short(prefix)}")
 
     def full(self, name: str) -> str:
         """The coordinator's name. ProtocolError if it is invalid."""
         name = self._without(plain(name))
-        _check(name, f"the name {_short(name)}")
+        check_name(name, f"the name {short(name)}")
         if self.prefix:
-            _check(self.prefix + name, f"the name {_short(name)}, behind the prefix {_short(self.prefix)},")
+            check_name(self.prefix + name, f"the name {short(name)}, behind the prefix {short(self.prefix)},")
         return self.prefix + name
 
     def begin(self, prefix: str) -> str:
         """The coordinator's prefix for names that begin with `prefix` here."""
-        return self.prefix + self._without(plain(prefix, "prefix"))
+        return self.prefix + self._without(plain(prefix, "a prefix"))
 
     def _without(self, name: str) -> str:
         return name.removeprefix(self.prefix) if self._is_shown else name
@@ -173,11 +173,13 @@ class Naming:
         return name if self._is_shown else name.removeprefix(self.prefix)
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """As an error shows it."""
     return repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}…"
 
 
-def _check(name: str, what: str) -> None:
+def check_name(name: str, what: str) -> None:
+    """Raise ProtocolError for an invalid one."""
     reason = event_names.why_not(name)
     if reason:
         raise ProtocolError(f"{what} {reason}", code="name")

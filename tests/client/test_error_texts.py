@@ -238,3 +238,16 @@ def test_a_timeout_that_is_no_number_is_shown(client: ipcsync.Client, wrong: obj
         with pytest.raises(TypeError, match=r"^timeout is a number of seconds from 0 up") as caught:
             call()
         assert str(caught.value).endswith(f"not {wrong!r}")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "ü" * 128, "a\nb", "a//b", "\udc80"])
+def test_an_invalid_name_of_a_session_is_shown_with_what_is_wrong(coordinator: ipcsync.Coordinator, name: str) -> None:
+    with pytest.raises(ipcsync.ProtocolError, match=r"^the session's name '.+ (has|is) ") as caught:
+        ipcsync.connect(coordinator.endpoint, name=name)
+    assert caught.value.code == "name"
+
+
+def test_an_endpoint_that_is_no_str_is_told() -> None:
+    endpoint: str = 3  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=r"^an endpoint is a str, but got int"):
+        ipcsync.connect(endpoint)
