@@ -128,7 +128,7 @@ class Fleet:
     def _is_known(self, origin: Origin) -> bool:
         return origin in self._registry.mirrors or self._registry.tombstones.find(origin) is not None
 
-    def _attach(self, session: Session, origin: Origin, device: str) -> messages.Attachment:
+    def _attach(self, session: Session, origin: Origin, device: str, name: str = "") -> messages.Attachment:
         slot = self._registry.mirrors.get(origin)
         if origin.epoch == self._epoch:  # the fleet's event is on this node
             slot = self._registry.attach(session, origin.slot, origin.incarnation)
@@ -137,7 +137,7 @@ class Fleet:
         else:
             tombstone = self._registry.tombstones.find(origin)
             assert tombstone is not None
-            slot = self._registry.restore_from_tombstone(session, origin, tombstone, self._device(device))
+            slot = self._registry.restore_from_tombstone(session, origin, tombstone, self._device(device), name)
             slot.base = self._effects.line(slot.index).recorded
         return attachment_of(slot, session, self._effects.pool)
 
@@ -230,7 +230,7 @@ class Fleet:
             return  # it waits no more
         body: messages.Message
         try:
-            body = self._attach(owed.session, origin, owed.device)
+            body = self._attach(owed.session, origin, owed.device, owed.want.name)
         except IpcSyncError as error:
             body = codec.failure_of(error)
         self._reply(owed, body)

@@ -304,9 +304,14 @@ class Registry:
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
-    def restore_from_tombstone(self, session: Session, origin: Origin, tombstone: Tombstone, device: str) -> Slot:
-        """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the tombstone says."""
-        slot = self.create(session, "", recorder=False, device=device, origin=origin, node=tombstone.node)
+    def restore_from_tombstone(
+        self, session: Session, origin: Origin, tombstone: Tombstone, device: str, name: str = ""
+    ) -> Slot:
+        """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the tombstone says.
+
+        `name`: by which it asks; empty, if by a point.
+        """
+        slot = self.create(session, name, recorder=False, device=device, origin=origin, node=tombstone.node)
         slot.reason = tombstone.reason
         self._finish(slot, "broken")
         slot.good = tombstone.good

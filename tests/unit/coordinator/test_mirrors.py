@@ -315,6 +315,20 @@ def test_a_lost_mirror_is_good_as_far_as_it_was_complete_and_so_is_its_tombstone
     assert isinstance(refused, NodeLost)
 
 
+def test_a_lost_use_that_is_opened_again_by_its_name_has_the_name(desk: Desk) -> None:
+    bridge, asker = desk.session("bridge"), desk.session()
+    mirror = desk.linked(asker, bridge)
+    desk.put(messages.Finish(mirror.slot, mirror.incarnation, "broken", "stopped"), bridge)
+    for who in (asker, bridge):
+        desk.put(messages.Close(mirror.slot, mirror.incarnation), who)
+    assert desk.put(messages.Remote("open", "a", "kv"), asker) is None
+    (want,) = desk.wants(bridge)
+    assert isinstance(desk.failure(messages.Import(want.number, _EPOCH, 3, 7, "a", "kv"), bridge), NodeLost)
+    again = desk.late.pop()
+    assert isinstance(again, messages.Attachment)
+    assert (again.name, desk.board.slot(again.slot).state) == ("kv", BROKEN)
+
+
 @pytest.mark.parametrize("how", ["bye", "pidfd", "ttl"])
 def test_a_bridge_that_ends_in_whatever_way_breaks_what_it_mirrors(desk: Desk, how: str) -> None:
     bridge, asker = desk.session("bridge"), desk.session()
