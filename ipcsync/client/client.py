@@ -165,6 +165,8 @@ class Client(ClientView, Closing):
         The requests are pipelined, so a hundred events take little more time than a few. `timeout` is by default
         `client.timeout`. Raises the errors of `event`.
         """
+        if isinstance(names, str):
+            raise TypeError(f"names are several names, but got one str, {names!r:.80}: open one by `event`")
         options = OpenOptions(recorder, device, engine, depth, timeout, node)
         return open_named(self._session, self._naming, list(names), options)
 

@@ -251,3 +251,9 @@ def test_an_endpoint_that_is_no_str_is_told() -> None:
     endpoint: str = 3  # type: ignore[assignment]
     with pytest.raises(TypeError, match=r"^an endpoint is a str, but got int"):
         ipcsync.connect(endpoint)
+
+
+def test_one_str_is_not_taken_for_many_names(client: ipcsync.Client) -> None:
+    with pytest.raises(TypeError, match="but got one str, 'abc'"):
+        client.events("abc")
+    assert client.list_events() == []
