@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -176,7 +177,8 @@ class Children:
         Raises TypeError if `fn` cannot be found by its module and name.
         """
         module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
-        if not callable(fn) or not module or not name or "<" in name or module == "__main__":
+        is_bound = isinstance(fn, MethodType) and not isinstance(fn.__self__, type)  # its object would not come along
+        if not callable(fn) or not module or not name or "<" in name or module == "__main__" or is_bound:
             raise TypeError(f"ipcsync_spawn takes a function of a module, which the process imports, but got {fn!r}")
         file = getattr(sys.modules.get(module), "__file__", None)
         label = f"{name.rpartition('.')[2]}-{len(self._children) + 1}"

@@ -271,7 +271,7 @@ def test_what_is_no_function_of_a_module_is_refused() -> None:
         return
 
     children = Children("ipc:///nowhere", "ns", 1.0)
-    for wrong in (inner, lambda: None, 7, None):
+    for wrong in (inner, lambda: None, children.spawn, 7, None):
         with pytest.raises(TypeError, match="function of a module"):
             children.spawn(wrong)  # type: ignore[arg-type] # wrong on purpose
     children.close()
