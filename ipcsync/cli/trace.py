@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -66,6 +67,8 @@ def _read(directory: str) -> list[ProcessTrace]:
     from ipcsync._trace import reader
 
     paths = reader.files_in(directory)
+    if not os.path.isdir(directory):
+        raise Failed(f"there is no directory {directory}: name the one that IPCSYNC_TRACE named")
     if not paths:
         raise Failed(f"there is no trace in {directory}; processes write one while IPCSYNC_TRACE names the directory")
     found = []

@@ -333,6 +333,11 @@ def test_a_folder_without_traces_is_told_so(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["trace", "merge", str(tmp_path)])
     assert done.exit_code == 1
     assert "there is no trace in" in done.output
+    file = tmp_path / "one.ipctrace"
+    file.touch()
+    for missing in (tmp_path / "nowhere", file):
+        done = CliRunner().invoke(main, ["trace", "merge", str(missing)])
+        assert (done.exit_code, f"there is no directory {missing}" in done.output) == (1, True)
 
 
 def test_a_merged_trace_goes_to_stdout_and_to_no_file_that_cannot_be_written(
