@@ -38,11 +38,19 @@ _own: weakref.WeakValueDictionary[bytes, Bucket] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
-class Location:
-    """A bucket of another process: what opens it, and whose it is."""
+class Sent:
+    """The message about a bucket that was filled, in JSON types."""
 
-    handle: bytes
+    point: str
+    """The point after which the tensors in it are complete, in hexadecimal."""
+    handle: str
+    """What opens it, in hexadecimal."""
     pid: int
+    """The process whose it is."""
+
+    def received_point(self) -> ipcsync.Point:
+        """The point, in the receiving process. Raises as `Client.point`."""
+        return ipcsync.default_client().point(bytes.fromhex(self.point))
 
 
 class Bucket:
@@ -50,16 +58,16 @@ class Bucket:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._memory = Memory(max(size, 1), device.index if device.type == "cuda" else None)
-        self.location = Location(self._memory.handle(), os.getpid())
-        _own[self.location.handle] = self
+        self._handle = self._memory.handle()
+        _own[self._handle] = self
 
     @property
     def place(self) -> str:
         """Its device's UUID."""
         return ipcsync.get_device_properties(self._memory.device).uuid
 
-    def fill(self, tensors: Sequence[torch.Tensor]) -> ipcsync.Point:
-        """Have the current stream copy the tensors into it. Returns the point behind that; the host waits for nothing.
+    def fill(self, tensors: Sequence[torch.Tensor]) -> Sent:
+        """Have the current stream copy the tensors into it, and record behind that; the host waits for nothing.
 
         Raises RecorderLost if they depend on a peer that died; the next call does not raise it again, once the
         stream is past the wait for that peer.
@@ -71,7 +79,8 @@ class Bucket:
             flat = tensor.detach().contiguous()
             _copy(self._memory.address + offset, flat.data_ptr(), flat.numel() * flat.element_size(), stream)
         with failing_once(stream):
-            return ipcsync.default_client().record(stream)
+            point = ipcsync.default_client().record(stream)
+        return Sent(bytes(point).hex(), self._handle.hex(), os.getpid())
 
     @property
     def address(self) -> int:
@@ -80,7 +89,7 @@ class Bucket:
 
     def close(self) -> None:
         """Free it, now or later. No process may be reading it; one that is not closed stays as long as this process."""
-        _own.pop(self.location.handle, None)
+        _own.pop(self._handle, None)
         _close(self._memory)
 
 
@@ -99,7 +108,7 @@ def size_of(layouts: Sequence[Layout]) -> int:
 
 
 def received(
-    location: Location,
+    sent: Sent,
     layouts: Sequence[Layout],
     point: ipcsync.Point,
     device: torch.device,
@@ -107,7 +116,7 @@ def received(
 ) -> list[torch.Tensor]:
     """The tensors of another process's bucket, as this process's own on `device`, or in `targets`; complete by then.
 
-    `point` is that of `Bucket.fill`, and complete. RecorderLost if its process has ended and the memory with it,
+    `point` is that of `sent`, and complete. RecorderLost if its process has ended and the memory with it,
     HandleError if the bucket was closed.
     """
     offsets, size = _offsets(layouts)
@@ -120,7 +129,7 @@ def received(
         return tensors if targets is None else list(targets)
     # Torch's allocator reckons with its current stream. For tensors of the CPU any does, but one that stands still.
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else ipcsync.Stream(point.device)
-    with _opened(location, size, point) as address:
+    with _opened(sent, size, point) as address:
         _copy(flat.data_ptr(), address, size, stream)
         if targets is not None:
             for target, tensor in zip(targets, tensors, strict=True):
@@ -133,22 +142,23 @@ def received(
 
 
 @contextmanager
-def _opened(location: Location, size: int, point: ipcsync.Point) -> Iterator[int]:
+def _opened(sent: Sent, size: int, point: ipcsync.Point) -> Iterator[int]:
     """The address of a bucket, which is closed behind the block."""
-    own = _own.get(location.handle)
+    handle = bytes.fromhex(sent.handle)
+    own = _own.get(handle)
     if own is not None:  # a process does not open its own handles
         yield own.address
         return
     try:
-        memory = Memory(size, point.device, handle=location.handle)
+        memory = Memory(size, point.device, handle=handle)
     except HandleError:
         if ipcsync.default_client().wait_over(point, _END_S):
             raise RecorderLost(
-                f"the process {location.pid}, which had the tensors, has ended, and their memory with it: have them "
+                f"the process {sent.pid}, which had the tensors, has ended, and their memory with it: have them "
                 "sent again",
                 event=point.event_name,
                 generation=point.generation,
-                pid=location.pid,
+                pid=sent.pid,
                 cause="died",
                 over=True,
             ) from None

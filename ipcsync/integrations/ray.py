@@ -31,7 +31,7 @@ from ray.experimental.rdt.tensor_transport_manager import FetchRequest
 
 import ipcsync
 from ipcsync.errors import IpcSyncError, WaitTimeout
-from ipcsync.integrations.buckets import Bucket, Location, device_of, received, size_of
+from ipcsync.integrations.buckets import Bucket, Sent, device_of, received, size_of
 
 __all__ = ["PointTransport", "TransferAborted", "register"]
 
@@ -49,9 +49,7 @@ def register(name: str = "ipcsync") -> None:
 class PointMetadata(TensorTransportMetadata):
     """The message to the receiver about one object's tensors."""
 
-    point: bytes = b""
-    """The 48 bytes of the record behind which the tensors are complete."""
-    location: Location | None = None
+    sent: Sent | None = None
     """The bucket that they are in; None without tensors."""
 
 
@@ -123,7 +121,7 @@ class PointTransport(TensorTransportManager):
         self._release(obj_id)
         bucket = Bucket(size_of(metadata.tensor_meta), device)
         try:
-            metadata.point, metadata.location = bytes(bucket.fill(tensors)), bucket.location
+            metadata.sent = bucket.fill(tensors)
         except BaseException:
             bucket.close()  # Ray knows of no object, so it will not ask for that
             raise
@@ -171,9 +169,9 @@ class PointTransport(TensorTransportManager):
     ) -> Transfer:
         """Begin to wait for the sender's point; the host waits for nothing yet."""
         metadata = tensor_transport_metadata
-        if metadata.location is None:
+        if metadata.sent is None:
             return Transfer(obj_id, [])
-        point = ipcsync.default_client().point(metadata.point)
+        point = metadata.sent.received_point()
         transfer = Transfer(obj_id, [], metadata, point, target_buffers)
         self._waited_for[obj_id] = transfer
         over = transfer.over
@@ -183,7 +181,7 @@ class PointTransport(TensorTransportManager):
     def wait_fetch_complete(self, fetch_request: Transfer, timeout: float = -1) -> list[torch.Tensor]:
         """The tensors of a fetch, at most `timeout` seconds later; below 0: without a limit. Raises WaitTimeout."""
         point, metadata = fetch_request.point, fetch_request.metadata
-        if point is None or metadata is None or metadata.location is None:
+        if point is None or metadata is None or metadata.sent is None:
             return list(fetch_request.tensors)
         if not fetch_request.over.wait(None if timeout < 0 else timeout):
             text = f"object {fetch_request.obj_id} was not complete within {timeout:g} s"
@@ -192,7 +190,7 @@ class PointTransport(TensorTransportManager):
             raise TransferAborted(f"Ray gave up the transfer of object {fetch_request.obj_id}")
         point.synchronize(None if timeout < 0 else timeout)  # it is over: this raises what ended it
         device = torch.device("cuda", point.device.index) if metadata.tensor_device == "cuda" else torch.device("cpu")
-        tensors = received(metadata.location, metadata.tensor_meta, point, device, fetch_request.targets)
+        tensors = received(metadata.sent, metadata.tensor_meta, point, device, fetch_request.targets)
         fetch_request.tensors, fetch_request.point = tensors, None
         return list(tensors)
 

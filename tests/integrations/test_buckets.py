@@ -29,11 +29,11 @@ _LAYOUTS = [((_SIZE,), torch.uint8), ((2, 3), torch.bfloat16), ((), torch.int64)
 _kept: list[object] = []
 
 
-def _send(value: int) -> tuple[bytes, buckets.Location]:
+def _send(value: int) -> buckets.Sent:
     tensors = [torch.full(shape, value, dtype=dtype) for shape, dtype in _LAYOUTS]
     bucket = buckets.Bucket(buckets.size_of(_LAYOUTS), tensors[0].device)
     _kept.append(bucket)
-    return bytes(bucket.fill(tensors)), bucket.location
+    return bucket.fill(tensors)
 
 
 def _imported() -> int:
@@ -42,10 +42,10 @@ def _imported() -> int:
     return sum("softcuda" in line and "~m." in line for line in maps)
 
 
-def _receive(sent: tuple[bytes, buckets.Location], left: int = 0) -> list[list[float]]:
-    point = ipcsync.default_client().point(sent[0])
+def _receive(sent: buckets.Sent, left: int = 0) -> list[list[float]]:
+    point = sent.received_point()
     point.synchronize(30)
-    tensors = buckets.received(sent[1], _LAYOUTS, point, torch.device("cpu"))
+    tensors = buckets.received(sent, _LAYOUTS, point, torch.device("cpu"))
     assert (_imported(), len(buckets._left)) == (min(left, 1), left), "what is opened twice is mapped once"
     assert [(tuple(t.shape), t.dtype) for t in tensors] == _LAYOUTS
     return [tensor.flatten().tolist()[:6] for tensor in tensors]
@@ -58,15 +58,15 @@ def _hold() -> bytes:
     return bytes(ipcsync.default_client().record(stream, engine="event"))
 
 
-def _copy_on_a_stream_that_stands_still(sent: tuple[bytes, buckets.Location], held: bytes, pid: int) -> str:
+def _copy_on_a_stream_that_stands_still(sent: buckets.Sent, held: bytes, pid: int) -> str:
     client = ipcsync.default_client()
     stream, mine = ipcsync.Stream(), Memory(_SIZE, pinned=True)
     client.point(held).wait(stream)
     os.kill(pid, signal.SIGKILL)
     until(lambda: client.point(held).exception() is not None, "its recorder is dead")
-    point = client.point(sent[0])
+    point = sent.received_point()
     try:
-        with buckets._opened(sent[1], _SIZE, point) as address:
+        with buckets._opened(sent, _SIZE, point) as address:
             buckets._copy(mine.address, address, _SIZE, stream)
             client.record(stream).synchronize()
     except ipcsync.RecorderLost as lost:
@@ -97,7 +97,7 @@ def test_while_a_stream_stands_still_buckets_stay_open_and_nothing_hangs(three: 
     assert receiver.call(_receive, sent, 2, timeout=60)[2] == [1], "the process goes on"
 
 
-def _release_and_receive(sent: tuple[bytes, buckets.Location]) -> int:
+def _release_and_receive(sent: buckets.Sent) -> int:
     for gate in _kept:
         assert isinstance(gate, StreamGate)
         gate.open()

@@ -10,35 +10,12 @@ from dataclasses import dataclass
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
-import ipcsync
-from ipcsync.integrations.buckets import Layout, Location
+from ipcsync.integrations.buckets import Layout, Sent
 
 
 @dataclass
 class PointInitInfo(WeightTransferInitInfo):
     """No parameters: points and handles are enough."""
-
-
-@dataclass
-class BucketInfo:
-    """One rank's bucket, in JSON types."""
-
-    point: str
-    """The point after which the weights in it are complete, in hexadecimal."""
-    handle: str
-    """What opens it, in hexadecimal."""
-    pid: int
-    """The rank's process."""
-
-    @classmethod
-    def of(cls, point: ipcsync.Point, location: Location) -> BucketInfo:
-        """The message about a bucket."""
-        return cls(bytes(point).hex(), location.handle.hex(), location.pid)
-
-    @property
-    def location(self) -> Location:
-        """What the receiver opens."""
-        return Location(bytes.fromhex(self.handle), self.pid)
 
 
 @dataclass
@@ -48,15 +25,13 @@ class PointUpdateInfo(WeightTransferUpdateInfo):
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
-    buckets: dict[str, BucketInfo]
+    buckets: dict[str, Sent]
     """By the UUID of the device that it is on; all hold the same weights, in this order."""
 
     def __post_init__(self) -> None:
         if len({len(self.names), len(self.dtype_names), len(self.shapes)}) != 1:
             raise ValueError("names, dtype_names and shapes must have the same length")
-        self.buckets = {
-            place: told if isinstance(told, BucketInfo) else BucketInfo(**told) for place, told in self.buckets.items()
-        }
+        self.buckets = {place: told if isinstance(told, Sent) else Sent(**told) for place, told in self.buckets.items()}
 
     @property
     def layouts(self) -> list[Layout]:

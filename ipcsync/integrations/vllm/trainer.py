@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 import ipcsync
-from ipcsync.integrations.buckets import Bucket, device_of, size_of
+from ipcsync.integrations.buckets import Bucket, Sent, device_of, size_of
 from ipcsync.integrations.vllm import BACKEND, message
 from ipcsync.integrations.vllm.errors import RankFailed
 
@@ -73,7 +73,7 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
                     tensors = [tensor for _, tensor in named]
                     if bucket is None:
                         bucket = Bucket(max(map(_size, parts)), device_of(tensors))
-                    told.append((bucket.place, message.BucketInfo.of(bucket.fill(tensors), bucket.location)))
+                    told.append((bucket.place, bucket.fill(tensors)))
                 buckets = dict(told)
                 if not number:
                     with _together():
@@ -113,7 +113,7 @@ def _refuse_others(named: list[tuple[str, torch.Tensor]], part: list[ParamMeta])
             raise ValueError(f"the source's metadata names {was}, but iter_full() gave {is_}")
 
 
-def _update(part: list[ParamMeta], buckets: dict[str, message.BucketInfo]) -> message.PointUpdateInfo:
+def _update(part: list[ParamMeta], buckets: dict[str, Sent]) -> message.PointUpdateInfo:
     return message.PointUpdateInfo(
         names=[meta.name for meta in part],
         dtype_names=[str(meta.dtype).removeprefix("torch.") for meta in part],

@@ -68,9 +68,9 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         told = update_info.buckets.get(place)
         if told is None:
             raise ValueError(f"no weights are on {place}; there are on {', '.join(update_info.buckets) or 'none'}")
-        point = ipcsync.default_client().point(bytes.fromhex(told.point))
+        point = told.received_point()
         point.synchronize()
-        weights = received(told.location, update_info.layouts, point, self.device)
+        weights = received(told, update_info.layouts, point, self.device)
         self.model.load_weights(list(zip(update_info.names, weights, strict=True)))
 
 
