@@ -77,7 +77,7 @@ class Effects:
             if slot.state == "free" and slot.ring:
                 line = self.line(slot.index)
                 # A recorder that died between the driver's call and the store left a record that is not on the board.
-                is_reusable = line.completed >= line.recorded and slot.ended != "broken"
+                is_reusable = line.recorded <= line.completed and slot.ended != "broken"
                 self._rings.append((self.pool.give_back if is_reusable else self.pool.destroy, slot.ring))
                 slot.ring = []
 

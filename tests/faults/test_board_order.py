@@ -459,6 +459,7 @@ _OWN = {"load incarnation", "load recorder", "load state"}  # which no other pro
 def _run_effect(rig: Coordinators, kind: str) -> list[str]:
     effects = _effects(rig)
     slot = Slot(0, incarnation=1, engine=rig.case.engine, recorder=Recorder(1, "s", "recorder"))
+    slot.ring = [1] if rig.case.engine == "event" else []
     for name, value in _ROWS[kind].items():
         setattr(slot, name, value)
     if kind == "freed":

@@ -47,7 +47,7 @@ def see_late(self):
         while not os.path.exists(what):
             time.sleep(0.01)
         os.kill(child.pid, signal.SIGKILL)
-        child._ends_within(10)
+        child._process.wait(10)
         killed.append(child)
     see(self)
 Keeper._supervise_active = see_late

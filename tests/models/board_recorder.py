@@ -365,8 +365,9 @@ class Model(Records):
         return ""
 
     def freed(self) -> Program:
-        yield self.note("load recorded")
-        yield self.note("load completed")  # whether the ring may be used again
+        if not self.is_timeline:  # whether the ring may be used again
+            yield self.note("load recorded")
+            yield self.note("load completed")
         recorded = yield self.load("recorded")
         completed = yield self.load("completed")
         if completed != recorded:
