@@ -88,7 +88,7 @@ def test_whoever_sleeps_on_the_slots_word_is_woken_by_a_break_and_not_only_let_s
     """As the waits do for some milliseconds at most, which hides whether the wake comes."""
     line = held.point._attached.engine.line  # type: ignore[union-attr]
     word, seen = Futex(line.completed_address), line.completed & 0xFFFFFFFF
-    sleeper = Blocked(lambda: word.wait(seen, int(DEADLINE_S * 1e9)), "wait")
+    sleeper = Blocked(lambda: word.wait(seen, int(DEADLINE_S * 1e9)))  # asleep: one that is about to be misses the wake
     held.peer.kill()
     assert sleeper.outcome(DEADLINE_S / 2) is True
 
