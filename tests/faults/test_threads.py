@@ -286,20 +286,20 @@ def test_row_52_a_point_attached_amid_the_close_of_its_event_does_not_keep_it_op
     """The close has begun, and is not told yet."""
     event, stream = client.event("shared", recorder=True, engine=engine), ipcsync.Stream()
     waiting, points = new_client("waiting").event("shared"), list[ipcsync.Point]()
-    settle, is_begun = client._session.driving.settle, list[bool]()
+    progress, is_begun = client._session.driving.progress, list[bool]()
 
-    def attach_first(used: Any) -> None:
+    def attach_first(used: Any) -> Any:
         if threading.current_thread() is threading.main_thread() and not is_begun:  # and not the driver's
             is_begun.append(True)
             points.append(client.point(data))
-        settle(used)
+        return progress(used)
 
     with StreamGate(stream) as gate:
         data = bytes(event.record(stream))
         if is_released:
             gate.open()
             waiting.at(1).synchronize(10)
-        monkeypatch.setattr(client._session.driving, "settle", attach_first)
+        monkeypatch.setattr(client._session.driving, "progress", attach_first)
         event.close()
         with pytest.raises(ipcsync.RecorderLost) as lost:
             waiting.at(2).synchronize(10)
