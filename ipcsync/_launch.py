@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync import _room as room
+from ipcsync._board.runtime_dir import who_serves
 from ipcsync._deadline import bounded
 from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
 from ipcsync._linux.process import is_running, pid_namespace, start_time
@@ -171,12 +172,16 @@ def directory_prefix() -> str:
 
 
 def _remove_abandoned() -> None:
-    """Remove the directories of processes of this pid namespace that were killed together with their coordinators."""
+    """Remove the directories of processes of this pid namespace that were killed together with their coordinators.
+
+    One that is still locked has a coordinator, which is about to end as well: it would see its directory disappear.
+    """
     root = tempfile.gettempdir()
     for entry in os.listdir(root):
         if not entry.startswith(directory_prefix()):
             continue
         # Others may make directories of any name there.
         found = re.match(r"([0-9]{1,9})-([0-9]{1,18})-", entry.removeprefix(directory_prefix()))
-        if found is not None and not is_running(int(found[1]), int(found[2])):
-            shutil.rmtree(os.path.join(root, entry), ignore_errors=True)
+        path = os.path.join(root, entry)
+        if found is not None and not is_running(int(found[1]), int(found[2])) and who_serves(path) is None:
+            shutil.rmtree(path, ignore_errors=True)

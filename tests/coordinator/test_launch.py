@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import subprocess
@@ -23,8 +24,17 @@ pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
 _LAUNCH = "import ipcsync\nwith ipcsync.launch(log_level='error'):\n    pass\n"
 
 
-def test_a_launch_removes_what_killed_processes_left(new_coordinator: Callable[..., ipcsync.Coordinator]) -> None:
+def test_a_launch_removes_what_killed_processes_left_once_their_coordinator_has_ended(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
     left = Path(tempfile.mkdtemp(prefix=f"{directory_prefix()}{2**22}-1-"))
+    lock = os.open(left, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the coordinator has it until its end
+        new_coordinator()
+        assert left.exists()
+    finally:
+        os.close(lock)
     new_coordinator()
     assert not left.exists()
 
