@@ -34,17 +34,23 @@ from ipcsync.typing import DeviceLike, StreamLike
 
 __all__ = ["Event"]
 
-# What the driver returns when it cannot open a handle, and what that means. CUDA describes these codes for other
-# calls.
+# What the driver returns when it cannot open a handle of an event or of memory, and what that means. CUDA describes
+# these codes for other calls.
 _HANDLE_FAULTS = {
-    ERROR_INVALID_VALUE: "no such handle, or its exporter has destroyed the event or is gone",
+    ERROR_INVALID_VALUE: "no such handle, or its exporter has destroyed the {} or is gone",
     ERROR_INVALID_DEVICE: "the handle belongs to a device that this process does not see",
-    ERROR_INVALID_CONTEXT: "this process exported the handle itself, and must use the event itself",
+    ERROR_INVALID_CONTEXT: "this process exported the handle itself, and must use the {} itself",
     ERROR_MAP_FAILED: "no such handle",
     ERROR_OPERATING_SYSTEM: "no such handle, or its exporter is not on this machine or shares no /dev/shm with this "
     "process",
-    ERROR_INVALID_HANDLE: "no such handle, or its exporter has destroyed the event or is gone",
+    ERROR_INVALID_HANDLE: "no such handle, or its exporter has destroyed the {} or is gone",
 }
+
+
+def handle_fault(code: DriverObject, what: str) -> str:
+    """Why the driver did not open a handle of `what`; empty for a code that says nothing of the handle."""
+    return _HANDLE_FAULTS.get(int(code), "").format(what)
+
 
 # Held while an event is created, so that two threads that record at the same time create one. Reentrant, because the
 # garbage collector may run a finalizer that records.
@@ -100,7 +106,7 @@ class Event:
         with OnDevice(index) as inside, inside:
             code, opened = context.driver().cuIpcOpenEventHandle(data)
         if code != SUCCESS:
-            why = _HANDLE_FAULTS.get(int(code), "")
+            why = handle_fault(code, "event")
             raise _drivers.describe(code, "cuIpcOpenEventHandle", HandleError if why else DriverError, why)
         event._bind(opened, index)
         return event
@@ -144,7 +150,8 @@ class Event:
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until the work of the latest record is done, with the GIL released, at most `timeout` seconds.
 
-        At once if nothing was recorded. Raises WaitTimeout; RecorderLost, of cause "behind", if the record stands
+        At once if nothing was recorded. Without a `timeout` CUDA's own call may run, which Ctrl-C does not end: with
+        one, it raises KeyboardInterrupt. Raises WaitTimeout; RecorderLost, of cause "behind", if the record stands
         behind a wait that ipcsync queued on its stream, whose recorder was lost, and on which the stream may stand
         still for ever; ValueError for a timeout that is negative or NaN.
         """

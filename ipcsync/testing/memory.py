@@ -9,12 +9,13 @@ from cuda.bindings.driver import CUipcMemHandle
 
 from ipcsync import _drivers
 from ipcsync._closing import Closing
-from ipcsync._drivers import unwrap
+from ipcsync._drivers import SUCCESS
 from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._native import context, fork
 from ipcsync._native import device as devices
 from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call
 from ipcsync._native.device import Device
+from ipcsync._native.event import handle_fault
 from ipcsync._native.stream import stream_handle
 from ipcsync.errors import HandleError
 from ipcsync.typing import DeviceLike, StreamLike
@@ -183,5 +184,7 @@ def _finish(name: str, *args: object) -> None:
 def _opened(handle: bytes) -> int:
     """The address of another process's memory."""
     data = _drivers.handle_from_bytes(CUipcMemHandle, handle)
-    opened = relaxed_call(context.driver().cuIpcOpenMemHandle, data, _LAZY_PEER_ACCESS)
-    return int(unwrap(opened, "cuIpcOpenMemHandle", HandleError))
+    code, opened = relaxed_call(context.driver().cuIpcOpenMemHandle, data, _LAZY_PEER_ACCESS)
+    if code != SUCCESS:
+        raise _drivers.describe(code, "cuIpcOpenMemHandle", HandleError, handle_fault(code, "memory"))
+    return int(opened)

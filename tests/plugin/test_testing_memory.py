@@ -119,11 +119,19 @@ def test_wrong_arguments_are_refused() -> None:
             Memory(size)
     with pytest.raises(ValueError, match="one of the two"):
         Memory(1, handle=bytes(64), pinned=True)
-    for handle in (b"", bytes(63), bytes(64)):
-        with pytest.raises(ipcsync.HandleError):
-            Memory(1, handle=handle)
-    with Memory(1) as memory, pytest.raises(ValueError, match="from 0 to 255"):
-        memory.fill(256)
+    with Memory(1) as memory:
+        own = memory.handle()
+        for handle, text in (
+            (b"", "but got 0"),
+            (bytes(63), "but got 63"),
+            (bytes(64), "no such handle"),
+            (b"x" * 64, "no such handle"),
+            (own, "this process exported the handle itself, and must use the memory itself"),
+        ):
+            with pytest.raises(ipcsync.HandleError, match=text):
+                Memory(1, handle=handle)
+        with pytest.raises(ValueError, match="from 0 to 255"):
+            memory.fill(256)
     with pytest.raises(ipcsync.InvalidDevice):
         Memory(1, 1000)
 
