@@ -212,6 +212,7 @@ def send_through(file: str, workers: int, engine: EngineChoice, *, waits: bool) 
     processes: list[SpawnProcess] = []
     with ipcsync.launch(log_level="error", driver=driver) as coordinator:
         os.environ.update(IPCSYNC_DRIVER=driver, IPCSYNC_ENDPOINT=coordinator.endpoint, IPCSYNC_ENGINE=engine)
+        ipcsync.connect().close()  # what nobody can connect with is said once, and not by each process
 
         def start(work: Callable[..., None], name: str, *arguments: Any) -> None:
             all_arguments = (work, HEAD.size + chunk, waits, name, *arguments)

@@ -57,11 +57,15 @@ class Seconds(click.FloatRange):
 
 @contextmanager
 def one_line_for_errors() -> Iterator[None]:
-    """Turn an IpcSyncError, or a stdout without room, into one line on stderr and exit status 1."""
+    """One line on stderr and exit status 1 for an IpcSyncError, an invalid variable, or a stdout without room."""
     try:
         yield
         sys.stdout.flush()
     except IpcSyncError as error:
+        raise Failed(str(error)) from error
+    except ValueError as error:
+        if not str(error).startswith("IPCSYNC_"):  # the variable of the environment that is invalid
+            raise
         raise Failed(str(error)) from error
     except OSError as error:
         if error.errno not in _FULL or error.filename is not None:

@@ -178,6 +178,22 @@ def test_corruption_is_one_line_on_stderr(demo: Demo) -> None:
     assert "\x1b" not in out + err
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        ("IPCSYNC_DEPTH", "x", "IPCSYNC_DEPTH is from 1 to 1024, but got 'x'"),
+        ("IPCSYNC_HOST_DEVICES", "x", "IPCSYNC_HOST_DEVICES must be a number from 0 to 16, but is 'x'"),
+        ("IPCSYNC_TRACE", "/proc/foo", "there can be no traces in /proc/foo: "),
+    ],
+)
+def test_an_invalid_variable_is_one_line_on_stderr(demo: Demo, variable: str, value: str, text: str) -> None:
+    status, out, err = demo.run(**{variable: value})
+    assert (status, out) == (1, "")
+    assert err.startswith("ipcsync: ")
+    assert text in err
+    assert len(err.splitlines()) == 1
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_workers_hands_on_all_of_the_file(demo: Demo, tmp_path: Path, workers: int) -> None:
