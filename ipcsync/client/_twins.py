@@ -194,12 +194,12 @@ class EventView(Generic[PointT]):
         return self._engine.chain.loss is not None
 
     def at(self, generation: int) -> PointT:
-        """The point of a generation, recorded already or not; ValueError below 1."""
+        """The point of a generation, recorded already or not; ValueError below 1 and above 2**62 - 1."""
         self._check()
         if isinstance(generation, bool) or not isinstance(generation, int):
             raise TypeError(f"a generation is an int, but got {type(generation).__name__}")
         if not 1 <= generation < 1 << 62:
-            raise ValueError(f"generations are counted from 1, but got {generation}")
+            raise ValueError(f"generations are counted from 1 to 2**62 - 1, but got {generation}")
         return self._point(generation)
 
     @property

@@ -151,7 +151,7 @@ class Naming:
         self.prefix: str = plain(prefix, "a prefix")
         self._is_shown = is_shown
         if self.prefix:
-            check_name(f"{self.prefix}x", f"the prefix {short(prefix)}")
+            check_name(f"{self.prefix}x", f"the prefix {short(prefix)}, with a name of one byte behind it,")
 
     def full(self, name: str) -> str:
         """The coordinator's name. ProtocolError if it is invalid."""
