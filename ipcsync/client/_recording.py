@@ -18,6 +18,7 @@ from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.owner import check_may_wait
 from ipcsync._session.session import Session
+from ipcsync.client._twins import several
 from ipcsync.client.event import OpenOptions, SharedEvent, open_events
 from ipcsync.client.point import Point
 from ipcsync.errors import DriverError, EventClosed, QuotaExceeded, Reentered, WaitTimeout
@@ -188,7 +189,7 @@ def chosen(streams: Iterable[StreamLike | None] | None) -> list[Stream] | None:
     """The streams that the caller of `record_all` named. ValueError for an empty list, TypeError for another type."""
     if streams is None:
         return None
-    named = [resolve(stream) for stream in streams]
+    named = [resolve(stream) for stream in several(streams, "streams", "streams")]
     if not named:
         raise ValueError("streams is empty: a point behind nothing would be complete at once; None means all of them")
     return named

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ipcsync._deadline import check_seconds
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ipcsync._session.attachments import AttachmentRef
     from ipcsync._session.session import Session
 
+T = TypeVar("T")
 PointT = TypeVar("PointT")
 
 
@@ -100,6 +102,13 @@ def _dropped(session: Session) -> None:
             ResourceWarning,
             stacklevel=2,
         )
+
+
+def several(given: Iterable[T], name: str, what: str) -> list[T]:
+    """The argument `name` of a call, as a list. TypeError for one thing in place of several, which are `what`."""
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{name} takes {what}, in a list or another iterable, but got {type(given).__name__}")
+    return list(given)
 
 
 class EventView(Generic[PointT]):

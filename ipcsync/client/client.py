@@ -27,7 +27,7 @@ from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync._wire.names import plain
 from ipcsync.client._recording import UnnamedEvents, chosen
-from ipcsync.client._twins import ClientView, warn_if_dropped
+from ipcsync.client._twins import ClientView, several, warn_if_dropped
 from ipcsync.client.event import (
     DEFAULT_DEPTH,
     Naming,
@@ -168,7 +168,7 @@ class Client(ClientView, Closing):
         if isinstance(names, str):
             raise TypeError(f"names are several names, but got one str, {names!r:.80}: open one by `event`")
         options = OpenOptions(recorder, device, engine, depth, timeout, node)
-        return open_named(self._session, self._naming, list(names), options)
+        return open_named(self._session, self._naming, several(names, "names", "names"), options)
 
     def record(
         self,

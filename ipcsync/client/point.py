@@ -13,7 +13,7 @@ from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
 from ipcsync.client import _ahead
-from ipcsync.client._twins import PointView
+from ipcsync.client._twins import PointView, several
 from ipcsync.errors import IpcSyncError, RecorderLost, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike
 
@@ -169,7 +169,7 @@ def _unpickle(data: bytes) -> Point:
 def bound(points: Iterable[Point]) -> list[tuple[Engine, int]]:
     """What each point is to an engine. Raises what its use would; TypeError for what is no point."""
     found: list[tuple[Engine, int]] = []
-    for point in points:
+    for point in several(points, "after", "points"):
         if not isinstance(point, Point):
             raise TypeError(f"after takes points, but got {type(point).__name__}")
         engine = point._bound().engine
@@ -230,7 +230,7 @@ def _each(
     if lost not in ("raise", "skip"):
         raise ValueError(f"lost is 'raise' or 'skip', but got {lost!r}")
     deadline = deadline_of(timeout)
-    asked = list(points)
+    asked = several(points, "points", "ipcsync.Points")
     for point in asked:
         if not isinstance(point, Point):
             hint = ": an asynchronous client has methods of the same name"

@@ -10,6 +10,7 @@ from typing import NoReturn
 from ipcsync._closing import Closing
 from ipcsync._locks import CallLock, attempt
 from ipcsync._native import fork
+from ipcsync.client._twins import several
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.errors import EventClosed
@@ -50,7 +51,7 @@ class Reservation(Closing):
         timeline engine a record that an exception ended may have been made: a further one raises EventClosed.
         """
         self._event._check()
-        points = list(after)  # before the lock: what gives them may call anything
+        points = several(after, "after", "points")  # before the lock: what gives them may call anything
         point = attempt(self._lock, self._record, stream, points)
         if point is None:
             raise EventClosed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -106,9 +107,15 @@ def test_cancelling_it_leaves_no_wait_behind(coordinator: ipcsync.Coordinator) -
 def test_what_is_no_point_or_no_way_to_lose_one_is_refused(coordinator: ipcsync.Coordinator) -> None:
     async def main() -> None:
         async with two_clients(coordinator.endpoint) as (one, _):
+            point: Any = await one.record()
+            for call in (one.record, one.record_all):
+                with pytest.raises(TypeError, match="after takes AsyncPoints, in a list or another iterable, but got"):
+                    await call(after=point)
             for name in ("synchronize_all", "wait_all"):
                 with pytest.raises(TypeError, match="are AsyncPoints, but got str"):
                     await _of(one, name)(["point"])
+                with pytest.raises(TypeError, match="points takes AsyncPoints, in a list or another iterable, but got"):
+                    await _of(one, name)(point)
                 with pytest.raises(ValueError, match="lost is 'raise' or 'skip', but got 'ignore'"):
                     await _of(one, name)([], lost="ignore")
                 assert await _of(one, name)([]) == []

@@ -256,4 +256,6 @@ def test_an_endpoint_that_is_no_str_is_told() -> None:
 def test_one_str_is_not_taken_for_many_names(client: ipcsync.Client) -> None:
     with pytest.raises(TypeError, match="but got one str, 'abc'"):
         client.events("abc")
+    with pytest.raises(TypeError, match="names takes names, in a list or another iterable, but got int"):
+        client.events(3)  # type: ignore[arg-type]
     assert client.list_events() == []

@@ -132,3 +132,5 @@ def test_what_is_no_point_is_refused_and_an_asynchronous_one_said_how_to_await(
     for wrong in (None, b"48 bytes", bytes(client.record())):
         with pytest.raises(TypeError, match=r"points are ipcsync\.Points, but got"):
             wait([wrong])
+    with pytest.raises(TypeError, match=r"points takes ipcsync\.Points, in a list or another iterable, but got Point"):
+        wait(client.record())

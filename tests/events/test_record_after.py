@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,12 @@ def test_it_waits_on_the_host_until_they_are_recorded(stage: Stage) -> None:
     thread.start()
     recording.record(stream, timeout=DEADLINE_S, after=[seen.at(1)]).synchronize(DEADLINE_S)
     thread.join()
+
+
+def test_one_point_in_place_of_several_is_refused(client: ipcsync.Client, record: Record) -> None:
+    one: Any = client.record()
+    with pytest.raises(TypeError, match="after takes points, in a list or another iterable, but got Point"):
+        record(ipcsync.Stream(), one)
 
 
 def test_what_gives_the_points_may_call_anything(client: ipcsync.Client) -> None:

@@ -177,6 +177,9 @@ def test_named_streams_are_waited_for_each_and_no_other(
 def test_no_stream_at_all_is_no_point(client: ipcsync.Client) -> None:
     with pytest.raises(ValueError, match="streams is empty"):
         client.record_all(streams=[])
+    several: Any = 3
+    with pytest.raises(TypeError, match="streams takes streams, in a list or another iterable, but got int"):
+        client.record_all(streams=several)
     for wrong in ("cuda", 5):
         named: Any = [wrong]
         with pytest.raises(TypeError):

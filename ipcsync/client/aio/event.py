@@ -16,7 +16,7 @@ from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.session import session_of
 from ipcsync._session.waits import Pending
-from ipcsync.client._twins import EventView, PointView
+from ipcsync.client._twins import EventView, PointView, several
 from ipcsync.client.aio._runner import over, request, run
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
@@ -229,7 +229,7 @@ def plain(point: AsyncPoint) -> Point:
 async def attached(points: Iterable[AsyncPoint]) -> list[Point]:
     """The points without `Async`, each attached now if it was not. TypeError for anything else."""
     found = []
-    for point in points:
+    for point in several(points, "after", "AsyncPoints"):
         found.append(plain(point))
         await point._bound()
     return found
@@ -258,7 +258,7 @@ def checked(points: Iterable[AsyncPoint], lost: Lost) -> list[AsyncPoint]:
     """The points as a list. ValueError for another `lost`."""
     if lost not in ("raise", "skip"):
         raise ValueError(f"lost is 'raise' or 'skip', but got {lost!r}")
-    return list(points)
+    return several(points, "points", "AsyncPoints")
 
 
 async def lost_of(waits: Sequence[Coroutine[Any, Any, None]], lost: Lost) -> list[int]:
