@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -107,5 +108,18 @@ def test_a_block_that_raises_records_nothing(coordinator: ipcsync.Coordinator) -
             await fail()
         assert done.generation == 0
         finish(layers.stream)
+
+    _with_client(coordinator, run)
+
+
+def test_what_is_no_mapping_is_refused(coordinator: ipcsync.Coordinator) -> None:
+    wrong: Any = [ipcsync.GraphWait()]
+
+    async def run(client: ipcsync.AsyncClient) -> None:
+        for make in (client.replay, client.next):
+            with pytest.raises(TypeError, match=r"GraphWait to AsyncPoint, .*, but got list and mappingproxy"):
+                make(wrong)
+            with pytest.raises(TypeError, match=r"GraphRecord to AsyncSharedEvent, but got dict and list"):
+                make({}, wrong)
 
     _with_client(coordinator, run)

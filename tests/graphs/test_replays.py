@@ -425,6 +425,11 @@ def test_a_point_that_this_very_replay_is_to_record_is_refused(one: Stage) -> No
 def test_arguments_of_other_types_are_refused(one: Stage) -> None:
     with pytest.raises(TypeError, match="GraphWait to Point"):
         one.client.replay({one.layers.waits[0]: one.done})  # type: ignore[dict-item]
+    for wrong in ([one.layers.waits[0]], one.done.at(1), None):
+        with pytest.raises(TypeError, match=f"GraphWait to Point, .*, but got {type(wrong).__name__}$"):
+            one.client.replay(wrong, {})  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=f"one from GraphRecord .*, but got {type(wrong).__name__}$"):
+            one.client.next({}, wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="timeout"):
         one.client.replay({}, timeout=-1)
 

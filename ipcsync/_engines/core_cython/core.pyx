@@ -11,6 +11,7 @@ One extension of these parts, in this order, each of which needs only those befo
 """
 
 import logging
+from collections.abc import Mapping
 from inspect import Parameter, Signature
 from sys import modules
 

@@ -30,9 +30,14 @@ cdef class ReplayingBase:
         kind = self._replay_type
         self._replay = (<NewFunction>PyType_GetSlot(kind, Py_tp_new))(kind, NOTHING, NULL)
         self._replay._is_ahead = ahead
-        self._replay.fill(
-            waits if type(waits) is dict else dict(waits), records if type(records) is dict else dict(records), self
-        )
+        self._replay.fill(self.dict_of(waits), self.dict_of(records), self)
+
+    cdef dict dict_of(self, mapping):
+        if type(mapping) is dict:
+            return mapping
+        if not isinstance(mapping, Mapping):
+            self._raise_type(mapping)
+        return dict(mapping)
 
     def __dealloc__(self):
         if self.lane != NULL and (<Lane>self.lane).owner == <PyObject *>self:

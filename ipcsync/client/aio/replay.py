@@ -46,6 +46,11 @@ class _Block:
         *,
         ahead: bool,
     ) -> None:
+        if not (isinstance(waits, Mapping) and isinstance(records, Mapping)):
+            raise TypeError(
+                "replay takes waits, a mapping from GraphWait to AsyncPoint, and records, one from GraphRecord to "
+                f"AsyncSharedEvent, but got {type(waits).__name__} and {type(records).__name__}"
+            )
         points = {wait: plain(point) for wait, point in waits.items()}
         events = {record: event._event for record, event in records.items()}
         self._replaying = Replaying(session, points, events, stream, timeout, ahead)

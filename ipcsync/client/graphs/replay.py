@@ -91,10 +91,10 @@ class Replaying(ReplayingBase):
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
-    def _raise_type(self, key: object, value: object) -> NoReturn:
+    def _raise_type(self, *got: object) -> NoReturn:
         raise TypeError(
             "replay takes waits, a mapping from GraphWait to Point, and records, one from GraphRecord to SharedEvent, "
-            f"but got {type(key).__name__}: {type(value).__name__}"
+            f"but got {': '.join(type(one).__name__ for one in got)}"
         )
 
     def _raise_used(self) -> NoReturn:
