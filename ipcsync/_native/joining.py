@@ -117,7 +117,8 @@ def synchronize(device: DeviceLike | None = None, timeout: float | None = None) 
     of cause "behind", if ipcsync has queued a wait on a stream of the device whose recorder was lost, and on which that
     stream may stand still for ever; InvalidDevice if this process has no such device, TypeError for an argument of
     another type, ValueError for a timeout that is negative or NaN, DriverError if work on the device failed. With a
-    timeout, or while such waits are queued, StreamCapturing as `Client.record_all`.
+    timeout, or while such waits are queued, StreamCapturing as `Client.record_all`. Without a `timeout` CUDA's own call
+    runs, which Ctrl-C does not end: with one, it raises KeyboardInterrupt.
     """
     deadline_of(timeout)
     ordinal = parse(device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -88,7 +90,7 @@ _ALL = pytest.param("work of device 0", marks=pytest.mark.alone)  # others' stre
 
 
 @pytest.mark.parametrize("what", ["record of <ipcsync.Event", "work of <ipcsync.Stream", _ALL])
-def test_synchronize_ends_by_its_timeout_and_says_what_was_waited_for(
+def test_synchronize_ends_by_its_timeout_or_by_ctrl_c_and_says_what_was_waited_for(
     held: tuple[ipcsync.Stream, StreamGate], what: str
 ) -> None:
     stream, gate = held
@@ -103,6 +105,9 @@ def test_synchronize_ends_by_its_timeout_and_says_what_was_waited_for(
     for invalid in (-1, float("nan")):
         with pytest.raises(ValueError, match="timeout is a number of seconds from 0 up"):
             call(timeout=invalid)
+    with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        call(timeout=30)
     gate.open()
     call(timeout=30)
     assert event.query()
