@@ -105,9 +105,13 @@ def test_synchronize_ends_by_its_timeout_or_by_ctrl_c_and_says_what_was_waited_f
     for invalid in (-1, float("nan")):
         with pytest.raises(ValueError, match="timeout is a number of seconds from 0 up"):
             call(timeout=invalid)
-    with pytest.raises(KeyboardInterrupt):
+
+    def call_interrupted() -> None:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         call(timeout=30)
+
+    with pytest.raises(KeyboardInterrupt):
+        call_interrupted()
     gate.open()
     call(timeout=30)
     assert event.query()
