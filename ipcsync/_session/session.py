@@ -87,6 +87,13 @@ class Session:
     for an event of the coordinator's name.
     """
 
+    connection: Connection
+    lease: SessionLease
+    owner: Owner
+    attachments: AttachmentTable
+    driving: Driving
+    trials: Trials
+
     timeout = DEFAULT_TIMEOUT_S  # of requests without one of their own
     engine: EngineChoice = "auto"  # of what it creates, where no other one is asked for
     depth = 0  # likewise
