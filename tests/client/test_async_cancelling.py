@@ -341,6 +341,25 @@ def test_a_call_that_comes_as_the_only_thread_gives_up_waiting_is_made(monkeypat
     until(lambda: not threads_named("ipcsync-tested"), "its thread ends")
 
 
+def test_a_call_that_comes_as_the_only_thread_has_made_one_leaves_nobody_to_count_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Crowded(SimpleQueue[Callable[[], object]]):
+        def empty(self) -> bool:
+            was_empty = super().empty()
+            if calls:
+                pool.submit(calls.pop())
+            return was_empty
+
+    monkeypatch.setattr(_runner, "_IDLE_S", 0.01)
+    pool, made = _runner.Pool("ipcsync-tested"), threading.Event()
+    pool._calls, calls = Crowded(), [lambda: None]
+    pool.submit(lambda: None)
+    until(lambda: not calls and not threads_named("ipcsync-tested"), "its thread ends")
+    pool.submit(made.set)
+    assert made.wait(LONG_S)
+
+
 def test_requests_are_made_though_more_threads_than_there_may_be_could_not_be_started(
     coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

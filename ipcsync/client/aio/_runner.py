@@ -72,8 +72,9 @@ class Pool:
                 continue
             call()
             del call  # while the next one is awaited, it would keep what it used
-            if self._calls.empty():
-                self._idle.append(None)
+            self._idle.append(None)
+            if not self._calls.empty():  # asked behind it: who came first may have counted on nobody
+                _take(self._idle)
 
 
 def _take(tokens: deque[None]) -> bool:
