@@ -140,15 +140,10 @@ def test_requests_do_not_block_the_loop(
     asyncio.run(scenario())
 
 
-@pytest.mark.usefixtures("nothing_queued")
-def test_points_that_were_unpickled_are_attached_to_without_blocking_the_loop(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client
-) -> None:
-    stream = ipcsync.Stream()
-    events = [client.event(f"e{number}", recorder=True) for number in range(2)]
-    points = [AsyncPoint(_unpickle(bytes(event.record(stream)))) for event in events]
-
-    async def scenario() -> None:
+@pytest.mark.usefixtures("nothing_queued", "client")  # the process's first client, which such points belong to
+def test_points_that_were_unpickled_are_attached_to_without_blocking_the_loop(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario(stream: ipcsync.Stream, events: list[ipcsync.SharedEvent]) -> None:
+        points = [AsyncPoint(_unpickle(bytes(event.record(stream)))) for event in events]
         async with ipcsync.aconnect(coordinator.endpoint) as mine:
             calls: list[Callable[..., Coroutine[Any, Any, AsyncPoint]]] = [
                 partial(mine.record, stream),
@@ -165,7 +160,9 @@ def test_points_that_were_unpickled_are_attached_to_without_blocking_the_loop(
                 with pytest.raises(TypeError, match="AsyncPoints, but got Point"):
                     await call(after=[events[0].latest])
 
-    asyncio.run(scenario())
+    with ipcsync.connect(coordinator.endpoint) as recorder:
+        events = recorder.events(["e0", "e1"], recorder=True)
+        asyncio.run(scenario(ipcsync.Stream(), events))
 
 
 def test_a_record_after_what_is_not_recorded_does_not_block_the_loop(coordinator: ipcsync.Coordinator) -> None:
