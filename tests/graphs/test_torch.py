@@ -112,6 +112,25 @@ def test_a_block_is_used_once(engine: Engine) -> None:
             pass
 
 
+def test_a_block_is_not_entered_within_itself(engine: Engine, coordinator: ipcsync.Coordinator) -> None:
+    block = engine.next(engine.send(1))
+    with block, pytest.raises(ipcsync.CaptureError, match="used once"), block:
+        pass
+
+    async def main() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            mine = client.next({}, {})
+            async with mine:
+                with pytest.raises(ipcsync.CaptureError, match="used once"):
+                    await mine.__aenter__()
+
+    asyncio.run(main())
+    with engine.next(engine.send(2)) as replay:
+        engine.step()
+    replay[engine.done_at].synchronize(DEADLINE_S)
+    engine.step()  # of no block
+
+
 def test_a_launch_that_fails_makes_no_record(engine: Engine) -> None:
     graph, engine.graph = engine.graph, 0
     with pytest.raises(ipcsync.DriverError), engine.next(engine.send(1)):

@@ -86,8 +86,10 @@ class AsyncUpcoming(_Block):
 
     async def __aenter__(self) -> AsyncReplay:
         await self._await_points()
-        self._upcoming = Upcoming(self._replaying)
-        return AsyncReplay(self._upcoming.__enter__())
+        upcoming = Upcoming(self._replaying)
+        replay = upcoming.__enter__()
+        self._upcoming = upcoming  # the one that is entered
+        return AsyncReplay(replay)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -186,9 +186,10 @@ class Upcoming:
                 "nothing tells ipcsync of torch's replays: call ipcsync.integrations.torch.install() once, or put the "
                 "launch in a block of Client.replay"
             )
-        if self._replaying._replay._is_over:
+        blocks = _blocks()
+        if self._replaying._replay._is_over or any(block._replaying is self._replaying for block in blocks):
             self._replaying._raise_used()
-        _blocks().append(self)
+        blocks.append(self)
         return self._replaying._replay
 
     def begin(self) -> None:
