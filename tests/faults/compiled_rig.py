@@ -218,7 +218,7 @@ class Rig:
         self.asked: list[str] = []  # the driver's functions, as they were called
         self.within: dict[str, Callable[[], object]] = {}  # what is done within a function of the driver
         self.mode = 0  # the thread's capture mode
-        self.stream = case.stream
+        self.stream, self.flags = case.stream, 1  # CU_STREAM_NON_BLOCKING
         self.board = Board.create(str(directory / "board"), b"e" * 16, 3, 2)
         self.board.has_mark = True
         self.line = self.board.slot(0)
@@ -403,7 +403,7 @@ class Rig:
         elif name == "cuStreamIsCapturing":
             args[1][0] = 0
         elif name == "cuStreamGetFlags":
-            args[1][0] = 1
+            args[1][0] = self.flags
         elif name == "cuStreamGetId":
             args[1][0] = self.stream
         elif name == "cuThreadExchangeStreamCaptureMode":
