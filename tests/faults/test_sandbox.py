@@ -103,21 +103,20 @@ def test_row_72_without_locks_no_coordinator_starts_and_one_sentence_says_so(fla
     )
 
 
-def test_row_72_what_is_lost_without_pidfds_is_logged() -> None:
+@pytest.mark.parametrize("flag", ["--keeper", "--no-keeper"])
+def test_row_72_what_is_lost_without_pidfds_is_logged(flag: str) -> None:
     scripts.run(
         f"""
-        import logging
+        import subprocess, sys, tempfile
         from tests.kit.refused import refuse
+        folder = tempfile.mkdtemp()
         refuse("pidfd_open", {errno.EPERM})
-        import ipcsync
-        said = []
-        class Heard(logging.Handler):
-            def emit(self, record):
-                said.append(record.getMessage())
-        logging.getLogger("ipcsync").addHandler(Heard())
-        with ipcsync.launch(log_level="error") as coordinator:
-            ipcsync.connect(coordinator.endpoint, timeout=30).close()
-        assert len([one for one in said if "pidfd_open" in one]) == 1, said
+        where = ["--runtime-dir", folder + "/run", "--driver", "host", "--exit-when-idle", "0.1"]
+        command = [sys.executable, "-m", "ipcsync_coordinator", {flag!r}, *where]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done
+        (line,) = [line for line in done.stderr.splitlines() if "pidfd_open" in line]
+        assert "level=warning" in line and "seen by their lifelines alone" in line, line
         """,
         **_BY_EXEC,
     )
