@@ -165,9 +165,11 @@ def fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
 
 
 def _without_middle(text: str, width: int) -> str:
-    from rich.cells import cell_len, set_cell_size
+    from rich.cells import cell_len
 
     if cell_len(text) <= width:
         return text
-    head, tail = (width - 1) // 2, width // 2
-    return f"{set_cell_size(text, head)}…{set_cell_size(text[::-1], tail)[::-1]}"
+    head, tail = text[: (width - 1) // 2], text[-(width // 2) :]
+    while cell_len(short := f"{head}…{tail}") > width:  # some characters take two columns, or change those beside them
+        head, tail = (head[:-1], tail) if len(head) >= len(tail) else (head, tail[1:])
+    return short
