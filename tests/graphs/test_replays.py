@@ -6,6 +6,7 @@ import gc
 import pickle
 import threading
 import weakref
+from typing import Any
 
 import pytest
 
@@ -422,16 +423,27 @@ def test_a_point_that_this_very_replay_is_to_record_is_refused(one: Stage) -> No
         ).__enter__()
 
 
-def test_arguments_of_other_types_are_refused(one: Stage) -> None:
-    with pytest.raises(TypeError, match="GraphWait to Point"):
-        one.client.replay({one.layers.waits[0]: one.done})  # type: ignore[dict-item]
-    for wrong in ([one.layers.waits[0]], one.done.at(1), None):
+def test_arguments_of_other_types_are_refused(two: Stage) -> None:
+    (first, second), (record, _), (point, _) = two.layers.waits, two.layers.records, two.sender.send(1)
+    others: list[dict[Any, Any]] = [{first: two.done}, {first: point, second: two.done}, {first: point, record: point}]
+    for waits in others:
+        with pytest.raises(TypeError, match="GraphWait to Point"):
+            two.client.replay(waits)
+    with pytest.raises(TypeError, match="GraphRecord to SharedEvent"):
+        two.client.replay({}, {record: two.done, first: two.done})  # type: ignore[dict-item]
+    for wrong in ([first], point, None):
         with pytest.raises(TypeError, match=f"GraphWait to Point, .*, but got {type(wrong).__name__}$"):
-            one.client.replay(wrong, {})  # type: ignore[arg-type]
+            two.client.replay(wrong, {})  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=f"one from GraphRecord .*, but got {type(wrong).__name__}$"):
-            one.client.next({}, wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="timeout"):
-        one.client.replay({}, timeout=-1)
+            two.client.next({}, wrong)  # type: ignore[arg-type]
+    for timeout in (-1, -0.5, float("nan")):
+        with pytest.raises(ValueError, match="timeout"):
+            two.client.replay({}, timeout=timeout)
+    with pytest.raises(TypeError, match="timeout"):
+        two.client.replay({}, timeout="1")  # type: ignore[arg-type]
+    for good in (0, 0.0, True, 1e300, 10**30, float("inf"), None):  # at once, or for ever
+        with two.client.replay({}, stream=two.layers.stream, timeout=good):
+            pass
 
 
 # --- refusals at every step -----------------------------------------------------------------------------------------

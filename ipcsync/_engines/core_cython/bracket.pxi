@@ -4,6 +4,7 @@ from libc.stdlib cimport malloc, qsort
 
 cdef extern from "Python.h":
     bint PyDict_Next(object mapping, Py_ssize_t *at, PyObject **key, PyObject **value)
+    void *Py_TYPE(PyObject *)
     void Py_INCREF(PyObject *)
 
 
@@ -117,14 +118,18 @@ cdef class Bracket:
         """Take in gates or taps; how many. A point is looked at here if its client has used it, and else not yet."""
         cdef PyObject *key = NULL
         cdef PyObject *value = NULL
+        cdef void *key_type = NULL  # of the last ones: most are of the same types as those
+        cdef void *value_type = NULL
         cdef Use *use = NULL
         cdef Item *item = items
         cdef Py_ssize_t at = 0
         while PyDict_Next(mapping, &at, &key, &value):
-            if not isinstance(<object>key, Place) or (<Place>key).spot.is_gate != is_gate or not (
-                isinstance(<object>value, PointBase) if is_gate else isinstance(<object>value, EventBase)
-            ):
-                replaying._raise_type(<object>key, <object>value)
+            if Py_TYPE(key) != key_type or Py_TYPE(value) != value_type:
+                if not isinstance(<object>key, Place) or (<Place>key).spot.is_gate != is_gate or not (
+                    isinstance(<object>value, PointBase) if is_gate else isinstance(<object>value, EventBase)
+                ):
+                    replaying._raise_type(<object>key, <object>value)
+                key_type, value_type = Py_TYPE(key), Py_TYPE(value)
             item.spot, item.address, item.value = (<Place>key).spot, (<Place>key)._address, value
             item.use, item.generation = NULL, 0
             if is_gate and (<PointBase>value).core is not None:

@@ -21,12 +21,15 @@ cdef class ReplayingBase:
     cdef readonly uintptr_t _address  # of the launch stream
     cdef readonly int _ordinal
     cdef uint64_t stream_id
-    cdef int64_t began, deadline  # from when until when its timeout lasts
+    cdef int64_t ns, began, deadline  # its timeout, and from when until when that lasts
 
     def __init__(self, session, waits, records, stream, timeout, ahead):
         self._session, self._stream, self._timeout = session, stream, timeout
         self.guard = session.lease.session_check
-        deadline_of(timeout)  # raises for one that is none
+        if (type(timeout) is float or type(timeout) is int) and 0 <= timeout <= 1e9:  # Python's look takes longer
+            self.ns = <int64_t>(<double>timeout * 1e9)
+        else:
+            self.ns = FOREVER if timeout is None else deadline_of(timeout, 1) - 1
         kind = self._replay_type
         self._replay = (<NewFunction>PyType_GetSlot(kind, Py_tp_new))(kind, NOTHING, NULL)
         self._replay._is_ahead = ahead
@@ -72,7 +75,7 @@ cdef class ReplayingBase:
         """Wait until all can be queued, and queue what comes before the launch."""
         cdef Lane lane = None
         self.began = ipcsync_now()
-        self.deadline = deadline_of(self._timeout, self.began)
+        self.deadline = FOREVER if self.ns == FOREVER else self.began + self.ns
         while lane is None:  # another thread may take the lane for another stream
             lane = self.try_enter(self.lane_of())
 
