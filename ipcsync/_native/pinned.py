@@ -49,8 +49,8 @@ def page(address: int, mapping: object) -> int:
 def _register(address: int, mapping: object) -> None:
     if address in _registered:
         return
-    was_begun = address in _ordinals
-    _mappings[address], _ordinals[address] = mapping, context.current_ordinal()
+    was_begun, ordinal = address in _ordinals, context.current_ordinal()
+    _mappings[address], _ordinals[address] = mapping, ordinal
     # CUDA counts this as an unsafe call, which would break another thread's capture.
     result = relaxed_call(_drivers.load().cuMemHostRegister, address, PAGE, _FLAGS)
     is_ours = was_begun or address in _registered  # by a handler within this call
@@ -58,8 +58,10 @@ def _register(address: int, mapping: object) -> None:
         try:
             unwrap(result, "cuMemHostRegister")
         except DriverError:
-            del _ordinals[address], _mappings[address]
+            _ordinals.pop(address, None)
+            _mappings.pop(address, None)
             raise
+    _mappings[address], _ordinals[address] = mapping, ordinal  # again: another thread's `unpin` may have come before it
     _registered.add(address)
 
 

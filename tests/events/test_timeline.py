@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -317,6 +318,34 @@ def test_a_handler_that_registers_the_same_page_in_the_middle_of_its_registratio
         monkeypatch.setattr(context, "current_ordinal", handled)
         assert [pinned.page(address, page)] == found
         assert pinned.unpin(address, PAGE)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_page_that_is_given_up_in_the_middle_of_its_registration_stays_mapped(
+    monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
+) -> None:
+    """By the end of its session, while another thread of the user's is about to wait there."""
+    ipcsync.Stream()  # a context
+    driver = _drivers.load()
+    register, page = driver.cuMemHostRegister, mmap.mmap(-1, PAGE)
+    address, mapping = ctypes.addressof(ctypes.c_char.from_buffer(page)), weakref.ref(page)
+
+    def meanwhile(start: int, length: int, flags: int) -> Any:
+        thread = threading.Thread(target=pinned.unpin, args=(address, PAGE))
+        thread.start()
+        thread.join()
+        return register(start, 0 if is_refused else length, flags)
+
+    monkeypatch.setattr(driver, "cuMemHostRegister", meanwhile)
+    if is_refused:
+        with pytest.raises(ipcsync.DriverError):
+            pinned.page(address, page)
+    else:
+        pinned.page(address, page)
+    del page
+    assert (mapping() is None) is is_refused
+    assert pinned.unpin(address, PAGE)
+    assert mapping() is None
 
 
 def test_a_session_that_ends_beside_a_stream_that_stands_still_holds_up_no_other(
