@@ -7,7 +7,7 @@ import time
 from typing import TypeVar
 
 from ipcsync._wire import codec, messages
-from ipcsync.errors import IpcSyncError, NodeLost, ProtocolError, SessionLost
+from ipcsync.errors import CoordinatorLost, IpcSyncError, NodeLost, ProtocolError, SessionLost
 from ipcsync_bridge import wire
 from ipcsync_bridge.transport import RETRY_S, CutOff, Transport, Unavailable
 
@@ -54,6 +54,8 @@ def refusal(node: str, body: wire.Refused) -> IpcSyncError:
     error = codec.error_of(messages.Failure(body.kind, body.text, {}))
     if isinstance(error, NodeLost):
         return NodeLost(body.text, node=node, reason="restarted")
+    if isinstance(error, CoordinatorLost):  # its bridge's, which ends with it
+        return NodeLost(f"the coordinator of node {node!r} has ended", node=node, reason="restarted")
     if type(error) is IpcSyncError or isinstance(error, SessionLost):
         return IpcSyncError(f"node {node!r} refused: {body.text}")
     return error

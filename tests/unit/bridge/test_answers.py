@@ -16,7 +16,7 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 
 import ipcsync
 from ipcsync._wire import messages
-from ipcsync_bridge import wire
+from ipcsync_bridge import questions, wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
@@ -347,3 +347,10 @@ def test_an_answer_that_no_message_holds_is_a_refusal(client: ipcsync.Client) ->
     on_a_session(client, scenario)
     for event in events:
         event.close()
+
+
+def test_a_node_whose_coordinator_ends_amid_a_question_is_lost() -> None:
+    error = questions.refusal("a", wire.Refused("CoordinatorLost", "the coordinator has died: connect again"))
+    assert isinstance(error, ipcsync.NodeLost)
+    assert (error.node, error.reason) == ("a", "restarted")
+    assert "connect again" not in str(error)
