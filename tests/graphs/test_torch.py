@@ -128,7 +128,6 @@ def test_a_block_is_not_entered_within_itself(engine: Engine, coordinator: ipcsy
     with engine.next(engine.send(2)) as replay:
         engine.step()
     replay[engine.done_at].synchronize(DEADLINE_S)
-    engine.step()  # of no block
 
 
 def test_a_launch_that_fails_makes_no_record(engine: Engine) -> None:
