@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync import _room as room
-from ipcsync._board.runtime_dir import who_serves
 from ipcsync._deadline import bounded
 from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
 from ipcsync._linux.process import is_running, pid_namespace, start_time
@@ -182,6 +181,10 @@ def _remove_abandoned() -> None:
             continue
         # Others may make directories of any name there.
         found = re.match(r"([0-9]{1,9})-([0-9]{1,18})-", entry.removeprefix(directory_prefix()))
+        if found is None or is_running(int(found[1]), int(found[2])):
+            continue
+        from ipcsync._board.runtime_dir import who_serves  # not before it is needed: it loads msgspec
+
         path = os.path.join(root, entry)
-        if found is not None and not is_running(int(found[1]), int(found[2])) and who_serves(path) is None:
+        if who_serves(path) is None:
             shutil.rmtree(path, ignore_errors=True)
