@@ -135,7 +135,10 @@ class Connection:
         error = codec.error_of(reply)
         if isinstance(error, SessionLost):
             error.endpoint = self.endpoint
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # else it, its traceback and this frame would keep the session until a collection
 
     def _exchange(
         self, requests: Sequence[Request], token: bytes, deadline: int, check: Callable[[], None] | None
