@@ -110,10 +110,10 @@ class SessionLine(Line):
         """Whether the session that has the line is closed, and touches no slot."""
         return self._goodbye == self.serial
 
-    def say_goodbye(self) -> None:
-        """Store that it is (client), for a coordinator that gets no message of it."""
+    def say_goodbye(self, serial: int) -> None:
+        """Store that session `serial` is (client), for a coordinator that gets no message of it."""
         fence()
-        self._goodbye = self.serial
+        self._goodbye = serial  # its own: the line may be another session's by now
 
     @property
     def label(self) -> str:

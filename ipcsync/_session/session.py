@@ -479,7 +479,7 @@ class Session:
         self.attachments.beat()
         self.driving.standing_s()
         self.driving.wake()
-        if self.is_closed:
+        if not self.lease.is_judged:  # behind the first goodbye; one amid a close would give back what is in use
             if not self._has_said_goodbye:
                 self._say_goodbye(_BEAT_S)
             if self._drains:
@@ -525,7 +525,7 @@ class Session:
             return
         released = not self._drains
         if released:  # a coordinator may be there to read it only once this process is gone
-            self.lease.line.say_goodbye()
+            self.lease.line.say_goodbye(self.lease.welcome.serial)
         try:
             self.connection.request(messages.Bye(released=released), self.token, timeout, self.lease.show_heartbeat)
         except (WaitTimeout, ConnectError, QuotaExceeded) as error:

@@ -153,6 +153,29 @@ def test_a_close_does_not_wait_for_the_driver_to_unregister_the_boards_pages(
         may_end.set()
 
 
+def test_a_close_amid_a_beat_says_goodbye_only_behind_its_closes(
+    new_client: NewClient, engine: EngineName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its slots would be another event's while its work is queued."""
+    client, other, stream = new_client(), new_client(), ipcsync.Stream()
+    event, session = client.event("e", recorder=True, engine=engine), client._session
+    seen, beat = other.event("e"), session.attachments.beat
+
+    def close_amid() -> None:
+        beat()
+        session.is_closed = True  # as another thread's close has it
+
+    with StreamGate(stream):
+        event.record(stream)
+        monkeypatch.setattr(session.attachments, "beat", close_amid)
+        session.owner.wake()
+        until(lambda: session.attachments.is_draining, "the end has begun")
+        client.close()
+        assert not session.lease.line.has_said_goodbye
+        assert not seen.at(1).query()
+    seen.at(1).synchronize(DEADLINE_S)
+
+
 def test_threads_may_close_at_once(new_client: NewClient) -> None:
     client, other = new_client(), new_client()
     client.event("e", recorder=True)
