@@ -58,6 +58,7 @@ class Latch:
             self._lock.release()
 
     def wait(self, timeout: float = threading.TIMEOUT_MAX) -> bool:
+        """Whether it was set within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         # In slices: a wait that was interrupted between the two calls keeps the lock; the others then see the flag
         # only.
@@ -118,9 +119,11 @@ class Job(Latch, Generic[T]):
 
     @property
     def has_succeeded(self) -> bool:
+        """Whether it returned."""
         return self.is_set and self.error is None
 
     def result(self) -> T:
+        """What the function returned; raises what it raised."""
         if self.error is not None:
             raise self.error
         return cast("T", self.value)

@@ -79,6 +79,7 @@ class Word:
 
     @property
     def value(self) -> int:
+        """Its value."""
         return self._word.value
 
     def bump(self) -> None:

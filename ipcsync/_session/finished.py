@@ -36,15 +36,19 @@ class Finished:
 
     @property
     def label(self) -> str:
+        """The event's name in texts."""
         return repr(self.name) if self.name else f"an unnamed event (slot {self._remains.slot})"
 
     def check(self) -> None:
+        """Raise if the process was forked or the session cannot be used."""
         self.guard.check()
 
     def check_liveness(self, _generation: int) -> None:
+        """Raise if the session or its coordinator is lost."""
         self.guard.check_liveness()
 
     def outcome_of(self, generation: int) -> Loss | bool:
+        """True if `generation` was known complete, else why it is lost."""
         left = self._remains
         return generation <= left.good or Loss(left.cause, left.serial, left.session, left.pid)
 
@@ -55,6 +59,7 @@ class Finished:
         return True
 
     def raise_if_over(self, generation: int) -> None:
+        """Raise RecorderLost if `generation` never was known complete."""
         outcome = self.outcome_of(generation)
         if isinstance(outcome, Loss):
             is_over = outcome.cause != "behind" and self.recorder_is_over()
@@ -74,6 +79,7 @@ class Finished:
     await_recorded: Callable[..., bool] = query
 
     def synchronize(self, generation: int, timeout: float | None, _began: int = 0) -> None:
+        """Return, or raise RecorderLost."""
         deadline_of(timeout)
         self.query(generation)
 
@@ -81,6 +87,7 @@ class Finished:
         """No trace shows it."""
 
     def recorder_is_over(self) -> bool | None:
+        """Whether the recorder's process and its GPU work have ended for good; None if that is never known."""
         serial = self._remains.serial
         is_over = peer_of(self._board, serial).is_over() if serial else None
         return is_over and self.guard.coordinator_is_alive()  # in this order

@@ -60,6 +60,7 @@ def greet(
 
 
 def open_board(welcome: Welcome, endpoint: str) -> Board:
+    """The coordinator's board."""
     try:
         with of_this_version("the coordinator's board", endpoint):
             board = Board.open(welcome.board)

@@ -111,6 +111,7 @@ class SessionLease:
         return self._coordinator.is_alive()
 
     def count_full_ring(self) -> None:
+        """A record had to wait for its ring."""
         self.full_rings += 1
 
     def lose(self, error: IpcSyncError) -> None:

@@ -120,6 +120,7 @@ class Owner:
             self._lease.beat()
 
     def work(self) -> None:
+        """Do what was asked for."""
         while not self._queue.empty():
             self._queue.get()()
 

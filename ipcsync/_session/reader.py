@@ -34,6 +34,7 @@ class Reader(Closing):
         self._asked = 0
 
     def stats(self) -> CoordinatorStats:
+        """The coordinator's counts."""
         return cast("CoordinatorStats", self._answer(messages.Stats(), messages.Counters).stats)
 
     def list_events(self) -> list[EventInfo]:
@@ -41,6 +42,7 @@ class Reader(Closing):
         return self._answer(messages.ListEvents(), messages.EventList).events
 
     def list_sessions(self) -> list[SessionInfo]:
+        """The live sessions."""
         return self._answer(messages.ListSessions(), messages.SessionList).sessions
 
     def list_attachments(self, limit: int) -> list[AttachmentInfo]:

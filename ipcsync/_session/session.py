@@ -286,6 +286,7 @@ class Session:
         return self._attach([body], [], deadline_of(seconds), seconds, key)[0]
 
     def find(self, key: PointKey) -> AttachmentRef | None:
+        """The attachment to a point's event, if there is one."""
         return self.attachments.find(key)
 
     def _attach(

@@ -87,6 +87,7 @@ class Traced(Engine):
     def record_next(
         self, handle: DriverObject, deadline_ns: int, timeout: float | None, further: Sequence[Wait] | None
     ) -> int:
+        """Record the next generation, and write that."""
         since = monotonic_ns()
         with self._ranges[Kind.RECORD]:
             generation: int = super().record_next(handle, deadline_ns, timeout, further)
@@ -123,6 +124,7 @@ class Traced(Engine):
         return stream_id
 
     def synchronize(self, generation: int, timeout: float | None = None, began: int = 0) -> None:
+        """Block until `generation` is complete."""
         began = began or monotonic_ns()
         is_complete = False
         try:

@@ -149,6 +149,7 @@ class Waits:
 
     @property
     def count(self) -> int:
+        """How many waits are not over."""
         return len(self._waiting)
 
     def _new_looker(self) -> _Thread:

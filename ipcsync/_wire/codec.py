@@ -76,10 +76,12 @@ def check_body(body: Message) -> None:
 
 
 def encode_request(id: int, body: Message, token: bytes, deadline_ns: int) -> bytes:  # noqa: A002 - the field's name
+    """The frame of a request."""
     return _encode((VERSION, id, OPS[type(body)], token, deadline_ns, body))
 
 
 def encode_reply(id: int, body: Message) -> bytes:  # noqa: A002 - the field's name
+    """The frame of a reply."""
     return _encode((VERSION, id, ANSWERS[type(body)], body))
 
 
@@ -96,6 +98,7 @@ def decode_reply(frame: bytes | memoryview) -> tuple[int, Message]:
 
 
 def encode_announcement(body: Announcement) -> bytes:
+    """The frame of an announcement."""
     return _encode((VERSION, body))
 
 
@@ -106,6 +109,7 @@ def decode_announcement(frame: bytes | memoryview) -> Announcement:
 
 
 def failure_of(error: IpcSyncError) -> Failure:
+    """The message for an error."""
     attributes: dict[str, object] = {
         key: value for key, value in vars(error).items() if isinstance(value, str | int | float)
     }

@@ -77,6 +77,8 @@ class Bye(RequestBody, frozen=True):
 
 
 class ListSessions(RequestBody, frozen=True):
+    """List the sessions."""
+
     effect: ClassVar[Effect] = "none"
 
 
@@ -110,6 +112,8 @@ class SessionInfo(Message, frozen=True):
 
 
 class SessionList(Message, frozen=True):
+    """The sessions."""
+
     sessions: list[SessionInfo]
 
 
@@ -117,6 +121,8 @@ class SessionList(Message, frozen=True):
 
 
 class Stats(RequestBody, frozen=True):
+    """Count everything."""
+
     effect: ClassVar[Effect] = "none"
 
 
@@ -195,6 +201,8 @@ class OpenStream(RequestBody, frozen=True):
 
 
 class ListEvents(RequestBody, frozen=True):
+    """List the events whose names begin with `prefix`."""
+
     effect: ClassVar[Effect] = "none"
     prefix: Name = ""
 
@@ -255,6 +263,8 @@ class Remains(Message, frozen=True):
 
 
 class StreamSpec(Message, frozen=True):
+    """A named stream's specification."""
+
     name: str
     device: str
     priority: int
@@ -285,6 +295,8 @@ class EventInfo(Message, frozen=True):
 
 
 class EventList(Message, frozen=True):
+    """The events asked for."""
+
     events: list[EventInfo]
 
 
@@ -306,6 +318,8 @@ class AttachmentInfo(Message, frozen=True):
 
 
 class AttachmentList(Message, frozen=True):
+    """The attachments asked for."""
+
     attachments: list[AttachmentInfo]
 
 
@@ -445,6 +459,8 @@ class Want(Message, frozen=True):
 
 
 class WantList(Message, frozen=True):
+    """The unanswered questions."""
+
     wants: list[Want]
 
 

@@ -26,6 +26,8 @@ _MAGIC = b"ipc1"
 
 
 class PointKey(NamedTuple):
+    """The fields of a point."""
+
     epoch: bytes
     slot: int
     incarnation: int
@@ -33,6 +35,7 @@ class PointKey(NamedTuple):
 
 
 def pack(key: PointKey) -> bytes:
+    """The 48 bytes."""
     body = _BODY.pack(_MAGIC, key.slot, key.epoch, key.incarnation, key.generation, 0)
     return body + _CRC.pack(zlib.crc32(body))
 
