@@ -10,8 +10,6 @@ cuThreadExchangeStreamCaptureMode). The mode belongs to the thread and costs 0.2
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -26,8 +24,6 @@ from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_INVALID_CONTEXT, ERROR_STREAM_CAPTURE_IMPLICIT
 from ipcsync._native import fork
 from ipcsync.errors import InvalidDevice, StreamCapturing
-
-log = logging.getLogger("ipcsync")
 
 T = TypeVar("T")
 
@@ -279,28 +275,3 @@ def ordinal_of(device_uuid: str) -> int:
         raise InvalidDevice(
             f"no device of this process has the UUID {device_uuid!r}: it sees {', '.join(known) or 'none'}"
         ) from None
-
-
-class Owner:
-    """Destroys `handle` by the driver function named `call` when its last reference goes; never raises.
-
-    A finalizer runs on any thread, at any instruction, and must neither raise nor hang. A driver's call that destroys
-    takes no lock of Python's and waits for no work, so it is made at once, also within a garbage collection. It is not
-    made in a forked child, whose parent still has the handle, nor while the interpreter exits: the driver releases
-    everything with the process, and must not be waited for by then.
-    """
-
-    _call = ""  # until it has the handle: an exception may end the constructor anywhere
-
-    def __init__(self, call: str, handle: DriverObject) -> None:
-        self._handle = handle
-        self._call = call
-
-    def __del__(self) -> None:
-        if not self._call or sys.is_finalizing() or fork.is_in_bad_fork():
-            return
-        try:
-            unwrap(getattr(_drivers.load(), self._call)(self._handle), self._call)
-        except Exception:
-            # The context may be gone already, and a finalizer cannot raise.
-            log.debug("%s of %#x failed", self._call, int(self._handle), exc_info=True)

@@ -25,7 +25,7 @@ from ipcsync._drivers.constants import (
     EVENT_INTERPROCESS,
 )
 from ipcsync._locks import CallLock, under
-from ipcsync._native import context, fork, host_wait
+from ipcsync._native import context, fork, host_wait, living
 from ipcsync._native.context import OnDevice, call, is_capturing, relaxed_call, stream_call
 from ipcsync._native.device import Device, kind_of, parse
 from ipcsync._native.stream import stream_handle
@@ -112,7 +112,7 @@ class Event:
         return event
 
     def _bind(self, handle: DriverObject, index: int) -> None:
-        self._owner = context.Owner("cuEventDestroy", handle)
+        self._owner = living.Owner("cuEventDestroy", handle)
         self._index = index
         self._handle = handle
 

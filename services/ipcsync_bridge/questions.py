@@ -44,7 +44,7 @@ async def owner_of(transport: Transport, node: str, timeout: float) -> bytes | N
         except TimeoutError:
             break
         except ProtocolError:
-            pass
+            pass  # an answer that cannot be read names no owner: it is asked again
         await asyncio.sleep(RETRY_S)
     return None
 
