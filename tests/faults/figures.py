@@ -4,6 +4,9 @@ A recorder is killed that is idle, has held work, has work under way, or is torn
 a time, an idle coordinator and processors to spare: of 100, 99 are told within 2 ms, to host waits and to streams that
 wait on `timeline`; within 8 ms where the kernel refuses `futex_waitv` (`--without-waitv`). The coordinator's death is
 noticed by every blocked client within 1 s. Exit status 1 if a figure is over its limit; what has none is only shown.
+
+The kernel tears down a killed process for some milliseconds, on the processor where it ran. So recorders have the last
+processor, and all others the rest: where there are as many as threads, they would find another one.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 
 import ipcsync
@@ -41,6 +44,16 @@ _TEARDOWN_MS = "50"
 _LONG = (64 << 20, 10)  # bytes and copies: some 0.1 s
 _COORDINATOR_LIMIT_MS = 1000.0
 _CROWD, _STARTS = 32, 64
+_PROCESSORS = sorted(os.sched_getaffinity(0))
+
+
+def _apart(recorder: int, others: Iterable[int]) -> None:
+    """Have the process of a recorder run on the last processor, and all others on the rest."""
+    *rest, last = _PROCESSORS
+    for pid, processors in ((recorder, [last]), *((pid, rest or [last]) for pid in others)):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task), processors)
 
 
 class Figures:
@@ -138,6 +151,7 @@ def deaths_of_holders(count: int, engine: EngineName, work: str, figures: Figure
                 if work in ("held", "torn down late"):
                     peer.call(remote.hold)
             for name, peer in peers.items():
+                _apart(peer.pid, (os.getpid(), coordinator.pid))
                 _kill_one(client, listener, name, peer, engine, work, figures)
             for peer in peers.values():
                 peer.close()
