@@ -74,15 +74,17 @@ class Job(Latch, Generic[T]):
     What it made for a caller that was gone is undone, by `undo`.
     """
 
-    __slots__ = ("_function", "_undo", "error", "has_begun", "is_wanted", "value")
+    __slots__ = ("_function", "_undo", "error", "has_begun", "has_succeeded", "is_wanted", "value")
 
     def __init__(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> None:
         super().__init__()
         self._function: Callable[[], T] | None = function
         self._undo = [] if undo is None else [undo]  # until it is called, once
         self.error: BaseException | None = None
+        """What it raised, until whoever waits for it has that."""
         self.value: T | None = None
         self.has_begun: bool = False
+        self.has_succeeded: bool = False
         self.is_wanted: bool = True
         """False once the caller is gone."""
 
@@ -92,6 +94,7 @@ class Job(Latch, Generic[T]):
         try:
             assert self._function is not None
             self.value = self._function()
+            self.has_succeeded = True
         except BaseException as error:  # noqa: BLE001 - raised by `result`
             self.error = error
         self._function = None
@@ -117,15 +120,18 @@ class Job(Latch, Generic[T]):
         self.error = error
         self.set()
 
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether it returned."""
-        return self.is_set and self.error is None
+    def take_error(self) -> BaseException | None:
+        """What it raised, once: kept here, it, its traceback and the frames there would keep each other."""
+        error, self.error = self.error, None
+        return error
 
     def result(self) -> T:
-        """What the function returned; raises what it raised."""
-        if self.error is not None:
-            raise self.error
+        """What the function returned; raises what it raised, once."""
+        if (error := self.take_error()) is not None:
+            try:
+                raise error
+            finally:
+                del error
         return cast("T", self.value)
 
 

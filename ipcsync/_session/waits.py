@@ -94,8 +94,10 @@ class Pending:
 
     def end(self) -> None:
         """Call `notify`. An exception of it is logged, also one that would end a thread (SystemExit)."""
+        notify, error = self.notify, self._error
+        del self.notify, self._error  # else an error, the frames of its traceback and this would keep each other
         try:
-            self.notify(self._error)
+            notify(error)
         except BaseException:
             log.exception("a done callback of %s failed", self)
 

@@ -131,13 +131,16 @@ class Point(PointBase, PointView):
         """
         fork.check()
         try:
-            if not self.query():
-                self._bound().engine.raise_if_over(self._generation)  # the recorder may have died this moment
+            self._raise_if_over()
         except (WaitTimeout, Reentered):
             raise  # nothing is known: its attachment could not be asked for
         except IpcSyncError as error:
             return error
         return None
+
+    def _raise_if_over(self) -> None:
+        if not self.query():
+            self._bound().engine.raise_if_over(self._generation)  # the recorder may have died this moment
 
     def __bytes__(self) -> bytes:
         fork.check()
@@ -238,29 +241,28 @@ def _each(
             raise TypeError(f"points are ipcsync.Points, but got {name}{hint if name == 'AsyncPoint' else ''}")
     waiting, skipped = asked.copy(), set[int]()  # by their ids
     while waiting:
-        first, left_s = waiting[0], left_of(deadline)
+        first, left_s, others = waiting[0], left_of(deadline), list[Point]()
         seconds = min(_SLICE_S, left_s)
         try:
             wait(first, seconds)
             del waiting[0]
             continue
-        except RecorderLost as error:
-            over = [(first, error)]
+        except RecorderLost:
+            if lost == "raise":
+                raise
+            skipped.add(id(first))
         except WaitTimeout as error:
             if left_s <= _SLICE_S:
                 text = str(error).replace(f"within {seconds} s", f"within {timeout} s")
                 raise WaitTimeout(text, event=error.event, generation=error.generation, timeout=timeout) from None
-            over = list(_lost(waiting[1:], deadline))  # one of them may be, while the first is still to come
-        for point, loss in over:
-            if lost == "raise":
-                raise loss
-            skipped.add(id(point))
+            others = waiting[1:]
+        skipped.update(_lost(others, deadline, lost))  # one of them may be, while the first is still to come
         waiting = [point for point in waiting if id(point) not in skipped]
     return [point for point in asked if id(point) in skipped]
 
 
-def _lost(points: Iterable[Point], deadline_ns: int) -> Iterator[tuple[Point, RecorderLost]]:
-    """Those that can never be complete, and why. Once the coordinator is silent, no further one is attached to."""
+def _lost(points: Iterable[Point], deadline_ns: int, lost: str) -> Iterator[int]:
+    """Those that can never be complete, by their ids. Once the coordinator is silent, no further one is attached to."""
     answers = True
     for point in points:
         left_s = left_of(deadline_ns)
@@ -268,9 +270,10 @@ def _lost(points: Iterable[Point], deadline_ns: int) -> Iterator[tuple[Point, Re
             continue
         try:
             point._bound(min(_SLICE_S, left_s))
-            if (error := point.exception()) is not None:
-                raise error
+            point._raise_if_over()
         except WaitTimeout:
             answers = False
-        except RecorderLost as loss:
-            yield point, loss
+        except RecorderLost:
+            if lost == "raise":
+                raise
+            yield id(point)

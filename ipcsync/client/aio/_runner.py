@@ -123,6 +123,7 @@ async def over(attached: AttachmentRef, pending: Pending) -> None:
         await future
     finally:
         attached.waits.remove(pending)
+        del future  # as below
 
 
 async def run(
@@ -138,12 +139,12 @@ async def run(
     current = unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent") if _drivers.is_loaded() else None
     job = Job(partial(_there, fn, current), undo and partial(_undo_elsewhere, undo))
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    calls = LoopCalls()
+    calls, unresolved = LoopCalls(), [future]
 
     def make() -> None:
         if job.is_wanted or surely:
             job.run()
-            calls.soon(_resolve, future, job.error, job.value)
+            calls.soon(_resolve, unresolved.pop(), job.take_error(), job.value)
 
     try:
         if pool is None:
@@ -154,6 +155,8 @@ async def run(
     except BaseException:
         job.give_up()
         raise
+    finally:
+        del future  # else an error, its traceback and this frame would keep each other
 
 
 def _undo_elsewhere(undo: Callable[[T], object], made: T) -> None:

@@ -267,18 +267,23 @@ async def lost_of(waits: Sequence[Coroutine[Any, Any, None]], lost: Lost) -> lis
     Raises as soon as one is lost that may not be; else the error of the first in order, once all have ended.
     """
     tasks = [asyncio.ensure_future(_error_of(wait, lost)) for wait in waits]
+    errors: list[Exception | None] = []
     try:
         errors = await asyncio.gather(*tasks)
+        if others := [error for error in errors if error is not None and not isinstance(error, RecorderLost)]:
+            raise others.pop(0)
+        return [place for place, error in enumerate(errors) if error is not None]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
         for wait in waits:
             wait.close()  # one whose task was cancelled before it began would warn that it was never awaited
-    for error in errors:
-        if error is not None and not isinstance(error, RecorderLost):
-            raise error
-    return [place for place, error in enumerate(errors) if error is not None]
+        del tasks, errors  # else an error, its traceback and this frame would keep each other
+
+
+async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _error_of(wait: Coroutine[Any, Any, None], lost: Lost) -> Exception | None:
