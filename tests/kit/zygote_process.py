@@ -142,7 +142,9 @@ def _fork_zygote() -> socket.socket | None:
         child.die_with(program)
         return theirs
     theirs.close()
-    zygote.install(Zygote(ours))
+    with ours:  # a descriptor that comes may have its number
+        above = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+    zygote.install(Zygote(socket.socket(fileno=above)))
     return None
 
 
