@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-import ipcsync_coordinator
 from ipcsync import errors
 from ipcsync.errors import IpcSyncError
+
+_ROOT = Path(__file__).parents[2]
 
 _TREE = {
     "IpcSyncError": ("RuntimeError",),
@@ -131,8 +132,8 @@ def test_the_product_gives_no_error_an_attribute_that_it_does_not_have() -> None
     """A type checker does not see it, and where it is raised it would be a TypeError."""
     calls = [
         (f"{path}:{node.lineno}", getattr(errors, name), keyword.arg)
-        for folder in (Path(ipcsync.__file__).parent, Path(ipcsync_coordinator.__file__).parent.parent)
-        for path in folder.rglob("*.py")
+        for folder in ("ipcsync", "services")
+        for path in (_ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and (name := ast.unparse(node.func).rpartition(".")[2]) in errors.__all__
         for keyword in node.keywords
