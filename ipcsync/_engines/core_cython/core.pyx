@@ -23,7 +23,7 @@ from ipcsync._drivers import describe
 from ipcsync._engines.loss import Loss
 from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError
 
-INTERFACE = 22  # as in `__init__`
+INTERFACE = 23  # as in `__init__`
 
 log = logging.getLogger("ipcsync")
 

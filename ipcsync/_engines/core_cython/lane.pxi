@@ -60,18 +60,20 @@ cdef class Lane:
         self.lock = Lock()
 
     def serve(self, launch, uint64_t stream_id, int64_t key):
-        """Be the lane of this launch stream, whose list of waits is `key`."""
-        self.launch, self.key, self.stream_id = <Handle><uintptr_t>int(launch), key, stream_id
-
-    def leave(self):
-        """Serve no stream from now on, if all brackets are over; whether they are."""
+        """Be the lane of this launch stream, whose list of waits is `key`, if all brackets are over; whether it is."""
+        cdef Handle handle = <Handle><uintptr_t>int(launch)
+        cdef uint64_t before
         if self.lock.mine() or not self.lock.take():
             return False
-        is_free = self.is_free
-        if is_free:
-            self.stream_id = 0
-        self.lock.give()
-        return is_free
+        try:
+            if not self.is_free or lanes.setdefault(stream_id, self) is not self:
+                return False
+            before = self.stream_id
+            self.launch, self.key, self.stream_id = handle, key, stream_id
+            lanes.pop(before, None)
+        finally:
+            self.lock.give()
+        return True
 
     @property
     def is_free(self):

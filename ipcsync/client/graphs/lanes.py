@@ -47,23 +47,22 @@ def _make(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
     else:
         home = unwrap(driver.cuStreamGetCtx(launch), "cuStreamGetCtx")
     flags = unwrap(driver.cuStreamGetFlags(launch), "cuStreamGetFlags")
-    lane = _take_free(home)
+    key = stream_id if int(flags) & STREAM_NON_BLOCKING else -1 - ordinal
+    lane = _take_free(home, launch, stream_id, key)
     if lane is None:
         with OnDevice(ordinal, home) as inside, inside:
             least = Stream.priority_range()[1]
             own = Stream(ordinal, least), Stream(ordinal, least)
             ids = _id_of(own[0]._handle), _id_of(own[1]._handle)
             lane = Lane(ordinal, home, own, ids, [take(ordinal, "lane", 8) for _ in range(4)])
-    lane.serve(launch, stream_id, stream_id if int(flags) & STREAM_NON_BLOCKING else -1 - ordinal)
-    lanes_of_process[stream_id] = lane
+        lane.serve(launch, stream_id, key)
     return lane
 
 
-def _take_free(home: DriverObject) -> Lane | None:
+def _take_free(home: DriverObject, launch: DriverObject, stream_id: int, key: int) -> Lane | None:
     """The lane of a stream without replays now, once there are many: a program may make a stream for each launch."""
-    for stream_id, lane in lanes_of_process.copy().items() if len(lanes_of_process) >= _MANY else ():
-        if int(lane.home) == int(home) and lane.leave():
-            del lanes_of_process[stream_id]
+    for lane in lanes() if len(lanes_of_process) >= _MANY else ():
+        if int(lane.home) == int(home) and lane.serve(launch, stream_id, key):
             return lane
     return None
 
