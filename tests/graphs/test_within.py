@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from itertools import count
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -433,6 +436,50 @@ def test_a_replay_whose_lane_another_stream_takes_meanwhile_has_one_of_its_own(
         replaying.__exit__(None, None, None)
         until(others[-1].query, "the other stream has nothing of this one's")
     one.expect(3)
+
+
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_row_64_an_interrupt_while_a_lane_is_taken_or_made_leaves_the_lanes_of_both_streams_right(
+    one: Stage, monkeypatch: pytest.MonkeyPatch, engine: EngineName
+) -> None:
+    first = one.layers.stream
+    monkeypatch.setattr(lanes, "_MANY", 1)
+    one.expect(1)
+    for other in set(lanes.lanes_of_process) - {lane_of(first._handle, 0)[1]}:  # of earlier tests
+        monkeypatch.delitem(lanes.lanes_of_process, other)
+    for number in count():
+        finish(first)
+        until(lambda: all(lane.is_free for lane in lanes.lanes()), "their brackets are over")
+        second = ipcsync.Stream()
+        was_interrupted = _is_interrupted_at(number, lambda: lane_of(second._handle, 0))
+        for value, stream in enumerate((first, second, first), number % 100):
+            one.layers.stream = stream
+            one.expect(value)
+        if not was_interrupted:
+            assert number > 10, "it is interrupted at each line"
+            break
+
+
+def _is_interrupted_at(number: int, function: Callable[[], object]) -> bool:
+    """Whether an exception before that line of `lanes` that is run, counted from 0, ended it."""
+    lines = count()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != lanes.__file__:
+            return None
+        if event == "line" and next(lines) == number:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 def test_a_replay_that_another_thread_ends_is_over_and_its_block_says_so(one: Stage) -> None:
