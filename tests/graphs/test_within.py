@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -451,7 +452,7 @@ def test_row_64_an_interrupt_while_a_lane_is_taken_or_made_leaves_the_lanes_of_b
         finish(first)
         until(lambda: all(lane.is_free for lane in lanes.lanes()), "their brackets are over")
         second = ipcsync.Stream()
-        was_interrupted = _is_interrupted_at(number, lambda: lane_of(second._handle, 0))
+        was_interrupted = _is_interrupted_at(number, partial(lane_of, second._handle, 0))
         for value, stream in enumerate((first, second, first), number % 100):
             one.layers.stream = stream
             one.expect(value)
