@@ -265,3 +265,27 @@ def test_each_call_asks_the_driver_for_no_more_than_it_needs(stage: Stage, calls
     if "cuMemHostRegister" in asked:  # this event is the first on its page of the board, and the next one is not
         asked = _asked(calls, case(stage))
     assert asked == _ASKED[case][stage.engine]
+
+
+# --- no memory --------------------------------------------------------------------------------------------------------
+
+
+class _NoMemory:
+    def __int__(self) -> int:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("engine", ["event"])
+def test_an_import_that_there_is_no_memory_for_is_opened_by_the_next_call(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, seen = stage.open()
+    made.record()  # its import is opened with the event
+    stream = ipcsync.Stream()
+    gate = StreamGate(stream)
+    point = seen.at(made.record(stream).generation)
+    with monkeypatch.context() as patch:
+        patch.setattr(seen._engine, "open_event", lambda *_: _NoMemory())
+        with pytest.raises(MemoryError):
+            point.query()
+    _wait_and_open(point, ipcsync.Stream(), gate)

@@ -18,6 +18,7 @@ cdef bint open_import(Core self, int64_t generation, double patience_s) except -
     """Have it be there; False if another thread opens one for longer than `patience_s` (below 0: it is waited for)."""
     cdef int index
     cdef bint is_unused
+    cdef Handle handle
     if has_import(self, generation):
         return True
     if not self.has_ring:
@@ -27,6 +28,7 @@ cdef bint open_import(Core self, int64_t generation, double patience_s) except -
     event = self.open_event(index, None if patience_s < 0 else patience_s)
     if event is None:
         return False
+    handle = <Handle><uintptr_t>int(event)  # before the lock is taken: this may raise
     if patience_s == 0:  # within a resolution, which has the lock of another use
         if not self.state.take():
             return False  # the import stays open, for the next call
@@ -34,7 +36,7 @@ cdef bint open_import(Core self, int64_t generation, double patience_s) except -
         enter_state(self)
     is_unused = self.is_unused
     if not is_unused:
-        self.ring[index] = <Handle><uintptr_t>int(event)
+        self.ring[index] = handle
     self.state.give()
     if is_unused:
         self.close_event(index)
