@@ -193,3 +193,18 @@ def test_the_order_behind_a_refused_call_is_the_models(stage: Stage, number: int
     stage.gate.open()
     stage.run(2)
     stage.done.latest.synchronize(DEADLINE_S)  # type: ignore[union-attr] # there is one
+
+
+def test_an_end_that_another_call_could_not_make_sure_of_has_the_next_number(stage: Stage) -> None:
+    stage.log.fails_at, stage.log.is_made = 3, True
+    waits = dict(zip(stage.layers.waits, stage.sender.send(1), strict=True))
+    replaying = stage.client.replay(waits, dict.fromkeys(stage.layers.records, stage.done), stream=stage.layers.stream)
+    with replaced({"cuStreamBatchMemOp": stage.log.call}), replaying:
+        stage.layers.launch()
+        stage.log.launches(1)
+        with pytest.raises(ipcsync.DriverError):
+            replaying._end_from_outside()
+    drained = [*model.drain(1, model.BOTH)[1][:-1], ("set", *model.DRAINED, 2)]
+    assert stage.log.calls == _joined([*_ENDED, _ENDED_ANEW[0], ("D", drained)])
+    stage.gate.open()
+    stage.done.at(2).synchronize(DEADLINE_S)

@@ -178,8 +178,6 @@ cdef class Lane:
             at = put_one(self.operations, WRITE_64, self.fed.address, self.prepared)
             result = give_operations(self, self.feeding, at)
         if result == 0 and stage != DRAINING:
-            if stage == ENDING:  # perhaps it is over by now, and once more under its number would spoil the next one
-                self.number += 1
             result = end_launch(self, bracket)
         return result or drain(self, bracket, False)
 

@@ -78,6 +78,8 @@ cdef int feed(Lane self, Bracket bracket) noexcept nogil:
 
 cdef int end_launch(Lane self, Bracket bracket) noexcept nogil:
     cdef Operation *at = put_all(self.operations, bracket.items + bracket.gates, bracket.taps, 1)
+    if self.stage == ENDING:  # perhaps it is over by now, and once more under its number would spoil the next one
+        self.number += 1
     self.stage = ENDING
     at = put_one(at, WAIT_64, self.fed.address, self.prepared)
     at = put_all(at, bracket.items, bracket.gates, 0)
