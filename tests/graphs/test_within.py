@@ -17,6 +17,7 @@ import pytest
 
 import ipcsync
 from ipcsync._board.layout import L_AWAITED
+from ipcsync._engines.core import lanes_of_process
 from ipcsync.client.graphs import lanes
 from ipcsync.client.graphs.lanes import lane_of
 from ipcsync.testing import StreamGate
@@ -446,8 +447,8 @@ def test_row_64_an_interrupt_while_a_lane_is_taken_or_made_leaves_the_lanes_of_b
     first = one.layers.stream
     monkeypatch.setattr(lanes, "_MANY", 1)
     one.expect(1)
-    for other in set(lanes.lanes_of_process) - {lane_of(first._handle, 0)[1]}:  # of earlier tests
-        monkeypatch.delitem(lanes.lanes_of_process, other)
+    for other in set(lanes_of_process) - {lane_of(first._handle, 0)[1]}:  # of earlier tests
+        monkeypatch.delitem(lanes_of_process, other)
     for number in count():
         finish(first)
         until(lambda: all(lane.is_free for lane in lanes.lanes()), "their brackets are over")
