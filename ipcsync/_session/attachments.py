@@ -283,22 +283,23 @@ class AttachmentTable:
         except QuotaExceeded as error:
             log.debug("closes wait: %s", error)
 
-    def tell_all(self, timeout: float, deadline: int) -> None:
+    def tell_all(self, timeout: float, deadline: int, check: Callable[[], object] = lambda: None) -> None:
         """Tell all closes before something is attached.
 
         WaitTimeout if the coordinator does not take one by `deadline`, that of a call of `timeout` seconds: told later,
-        it would end the new attachment. QuotaExceeded if it has no memory for it.
+        it would end the new attachment. QuotaExceeded if it has no memory for it. `check` is called in every slice, and
+        raises once nobody waits for the call.
         """
-        if not all(self._tell(use, left_of(deadline)) for use in list(self.ending)) or not self._tell_late(
-            left_of(deadline)
+        if not all(self._tell(use, left_of(deadline), check) for use in list(self.ending)) or not self._tell_late(
+            left_of(deadline), check
         ):
             text = f"the coordinator did not take an earlier close within {timeout} s"
             raise WaitTimeout(text, timeout=timeout)
 
-    def _tell(self, use: Use, seconds: float) -> bool:
+    def _tell(self, use: Use, seconds: float, check: Callable[[], object] = lambda: None) -> bool:
         """Whether the coordinator knows how far a use has come."""
         life = max(use.life, Life.DRAINING)
-        if use.told < life and (body := self._close_of(use, life)) is not None and not self._sent(body, seconds):
+        if use.told < life and (body := self._close_of(use, life)) is not None and not self._sent(body, seconds, check):
             return False
         use.told = life
         if life is Life.RELEASED and use in self.ending:
@@ -318,23 +319,28 @@ class AttachmentTable:
             *use.key, released=is_released, drained=use.engine.is_recorder and life > Life.DRAINING and not is_released
         )
 
-    def _tell_late(self, seconds: float) -> bool:
+    def _tell_late(self, seconds: float, check: Callable[[], object] = lambda: None) -> bool:
         while self._late:
-            if not self._sent(Close(*self._late[0]), seconds):
+            if not self._sent(Close(*self._late[0]), seconds, check):
                 return False
             del self._late[0]
         return True
 
-    def _sent(self, body: Close | Break, seconds: float) -> bool:
+    def _sent(self, body: Close | Break, seconds: float, check: Callable[[], object] = lambda: None) -> bool:
         """Whether the coordinator took it, or never will. QuotaExceeded if it has no memory for it now."""
+
+        def check_slice() -> None:
+            self._check()
+            check()
+
         try:
-            self._check()  # many may be pending, and each may take its whole time
-            self._connection.request(body, self._lease.welcome.token, seconds, self._check)
+            check_slice()  # many may be pending, and each may take its whole time
+            self._connection.request(body, self._lease.welcome.token, seconds, check_slice)
         except (WaitTimeout, ConnectError):
             return False  # sent again later, under a new id: twice does nothing
-        except QuotaExceeded:
+        except (QuotaExceeded, ClientClosed):
             raise
-        except (SessionLost, EventClosed, ClientClosed) as error:
+        except (SessionLost, EventClosed) as error:
             log.debug("%r: %s", body, error)  # its session or use is over already
         except IpcSyncError as error:
             log.warning("slot %d may stay open until this client is closed: %s", body.slot, error)

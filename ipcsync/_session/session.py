@@ -241,6 +241,12 @@ class Session:
         """In each slice of a call's request: beat, and look whether it goes on."""
         self.lease.beat()
         self.check_liveness()
+        self._check_caller()
+
+    def _check_caller(self) -> None:
+        """Whether anybody waits for the job under way."""
+        if self.is_closed:
+            raise self._closed()
         if self.owner.is_unwanted:
             raise _CallerGone
 
@@ -329,7 +335,7 @@ class Session:
             table.end_unused()
             self.driving.wake()
         self.check()
-        table.tell_all(timeout, deadline)
+        table.tell_all(timeout, deadline, self._check_caller)
         requests = [Request(body, table.give_back) for body in bodies]
         found: list[AttachmentRef] = []
         try:

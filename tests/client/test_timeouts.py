@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 import ipcsync
 from ipcsync._session.session import Session
 from ipcsync._wire import point as wire
+from ipcsync._worker import Job
 from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
 from tests.kit.until import DEADLINE_S, until
@@ -67,6 +69,64 @@ def test_an_opening_that_waits_for_another_ones_turn_has_the_rest_of_its_time(cl
         until(lambda: client._session.owner._job is not None, "the first has its turn")
         assert _took(lambda: client.event("second", timeout=1.5)) < 2.2, "not one second, and then one and a half"
         thread.join()
+
+
+def _job_of(client: ipcsync.Client) -> Job[Any]:
+    """What its session's owner does for a call."""
+    until(lambda: client._session.owner._job is not None, "a call has its turn")
+    job = client._session.owner._job
+    assert job is not None
+    return job
+
+
+def test_an_opening_behind_a_close_that_was_not_taken_ends_with_its_client(client: ipcsync.Client) -> None:
+    """Else the client's own close waits for the opening's timeout."""
+    first, errors = client.event("first", recorder=True), list[BaseException]()
+
+    def open_one() -> None:
+        try:
+            client.event("second", timeout=10 * DEADLINE_S)
+        except ipcsync.ClientClosed as error:
+            errors.append(error)
+
+    with _stopped(client):
+        first.close()
+        thread = threading.Thread(target=open_one)
+        thread.start()
+        _job_of(client)
+        client.close()
+        assert client._session._has_ended.is_set
+        thread.join(DEADLINE_S)
+    assert len(errors) == 1
+
+
+def test_an_opening_behind_a_close_that_was_not_taken_ends_with_its_caller(client: ipcsync.Client) -> None:
+    """Else the requests of other threads wait for its timeout."""
+
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    first, jobs = client.event("first", recorder=True), list[Job[Any]]()
+
+    def end_call() -> None:
+        jobs.append(_job_of(client))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with _stopped(client):
+            first.close()
+            thread = threading.Thread(target=end_call)
+            thread.start()
+            with pytest.raises(Interrupt):
+                client.event("second", timeout=10 * DEADLINE_S)
+            until(lambda: jobs[0].is_set, "the owner goes on")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    thread.join()
 
 
 def test_the_first_records_of_streams_in_several_threads_have_a_clients_timeout_each(client: ipcsync.Client) -> None:
