@@ -476,6 +476,7 @@ class Client(ClientView, Closing):
         It waits up to a second for work in flight. Waiters for work that is not complete by then still get it if this
         process lives until it is complete.
         """
+        self._session.drop()  # first: an exception in what follows leaves a session that ends
         end_all(self._session)
         self._session.close()
 

@@ -18,6 +18,7 @@ import pytest
 import ipcsync
 from ipcsync._board.layout import L_AWAITED
 from ipcsync._engines.core import lanes_of_process
+from ipcsync.client import client as client_module
 from ipcsync.client.graphs import lanes
 from ipcsync.client.graphs.lanes import lane_of
 from ipcsync.testing import StreamGate
@@ -26,7 +27,7 @@ from tests.faults.fixtures import sleeps_in_core
 from tests.graphs import actions as do
 from tests.graphs.layers import Layers, call, finish
 from tests.graphs.stage import NewClient, Stage
-from tests.kit.driver_functions import RECORD, Call, amid, replaced
+from tests.kit.driver_functions import RECORD, REFUSED, Call, amid, replaced
 from tests.kit.peer import Peer
 from tests.kit.steps import at_step
 from tests.kit.until import DEADLINE_S, until
@@ -277,6 +278,32 @@ def test_a_points_event_that_is_closed_here_within_the_block_is_waited_for_all_t
         gate.open()
     replay[one.layers.records[0]].synchronize(DEADLINE_S)
     assert one.layers.found() == [3]
+
+
+def test_a_client_closes_though_the_driver_refuses_the_end_of_its_open_replay(
+    one: Stage, new_client: NewClient
+) -> None:
+    other, replaying = new_client("other"), one.replay(one.sender.send(1))
+    replaying.__enter__()
+    with replaced({"cuStreamBatchMemOp": lambda *_: REFUSED}):
+        one.client.close()
+    assert sorted(session.name for session in other.list_sessions()) == ["other", "sends"]
+    one.client.close()  # which ends the replay
+    until(one.layers.stream.query, "its stream goes on")
+
+
+def test_an_exception_while_a_close_ends_the_open_replays_leaves_a_session_that_ends(
+    one: Stage, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_it(_: object) -> None:
+        raise _InterruptError
+
+    other = new_client("other")
+    with monkeypatch.context() as patch:
+        patch.setattr(client_module, "end_all", raise_it)
+        with pytest.raises(_InterruptError):
+            one.client.close()
+    until(lambda: len(other.list_sessions()) == 2, "its session ends")
 
 
 def test_a_coordinator_that_its_keeper_replaces_within_the_block_is_not_seen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from types import TracebackType
@@ -15,12 +16,14 @@ from ipcsync.client import _ahead
 from ipcsync.client.graphs.captured import GraphRecord
 from ipcsync.client.graphs.lanes import lane_of, lanes
 from ipcsync.client.point import Point
-from ipcsync.errors import CaptureError, DeviceMismatch, EngineMismatch, IpcSyncError, WaitTimeout
+from ipcsync.errors import CaptureError, DeviceMismatch, DriverError, EngineMismatch, IpcSyncError, WaitTimeout
 
 if TYPE_CHECKING:
     from ipcsync._engines import Engine
     from ipcsync._session.session import Session
     from ipcsync.client.event import SharedEvent
+
+log = logging.getLogger("ipcsync")
 
 
 class Replay(Bracket):
@@ -147,10 +150,16 @@ class Replaying(ReplayingBase):
 
 
 def end_all(session: Session) -> None:
-    """End the open replays of a session that is being closed: their graphs and streams go on."""
+    """End the open replays of a session that is being closed: their graphs and streams go on.
+
+    What the driver refuses is logged: in a broken context nothing ends, and the session has to.
+    """
     if not fork.is_in_bad_fork():
         for lane in lanes():
-            lane.end_from_outside(session)
+            try:
+                lane.end_from_outside(session)
+            except DriverError as error:  # noqa: PERF203 - the others are ended
+                log.warning("an open replay of %r was not ended: %s", session, error)
 
 
 # --- replays that somebody else launches within a block: torch's hooks say when ---------------------------------------
