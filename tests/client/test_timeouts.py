@@ -103,11 +103,11 @@ def test_an_opening_behind_a_close_that_was_not_taken_ends_with_its_client(clien
 def test_an_opening_behind_a_close_that_was_not_taken_ends_with_its_caller(client: ipcsync.Client) -> None:
     """Else the requests of other threads wait for its timeout."""
 
-    class Interrupt(Exception):
+    class InterruptError(Exception):
         pass
 
     def interrupt(*_: object) -> None:
-        raise Interrupt
+        raise InterruptError
 
     first, jobs = client.event("first", recorder=True), list[Job[Any]]()
 
@@ -121,7 +121,7 @@ def test_an_opening_behind_a_close_that_was_not_taken_ends_with_its_caller(clien
             first.close()
             thread = threading.Thread(target=end_call)
             thread.start()
-            with pytest.raises(Interrupt):
+            with pytest.raises(InterruptError):
                 client.event("second", timeout=10 * DEADLINE_S)
             until(lambda: jobs[0].is_set, "the owner goes on")
     finally:
