@@ -102,14 +102,15 @@ class DeathMark:
         self._has_begun = threading.Event()
         self._end = threading.Event()
         self._is_given_up = False
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
+        """The one that holds the word, once `show` was called."""
 
     def show(self) -> None:
         """Hold the word from when this returns; a second call does nothing."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._hold, name="ipcsync-life", daemon=True)
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._hold, name="ipcsync-life", daemon=True)
             with suppress(RuntimeError):
-                self._thread.start()
+                self.thread.start()
                 self._has_begun.wait()
 
     def _hold(self) -> None:
@@ -138,12 +139,12 @@ class DeathMark:
 
     def _await_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        if self._thread is None or self._thread.ident is None:
+        if self.thread is None or self.thread.ident is None:
             return
-        while self._thread.is_alive() and time.monotonic() < deadline:
+        while self.thread.is_alive() and time.monotonic() < deadline:
             if self._doorbell is not None:
                 self._doorbell.wake()  # repeatedly: the thread may have been about to sleep
-            self._thread.join(0.001)
+            self.thread.join(0.001)
 
     def give_up(self) -> None:
         """Have the kernel mark the word now, as at this process's death, which is about to come."""

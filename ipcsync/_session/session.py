@@ -152,7 +152,7 @@ class Session:
         self.drop()
         if not self._has_begun:
             return
-        if has_a_beat() or threading.current_thread() in (self._thread, self._driver_thread):
+        if has_a_beat() or threading.current_thread() in (self._thread, self._driver_thread, self.lease.mark.thread):
             return
         if self._has_ended.wait(_END_S):
             self._thread.join(_SOON_S)  # its last step may stand still behind any stream of the process

@@ -13,6 +13,7 @@ import pytest
 import ipcsync
 from ipcsync._linux.robust import DeathMark
 from ipcsync._native import pinned
+from ipcsync._session import session as session_module
 from ipcsync._session.attachments import MANY_POINTS
 from ipcsync._session.connection import Connection
 from ipcsync._session.session import Session
@@ -174,6 +175,28 @@ def test_a_close_amid_a_beat_says_goodbye_only_behind_its_closes(
         assert not session.lease.line.has_said_goodbye
         assert not seen.at(1).query()
     seen.at(1).synchronize(DEADLINE_S)
+
+
+def test_a_close_in_a_finalizer_on_the_thread_that_holds_the_mark_does_not_wait(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end waits for that thread: the session would be there until the close gives up."""
+    monkeypatch.setattr(session_module, "_END_S", 10 * DEADLINE_S)
+    session = client._session
+
+    class Owner:
+        def __del__(self) -> None:
+            client.close()
+
+    owners = [Owner()]
+    session.lease.mark.on_ring = owners.clear  # as the collector may do, which comes anywhere
+
+    def is_closed() -> bool:
+        session.lease.line.doorbell.wake()
+        return session.is_closed
+
+    until(is_closed, "the finalizer has begun")
+    until(lambda: session._has_ended.is_set, "the session has ended")
 
 
 def test_threads_may_close_at_once(new_client: NewClient) -> None:

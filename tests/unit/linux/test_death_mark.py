@@ -27,15 +27,15 @@ def life(word: Word) -> DeathMark:
 
 
 def _is_ended(life: DeathMark) -> bool:
-    assert life._thread is not None
-    return not life._thread.is_alive()
+    assert life.thread is not None
+    return not life.thread.is_alive()
 
 
 def test_it_is_held_when_show_returns_and_released_when_end_does(word: Word, life: DeathMark) -> None:
     life.show()
     life.show()
-    assert life._thread is not None
-    assert word.value.value == life._thread.native_id != threading.get_native_id()
+    assert life.thread is not None
+    assert word.value.value == life.thread.native_id != threading.get_native_id()
     life.end()
     assert word.value.value == 0
     life.end()
