@@ -14,7 +14,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
-from weakref import WeakValueDictionary
+from weakref import WeakMethod, WeakValueDictionary
 
 from ipcsync._deadline import left_of
 from ipcsync._engines import Engine
@@ -101,7 +101,8 @@ class Use:
 class AttachmentTable:
     """All attachments of one client. The session's owner calls its methods; any thread may call `find`.
 
-    `shown(name)` is the user's name for a name of the coordinator's.
+    `shown(name)` is the user's name for a name of the coordinator's. `check_caller` is called in each slice of a
+    request, and raises once nobody waits for the owner's job.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class AttachmentTable:
         waits: Waits,
         tracing: Tracing | None = None,
         shown: Callable[[str], str] = str,
+        check_caller: Callable[[], object] | None = None,
     ) -> None:
         self._board = lease.board
         self._lease = lease
@@ -118,6 +120,7 @@ class AttachmentTable:
         self._waits = waits
         self._tracing = tracing
         self._shown = shown
+        self._check_caller = check_caller and WeakMethod(check_caller)  # of the session, which has this
         self.uses: dict[Key, Use] = {}
         self.ending: list[Use] = []
         """Those closed here, until the coordinator knows that they are released."""
@@ -283,23 +286,22 @@ class AttachmentTable:
         except QuotaExceeded as error:
             log.debug("closes wait: %s", error)
 
-    def tell_all(self, timeout: float, deadline: int, check: Callable[[], object] = lambda: None) -> None:
+    def tell_all(self, timeout: float, deadline: int) -> None:
         """Tell all closes before something is attached.
 
         WaitTimeout if the coordinator does not take one by `deadline`, that of a call of `timeout` seconds: told later,
-        it would end the new attachment. QuotaExceeded if it has no memory for it. `check` is called in every slice, and
-        raises once nobody waits for the call.
+        it would end the new attachment. QuotaExceeded if it has no memory for it.
         """
-        if not all(self._tell(use, left_of(deadline), check) for use in list(self.ending)) or not self._tell_late(
-            left_of(deadline), check
+        if not all(self._tell(use, left_of(deadline)) for use in list(self.ending)) or not self._tell_late(
+            left_of(deadline)
         ):
             text = f"the coordinator did not take an earlier close within {timeout} s"
             raise WaitTimeout(text, timeout=timeout)
 
-    def _tell(self, use: Use, seconds: float, check: Callable[[], object] = lambda: None) -> bool:
+    def _tell(self, use: Use, seconds: float) -> bool:
         """Whether the coordinator knows how far a use has come."""
         life = max(use.life, Life.DRAINING)
-        if use.told < life and (body := self._close_of(use, life)) is not None and not self._sent(body, seconds, check):
+        if use.told < life and (body := self._close_of(use, life)) is not None and not self._sent(body, seconds):
             return False
         use.told = life
         if life is Life.RELEASED and use in self.ending:
@@ -319,23 +321,18 @@ class AttachmentTable:
             *use.key, released=is_released, drained=use.engine.is_recorder and life > Life.DRAINING and not is_released
         )
 
-    def _tell_late(self, seconds: float, check: Callable[[], object] = lambda: None) -> bool:
+    def _tell_late(self, seconds: float) -> bool:
         while self._late:
-            if not self._sent(Close(*self._late[0]), seconds, check):
+            if not self._sent(Close(*self._late[0]), seconds):
                 return False
             del self._late[0]
         return True
 
-    def _sent(self, body: Close | Break, seconds: float, check: Callable[[], object] = lambda: None) -> bool:
+    def _sent(self, body: Close | Break, seconds: float) -> bool:
         """Whether the coordinator took it, or never will. QuotaExceeded if it has no memory for it now."""
-
-        def check_slice() -> None:
-            self._check()
-            check()
-
         try:
-            check_slice()  # many may be pending, and each may take its whole time
-            self._connection.request(body, self._lease.welcome.token, seconds, check_slice)
+            self._check()  # many may be pending, and each may take its whole time
+            self._connection.request(body, self._lease.welcome.token, seconds, self._check)
         except (WaitTimeout, ConnectError):
             return False  # sent again later, under a new id: twice does nothing
         except (QuotaExceeded, ClientClosed):
@@ -348,6 +345,8 @@ class AttachmentTable:
 
     def _check(self) -> None:
         """In each slice: what the coordinator should know it is told whatever became of the lease."""
+        if self._check_caller is not None and (check := self._check_caller()) is not None:
+            check()
         self._lease.beat()
         self._lease.check_coordinator()
 

@@ -66,7 +66,8 @@ class Owner:
     def __init__(self, lease: SessionLease) -> None:
         self._lease = lease
         self._queue: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._job: Job[Any] | None = None
+        self.job: Job[Any] | None = None
+        """The one under way."""
         self._is_due = False  # a beat, whatever the time
         self.is_over: bool = False
         """Set by the owner before it works for the last time."""
@@ -127,14 +128,14 @@ class Owner:
     def do(self, job: Job[Any]) -> None:
         """Do a job, unless its caller is gone; other threads `post` that."""
         if job.is_wanted:
-            self._job = job
+            self.job = job
             job.run()
-            self._job = None
+            self.job = None
 
     @property
     def is_unwanted(self) -> bool:
         """Whether the caller of the job under way is gone."""
-        return self._job is not None and not self._job.is_wanted
+        return self.job is not None and not self.job.is_wanted
 
     # --- other threads ------------------------------------------------------------------------------------------------
 

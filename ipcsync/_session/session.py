@@ -244,8 +244,8 @@ class Session:
         self._check_caller()
 
     def _check_caller(self) -> None:
-        """Whether anybody waits for the job under way."""
-        if self.is_closed:
+        """Raise once nobody waits for the job under way, or the client was closed meanwhile."""
+        if self.owner.job is not None and self.is_closed:
             raise self._closed()
         if self.owner.is_unwanted:
             raise _CallerGone
@@ -335,7 +335,7 @@ class Session:
             table.end_unused()
             self.driving.wake()
         self.check()
-        table.tell_all(timeout, deadline, self._check_caller)
+        table.tell_all(timeout, deadline)
         requests = [Request(body, table.give_back) for body in bodies]
         found: list[AttachmentRef] = []
         try:
@@ -454,7 +454,9 @@ class Session:
             self.lease.depends_on_all = self._behind_all
             undo.callback(self.lease.stop)
             self.owner = Owner(self.lease)
-            self.attachments = AttachmentTable(self.lease, connection, self.waits, tracing, self._shown)
+            self.attachments = AttachmentTable(
+                self.lease, connection, self.waits, tracing, self._shown, self._check_caller
+            )
             self.driving = Driving(self.attachments, self.lease, self.owner, self.lease.period_s)
             self.lease.mark.on_ring = self.driving.wake  # another process waits for what only this one can say
             self.trials = Trials(self.lease.line, self.check)

@@ -66,15 +66,15 @@ def test_an_opening_that_waits_for_another_ones_turn_has_the_rest_of_its_time(cl
     with _stopped(client):
         thread = threading.Thread(target=open_one)
         thread.start()
-        until(lambda: client._session.owner._job is not None, "the first has its turn")
+        until(lambda: client._session.owner.job is not None, "the first has its turn")
         assert _took(lambda: client.event("second", timeout=1.5)) < 2.2, "not one second, and then one and a half"
         thread.join()
 
 
 def _job_of(client: ipcsync.Client) -> Job[Any]:
     """What its session's owner does for a call."""
-    until(lambda: client._session.owner._job is not None, "a call has its turn")
-    job = client._session.owner._job
+    until(lambda: client._session.owner.job is not None, "a call has its turn")
+    job = client._session.owner.job
     assert job is not None
     return job
 
