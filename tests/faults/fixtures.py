@@ -36,12 +36,12 @@ _FUTEX, _SLEEPS = {"x86_64": ("202", ("35", "230")), "aarch64": ("98", ("101", "
 _OPERATION, _FUTEX_WAIT = 0x7F, 0
 
 
-def sleeps_in_core(thread: threading.Thread) -> bool:
-    """Whether the thread sleeps on a word, a turn's lock or for a time, each with an end: no other part of a call does.
+def sleeps_in_core(task: int | None) -> bool:
+    """Whether the thread of that id, of any process, sleeps on a word, a turn's lock or for a time, each with an end.
 
-    Python's own locks sleep by FUTEX_WAIT_BITSET, the C library's without an end.
+    No other part of a call does. Python's own locks sleep by FUTEX_WAIT_BITSET, the C library's without an end.
     """
-    call = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text().split()
+    call = Path(f"/proc/{task}/syscall").read_text().split()
     if call[0] != _FUTEX:
         return call[0] in _SLEEPS
     operation, end = int(call[2], 16), int(call[4], 16)
@@ -73,7 +73,7 @@ class Blocked:
 
     def _is_inside(self) -> bool:
         if self._entered == IN_CORE:
-            return self._thread.is_alive() and sleeps_in_core(self._thread)
+            return self._thread.is_alive() and sleeps_in_core(self._thread.native_id)
         with collector_off():  # CPython before 3.12 hangs for ever if a finalizer gives up the GIL in this call
             frame: FrameType | None = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:

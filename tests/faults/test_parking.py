@@ -106,7 +106,7 @@ def test_a_wait_ends_when_its_event_is_closed(held: Held) -> None:
 @pytest.mark.usefixtures("slack")
 def test_a_signal_ends_a_wait_at_once(held: Held) -> None:
     def interrupt() -> None:
-        until(lambda: sleeps_in_core(threading.main_thread()), "the wait sleeps")
+        until(lambda: sleeps_in_core(threading.main_thread().native_id), "the wait sleeps")
         os.kill(os.getpid(), signal.SIGINT)
 
     sender = threading.Thread(target=interrupt)

@@ -218,7 +218,7 @@ def test_row_64_a_record_that_is_interrupted_leaves_the_taps_drained_and_the_nex
         # Asleep, it is in no function of this test, in which what a handler raises would be lost.
         _interrupted(
             lambda: replaying.__exit__(None, None, None),
-            lambda: len(batches) >= _BATCHES_BEFORE_TURN[two.done._engine.kind] and sleeps_in_core(main),
+            lambda: len(batches) >= _BATCHES_BEFORE_TURN[two.done._engine.kind] and sleeps_in_core(main.native_id),
         )
         go_on.set()
         thread.join()
