@@ -76,6 +76,12 @@ def test_links_lead_to_a_page_or_a_file(site: Path) -> None:
             assert target.is_file() or (target / "index.html").is_file(), (page.relative_to(site), link)
 
 
+def test_the_index_lists_each_page() -> None:
+    index = (_ROOT / "docs/index.md").read_text()
+    pages = {page.name for page in (_ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert {page for page in pages if f"({page}" not in index} == set()
+
+
 def test_nothing_is_cut(site: Path, browser: Browser) -> None:
     for page in site.rglob("*.html"):
         browser.open(page.as_uri())
