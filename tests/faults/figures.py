@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 
@@ -47,10 +47,9 @@ _CROWD, _STARTS = 32, 64
 _PROCESSORS = sorted(os.sched_getaffinity(0))
 
 
-def _apart(recorder: int, others: Iterable[int]) -> None:
-    """Have the process of a recorder run on the last processor, and all others on the rest."""
-    *rest, last = _PROCESSORS
-    for pid, processors in ((recorder, [last]), *((pid, rest or [last]) for pid in others)):
+def _run_on(processors: list[int], *pids: int) -> None:
+    """Have all threads of these processes run there, if there is any."""
+    for pid in pids if processors else ():
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(int(task), processors)
@@ -151,10 +150,12 @@ def deaths_of_holders(count: int, engine: EngineName, work: str, figures: Figure
                 if work in ("held", "torn down late"):
                     peer.call(remote.hold)
             for name, peer in peers.items():
-                _apart(peer.pid, (os.getpid(), coordinator.pid))
+                _run_on(_PROCESSORS[-1:], peer.pid)
+                _run_on(_PROCESSORS[:-1], os.getpid(), coordinator.pid)
                 _kill_one(client, listener, name, peer, engine, work, figures)
             for peer in peers.values():
                 peer.close()
+    _run_on(_PROCESSORS, os.getpid())
 
 
 def _kill_one(
