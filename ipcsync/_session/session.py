@@ -117,7 +117,8 @@ class Session:
         return self._begun is not None and self._begun.has_succeeded
 
     def drop(self) -> None:
-        """End it without waiting: no caller has it."""
+        """Have it end, and wait for nothing."""
+        self._closer = threading.get_ident()  # first: the end waits for no callback of this thread
         self.is_closed = True
         if self._has_begun:
             self.owner.ring()
@@ -148,7 +149,6 @@ class Session:
         """
         if fork.is_in_bad_fork():
             return
-        self._closer = threading.get_ident()
         self.drop()
         if not self._has_begun:
             return

@@ -18,6 +18,7 @@ from ipcsync._session.attachments import MANY_POINTS
 from ipcsync._session.connection import Connection
 from ipcsync._session.session import Session
 from ipcsync._wire.messages import Close, Message
+from ipcsync.client import client as client_module
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.scripts import run
@@ -367,3 +368,25 @@ def test_points_whose_callers_go_do_not_pile_up(new_client: NewClient, monkeypat
         most = max(most, len(session.attachments.uses))
     assert most <= MANY_POINTS + 1  # one may be under way as a beat comes, from which the others count
     until(lambda: not session.attachments.uses, "a beat ended the last ones, though their events are open")
+
+
+def test_the_end_waits_for_no_callback_that_closes_its_own_client(
+    new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the end comes to that, also while the close is still about to end the open replays."""
+    client = new_client()
+    join, waits_for, threads = client._session.waits.join, list[int](), list[int]()
+
+    def note(timeout: float, closer: int, *pause: Any) -> None:
+        waits_for.append(closer)
+        join(timeout, closer, *pause)
+
+    def close(_: object) -> None:
+        threads.append(threading.get_ident())
+        client.close()
+
+    monkeypatch.setattr(client._session.waits, "join", note)
+    monkeypatch.setattr(client_module, "end_all", lambda _: until(lambda: waits_for, "the end waits for callbacks"))
+    client.record(ipcsync.Stream()).add_done_callback(close)
+    until(lambda: client._session._has_ended.is_set, "the end")
+    assert waits_for == threads

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipcsync._session.session import Session
     from ipcsync.client.event import SharedEvent
 
-log = logging.getLogger("ipcsync")
+_log = logging.getLogger("ipcsync")
 
 
 class Replay(Bracket):
@@ -159,7 +159,7 @@ def end_all(session: Session) -> None:
             try:
                 lane.end_from_outside(session)
             except DriverError as error:  # noqa: PERF203 - the others are ended
-                log.warning("an open replay of %r was not ended: %s", session, error)
+                _log.warning("an open replay of %r was not ended: %s", session, error)
 
 
 # --- replays that somebody else launches within a block: torch's hooks say when ---------------------------------------
