@@ -18,8 +18,7 @@ from cuda.bindings.driver import CUdevice_attribute, CUresult
 
 from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
 from ipcsync._deadline import deadline_of
-from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH
+from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, DriverObject, unwrap
 from ipcsync._engines import imports
 from ipcsync._engines.core import Core, Wait, bind_driver, know_streams
 from ipcsync._engines.loss import Cause, Loss, Reason

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import ipcsync._engines.core as _core
-from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._drivers.constants import STREAM_NON_BLOCKING
+from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject, unwrap
 from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
 from ipcsync._native import context, fork, host_wait

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync import _drivers
-from ipcsync._drivers import SUCCESS, DriverObject, unwrap
-from ipcsync._drivers.constants import ERROR_INVALID_CONTEXT, ERROR_STREAM_CAPTURE_IMPLICIT
+from ipcsync._drivers import ERROR_INVALID_CONTEXT, ERROR_STREAM_CAPTURE_IMPLICIT, SUCCESS, DriverObject, unwrap
 from ipcsync._native import fork
 from ipcsync.errors import InvalidDevice, StreamCapturing
 

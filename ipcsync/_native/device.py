@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipcsync import _drivers
-from ipcsync._drivers import DriverObject
-from ipcsync._drivers.constants import ERROR_NO_DEVICE
+from ipcsync._drivers import ERROR_NO_DEVICE, DriverObject
 from ipcsync._native import context, fork
 from ipcsync._native.context import call, current_ordinal, ordinal_of, uuid_of
 from ipcsync.errors import DriverError, ForkedProcessError, InvalidDevice, NoDriver

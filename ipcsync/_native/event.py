@@ -11,8 +11,7 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
-from ipcsync._drivers import SUCCESS, DriverObject, unwrap
-from ipcsync._drivers.constants import (
+from ipcsync._drivers import (
     ERROR_INVALID_CONTEXT,
     ERROR_INVALID_DEVICE,
     ERROR_INVALID_HANDLE,
@@ -23,6 +22,9 @@ from ipcsync._drivers.constants import (
     EVENT_BLOCKING_SYNC,
     EVENT_DISABLE_TIMING,
     EVENT_INTERPROCESS,
+    SUCCESS,
+    DriverObject,
+    unwrap,
 )
 from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork, host_wait, living

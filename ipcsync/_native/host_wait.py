@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ipcsync import _drivers
-from ipcsync._drivers import SUCCESS, DriverObject, unwrap
-from ipcsync._drivers.constants import ERROR_NOT_READY
+from ipcsync._drivers import ERROR_NOT_READY, SUCCESS, DriverObject, unwrap
 from ipcsync._native.context import relaxed_call
 
 _CHECK_NS = 50_000_000

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from ipcsync._deadline import deadline_of
-from ipcsync._drivers import DriverObject
-from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED
+from ipcsync._drivers import ERROR_STREAM_CAPTURE_UNSUPPORTED, DriverObject
 from ipcsync._native import context, host_wait
 from ipcsync._native.context import LEGACY, OnDevice, call, relaxed_call
 from ipcsync._native.device import driver_version, has_primary_context, parse

@@ -11,8 +11,7 @@ import logging
 import mmap
 
 from ipcsync import _drivers
-from ipcsync._drivers import unwrap
-from ipcsync._drivers.constants import MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE
+from ipcsync._drivers import MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE, unwrap
 from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice, call, primary, relaxed_call

@@ -11,8 +11,7 @@ from weakref import WeakValueDictionary
 
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
-from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
+from ipcsync._drivers import ERROR_NOT_READY, STREAM_NON_BLOCKING, DriverObject, unwrap
 from ipcsync._native import context, foreign, fork, host_wait, living
 from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call
 from ipcsync._native.device import Device, Entered, parse

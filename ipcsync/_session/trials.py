@@ -14,12 +14,12 @@ from cuda.bindings.driver import CUipcEventHandle
 from ipcsync import _drivers
 from ipcsync._board import SessionLine
 from ipcsync._deadline import deadline_of, left_of, pauses
-from ipcsync._drivers import unwrap
-from ipcsync._drivers.constants import (
+from ipcsync._drivers import (
     ERROR_NOT_READY,
     STREAM_NON_BLOCKING,
     STREAM_WAIT_VALUE_GEQ,
     STREAM_WRITE_VALUE_DEFAULT,
+    unwrap,
 )
 from ipcsync._engines import Engine
 from ipcsync._locks import CallLock, under, under_within

@@ -7,7 +7,7 @@ import ctypes
 import warnings
 import weakref
 
-from ipcsync._drivers.constants import STREAM_WAIT_VALUE_GEQ
+from ipcsync._drivers import STREAM_WAIT_VALUE_GEQ
 from ipcsync._linux.futex import Futex
 from ipcsync._native import context, fork, pinned
 from ipcsync._native.context import OnDevice, relaxed_call, stream_call

@@ -9,8 +9,7 @@ from cuda.bindings.driver import CUipcMemHandle
 
 from ipcsync import _drivers
 from ipcsync._closing import Closing
-from ipcsync._drivers import SUCCESS
-from ipcsync._drivers.constants import STREAM_NON_BLOCKING
+from ipcsync._drivers import STREAM_NON_BLOCKING, SUCCESS
 from ipcsync._native import context, fork
 from ipcsync._native import device as devices
 from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ipcsync import _drivers
-from ipcsync._drivers.constants import ERROR_NOT_READY, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS
+from ipcsync._drivers import ERROR_NOT_READY, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS
 from ipcsync._native import context
 from ipcsync.errors import DriverError, InvalidDevice
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cuda.bindings import driver as driver_api
 
-from ipcsync._drivers import handle_bytes, handle_from_bytes, load, software
+from ipcsync._drivers import handle_bytes, handle_from_bytes, load, open_library
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import code, ok
 
@@ -231,7 +231,7 @@ def synchronize_then_load(event: str, page: str, index: int) -> tuple[int, int]:
 def count_before_init(driver: str) -> int:
     """Ask for the number of devices before anything initialised the driver."""
     if driver == "host":
-        software.open_library()
+        open_library()
     return code(driver_api.cuDeviceGetCount())
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync import _drivers
 from ipcsync._board import Board
-from ipcsync._drivers import software
 from ipcsync._linux import locks
 from ipcsync._session import handshake
 from ipcsync.testing import StreamGate
@@ -590,7 +590,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 @pytest.mark.process
 def test_row_31_a_child_forked_after_another_librarys_use_is_refused_and_not_given_the_host_driver() -> None:
     driver = ipcsync.driver_name()
-    library = [str(software.LIBRARY)] if driver == "host" else []
+    library = [str(_drivers.LIBRARY)] if driver == "host" else []
     env = {name: value for name, value in os.environ.items() if name != "IPCSYNC_DRIVER"}
     done = subprocess.run(
         [sys.executable, "-c", _FORKED_AFTER_ANOTHERS_USE, driver, *library],

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._drivers import outliving
+from ipcsync import _drivers
 from ipcsync._linux import locks
 from ipcsync._linux.locks import LastLock
 from ipcsync.typing import EngineName
@@ -371,11 +371,11 @@ def test_under_mps_what_a_dead_recorders_work_may_write_is_never_used_again(new_
 
 
 def test_a_file_of_the_drivers_that_survives_exec_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outliving, "_DEVICE_FILES", "/dev/null")
+    monkeypatch.setattr(_drivers, "_FILES", "/dev/null")
     fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
         os.set_inheritable(fd, True)
-        assert outliving.files_survive_exec()
+        assert _drivers.files_survive_exec()
     finally:
         os.close(fd)
 

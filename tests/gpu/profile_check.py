@@ -24,7 +24,7 @@ from pathlib import Path
 
 import click
 
-from ipcsync._drivers.software import LIBRARY
+from ipcsync._drivers import LIBRARY
 
 _HERE = Path(__file__).parent
 _MEASURED = _HERE / "h100-2026-11-26"

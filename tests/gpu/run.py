@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from ipcsync._drivers.software import LIBRARY
+from ipcsync._drivers import LIBRARY
 from tests.gpu import lmcache_tests
 from tests.gpu.probe_report import PROBES
 from tests.gpu.report import Outcome, figures, first_failures, outcomes_of, summary

@@ -37,8 +37,7 @@ _PACKAGES = (
 )
 _MODULES = (
     "cuda.bindings.driver",
-    "ipcsync._drivers.hardware",
-    "ipcsync._drivers.software",
+    "ipcsync._drivers",
     "ipcsync.testing",
     "ipcsync_demo",
     "multiprocessing.connection",

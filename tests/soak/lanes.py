@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import unwrap
-from ipcsync._drivers.constants import STREAM_WAIT_VALUE_GEQ
+from ipcsync._drivers import STREAM_WAIT_VALUE_GEQ, unwrap
 from tests.soak.oracle import CELL_WORDS, combined
 
 if TYPE_CHECKING:

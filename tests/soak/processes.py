@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import cuda.bindings.driver
 import zmq
 
-import ipcsync._drivers.hardware
-import ipcsync._drivers.software
+import ipcsync._drivers
 import ipcsync.client.client
 from ipcsync._linux.child import die_with
 from tests.soak import worker

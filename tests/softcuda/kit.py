@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from cuda.bindings import driver as drv
 
-from ipcsync._drivers.software import LIBRARY
+from ipcsync._drivers import LIBRARY
 
 SIM = ctypes.CDLL(str(LIBRARY))
 """The library itself, which has a few functions beside the driver API."""

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ipcsync._drivers.outliving import mps_directory
+from ipcsync._drivers import mps_directory
 from ipcsync.cli.doctor import actions
 from ipcsync.cli.doctor.report import Findings, Outcome
 from ipcsync.cli.doctor.workers import CheckFailed, Workers

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._drivers.constants import STREAM_NON_BLOCKING
+from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject, unwrap
 from ipcsync._engines.core import Lane, lanes_of_process
 from ipcsync._engines.engine import bind
 from ipcsync._locks import CallLock, under

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from ipcsync import _drivers
-from ipcsync._drivers.constants import STREAM_NON_BLOCKING
+from ipcsync._drivers import STREAM_NON_BLOCKING
 from tests.kit.driver_kit import Latch, finish, ok
 from tests.unit.coordinator.coordinator_world import World
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 from cuda.bindings import driver as binding
 
-from ipcsync._drivers import constants
+from ipcsync import _drivers
 
-_NUMBERS = {name: value for name, value in vars(constants).items() if name.isupper()}
+_NUMBERS = {
+    name: value
+    for name, value in vars(_drivers).items()
+    if name.startswith(("ERROR_", "EVENT_", "MEMHOSTREGISTER_", "STREAM_"))
+}
 _FLAGS = (
     binding.CUevent_flags,
     binding.CUstream_flags,

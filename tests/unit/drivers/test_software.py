@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-from ipcsync._drivers import software
+from ipcsync import _drivers
 from tests.kit.scripts import run
 
 pytestmark = [
@@ -165,7 +165,7 @@ else:
 
 @pytest.mark.parametrize("wanted", ["host", "auto", "cuda"])
 def test_where_it_was_preloaded_it_is_the_driver_host_and_no_other(wanted: str) -> None:
-    run(_PRELOADED.format(wanted=wanted), IPCSYNC_DRIVER=wanted, LD_PRELOAD=str(software.LIBRARY))
+    run(_PRELOADED.format(wanted=wanted), IPCSYNC_DRIVER=wanted, LD_PRELOAD=str(_drivers.LIBRARY))
 
 
 _BAD = """

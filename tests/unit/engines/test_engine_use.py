@@ -11,7 +11,7 @@ import pytest
 
 import ipcsync
 from ipcsync._board import CLOSED, INT64_MAX
-from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
+from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
 from ipcsync._engines import imports, queued
 from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine
