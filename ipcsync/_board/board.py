@@ -13,9 +13,9 @@ from typing import Literal
 
 from ipcsync._board import layout
 from ipcsync._board.lines import Line, SessionLine, SlotLine, Word
-from ipcsync._linux import locks
+from ipcsync._linux import files
+from ipcsync._linux.futex import OWNER_DIED, DeathMark
 from ipcsync._linux.process import pid_namespace, start_time
-from ipcsync._linux.robust import OWNER_DIED, DeathMark
 from ipcsync.errors import CoordinatorLost, ProtocolError
 
 _HEADER = struct.Struct("=QQ16sQQQQQQQQ")
@@ -87,7 +87,7 @@ class Board(Line):
         """
         fd = os.open(os.path.dirname(path), os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:
-            locks.try_lock(fd, _LIFELINE)
+            files.try_lock(fd, _LIFELINE)
             size = layout.Layout(sessions, slots).size
             os.posix_fallocate(fd, 0, size)  # a sparse file on a full tmpfs would be SIGBUS
             me = os.getpid(), start_time(os.getpid()) or 0, pid_namespace()
@@ -182,14 +182,14 @@ class Board(Line):
 
     def hold_lifeline(self, line: SessionLine) -> bool:
         """Take the lock that shows that this session's process lives; False if another process has it (client)."""
-        if not locks.try_lock(self.descriptor, line.offset):
+        if not files.try_lock(self.descriptor, line.offset):
             return False
         self._lifeline = line.offset
         return True
 
     def has_lifeline(self, line: SessionLine) -> bool:
         """Whether another process holds the lifeline of `line`; False once this board was closed."""
-        return self.descriptor >= 0 and locks.is_locked(self.descriptor, line.offset)
+        return self.descriptor >= 0 and files.is_locked(self.descriptor, line.offset)
 
     @property
     def file(self) -> str:
@@ -198,12 +198,12 @@ class Board(Line):
 
     def is_free(self, byte: int) -> bool:
         """Whether no other open file has a lock of the byte at that offset; False once this board was closed."""
-        return self.descriptor >= 0 and not locks.is_locked(self.descriptor, byte)
+        return self.descriptor >= 0 and not files.is_locked(self.descriptor, byte)
 
     @property
     def coordinator_holds_lifeline(self) -> bool:
         """Whether the coordinator's process lives, by its lock on the header; False once this board was closed."""
-        return self.descriptor >= 0 and locks.is_locked(self.descriptor, _LIFELINE)
+        return self.descriptor >= 0 and files.is_locked(self.descriptor, _LIFELINE)
 
     def drop_descriptor(self) -> None:
         """Close the file in a forked child: the child's copy would keep the parent's lifeline."""
@@ -216,7 +216,7 @@ class Board(Line):
         """Release the lifeline and close the descriptor. The mapping stays while this or lines of it are in use."""
         try:
             if self._lifeline is not None and self.descriptor >= 0:
-                locks.unlock(self.descriptor, self._lifeline)  # a child forked just here may keep the file open
+                files.unlock(self.descriptor, self._lifeline)  # a child forked just here may keep the file open
         finally:
             self.drop_descriptor()
         if self._life is not None:
@@ -240,6 +240,6 @@ def is_abandoned(path: str) -> bool:
     try:
         status = os.fstat(fd)
         is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-        return is_own and not locks.is_locked(fd, _LIFELINE)
+        return is_own and not files.is_locked(fd, _LIFELINE)
     finally:
         os.close(fd)

@@ -17,9 +17,9 @@ import os
 
 from ipcsync._board.board import Board
 from ipcsync._board.lines import SessionLine
-from ipcsync._linux.locks import LastLock
+from ipcsync._linux.files import LastLock
+from ipcsync._linux.futex import OWNER_DIED
 from ipcsync._linux.process import Process, pid_namespace, start_time
-from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._locks import CallLock, under
 
 log = logging.getLogger("ipcsync")

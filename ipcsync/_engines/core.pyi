@@ -6,7 +6,7 @@ from ipcsync._board import Board, SessionLine, SlotLine
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.engine import Guard
 from ipcsync._engines.loss import Loss
-from ipcsync._linux.fork import ForkMark
+from ipcsync._linux.process import ForkMark
 from ipcsync._native.stream import Stream
 from ipcsync._session.session import Session
 from ipcsync._wire.messages import Attachment

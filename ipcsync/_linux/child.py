@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from ipcsync._closing import Closing
-from ipcsync._linux.inherited import OF_A_SERVICE, forget_parent, open_standard
-from ipcsync._linux.process import PidFd, PidFdError
+from ipcsync._linux.process import OF_A_SERVICE, PidFd, PidFdError, forget_parent, open_standard
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -135,7 +134,7 @@ def spawn(
     """Start one of our programs. OSError if there is no process, memory or descriptor for it.
 
     It has a session of its own, so Ctrl-C reaches this process alone; no stdin, and no other descriptor of this process
-    than `fds`, under the same numbers, a GPU driver's included. See `inherited` for what it takes over.
+    than `fds`, under the same numbers, a GPU driver's included. See `process` for what it takes over.
     """
     variables = os.environ if env is None else env
     return subprocess.Popen(

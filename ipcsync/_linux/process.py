@@ -1,19 +1,122 @@
-"""Processes by (pid, start time), and file descriptors that become readable at their death."""
+"""This process: what it takes over, where it runs, whether it was forked. Others: by (pid, start time), until they end.
+
+A program of ours may be started by one that has blocked or ignored signals, closed its standard descriptors, and is a
+service that its manager watches. Each calls `forget_parent` before anything else; variables of a service manager are
+kept from it by `child.spawn`, which starts all of our processes. It keeps the rest: working directory, resource limits,
+niceness, OOM score, CPU affinity, and all other variables.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
+import logging
 import math
+import mmap
 import os
 import select
+import signal
 import socket
 import struct
 from contextlib import closing
+from functools import partial
 
 from ipcsync.errors import IpcSyncError
 
+log = logging.getLogger("ipcsync")
+
 _UCRED = struct.Struct("3i")  # pid, uid, gid
+_MADV_WIPEONFORK = 18  # Linux 4.14; not named by the mmap module
+OF_A_SERVICE = frozenset(
+    ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+)
+"""The variables that a service manager means for the one process that it started."""
+
+# Ignored by nohup(1), by a shell for what runs in its background, or by Python itself.
+_MAY_BE_IGNORED = {
+    getattr(signal, name)
+    for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGPIPE", "SIGXFSZ")
+}
+
+
+def forget_parent() -> None:
+    """Unblock all signals, and have none ignored but those that nohup(1) or a shell ignores on purpose.
+
+    For a program of ours before it starts a thread: a mask is each thread's own.
+    """
+    for number in signal.valid_signals() - _MAY_BE_IGNORED:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # last: what was pending comes now
+    open_standard()
+
+
+def open_standard() -> None:
+    """Have /dev/null at each standard descriptor that is closed.
+
+    Else the next file, maybe one that processes share, gets that number, and any library's message is written into it.
+    """
+    fd = 0
+    while fd <= 2:  # the kernel gives the lowest number that is free
+        fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        if fd <= 2:
+            os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal: then SIGHUP may say that it was closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def pid_namespace() -> int:
+    """The inode of this process's pid namespace: pids are comparable only within one."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def time_namespace() -> int:
+    """The inode of this process's time namespace, 0 if the kernel has none: CLOCK_MONOTONIC is common to it."""
+    try:
+        return os.stat("/proc/self/ns/time").st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def shm_identity() -> str:
+    """The identity of the /dev/shm that this process sees: equal for the same mount."""
+    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+class ForkMark:
+    """A page that the kernel fills with zeros in every child forked from this process (madvise(2)).
+
+    Reading it costs 0.02 µs, against 0.2 µs of `os.getpid`, and sees a fork made by C code too. Where the kernel, or a
+    sandbox, refuses that, Python clears the byte, and a fork made by C code is not seen; that is logged.
+    """
+
+    __slots__ = ("_page", "address", "byte")
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.byte: memoryview[int] = memoryview(self._page)
+        try:
+            self._page.madvise(_MADV_WIPEONFORK)
+        except OSError as error:
+            log.warning("the kernel refuses MADV_WIPEONFORK (%s): forks by C code are not noticed", error.strerror)
+            os.register_at_fork(after_in_child=partial(self.byte.__setitem__, 0, 0))
+        self.byte[0] = 1
+        self.address: int = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+
+    @property
+    def in_child(self) -> bool:
+        """Whether this process was forked after the mark was made."""
+        return not self.byte[0]
 
 
 def start_time(pid: int) -> int | None:
@@ -49,15 +152,6 @@ def watched(process: str) -> Process:
     return Process(int(pid), int(started))
 
 
-def has_terminal() -> bool:
-    """Whether this process has a controlling terminal: then SIGHUP may say that it was closed."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
-
-
 def peer_of(connection: socket.socket) -> tuple[int, int]:
     """(pid, uid) of the process at the other end of a Unix socket, when it connected or began to listen. OSError."""
     pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
@@ -71,25 +165,6 @@ def resident_bytes(pid: int) -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, IndexError):
         return 0
-
-
-def pid_namespace() -> int:
-    """The inode of this process's pid namespace: pids are comparable only within one."""
-    return os.stat("/proc/self/ns/pid").st_ino
-
-
-def time_namespace() -> int:
-    """The inode of this process's time namespace, 0 if the kernel has none: CLOCK_MONOTONIC is common to it."""
-    try:
-        return os.stat("/proc/self/ns/time").st_ino
-    except FileNotFoundError:
-        return 0
-
-
-def shm_identity() -> str:
-    """The identity of the /dev/shm that this process sees: equal for the same mount."""
-    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
-    return f"{status.st_dev}:{status.st_ino}"
 
 
 class Process:

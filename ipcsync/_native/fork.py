@@ -17,8 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from ipcsync._linux.fork import ForkMark
-from ipcsync._linux.inherited import open_standard
+from ipcsync._linux.process import ForkMark, open_standard
 from ipcsync.errors import ForkedProcessError
 
 log = logging.getLogger("ipcsync")

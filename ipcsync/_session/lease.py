@@ -11,8 +11,8 @@ from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board, SessionLine
 from ipcsync._engines.core import SessionCheck
+from ipcsync._linux.futex import DeathMark
 from ipcsync._linux.process import Process, pid_namespace
-from ipcsync._linux.robust import DeathMark
 from ipcsync._locks import know_turns
 from ipcsync._native import fork
 from ipcsync._wire.messages import Welcome

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import NamedTuple
 
-from ipcsync._linux.fork import ForkMark
+from ipcsync._linux.process import ForkMark
 from ipcsync._locks import CallLock, under
 from ipcsync._trace import layout
 from ipcsync._trace.layout import ENTRIES, ENTRIES_AT, ENTRY, FILE_BYTES, NAME, NAMES, Outcome

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from ipcsync import __version__
-from ipcsync._linux.inherited import forget_parent
+from ipcsync._linux.process import forget_parent
 from ipcsync.cli.output import Command, Failed, one_line_for_errors
 
 PROGRAMS = {

@@ -14,7 +14,7 @@ from typing import IO, Any, TextIO
 
 import click
 
-from ipcsync._linux.inherited import open_standard
+from ipcsync._linux.process import open_standard
 from ipcsync._logs import printable
 from ipcsync.errors import IpcSyncError
 

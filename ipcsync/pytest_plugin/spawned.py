@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ipcsync._linux import child
-from ipcsync._linux.memory_file import memory_file
+from ipcsync._linux.files import memory_file
 from ipcsync.pytest_plugin import spawned_main
 from ipcsync.pytest_plugin.spawned_main import Task
 

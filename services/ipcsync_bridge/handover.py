@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from ipcsync._board import layout
-from ipcsync._linux.memory_file import memory_file
+from ipcsync._linux.files import memory_file
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment, Welcome
 from ipcsync.errors import IpcSyncError

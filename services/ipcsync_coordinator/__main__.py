@@ -16,7 +16,7 @@ import click
 import msgspec
 
 import ipcsync
-from ipcsync._linux.inherited import forget_parent
+from ipcsync._linux.process import forget_parent
 from ipcsync._logs import configure, fields
 from ipcsync.cli.output import Command
 from ipcsync_keeper import config

@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 
 from ipcsync._board import Board, liveness
-from ipcsync._linux.locks import holders
+from ipcsync._linux.files import holders
 from ipcsync._logs import fields
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import UNKNOWN, Recorder

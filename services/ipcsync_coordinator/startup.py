@@ -16,7 +16,7 @@ import msgspec
 
 from ipcsync._board import Board
 from ipcsync._board.runtime_dir import KEEPER, RELOAD, Place
-from ipcsync._linux import locks
+from ipcsync._linux import files
 from ipcsync._linux.child import die_with
 from ipcsync._wire import messages
 from ipcsync_keeper import journal_files, link
@@ -113,7 +113,7 @@ def _end_with_keeper(keeper: int) -> None:
 def _be_the_only_one(words: int) -> None:
     """Take the journal's lock through an open file of this process alone, so that it ends with this process."""
     own = os.open(f"/proc/self/fd/{words}", os.O_RDWR | os.O_CLOEXEC)
-    if not locks.try_lock(own, 0):
+    if not files.try_lock(own, 0):
         raise RuntimeError("another coordinator still has the journal")
 
 

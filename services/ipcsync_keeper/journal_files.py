@@ -10,7 +10,7 @@ import mmap
 import os
 import time
 
-from ipcsync._linux.memory_file import memory_file
+from ipcsync._linux.files import memory_file
 
 VERSION = 6
 UNREADABLE = 3

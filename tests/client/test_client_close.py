@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._linux.robust import DeathMark
+from ipcsync._linux.futex import DeathMark
 from ipcsync._native import pinned
 from ipcsync._session import session as session_module
 from ipcsync._session.attachments import MANY_POINTS

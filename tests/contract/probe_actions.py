@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from ipcsync._drivers import handle_from_bytes, load
-from ipcsync._linux import robust
+from ipcsync._linux import futex
 from tests.contract import actions
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import code, ok
@@ -19,7 +19,7 @@ def hold_robustly(page: str, index: int) -> None:
     is_held = threading.Event()
 
     def hold() -> None:
-        with robust.held(actions._named[page].address + 8 * index) as held:
+        with futex.held(actions._named[page].address + 8 * index) as held:
             assert held
             is_held.set()
             threading.Event().wait()

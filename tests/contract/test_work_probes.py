@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from ipcsync._drivers import handle_bytes, load
+from ipcsync._linux.futex import OWNER_DIED
 from ipcsync._linux.process import PidFd
-from ipcsync._linux.robust import OWNER_DIED
 from tests.contract import actions, probe_actions
 from tests.contract.probes import say, write_down
 from tests.contract.sharing import share

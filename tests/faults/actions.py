@@ -13,7 +13,7 @@ from typing import Any
 import ipcsync
 from ipcsync._board import SessionLine
 from ipcsync._engines import core
-from ipcsync._linux import robust
+from ipcsync._linux import futex
 from ipcsync._linux.process import start_time
 from ipcsync._session import handshake
 from ipcsync.typing import EngineName, Stats
@@ -212,7 +212,7 @@ def stop_in_connect(endpoint: str, lease_ttl: float) -> None:
 
 def have_no_robust_futexes() -> None:
     """As on a kernel that refuses them: the system call has another number from now on."""
-    robust._SYS_SET = -1
+    futex._SYS_SET = -1
 
 
 def hold_the_gil(seconds: float) -> None:

@@ -23,7 +23,7 @@ from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
 from ipcsync._board.lines import SessionLine
 from ipcsync._engines import core as _core
 from ipcsync._engines.loss import Loss
-from ipcsync._linux.fork import ForkMark
+from ipcsync._linux.process import ForkMark
 from ipcsync._wire.messages import Attachment
 from ipcsync.typing import EngineName
 from tests.kit import boards

@@ -19,7 +19,7 @@ import pytest
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._board import Board
-from ipcsync._linux import locks
+from ipcsync._linux import files
 from ipcsync._session import handshake
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -483,7 +483,7 @@ def _fork_and_stay(endpoint: str, kind: str) -> tuple[str, str, int, int]:
 def _has_lock(path: str, offset: int) -> bool:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return locks.is_locked(fd, offset)
+        return files.is_locked(fd, offset)
     finally:
         os.close(fd)
 

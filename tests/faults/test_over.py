@@ -15,8 +15,8 @@ import pytest
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._linux import locks
-from ipcsync._linux.locks import LastLock
+from ipcsync._linux import files
+from ipcsync._linux.files import LastLock
 from ipcsync.typing import EngineName
 from tests.faults import actions, fixtures, over_actions
 from tests.faults.fixtures import ForeignPeer, until_lost
@@ -390,7 +390,7 @@ def _hold_and_sleep(path: str, write: int) -> None:
     for first in (100, 1000):  # files older than the lock, and younger
         kept += [os.open(path, os.O_RDWR) for _ in range(_FILES)]
         for number, fd in enumerate(kept[-_FILES:]):
-            locks.try_lock(fd, first + number)
+            files.try_lock(fd, first + number)
         if first == 100:
             last = LastLock(path)
             last.hold(5000)
@@ -410,12 +410,12 @@ def test_the_kernel_gives_it_up_after_every_other_file_of_the_process(tmp_path: 
         os.close(write)
         assert os.read(read, 1) == b"r"
         os.close(read)
-        assert locks.is_locked(look, 5000)
+        assert files.is_locked(look, 5000)
         os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + DEADLINE_S
-        while locks.is_locked(look, 5000):  # as fast as can be: what is looked for lasts some microseconds
+        while files.is_locked(look, 5000):  # as fast as can be: what is looked for lasts some microseconds
             assert time.monotonic() < deadline
-        left = [byte for first in (100, 1000) for byte in range(first, first + _FILES) if locks.is_locked(look, byte)]
+        left = [byte for first in (100, 1000) for byte in range(first, first + _FILES) if files.is_locked(look, byte)]
         os.waitpid(pid, 0)
         assert not left
     os.close(look)
@@ -430,7 +430,7 @@ def test_many_locks_of_one_process_are_one_descriptor(tmp_path: Path) -> None:
         last.hold(byte)
     assert len(os.listdir("/proc/self/fd")) == before + 1
     look = os.open(path, os.O_RDWR)
-    assert all(locks.is_locked(look, byte) for byte in range(100))
+    assert all(files.is_locked(look, byte) for byte in range(100))
     last.drop()
-    until(lambda: not any(locks.is_locked(look, byte) for byte in range(100)), "the locks given up")
+    until(lambda: not any(files.is_locked(look, byte) for byte in range(100)), "the locks given up")
     os.close(look)

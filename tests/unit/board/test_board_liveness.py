@@ -13,7 +13,7 @@ import pytest
 
 from ipcsync._board import Board, layout, peer_of
 from ipcsync._board.board import is_abandoned
-from ipcsync._linux import robust
+from ipcsync._linux import futex
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
 from tests.kit.peer import Peer as PeerProcess
@@ -143,7 +143,7 @@ def test_a_coordinator_that_stopped_has_stopped_and_not_died(tmp_path: Path, pee
     board.close()
 
 
-@pytest.mark.parametrize("value", [0, 3, robust.OWNER_DIED + 1, 2**64 - 1])
+@pytest.mark.parametrize("value", [0, 3, futex.OWNER_DIED + 1, 2**64 - 1])
 def test_a_mark_that_was_overwritten_is_no_death(board: Board, value: int) -> None:
     board.show_life()
     other = Board.open(board.path)
@@ -157,7 +157,7 @@ def test_a_mark_that_was_overwritten_is_no_death(board: Board, value: int) -> No
 
 
 def test_without_robust_futexes_the_header_has_no_mark(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robust, "_SYS_SET", -1)
+    monkeypatch.setattr(futex, "_SYS_SET", -1)
     board.show_life()
     other = Board.open(board.path)
     assert not board.has_mark
@@ -186,7 +186,7 @@ def _assign(board: Board, index: int, pid: int, *, namespace: int | None = None)
 def test_this_processs_own_session_lives_as_long_as_it_has_its_line(board: Board) -> None:
     serial = _assign(board, 1, os.getpid())
     mine = peer_of(board, serial)
-    board.session(1).owner = robust.OWNER_DIED  # as this process marks it before it ends
+    board.session(1).owner = futex.OWNER_DIED  # as this process marks it before it ends
     assert mine.is_alive()
     assert mine.is_over() is None
     board.session(1).assign(serial + (1 << 16), os.getpid(), 0, 0, 1)
@@ -235,7 +235,7 @@ def _beat(path: str, index: int) -> None:
     is_held = threading.Event()
 
     def hold() -> None:
-        with robust.held(board.session(index).owner_address):
+        with futex.held(board.session(index).owner_address):
             is_held.set()
             threading.Event().wait()
 
@@ -251,7 +251,7 @@ def test_a_peer_that_beats_is_told_by_its_word_alone(board: Board, peer: PeerPro
     peer.call(_beat, board.path, 3)
     assert other.is_alive()
     peer.kill()
-    assert board.session(3).owner == robust.OWNER_DIED
+    assert board.session(3).owner == futex.OWNER_DIED
     assert not other.is_alive()
 
 

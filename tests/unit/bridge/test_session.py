@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._linux.robust import DeathMark
+from ipcsync._linux.futex import DeathMark
 from ipcsync._session import handshake, lease
 from ipcsync._session.connection import Connection
 from ipcsync._wire import messages

@@ -13,8 +13,8 @@ import pytest
 
 from ipcsync._board import Board, Peer
 from ipcsync._linux import futex
+from ipcsync._linux.futex import OWNER_DIED, WAITERS, DeathMark
 from ipcsync._linux.process import pid_namespace, start_time
-from ipcsync._linux.robust import OWNER_DIED, WAITERS, DeathMark
 from ipcsync_coordinator import deaths
 from ipcsync_coordinator.deaths import DeathWatch
 from tests.kit.boards import end

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from ipcsync._board import Board, liveness
-from ipcsync._linux.locks import holders
+from ipcsync._linux.files import holders
 from ipcsync._linux.process import pid_namespace
 from ipcsync_coordinator import kept
 from ipcsync_coordinator.kept import Kept

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ipcsync._board import Board, layout
 from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine
-from ipcsync._linux.robust import OWNER_DIED
+from ipcsync._linux.futex import OWNER_DIED
 from ipcsync._native import context
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment

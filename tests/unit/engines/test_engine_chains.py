@@ -14,7 +14,7 @@ import ipcsync
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, INT64_MAX, Board, layout
 from ipcsync._engines import queued
 from ipcsync._engines.engine import Engine
-from ipcsync._linux.robust import OWNER_DIED
+from ipcsync._linux.futex import OWNER_DIED
 from ipcsync._native import context
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ipcsync._linux import robust
-from ipcsync._linux.robust import DeathMark
+from ipcsync._linux import futex
+from ipcsync._linux.futex import DeathMark
 from tests.kit.until import until
 from tests.unit.linux.shared_word import Word
 
@@ -50,10 +50,10 @@ def test_what_was_never_shown_ends_too(word: Word, life: DeathMark) -> None:
 def test_given_up_it_is_marked_as_by_a_death_and_stays_so(word: Word, life: DeathMark) -> None:
     life.show()
     life.give_up()
-    until(lambda: word.value.value == robust.OWNER_DIED, "the word is marked")
+    until(lambda: word.value.value == futex.OWNER_DIED, "the word is marked")
     life.give_up()
     life.end()
-    assert word.value.value == robust.OWNER_DIED
+    assert word.value.value == futex.OWNER_DIED
 
 
 def test_given_up_after_the_end_it_is_nothing(word: Word, life: DeathMark) -> None:
@@ -83,7 +83,7 @@ def test_where_it_cannot_be_held_the_word_stays_0(
     if missing == "threads":
         monkeypatch.setattr(threading.Thread, "start", refuse)
     else:
-        monkeypatch.setattr(robust, "_SYS_SET", -1)
+        monkeypatch.setattr(futex, "_SYS_SET", -1)
     life.show()
     assert word.value.value == 0
     life.give_up()

@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 
-from ipcsync._linux import locks
-from ipcsync._linux.fork import ForkMark
+from ipcsync._linux import files
 from ipcsync._linux.futex import Futex
-from ipcsync._linux.process import PidFd, Process, is_running, pid_namespace, start_time
+from ipcsync._linux.process import ForkMark, PidFd, Process, is_running, pid_namespace, start_time
 from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer
 from tests.kit.until import until
@@ -39,7 +38,6 @@ def word(tmp_path: Path) -> Word:
 
 
 def test_a_wait_ends_at_once_if_the_word_is_another(word: Word) -> None:
-    assert word.futex.wait(1) is True
     assert word.futex.wait(1, 10**12) is True
 
 
@@ -64,7 +62,7 @@ def test_only_the_low_32_bits_are_compared(word: Word) -> None:
 def test_every_waiter_is_woken_and_the_gil_is_free_meanwhile(word: Word) -> None:
     def wait() -> None:
         while word.value.value == 0:
-            word.futex.wait(0)
+            word.futex.wait(0, 10**12)
 
     threads = [threading.Thread(target=wait) for _ in range(8)]
     for thread in threads:
@@ -94,7 +92,7 @@ def test_a_wake_wakes_those_that_sleep(word: Word) -> None:
 def _wait_for_one(path: Path) -> int:
     word = Word(path)
     while (seen := word.value.value) == 0:
-        word.futex.wait(seen)
+        word.futex.wait(seen, 10**12)
     return seen
 
 
@@ -341,25 +339,25 @@ def open_file(tmp_path: Path) -> Iterator[Callable[[], int]]:
 
 def test_a_lock_keeps_out_whoever_opened_the_file_anew_also_in_this_process(open_file: Callable[[], int]) -> None:
     mine, other = open_file(), open_file()
-    assert not locks.is_locked(other, 5)
-    assert locks.try_lock(mine, 5)
-    assert locks.try_lock(mine, 5), "again by the same description"
-    assert not locks.try_lock(other, 5)
-    assert locks.is_locked(other, 5)
-    assert not locks.is_locked(mine, 5), "its own it does not see"
+    assert not files.is_locked(other, 5)
+    assert files.try_lock(mine, 5)
+    assert files.try_lock(mine, 5), "again by the same description"
+    assert not files.try_lock(other, 5)
+    assert files.is_locked(other, 5)
+    assert not files.is_locked(mine, 5), "its own it does not see"
 
 
 def test_each_byte_has_a_lock_of_its_own_beyond_the_files_end_too(open_file: Callable[[], int]) -> None:
     mine, other = open_file(), open_file()
-    assert locks.try_lock(mine, 10**9)
-    assert locks.try_lock(other, 10**9 + 1)
-    assert locks.try_lock(other, 10**9 - 1)
-    assert not locks.try_lock(other, 10**9)
+    assert files.try_lock(mine, 10**9)
+    assert files.try_lock(other, 10**9 + 1)
+    assert files.try_lock(other, 10**9 - 1)
+    assert not files.try_lock(other, 10**9)
 
 
 def _lock(path: str, offset: int) -> bool:
     _kept["fd"] = os.open(path, os.O_RDWR)
-    return locks.try_lock(_kept["fd"], offset)
+    return files.try_lock(_kept["fd"], offset)
 
 
 def _give_up() -> None:
@@ -372,20 +370,20 @@ def test_a_lock_goes_with_its_descriptor_or_its_process(
     fd = open_file()
     path = str(tmp_path / "file")
     assert peer.call(_lock, path, 1)
-    assert locks.is_locked(fd, 1)
-    assert not locks.try_lock(fd, 1)
+    assert files.is_locked(fd, 1)
+    assert not files.try_lock(fd, 1)
     peer.call(_give_up)
-    assert not locks.is_locked(fd, 1)
+    assert not files.is_locked(fd, 1)
     assert peer.call(_lock, path, 1)
     peer.kill()
-    assert locks.try_lock(fd, 1)
+    assert files.try_lock(fd, 1)
 
 
 def _fork_with_lock(path: str) -> tuple[list[bool], list[bool]]:
     """What a second opening sees while this process and a forked child have the lock, and then only the child."""
     _lock(path, 1)
     other = os.open(path, os.O_RDWR)
-    seen = [locks.is_locked(other, 1)]
+    seen = [files.is_locked(other, 1)]
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         os.close(write)
@@ -393,10 +391,10 @@ def _fork_with_lock(path: str) -> tuple[list[bool], list[bool]]:
         os._exit(0)
     os.close(read)
     _give_up()
-    seen.append(locks.is_locked(other, 1))
+    seen.append(files.is_locked(other, 1))
     os.close(write)
     os.waitpid(child, 0)
-    return seen, [locks.is_locked(other, 1)]
+    return seen, [files.is_locked(other, 1)]
 
 
 def test_a_forked_child_keeps_its_parents_lock_until_it_closes_the_descriptor(

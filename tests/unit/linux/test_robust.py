@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ipcsync._linux import robust
+from ipcsync._linux import futex
 from tests.kit.peer import Peer
 from tests.kit.until import until
 from tests.unit.linux.shared_word import Word
@@ -34,7 +34,7 @@ def test_a_held_word_is_the_threads_id_and_0_once_it_left(word: Word) -> None:
     found = []
 
     def hold() -> None:
-        with robust.held(_address(word)) as is_held:
+        with futex.held(_address(word)) as is_held:
             found.append((is_held, word.value.value == threading.get_native_id()))
 
     thread = threading.Thread(target=hold)
@@ -45,36 +45,36 @@ def test_a_held_word_is_the_threads_id_and_0_once_it_left(word: Word) -> None:
 
 
 def test_a_word_that_wakes_has_the_bit_for_it_and_is_released_whoever_set_that(word: Word) -> None:
-    with robust.held(_address(word), wakes=True):
-        assert word.value.value == threading.get_native_id() | robust.WAITERS
+    with futex.held(_address(word), wakes=True):
+        assert word.value.value == threading.get_native_id() | futex.WAITERS
     assert word.value.value == 0
-    with robust.held(_address(word)):
-        word.value.value |= robust.WAITERS  # as a waiter of the C library's kind does
+    with futex.held(_address(word)):
+        word.value.value |= futex.WAITERS  # as a waiter of the C library's kind does
     assert word.value.value == 0
 
 
 def test_a_word_that_another_took_meanwhile_is_left_alone(word: Word) -> None:
-    with robust.held(_address(word)):
+    with futex.held(_address(word)):
         word.value.value = 12345
     assert word.value.value == 12345
 
 
 def _list_head() -> int:
     head, length = ctypes.c_void_p(), ctypes.c_size_t()
-    assert ctypes.CDLL(None).syscall(robust._SYS_GET, 0, ctypes.byref(head), ctypes.byref(length)) == 0
+    assert ctypes.CDLL(None).syscall(futex._SYS_GET, 0, ctypes.byref(head), ctypes.byref(length)) == 0
     return head.value or 0
 
 
 def test_libcs_own_list_is_put_back(word: Word) -> None:
     before = _list_head()
-    with robust.held(_address(word)):
+    with futex.held(_address(word)):
         assert _list_head() != before
     assert _list_head() == before
 
 
 def test_the_list_lies_where_the_oom_reaper_takes_nothing(word: Word) -> None:
     """It takes the private pages of a process that is being killed, before that process's threads come to their end."""
-    with robust.held(_address(word)):
+    with futex.held(_address(word)):
         for address in (_list_head(), _address(word)):
             (mapping,) = [each for each in _mappings() if address in each[0]]
             assert mapping[1].endswith("s"), "shared"
@@ -87,8 +87,8 @@ def _mappings() -> list[tuple[range, str]]:
 
 
 def test_where_the_kernel_refuses_nothing_is_held(word: Word, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robust, "_SYS_SET", -1)
-    with robust.held(_address(word)) as is_held:
+    monkeypatch.setattr(futex, "_SYS_SET", -1)
+    with futex.held(_address(word)) as is_held:
         assert not is_held
         assert word.value.value == 0
 
@@ -98,7 +98,7 @@ def _hold(path: Path) -> int:
     word, is_held = Word(path), threading.Event()
 
     def hold() -> None:
-        with robust.held(_address(word)):
+        with futex.held(_address(word)):
             is_held.set()
             threading.Event().wait()
 
@@ -129,14 +129,14 @@ def test_the_kernel_marks_what_a_process_held_that_ends_or_is_another_program(
     assert peer.call(_hold, tmp_path / "word") == word.value.value != 0
     for fork in ("os.fork", "C's"):
         peer.call(_fork_and_end, fork)
-    assert not word.value.value & robust.OWNER_DIED, "a child holds nothing"
+    assert not word.value.value & futex.OWNER_DIED, "a child holds nothing"
     if how == "kill":
         peer.kill()
     elif how == "exec":
         peer.begin(_execute)
     else:
         peer.begin(os._exit, 0)
-    until(lambda: word.value.value == robust.OWNER_DIED, "the word is marked")
+    until(lambda: word.value.value == futex.OWNER_DIED, "the word is marked")
     peer.kill()
 
 
@@ -163,4 +163,4 @@ def _words_of_the_dead(path: Path, count: int) -> list[int]:
 
 
 def test_the_mark_is_there_before_the_processs_files_are_closed(peer: Peer, tmp_path: Path) -> None:
-    assert peer.call(_words_of_the_dead, tmp_path / "word", 30) == [robust.OWNER_DIED] * 30
+    assert peer.call(_words_of_the_dead, tmp_path / "word", 30) == [futex.OWNER_DIED] * 30

@@ -1,4 +1,4 @@
-"""Open-file-description locks on bytes of a file (fcntl(2)): held by a descriptor, gone with the process."""
+"""Files that processes share: in memory without a name, and locks on bytes of them, which go with their holder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,23 @@ from contextlib import contextmanager, suppress
 
 _FD = struct.Struct("i")
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
+
+
+def memory_file(name: str) -> int:
+    """The descriptor of an empty one, closed by exec. `name` is for those who look at /proc. OSError if there is none.
+
+    Where a sandbox refuses memfd_create(2), it is on /dev/shm, whose room it takes.
+    """
+    try:
+        return os.memfd_create(name)
+    except OSError as refused:
+        try:
+            return os.open("/dev/shm", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)  # noqa: S108 - it has no name
+        except OSError:
+            raise refused from None
+
+
+# --- locks of open file descriptions (fcntl(2)): held by a descriptor, gone with the process --------------------------
 
 
 def try_lock(fd: int, offset: int) -> bool:
