@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ipcsync._launch import *
     from ipcsync._native.device import *
     from ipcsync._native.event import *
-    from ipcsync._native.joining import *
     from ipcsync._native.stream import *
     from ipcsync.client import *
     from ipcsync.client.aio.client import *
@@ -32,8 +31,7 @@ _HOME = {
             "driver_name driver_version exchange_device get_device_properties has_primary_context "
             "ipc_collect is_available is_in_bad_fork maybe_exchange_device set_device"
         ),
-        "ipcsync._native.event": "Event",
-        "ipcsync._native.joining": "synchronize",
+        "ipcsync._native.event": "Event synchronize",
         "ipcsync._native.stream": (
             "current_stream default_stream ExternalStream is_current_stream_capturing set_stream Stream stream"
         ),

@@ -15,7 +15,7 @@ import ipcsync._engines.core as _core
 from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject, unwrap
 from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
-from ipcsync._native import context, fork, host_wait
+from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice, refuse_capturing
 from ipcsync._native.stream import wrap
 from ipcsync.errors import Reentered, StreamCapturing
@@ -62,7 +62,7 @@ def await_passed(
         refuse_capturing(handle, "resume")  # the event would go into the graph, and a question about it spoil that
         mine = int(unwrap(context.driver().cuStreamGetId(handle), "cuStreamGetId"))
     event = wrap(handle, ordinal).record_event()
-    if not host_wait.await_event(event.cuda_event, deadline_ns, check):
+    if not context.await_event(event.cuda_event, deadline_ns, check):
         return False
     while not all(wait.stream == mine or wait.is_passed() for wait in waits):
         check()
@@ -138,4 +138,4 @@ def log_at_exit() -> None:
         )
 
 
-host_wait.behind = behind
+context.behind = behind

@@ -1,4 +1,4 @@
-"""The driver of this process, its devices, and what is current on a thread: the CUDA context, the capture mode.
+"""The driver of this process: its devices, its objects, and what is current on a thread: CUDA context, capture mode.
 
 Work goes into the current context. If none is current, this package uses the device's primary context, as torch and
 most others do. A primary context is retained once for each device of this process and never released.
@@ -6,23 +6,39 @@ most others do. A primary context is retained once for each device of this proce
 While any thread captures a stream in global mode, a potentially unsafe call of another thread (a query of an event, for
 instance) fails and invalidates that capture; in relaxed thread mode it succeeds (CUDA driver API,
 cuThreadExchangeStreamCaptureMode). The mode belongs to the thread and costs 0.2 µs to change, so it is always changed.
+
+The driver's wait for work cannot be bounded, and a stream that waits for the work of a dead process may never go on. So
+work behind waits for other processes is waited for in slices, with looks at these waits in between; all other work in
+the driver.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync import _drivers
-from ipcsync._drivers import ERROR_INVALID_CONTEXT, ERROR_STREAM_CAPTURE_IMPLICIT, SUCCESS, DriverObject, unwrap
+from ipcsync._drivers import (
+    ERROR_INVALID_CONTEXT,
+    ERROR_NOT_READY,
+    ERROR_STREAM_CAPTURE_IMPLICIT,
+    SUCCESS,
+    DriverObject,
+    unwrap,
+)
 from ipcsync._native import fork
 from ipcsync.errors import InvalidDevice, StreamCapturing
+
+log = logging.getLogger("ipcsync")
 
 T = TypeVar("T")
 
@@ -35,6 +51,8 @@ _INSTEAD = {
     "wait": ": capture an ipcsync.GraphWait, and name the point at Client.replay",
 }
 _primary: dict[int, Any] = {}
+_CHECK_NS = 50_000_000
+_SPIN_NS = 20_000
 
 
 def driver() -> ModuleType:
@@ -83,15 +101,15 @@ def current_ordinal() -> int:
     return current() or 0
 
 
-def has_current() -> bool:
-    """Whether a context is current on this thread."""
-    return current() is not None
-
-
 def has_primary(ordinal: int) -> bool:
     """Whether the primary context of a device is retained in this process. Asking creates nothing."""
     _flags, is_active = unwrap(driver().cuDevicePrimaryCtxGetState(devices()[ordinal]), "cuDevicePrimaryCtxGetState")
     return bool(is_active)
+
+
+def has_current() -> bool:
+    """Whether a context is current on this thread."""
+    return current() is not None
 
 
 def bad_context(result: tuple[Any, ...]) -> bool:
@@ -274,3 +292,80 @@ def ordinal_of(device_uuid: str) -> int:
         raise InvalidDevice(
             f"no device of this process has the UUID {device_uuid!r}: it sees {', '.join(known) or 'none'}"
         ) from None
+
+
+class Owner:
+    """Destroys `handle` by the driver function named `call` when its last reference goes; never raises.
+
+    A finalizer runs on any thread, at any instruction, and must not hang: a driver's call that destroys takes no lock
+    of Python's and waits for no work. Nothing is called in a forked child, whose parent still has the handle, nor while
+    the interpreter exits: the driver releases everything with the process, and must not be waited for by then.
+    """
+
+    _call = ""  # until it has the handle: an exception may end the constructor anywhere
+
+    def __init__(self, call: str, handle: DriverObject) -> None:
+        self._handle = handle
+        self._call = call
+
+    def __del__(self) -> None:
+        if not self._call or sys.is_finalizing() or fork.is_in_bad_fork():
+            return
+        try:
+            unwrap(getattr(_drivers.load(), self._call)(self._handle), self._call)
+        except Exception:
+            # The context may be gone already, and a finalizer cannot raise.
+            log.debug("%s of %#x failed", self._call, int(self._handle), exc_info=True)
+
+
+# --- how the host waits for this process's own work -------------------------------------------------------------------
+
+
+class Behind(Protocol):
+    """The waits for other processes that some work depends on."""
+
+    def check(self, what: str) -> None:
+        """RecorderLost if `what` may stand still behind one for ever."""
+
+    def __str__(self) -> str:
+        """Those that are not over, in a text; empty if there are none."""
+
+
+def _behind_nothing(_handle: DriverObject | None, _ordinal: int) -> Behind | None:
+    return None
+
+
+behind: Callable[[DriverObject | None, int], Behind | None] = _behind_nothing
+"""The waits that the work submitted so far to a stream of a device depends on; for None, to all its streams.
+
+The engines, which know it, set it.
+"""
+
+
+def is_complete(event: DriverObject) -> bool:
+    """Whether the driver's `event` is complete; True too if it was never recorded."""
+    result = relaxed_call(_drivers.load().cuEventQuery, event)
+    if result[0] is not SUCCESS and result[0] == ERROR_NOT_READY:
+        return False
+    unwrap(result, "cuEventQuery")
+    return True
+
+
+def await_event(event: DriverObject, deadline_ns: int, check: Callable[[], object] = bool) -> bool:
+    """Query for about 20 µs, then with sleeps of up to 1 ms, until `event` is complete; CUDA has no such wait.
+
+    `check` is called at first, and then every 50 ms. False if CLOCK_MONOTONIC passes `deadline_ns` before.
+    """
+    start, next_check, pause_s = time.monotonic_ns(), 0, 10e-6
+    while True:
+        if is_complete(event):
+            return True
+        now = time.monotonic_ns()
+        if now >= min(next_check, deadline_ns):
+            check()
+            next_check = now + _CHECK_NS
+        if now >= deadline_ns:
+            return False
+        if now - start > _SPIN_NS:
+            time.sleep(min(pause_s, (deadline_ns - now) / 1e9))
+            pause_s = min(pause_s * 1.5, 1e-3)

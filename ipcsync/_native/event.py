@@ -1,51 +1,60 @@
-"""CUDA events with torch.cuda's API; as 64-byte IPC handles they cross processes too."""
+"""CUDA events with torch.cuda's API; as 64-byte IPC handles they cross processes too. And events behind many streams.
+
+CUDA records all of a context with one call (cuCtxRecordEvent, CUDA 12.5). While any stream of the context is being
+captured, this call fails *and invalidates every such capture*. CUDA cannot say whether anything in a context is being
+captured. It can say so of a stream, but only of one that surely exists. So the known streams are asked first, and the
+call is not made if one of them is being captured. A capture on another library's non-blocking stream is not seen, and
+is invalidated, as it is by cuCtxSynchronize (`torch.cuda.synchronize`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from functools import partial
+import warnings
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
-from ipcsync._drivers import (
-    ERROR_INVALID_CONTEXT,
-    ERROR_INVALID_DEVICE,
-    ERROR_INVALID_HANDLE,
-    ERROR_INVALID_VALUE,
-    ERROR_MAP_FAILED,
-    ERROR_NOT_READY,
-    ERROR_OPERATING_SYSTEM,
-    EVENT_BLOCKING_SYNC,
-    EVENT_DISABLE_TIMING,
-    EVENT_INTERPROCESS,
-    SUCCESS,
-    DriverObject,
-    unwrap,
-)
+from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._locks import CallLock, under
-from ipcsync._native import context, fork, host_wait, living
-from ipcsync._native.context import OnDevice, call, is_capturing, relaxed_call, stream_call
-from ipcsync._native.device import Device, kind_of, parse
-from ipcsync._native.stream import stream_handle
-from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, NotComplete, WaitTimeout
+from ipcsync._native import context, fork
+from ipcsync._native.context import LEGACY, OnDevice, call, is_capturing, relaxed_call, stream_call
+from ipcsync._native.device import Device, driver_version, has_primary_context, kind_of, parse
+from ipcsync._native.stream import Stream, current_stream, made_here, resolve, stream_handle, wrap
+from ipcsync.errors import (
+    DeviceMismatch,
+    DriverError,
+    HandleError,
+    InvalidDevice,
+    NotComplete,
+    StreamCapturing,
+    WaitTimeout,
+)
 from ipcsync.typing import DeviceLike, StreamLike
 
-__all__ = ["Event"]
+__all__ = ["Event", "synchronize"]
+
+_RECORDS_CONTEXTS = 12050  # the first version of the driver that has cuCtxRecordEvent
+_WHAT = "record everything"
+_LEGACY = 1  # CU_STREAM_LEGACY; not 0, which is the thread's own default stream if the binding is set up so
 
 # What the driver returns when it cannot open a handle of an event or of memory, and what that means. CUDA describes
 # these codes for other calls.
+_GONE = "no such handle, or its exporter has destroyed the {} or is gone"
 _HANDLE_FAULTS = {
-    ERROR_INVALID_VALUE: "no such handle, or its exporter has destroyed the {} or is gone",
-    ERROR_INVALID_DEVICE: "the handle belongs to a device that this process does not see",
-    ERROR_INVALID_CONTEXT: "this process exported the handle itself, and must use the {} itself",
-    ERROR_MAP_FAILED: "no such handle",
-    ERROR_OPERATING_SYSTEM: "no such handle, or its exporter is not on this machine or shares no /dev/shm with this "
-    "process",
-    ERROR_INVALID_HANDLE: "no such handle, or its exporter has destroyed the {} or is gone",
+    _drivers.ERROR_INVALID_VALUE: _GONE,
+    _drivers.ERROR_INVALID_DEVICE: "the handle belongs to a device that this process does not see",
+    _drivers.ERROR_INVALID_CONTEXT: "this process exported the handle itself, and must use the {} itself",
+    _drivers.ERROR_MAP_FAILED: "no such handle",
+    _drivers.ERROR_OPERATING_SYSTEM: (
+        "no such handle, or its exporter is not on this machine or shares no /dev/shm with this process"
+    ),
+    _drivers.ERROR_INVALID_HANDLE: _GONE,
 }
 
 
@@ -77,12 +86,12 @@ class Event:
                 "an event made with interprocess=True cannot have enable_timing=True: CUDA has no such event"
             )
         self._flags = (
-            (EVENT_BLOCKING_SYNC if blocking else 0)
-            | (0 if enable_timing else EVENT_DISABLE_TIMING)
-            | (EVENT_INTERPROCESS if interprocess else 0)
+            (_drivers.EVENT_BLOCKING_SYNC if blocking else 0)
+            | (0 if enable_timing else _drivers.EVENT_DISABLE_TIMING)
+            | (_drivers.EVENT_INTERPROCESS if interprocess else 0)
         )
         self._handle: DriverObject = None
-        self._behind: host_wait.Behind | None = None  # the waits that the latest record depends on
+        self._behind: context.Behind | None = None  # the waits that the latest record depends on
         self._export: bytes | None = None
         self._imported = False
         self._index = -1
@@ -114,7 +123,7 @@ class Event:
         return event
 
     def _bind(self, handle: DriverObject, index: int) -> None:
-        self._owner = living.Owner("cuEventDestroy", handle)
+        self._owner = context.Owner("cuEventDestroy", handle)
         self._index = index
         self._handle = handle
 
@@ -132,7 +141,7 @@ class Event:
             raise DeviceMismatch(f"Event device {self._index} does not match recording stream's device {index}.")
         stream_call(handle, index, "cuEventRecord", self._handle, handle)
         self._recorded = True
-        self._behind = host_wait.behind(handle, index)
+        self._behind = context.behind(handle, index)
 
     def wait(self, stream: StreamLike | None = None) -> None:
         """Have all work submitted to a stream from now on wait for the latest record; None is the current stream.
@@ -147,7 +156,7 @@ class Event:
     def query(self) -> bool:
         """Whether the work of the latest record is done; True if nothing was recorded yet."""
         fork.check()
-        return self._handle is None or host_wait.is_complete(self._handle)
+        return self._handle is None or context.is_complete(self._handle)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until the work of the latest record is done, with the GIL released, at most `timeout` seconds.
@@ -171,7 +180,7 @@ class Event:
             return
         what = what or f"the record of {self!r}"
         check = bool if waits is None else partial(waits.check, what)
-        if not host_wait.await_event(self._handle, deadline, check):
+        if not context.await_event(self._handle, deadline, check):
             left = str(waits or "")
             reason = f": it stands behind {left}" if left else ""
             raise WaitTimeout(f"{what} was not done within {timeout} s{reason}", timeout=timeout)
@@ -186,14 +195,14 @@ class Event:
         fork.check()
         if not isinstance(end, Event):
             raise TypeError(f"elapsed_time takes an ipcsync.Event, but got {type(end).__name__}")
-        if (self._flags | end._flags) & EVENT_DISABLE_TIMING:
+        if (self._flags | end._flags) & _drivers.EVENT_DISABLE_TIMING:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if not (self._recorded and end._recorded):
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         result = None
         if self.query() and end.query():
             result = relaxed_call(_drivers.load().cuEventElapsedTime, self._handle, end._handle)
-        if result is None or result[0] == ERROR_NOT_READY:
+        if result is None or result[0] == _drivers.ERROR_NOT_READY:
             raise NotComplete("Both events must be completed before calculating elapsed time.")
         return float(unwrap(result, "cuEventElapsedTime"))
 
@@ -206,9 +215,9 @@ class Event:
         if self._handle is None:
             self._create(None, parse(None))
         if self._export is None:
-            if not self._flags & EVENT_INTERPROCESS:
+            if not self._flags & _drivers.EVENT_INTERPROCESS:
                 why = "CUDA does not export this event: make it as ipcsync.Event(interprocess=True)"
-                raise _drivers.describe(ERROR_INVALID_HANDLE, "cuIpcGetEventHandle", why=why)
+                raise _drivers.describe(_drivers.ERROR_INVALID_HANDLE, "cuIpcGetEventHandle", why=why)
             with OnDevice(self._index) as inside, inside:
                 self._export = _drivers.handle_bytes(call("cuIpcGetEventHandle", self._handle))
         return self._export
@@ -245,9 +254,11 @@ class Event:
     def _create_once(self, stream: DriverObject, index: int) -> None:
         if self._handle is not None:
             return
-        with OnDevice(index, _context_for(stream)) as inside, inside:
+        # None for a default stream, or one that is being captured.
+        is_plain = stream is None or int(stream) in LEGACY or is_capturing(stream)
+        with OnDevice(index, None if is_plain else call("cuStreamGetCtx", stream)) as inside, inside:
             handle = call("cuEventCreate", self._flags)
-            if self._flags & EVENT_INTERPROCESS:
+            if self._flags & _drivers.EVENT_INTERPROCESS:
                 # Now, because it needs a current context. If it fails, `ipc_handle` raises the same later: within this
                 # process the event is usable.
                 with contextlib.suppress(DriverError):
@@ -255,7 +266,7 @@ class Event:
         self._bind(handle, index)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not self._flags & EVENT_INTERPROCESS:
+        if not self._flags & _drivers.EVENT_INTERPROCESS:
             raise TypeError("only an event made with interprocess=True can be pickled: it travels as its IPC handle")
         handle = self.ipc_handle()
         return (Event.from_ipc_handle, (context.uuid_of(self._index), handle))
@@ -266,8 +277,103 @@ class Event:
         return f"<ipcsync.Event {int(self._handle):#x}>"
 
 
-def _context_for(stream: DriverObject) -> DriverObject:
-    """The context of a stream, to create an event in; None for a default stream, or one that is being captured."""
-    if stream is None or int(stream) in context.LEGACY or is_capturing(stream):
-        return None
-    return call("cuStreamGetCtx", stream)
+# --- all streams of a context, or named ones --------------------------------------------------------------------------
+
+
+@cache
+def _records_contexts() -> bool:
+    return driver_version() >= _RECORDS_CONTEXTS
+
+
+def wait_for_all(joined: Stream) -> None:
+    """Make `joined` wait for all work submitted so far to a context of its device: the current one, else the primary.
+
+    Raises StreamCapturing while a stream of the context is being captured; the capture stays valid if the stream is
+    known here. If the driver cannot record a context, `joined` waits for the known streams, with a RuntimeWarning.
+    """
+    joined.wait_event(_event_behind_all(joined.device_index, stacklevel=5, asks=joined))
+
+
+def _event_behind_all(ordinal: int, stacklevel: int, asks: Stream | None = None) -> Event:
+    """An event behind all that `wait_for_all` waits for; its errors, and its warning for the caller at `stacklevel`.
+
+    `asks` is the stream that is to wait for it, and needs no wait for itself.
+    """
+    event = Event()
+    with OnDevice(ordinal) as inside, inside:
+        known = [stream for stream in _known(ordinal) if stream != asks]
+        if _records_contexts():
+            _refuse_capturing(known)
+            event._create(None, ordinal)
+            try:
+                relaxed_call(call, "cuCtxRecordEvent", call("cuCtxGetCurrent"), event._handle)
+            except DriverError as error:
+                if error.code != _drivers.ERROR_STREAM_CAPTURE_UNSUPPORTED:
+                    raise
+                raise StreamCapturing(
+                    f"cannot {_WHAT} while a stream of the context is being captured into a CUDA graph; ipcsync does "
+                    "not know that stream, and the driver has invalidated its capture: capture it again, and name the "
+                    "streams to record (streams=[…]) where others may capture"
+                ) from None
+            return event
+        joined = Stream(ordinal)
+        wait_for_each(joined, known)
+        event.record(joined)
+    warnings.warn(
+        "this driver is older than CUDA 12.5 and cannot record all of a context: the point covers its blocking streams "
+        f"and {len(known) - 1} others that ipcsync knows; name the streams (streams=[…]) to cover any others",
+        RuntimeWarning,
+        stacklevel,
+    )
+    return event
+
+
+def _known(ordinal: int) -> list[Stream]:
+    """The streams of a device that surely exist: the default one, those made here, and this thread's current ones.
+
+    The default stream stands for all blocking streams of its context, by whichever code made. None of the others is
+    destroyed while the list is kept.
+    """
+    legacy = wrap(context.driver().CUstream(_LEGACY), ordinal)
+    others = dict.fromkeys([*made_here(), resolve(None, ordinal), current_stream(ordinal)])
+    return [legacy, *(one for one in others if one.device_index == ordinal and one.stream_id not in LEGACY)]
+
+
+def _refuse_capturing(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        with OnDevice(stream.device_index) as inside, inside:
+            context.refuse_capturing(stream._handle, _WHAT)
+
+
+def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:
+    """Make `joined` wait for all work submitted so far to each of the streams, on any device.
+
+    Raises StreamCapturing if one of them is being captured; `joined` then waits for none of them.
+    """
+    _refuse_capturing(streams)
+    for stream in streams:
+        joined.wait_stream(stream)
+
+
+def synchronize(device: DeviceLike | None = None, timeout: float | None = None) -> None:
+    """Block until all work queued on the device is done, with the GIL released, at most `timeout` seconds.
+
+    Returns at once for a device that this process has no context on, and makes none. Raises WaitTimeout; RecorderLost,
+    of cause "behind", if ipcsync has queued a wait on a stream of the device whose recorder was lost, and on which that
+    stream may stand still for ever; InvalidDevice if this process has no such device, TypeError for an argument of
+    another type, ValueError for a timeout that is negative or NaN, DriverError if work on the device failed. With a
+    timeout, or while such waits are queued, StreamCapturing as `Client.record_all`. Without a `timeout` CUDA's own call
+    runs, which Ctrl-C does not end: with one, it raises KeyboardInterrupt.
+    """
+    deadline_of(timeout)
+    ordinal = parse(device)
+    if context.current() != ordinal and not has_primary_context(ordinal):
+        return
+    with OnDevice(ordinal) as inside, inside:
+        waits = context.behind(None, ordinal)
+        if waits is not None or timeout is not None:
+            event = _event_behind_all(ordinal, stacklevel=3)
+            event._behind = waits
+            event._await(f"the work of device {ordinal}", timeout)
+        if timeout is None:
+            relaxed_call(call, "cuCtxSynchronize")

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import ERROR_NOT_READY, STREAM_NON_BLOCKING, DriverObject, unwrap
-from ipcsync._native import context, foreign, fork, host_wait, living
+from ipcsync._native import context, foreign, fork
 from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call
 from ipcsync._native.device import Device, Entered, parse
 from ipcsync._native.device import device as device_block
@@ -61,7 +61,7 @@ class Stream:
             index = parse(device)
             with OnDevice(index) as inside, inside:
                 handle = _create(priority)
-            self._bind(handle, index, living.Owner("cuStreamDestroy", handle))
+            self._bind(handle, index, context.Owner("cuStreamDestroy", handle))
             _made[self._pointer] = self
             return
         if stream_id is None or device_index is None:
@@ -72,7 +72,7 @@ class Stream:
             raise InvalidDevice(f"device_type must be {_KIND_CUDA} (CUDA), but got {device_type!r}")
         self._bind(_handle_of(stream_id), parse(device_index))
 
-    def _bind(self, handle: DriverObject, index: int, owner: living.Owner | None = None) -> None:
+    def _bind(self, handle: DriverObject, index: int, owner: context.Owner | None = None) -> None:
         self._handle = handle
         self._index = index
         self._owner = owner  # destroys it with the last reference; None for one of somebody else
@@ -158,7 +158,7 @@ class Stream:
         fork.check()
         deadline_of(timeout)
         with OnDevice(self._index) as inside, inside:
-            if timeout is None and host_wait.behind(self._handle, self._index) is None:
+            if timeout is None and context.behind(self._handle, self._index) is None:
                 unwrap(relaxed_call(self._ask, "synchronize", "cuStreamSynchronize"), "cuStreamSynchronize")
                 return
             context.refuse_capturing(self._handle, "synchronize")

@@ -12,8 +12,8 @@ from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import Wait
 from ipcsync._locks import CallLock, under_within
-from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
+from ipcsync._native.event import wait_for_all, wait_for_each
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.owner import check_may_wait
@@ -141,9 +141,9 @@ class UnnamedEvents:
             # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
             # cover are in the list.
             if streams is None:
-                joining.wait_for_all(joined)
+                wait_for_all(joined)
                 return joined, home, queued.latest(None)
-            joining.wait_for_each(joined, streams)
+            wait_for_each(joined, streams)
             keys = {queued.list_of(stream._handle, stream._index, "record") for stream in streams}
             return joined, home, [wait for key in keys for wait in queued.latest(key)]
         except BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cuda import bindings
 
-from ipcsync._native.host_wait import await_event
+from ipcsync._native.context import await_event
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import DISABLE_TIMING, SHAREABLE, Latch, code, complete, finish, in_thread, in_threads, ok
 from tests.kit.until import DEADLINE_S

@@ -13,7 +13,7 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync._drivers import load, unwrap
-from ipcsync._native import joining
+from ipcsync._native import event as native
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import made_here
 from ipcsync.client import _recording
@@ -39,7 +39,7 @@ def waiter(peer: Peer, coordinator: ipcsync.Coordinator) -> Peer:
 @pytest.fixture
 def older_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a driver before CUDA 12.5."""
-    monkeypatch.setattr(joining, "_records_contexts", lambda: False)
+    monkeypatch.setattr(native, "_records_contexts", lambda: False)
 
 
 def _made(flags: int) -> ipcsync.Stream:
@@ -254,7 +254,7 @@ def test_an_older_driver_counts_the_streams_that_a_record_joins_and_not_the_join
     client: ipcsync.Client,
 ) -> None:
     gc.collect()  # an earlier test's streams
-    known = len(joining._known(0)) - 1
+    known = len(native._known(0)) - 1
     assert _warned_others(client) == known
     mine = [ipcsync.Stream() for _ in range(3)]
     assert _warned_others(client) == known + len(mine)

@@ -13,7 +13,7 @@ import pytest
 
 from ipcsync._drivers import load
 from ipcsync._linux.process import PidFd, Process, start_time
-from ipcsync._native import living
+from ipcsync._native import context
 from ipcsync._session.owner import Owner
 from tests.kit.descriptors import descriptors
 
@@ -21,7 +21,7 @@ _lease: Any = SimpleNamespace(period_s=1.0)
 _CONSTRUCTORS: dict[str, Callable[[], object]] = {
     "Owner": lambda: Owner(_lease),
     "PidFd": lambda: PidFd(os.getpid()),
-    "living.Owner": lambda: living.Owner("cuEventDestroy", 0),
+    "context.Owner": lambda: context.Owner("cuEventDestroy", 0),
     "Process": lambda: Process(os.getpid(), start_time(os.getpid()) or 0),
 }
 
