@@ -7,13 +7,14 @@ waits no more; `body` is a map. The coordinator's `decode` reads requests, which
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from ipcsync import errors
 from ipcsync._locks import CallLock, under
-from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, VERSION, Announcement, Failure, Message
+from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, REQUESTS, VERSION, Announcement, Failure, Message
 from ipcsync.errors import IpcSyncError, ProtocolError
 
 FEED_START_BITS = 40  # the low bits of a feed's number; the bits above count the coordinator's starts
@@ -127,3 +128,28 @@ def error_of(failure: Failure) -> IpcSyncError:
             setattr(error, key, value)
     assert isinstance(error, IpcSyncError)
     return error
+
+
+# --- all that two programs must read alike, as plain data: what versions are compared by ----------------------------
+
+
+def wire() -> list[dict[str, Any]]:
+    """Every message by its name."""
+    tables = (REQUESTS, REPLIES, {"announcement": Announcement})
+    return [{op: fields_of(kind) for op, kind in table.items()} for table in tables]
+
+
+def fields_of(kind: type[Message]) -> list[Any]:
+    """The fields of a message in order, each with its type, that one's own fields and bounds, and its default."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [[field.name, _type(hints[field.name]), repr(field.default)] for field in msgspec.structs.fields(kind)]
+
+
+def _type(hint: Any) -> Any:
+    """What a field's type is on the wire, whatever Python calls it."""
+    if parts := get_args(hint):
+        of: Any = get_origin(hint)
+        return ["union" if of in (Union, UnionType) else of.__name__, *map(_type, parts)]
+    if isinstance(hint, type) and issubclass(hint, Message):
+        return fields_of(hint)
+    return hint.__name__ if isinstance(hint, type) else repr(hint)  # a bound, or a literal

@@ -34,6 +34,12 @@ class RequestBody(Message, frozen=True):
     effect: ClassVar[Effect] = "once"
 
 
+class Query(RequestBody, frozen=True):
+    """The base of all requests that leave nothing."""
+
+    effect: ClassVar[Effect] = "none"
+
+
 class Done(Message, frozen=True):
     """The request was done; there is no result."""
 
@@ -76,10 +82,8 @@ class Bye(RequestBody, frozen=True):
     released: bool = True
 
 
-class ListSessions(RequestBody, frozen=True):
+class ListSessions(Query, frozen=True):
     """List the sessions."""
-
-    effect: ClassVar[Effect] = "none"
 
 
 class Welcome(Message, frozen=True):
@@ -120,10 +124,8 @@ class SessionList(Message, frozen=True):
 # --- the coordinator itself: its counts, and a probe of the engine `event` between it and a process -------------------
 
 
-class Stats(RequestBody, frozen=True):
+class Stats(Query, frozen=True):
     """Count everything."""
-
-    effect: ClassVar[Effect] = "none"
 
 
 class Counters(Message, frozen=True):
@@ -132,10 +134,9 @@ class Counters(Message, frozen=True):
     stats: dict[str, object]
 
 
-class Probe(RequestBody, frozen=True):
+class Probe(Query, frozen=True):
     """Ask for a handle, to test the engine `event` between this process and the coordinator on `device` (UUID)."""
 
-    effect: ClassVar[Effect] = "none"
     device: Text = ""
 
 
@@ -200,17 +201,15 @@ class OpenStream(RequestBody, frozen=True):
     priority: Annotated[int, Meta(ge=-1024, le=1024)] = 0
 
 
-class ListEvents(RequestBody, frozen=True):
+class ListEvents(Query, frozen=True):
     """List the events whose names begin with `prefix`."""
 
-    effect: ClassVar[Effect] = "none"
     prefix: Name = ""
 
 
-class ListAttachments(RequestBody, frozen=True):
+class ListAttachments(Query, frozen=True):
     """List up to `limit` uses of events whose names begin with `prefix`."""
 
-    effect: ClassVar[Effect] = "none"
     prefix: Name = ""
     limit: Annotated[int, Meta(ge=0, le=100_000)] = 100_000
 
@@ -378,10 +377,8 @@ class Finish(RequestBody, frozen=True):
     reason: Text = ""
 
 
-class ListWants(RequestBody, frozen=True):
+class ListWants(Query, frozen=True):
     """List the unanswered questions to other nodes, for the bridge."""
-
-    effect: ClassVar[Effect] = "none"
 
 
 class NodeInfo(Message, frozen=True):
@@ -467,10 +464,9 @@ class WantList(Message, frozen=True):
 # --- the feed: a snapshot, and the announcement of each change --------------------------------------------------------
 
 
-class Snapshot(RequestBody, frozen=True):
+class Snapshot(Query, frozen=True):
     """All that is open, with the feed number up to which that holds. `is_resync`: because of a gap in the feed."""
 
-    effect: ClassVar[Effect] = "none"
     prefix: Name = ""
     is_resync: bool = False
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 MAX_BYTES = 255
+_MAX_NODE = 63
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def why_not(name: str, limit: int = MAX_BYTES) -> str | None:
@@ -23,6 +27,16 @@ def why_not(name: str, limit: int = MAX_BYTES) -> str | None:
     if any(segment in ("", ".", "..") for segment in name.split("/")):
         return "has an empty, '.' or '..' segment"
     return None
+
+
+def why_not_node(name: object) -> str | None:
+    """Why `name` is invalid for a node or a fleet; None if it is valid.
+
+    It is part of a NATS subject and of a certificate, and users read it.
+    """
+    if isinstance(name, str) and len(name) <= _MAX_NODE and _NODE.fullmatch(name):
+        return None
+    return f"is 1 to {_MAX_NODE} letters, digits, - or _, of which the first is a letter or a digit"
 
 
 def plain(text: str, what: str = "a name") -> str:

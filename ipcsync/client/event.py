@@ -19,7 +19,6 @@ from ipcsync._native.stream import stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._wire import messages
 from ipcsync._wire import names as event_names
-from ipcsync._wire import nodes as node_names
 from ipcsync._wire.names import plain
 from ipcsync.client._twins import EventView
 from ipcsync.client.point import Point, bound
@@ -187,7 +186,7 @@ def check_name(name: str, what: str) -> None:
 
 def check_node(node: str) -> None:
     """Raise ValueError for an invalid name of a node."""
-    reason = node_names.why_not(node)
+    reason = event_names.why_not_node(node)
     if reason:
         raise ValueError(f"a node's name {reason}, but got {node!r:.80}")
 

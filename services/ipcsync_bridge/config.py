@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from ipcsync._wire import endpoints, nodes
+from ipcsync._wire import endpoints, names
 from ipcsync.cli.output import Failed, WrongCall
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -53,7 +53,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for what, name in (("--node", self.node), ("--fleet", self.fleet)):
-            reason = nodes.why_not(name)
+            reason = names.why_not_node(name)
             if reason:
                 raise ValueError(f"{what} {reason}, not {name!r}")
         if not 1.0 <= self.link_ttl <= 3600.0:

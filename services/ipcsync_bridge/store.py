@@ -19,7 +19,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ipcsync._wire import nodes
+from ipcsync._wire import names
 from ipcsync.errors import FleetUnavailable, NodeNameTaken
 from ipcsync_bridge.transport import Conflict, Transport, Unavailable
 
@@ -205,7 +205,7 @@ class Nodes:
         """The nodes by name. FleetUnavailable."""
         found = await insist(lambda end: read_all(self.transport, "nodes.", lambda: left_until(end)), timeout)
         owners = {key.partition(".")[2]: decode(value, Owner) for key, (value, _) in found.items()}
-        return {node: owner for node, owner in owners.items() if owner is not None and not nodes.why_not(node)}
+        return {node: owner for node, owner in owners.items() if owner is not None and not names.why_not_node(node)}
 
     async def node_of(self, epoch: bytes, timeout: float) -> str | None:
         """The node that has an epoch, None if there is none. Raises FleetUnavailable."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ipcsync._logs import fields
-from ipcsync._wire import codec, messages, names, nodes
+from ipcsync._wire import codec, messages, names
 from ipcsync.errors import (
     EngineMismatch,
     EventClosed,
@@ -111,7 +111,7 @@ class Fleet:
 
     def _check_names(self, body: messages.Remote) -> None:
         """The bridge sends them on in subjects and batches, where an invalid one would fail for others too."""
-        why_not = nodes.why_not(body.node) if body.node or body.what == "events" else None
+        why_not = names.why_not_node(body.node) if body.node or body.what == "events" else None
         if why_not:
             raise ProtocolError(f"a node's name {why_not}, not {body.node!r:.80}", code="name")
         why_not = names.why_not(body.name, self._registry.limits.max_name) if body.what == "open" else None

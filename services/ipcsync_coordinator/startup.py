@@ -123,10 +123,10 @@ def versions() -> dict[str, str]:
     All of the messages counts, since live clients use the old ones.
     """
     from ipcsync._board import layout
-    from ipcsync._wire import description
+    from ipcsync._wire import codec
 
     effects = {op: kind.effect for op, kind in messages.REQUESTS.items()}
-    described = msgspec.json.encode([description.wire(), effects], order="sorted")
+    described = msgspec.json.encode([codec.wire(), effects], order="sorted")
     digest = hashlib.sha256(described).hexdigest()[:16]
     return {
         "journal": str(journal_files.VERSION),

@@ -14,7 +14,7 @@ import pytest
 from ipcsync._board import layout as board
 from ipcsync._trace import layout as trace
 from ipcsync._wire import messages, point
-from ipcsync._wire.description import fields_of, wire
+from ipcsync._wire.codec import fields_of, wire
 from ipcsync._wire.messages import Message, Name, Text
 
 
