@@ -1,6 +1,6 @@
 """The board: one file on tmpfs, a line for each session and slot. `docs/design/protocol.md` says who writes what."""
 
-from ipcsync._board.board import Board
+from ipcsync._board.board import Board, Peer, peer_of
 from ipcsync._board.layout import (
     BROKEN,
     CLOSED,
@@ -13,4 +13,3 @@ from ipcsync._board.layout import (
     STOPPED,
 )
 from ipcsync._board.lines import SessionLine, SlotLine
-from ipcsync._board.liveness import Peer, peer_of

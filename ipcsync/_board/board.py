@@ -1,9 +1,18 @@
-"""The board file itself: made by the coordinator, mapped by every client."""
+"""The board file itself, made by the coordinator, mapped by every client; and whether the processes of sessions live.
+
+A process is over once it, and every child forked from it, has closed all files. A driver tears down a process's GPU
+work when the last descriptor of its files is closed. A forked child that lives (a library may fork, to write a
+checkpoint for example) keeps them, and the dead process's work may then go on. So each session has a shared lock of a
+byte of its own, far behind the board's end, through an open file that children keep and the kernel closes last
+(`LastLock`). The byte is never another session's, unlike the line. The line says whether the lock was taken. A session
+whose work is done by a server (CUDA MPS) does not take it: there closed files prove nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import mmap
 import os
 import stat
@@ -14,12 +23,19 @@ from typing import Literal
 from ipcsync._board import layout
 from ipcsync._board.lines import Line, SessionLine, SlotLine, Word
 from ipcsync._linux import files
+from ipcsync._linux.files import LastLock
 from ipcsync._linux.futex import OWNER_DIED, DeathMark
-from ipcsync._linux.process import pid_namespace, start_time
+from ipcsync._linux.process import Process, pid_namespace, start_time
+from ipcsync._locks import CallLock, under
 from ipcsync.errors import CoordinatorLost, ProtocolError
+
+log = logging.getLogger("ipcsync")
 
 _HEADER = struct.Struct("=QQ16sQQQQQQQQ")
 _LIFELINE = 0  # the coordinator's lock: on the header's first byte; a session's is on the first byte of its line
+_LAST_LOCKS = 1 << 40  # the first byte of those that show ends
+_held: dict[bytes, LastLock] = {}  # by epoch; one for each coordinator that lives
+_lock = CallLock()
 
 
 class Board(Line):
@@ -196,9 +212,38 @@ class Board(Line):
         """A path to the board's own file, whatever is at `path` by now."""
         return f"/proc/self/fd/{self.descriptor}"
 
-    def is_free(self, byte: int) -> bool:
-        """Whether no other open file has a lock of the byte at that offset; False once this board was closed."""
-        return self.descriptor >= 0 and not files.is_locked(self.descriptor, byte)
+    def show_end(self, line: SessionLine, *, by_exec: bool = False) -> None:
+        """Show the end of this process, whose session has `line`, to others; `by_exec`: also across exec (client).
+
+        The lock is kept while the coordinator lives, also when the session ends: its work may still be under way.
+        """
+        try:
+            lock = under(_lock, self._show_end, line.serial, by_exec)
+        except OSError as error:
+            log.debug("the end of this process will not be seen on %s: %s", self.path, error)
+            return
+        line.shows_end(lock)
+
+    def _show_end(self, serial: int, by_exec: bool) -> int:
+        held = _held.get(self.epoch)
+        if held is None:
+            for epoch, other in _held.copy().items():
+                if not other.is_held_by_others(_LIFELINE):  # its coordinator is dead, so its board is not used any more
+                    del _held[epoch]
+                    other.drop()
+            held = LastLock(self.file)
+            _held.setdefault(self.epoch, held)
+        if by_exec:
+            held.survive_exec()
+        held.hold(_LAST_LOCKS + (serial >> 16))
+        return held.inode
+
+    def is_over(self, serial: int) -> bool:
+        """Whether the process of session `serial`, which took its lock, is over; False once this board was closed.
+
+        It counts only if the coordinator is found alive afterwards: the lock is released with it.
+        """
+        return self.descriptor >= 0 and not files.is_locked(self.descriptor, _LAST_LOCKS + (serial >> 16))
 
     @property
     def coordinator_holds_lifeline(self) -> bool:
@@ -226,6 +271,59 @@ class Board(Line):
         """Remove the file's name (coordinator)."""
         with contextlib.suppress(FileNotFoundError):  # one that is found abandoned may be removed already
             os.unlink(self.path)
+
+
+class Peer:
+    """The process behind one session serial; `label` is the session's name or id, `pid` as the coordinator sees it.
+
+    A thread of the process holds a word of the session's line, which the kernel marks when the thread ends. While the
+    word is not held (before the session has started, or if the kernel has no robust futexes), the kernel is asked: in
+    this pid namespace by (pid, start time), elsewhere by the lifeline, the lock that the process holds on its line.
+    """
+
+    __slots__ = ("_board", "_is_own", "_process", "_shows_end", "label", "line", "lock", "pid", "serial")
+
+    def __init__(self, board: Board, serial: int, *, is_own: bool = False) -> None:
+        self.serial = serial
+        self._is_own = is_own  # of this process, which is alive whenever it asks
+        self._board = board
+        self.line: SessionLine = board.session(serial & 0xFFFF)
+        self._process: Process | None = None
+        # Kept, since the line may be another session's later; ("", 0) if it is already.
+        self._shows_end = self.line.end_is_shown
+        self.lock = self.line.lock if self._shows_end else 0  # of what shows the process's end; 0: nothing
+        self.label, self.pid = board.who(serial)  # after the process: the line was this session's then
+        self._shows_end = self._shows_end and self.line.serial == serial
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs and still has its session's line. Costs about 0.2 µs."""
+        owner = self.line.owner  # before the serial, which another session changes later
+        if self.line.serial != self.serial:
+            return False
+        if self._is_own:
+            return True
+        return not owner & OWNER_DIED if owner else self._ask_the_kernel()
+
+    def is_over(self) -> bool | None:
+        """Whether the process, and every child forked from it, has closed all files; None if that is never known.
+
+        It counts only if the coordinator is found alive afterwards. Costs about 2 µs.
+        """
+        return self._board.is_over(self.serial) if self._shows_end and not self._is_own else None
+
+    def _ask_the_kernel(self) -> bool:
+        pid, started, namespace = self.line.process
+        if not pid or namespace != pid_namespace():
+            return self._board.has_lifeline(self.line)
+        if self._process is None:
+            self._process = Process(pid, started)
+        return self._process.is_alive() and self.line.serial == self.serial
+
+
+def peer_of(board: Board, serial: int) -> Peer:
+    """The peer with that serial; this process's own session is known to live."""
+    myself = os.getpid(), start_time(os.getpid()) or 0, pid_namespace()
+    return Peer(board, serial, is_own=board.session(serial & 0xFFFF).process == myself)
 
 
 def is_abandoned(path: str) -> bool:

@@ -31,12 +31,11 @@ PYTHON = [sys.executable, "-P"] if sys.version_info >= (3, 11) else [sys.executa
 COMMAND = "from ipcsync._linux.child import main; main()"
 """The program that a child's interpreter runs, by -c."""
 
-_REAP_S = 5.0
-_PAUSE_S = 0.005
-
 at_end: list[Callable[[], object]] = []
 """What a worker calls before it ends by itself."""
 
+_REAP_S = 5.0
+_PAUSE_S = 0.005
 
 # --- the child's side -------------------------------------------------------------------------------------------------
 
@@ -113,11 +112,9 @@ def read_line(fd: int, seconds: float) -> str | None:
     deadline = time.monotonic() + seconds
     data = b""
     while not data.endswith(b"\n"):
-        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return None
-        chunk = os.read(fd, 4096)
-        if not chunk:
+        if not (chunk := os.read(fd, 4096)):
             return ""
         data += chunk
     return data.decode().strip()
@@ -128,10 +125,9 @@ def spawn(
     *,
     env: Mapping[str, str] | None = None,
     fds: Sequence[int] = (),
-    stdout: int | IO[bytes] | None = None,
-    stderr: int | IO[bytes] | None = None,
+    output: int | IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start one of our programs. OSError if there is no process, memory or descriptor for it.
+    """Start one of our programs, `output` its stdout and stderr. OSError if no process, memory or descriptor is left.
 
     It has a session of its own, so Ctrl-C reaches this process alone; no stdin, and no other descriptor of this process
     than `fds`, under the same numbers, a GPU driver's included. See `process` for what it takes over.
@@ -142,8 +138,8 @@ def spawn(
         env={name: value for name, value in variables.items() if name not in OF_A_SERVICE},
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
+        stdout=output,
+        stderr=output,
         start_new_session=True,
     )
 
@@ -155,7 +151,7 @@ def start_daemon(
     open_standard()  # the pipe must have no such number
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        process = spawn([*command, "--ready-fd", str(write)], env=env, fds=(write,), stdout=output, stderr=output)
+        process = spawn([*command, "--ready-fd", str(write)], env=env, fds=(write,), output=output)
     except BaseException:
         os.close(read)
         raise
@@ -190,7 +186,7 @@ class Child(Closing):
 
     What the program returns is the exit status, None for 0. `connection` is this process's end of the pipe between the
     two. The child has a session of its own (Ctrl-C reaches the parent alone, which then ends it), no stdin, and the
-    descriptors `fds` under the same numbers. Program and arguments are pickled.
+    descriptors `fds` under the same numbers; stdout and stderr are `output`. Program and arguments are pickled.
     """
 
     def __init__(
@@ -199,8 +195,7 @@ class Child(Closing):
         *arguments: Any,
         env: Mapping[str, str] | None = None,
         fds: Sequence[int] = (),
-        stdout: int | None = None,
-        stderr: int | None = None,
+        output: int | None = None,
     ) -> None:
         from multiprocessing import Pipe  # not before a child is started: it takes milliseconds to import
 
@@ -212,7 +207,7 @@ class Child(Closing):
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             command = [*self._command(theirs.fileno()), name]
-            process = spawn(command, env=environment(env), fds=(theirs.fileno(), *fds), stdout=stdout, stderr=stderr)
+            process = spawn(command, env=environment(env), fds=(theirs.fileno(), *fds), output=output)
             undo.callback(_end, process)  # in one step: a wait for one that is not killed does not end
             theirs.close()
             self._process = process
@@ -244,15 +239,12 @@ class Child(Closing):
         if self._pidfd is not None:
             return self._pidfd.wait(max(0.0, seconds))
         deadline = time.monotonic() + seconds
-        while not (ended := self._is_zombie()) and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S)
-        return ended
-
-    def _is_zombie(self) -> bool:
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # it was reaped, or this process ignores SIGCHLD
-            return True
+        with contextlib.suppress(ChildProcessError):  # it was reaped, or this process ignores SIGCHLD
+            while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(_PAUSE_S)
+        return True
 
     def wait(self, seconds: float = _REAP_S) -> bool:
         """Whether it ends, and is reaped, within `seconds`."""
@@ -306,12 +298,11 @@ class Worker(Child):
         name: str = "worker",
         *,
         env: Mapping[str, str] | None = None,
-        stdout: int | None = None,
-        stderr: int | None = None,
+        output: int | None = None,
     ) -> None:
         self.name = name
         self._owed = 0
-        super().__init__(serve, env=env, stdout=stdout, stderr=stderr)
+        super().__init__(serve, env=env, output=output)
 
     def begin(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         """Send it a function of a module to run."""

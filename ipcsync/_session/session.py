@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from ipcsync import _drivers
 from ipcsync import _room as room
-from ipcsync._board import Board, liveness
+from ipcsync._board import Board
 from ipcsync._deadline import bounded, deadline_of, left_of
 from ipcsync._engines import imports, queued
 from ipcsync._native import device as devices
@@ -460,7 +460,7 @@ class Session:
             self.lease.mark.on_ring = self.driving.wake  # another process waits for what only this one can say
             self.trials = Trials(self.lease.line, self.check)
             if not _drivers.may_be_served():
-                liveness.show_end(board, board.session(welcome.line), by_exec=_drivers.files_survive_exec())
+                board.show_end(board.session(welcome.line), by_exec=_drivers.files_survive_exec())
             self.lease.mark.show()  # first: from Ready on the coordinator waits for the mark
             connection.request(messages.Ready(), self.token, timeout, self.lease.beat_and_check)
             self._check_wanted()

@@ -6,7 +6,7 @@ import logging
 import threading
 from contextlib import suppress
 
-from ipcsync._board import Board, liveness
+from ipcsync._board import Board
 from ipcsync._linux.files import holders
 from ipcsync._logs import fields
 from ipcsync_coordinator.registry import Registry
@@ -31,7 +31,7 @@ class Kept:
         held, untold = self._registry.kept.by_recorder, []
         self._since = {serial: self._since.get(serial, now_ns) for serial in held}
         for serial, slots in list(held.items()):
-            if slots[0].held != UNKNOWN and liveness.is_over(self._board, serial):
+            if slots[0].held != UNKNOWN and self._board.is_over(serial):
                 self._registry.end_held(serial)
             elif 0 < self._since[serial] < now_ns - _PATIENCE_NS:
                 untold.append(serial)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from ipcsync._board import liveness
+from ipcsync._board import board
 from tests.faults import actions
 from tests.faults.forking import FORKS
 from tests.kit import remote
@@ -81,4 +81,4 @@ def connect_often(endpoint: str, times: int) -> int:
     for _ in range(times):
         actions.connect(endpoint, "again")
         remote.close_client()
-    return len(liveness._held)
+    return len(board._held)

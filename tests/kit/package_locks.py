@@ -7,7 +7,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._board import liveness
+from ipcsync._board import board
 from ipcsync._engines import imports
 from ipcsync._locks import CallLock
 from ipcsync._native import event as native_event
@@ -18,8 +18,8 @@ from ipcsync.client import _connecting
 
 def module_locks() -> Iterator[tuple[str, CallLock]]:
     """Those that a process has one of."""
-    parts: list[Any] = [_connecting, _drivers, imports, native_event, liveness, pinned, writer]
-    parts += liveness._held.values()
+    parts: list[Any] = [_connecting, _drivers, imports, native_event, board, pinned, writer]
+    parts += board._held.values()
     for part in parts:
         yield from _locks_in(part)
 

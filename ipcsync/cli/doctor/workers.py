@@ -32,7 +32,7 @@ class Worker(child.Worker):
 
     def __init__(self, name: str) -> None:
         self._seconds = START_S
-        super().__init__(name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # against output of libraries
+        super().__init__(name, output=subprocess.DEVNULL)  # against output of libraries
 
     def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """The function's result. A process that does not answer in time is killed."""

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipcsync._board import Board, liveness
+from ipcsync._board import Board
+from ipcsync._board.board import _held
 from ipcsync._linux.files import holders
 from ipcsync._linux.process import pid_namespace
 from ipcsync_coordinator import kept
@@ -36,7 +37,7 @@ class Scene:
         line = self.board.session(session.line)
         line.assign(session.serial, os.getpid(), 1, pid_namespace(), 1)
         if has_lock:
-            liveness.show_end(self.board, line)
+            self.board.show_end(line)
         self.registry.create(session, name, recorder=True, device="d", engine="timeline", depth=1, ring=[])
         self.registry.release_dead(session, held=line.lock if has_lock else UNKNOWN)
         return session
@@ -54,7 +55,7 @@ def scene() -> Iterator[Scene]:
     """Nothing is kept yet; the locks are released afterwards."""
     board = Board.create(f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}", os.urandom(16), 8, 1)
     yield Scene(board)
-    lock = liveness._held.pop(board.epoch, None)
+    lock = _held.pop(board.epoch, None)
     if lock is not None:
         lock.drop()
     end(board)
@@ -97,7 +98,7 @@ def test_what_nobody_keeps_any_more_is_freed(scene: Scene) -> None:
     recorder, other = scene.recorder("a"), scene.recorder("under MPS", has_lock=False)
     scene.look(1)
     assert scene.registry.kept.by_recorder.keys() == {recorder.serial, other.serial}
-    liveness._held.pop(scene.board.epoch).drop()
+    _held.pop(scene.board.epoch).drop()
     scene.look(2)
     assert scene.registry.kept.by_recorder.keys() == {other.serial}
     assert [scene.registry.kept.counts(0)["timeline"], scene.registry.in_use] == [1, 0]

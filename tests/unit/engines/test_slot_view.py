@@ -169,7 +169,7 @@ def test_a_lost_recorders_error_says_whether_it_can_touch_anything_any_more(
 ) -> None:
     view = row.view(0)
     row.record(0, 1)
-    monkeypatch.setattr("ipcsync._board.liveness.Peer.is_over", lambda _: is_over)
+    monkeypatch.setattr("ipcsync._board.Peer.is_over", lambda _: is_over)
     assert view.recorder_is_over() == is_over
     row.kill(0)
     with pytest.raises(RecorderLost) as caught:
