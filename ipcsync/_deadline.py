@@ -39,10 +39,7 @@ def left_of(deadline: int) -> float:
 
 
 def pauses(timeout: float | None, first_s: float, longest_s: float) -> Iterator[float]:
-    """For how long to sleep behind each of the looks that `timeout` seconds have room for: 0 behind the last one.
-
-    Each is twice the one before, up to `longest_s`.
-    """
+    """Seconds to sleep behind each look that fits into `timeout`: twice as many, up to `longest_s`; at last 0."""
     deadline, pause_s = deadline_of(timeout), first_s
     while left_s := left_of(deadline):
         yield min(pause_s, left_s)

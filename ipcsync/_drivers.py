@@ -134,10 +134,7 @@ def _why_absent() -> str | None:
 
 
 def _why_not() -> str | None:
-    """Initialise the CUDA driver; why it does not work here, or None if it does.
-
-    Raises ForkedProcessError if any library used CUDA before a fork: then it works in the parent alone.
-    """
+    """Why CUDA cannot be initialised here; None: it is. ForkedProcessError: a library used it before a fork."""
     try:
         ctypes.CDLL(SONAME)  # not by the binding: before 13.5 one that found no library never looks again
     except OSError as error:

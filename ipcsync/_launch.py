@@ -68,10 +68,7 @@ class Coordinator:
         return self._process.poll() is None
 
     def stop(self, timeout: float = _STOP_S) -> int:
-        """Stop the daemon and return its exit status; twice gives the same. It is killed after `timeout` seconds.
-
-        In a forked child nothing happens.
-        """
+        """Stop the daemon, by SIGKILL after `timeout` s; its exit status, each time. Does nothing in a forked child."""
         if os.getpid() != self._owner:
             return 0
         if self._process.poll() is None:
@@ -163,10 +160,7 @@ def _start(command: list[str], runtime_dir: str | None) -> Coordinator:
 
 
 def directory_prefix() -> str:
-    """How the names of temporary runtime directories begin: whose they are, and in which pid namespace.
-
-    A pid is valid in its namespace only: a process of another one that shares the folder would take this one for dead.
-    """
+    """How temporary runtime directories are named: by user and pid namespace, since a pid is valid only in its own."""
     return f"ipcsync-u{os.getuid()}-{pid_namespace()}-"
 
 

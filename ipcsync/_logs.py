@@ -42,10 +42,7 @@ def quoted(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with unprintable characters escaped, so that a terminal shows it on one line.
-
-    Line separators and direction marks count as unprintable.
-    """
+    """The text with unprintable characters escaped, line separators and direction marks included."""
     return "".join(
         char if char.isprintable() else f"\\u{ord(char):04x}" if char <= "\uffff" else f"\\U{ord(char):08x}"
         for char in text

@@ -131,10 +131,7 @@ class StreamCapturing(IpcSyncError):
 
 
 class CaptureError(IpcSyncError):
-    """A GraphWait or GraphRecord is captured where nothing is, or twice; or a replay is used where another one is open.
-
-    Nothing was queued.
-    """
+    """A GraphWait or GraphRecord captured where nothing is, or twice; a replay within another. Nothing was queued."""
 
 
 class ConnectError(IpcSyncError):

@@ -305,10 +305,7 @@ class Peer:
         return not owner & OWNER_DIED if owner else self._ask_the_kernel()
 
     def is_over(self) -> bool | None:
-        """Whether the process, and every child forked from it, has closed all files; None if that is never known.
-
-        It counts only if the coordinator is found alive afterwards. Costs about 2 µs.
-        """
+        """As `Board.is_over`, of every child forked from it too; None if that is never known. Costs about 2 µs."""
         return self._board.is_over(self.serial) if self._shows_end and not self._is_own else None
 
     def _ask_the_kernel(self) -> bool:
@@ -327,10 +324,7 @@ def peer_of(board: Board, serial: int) -> Peer:
 
 
 def is_abandoned(path: str) -> bool:
-    """Whether `path` is a board file of this user that has no living coordinator.
-
-    Others may make files of any name on /dev/shm.
-    """
+    """Whether `path`, which others may have made, is a board of this user without a living coordinator."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

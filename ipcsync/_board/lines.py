@@ -183,10 +183,7 @@ class SlotLine(Line):
 
     @property
     def _bits(self) -> range:
-        """The places of a bit for each session that the slot depends on, at any remove.
-
-        Its recorder's own: ask that one.
-        """
+        """The places of the bits of all sessions that the slot depends on, at any remove, but its recorder's own."""
         first = (self._at.bits + self._index * self._at.bits_row) // 8
         return range(first, first + self._at.bit_words)
 
@@ -271,10 +268,7 @@ class SlotLine(Line):
         self.state = layout.OPEN
 
     def break_at(self, watermark: int, *, has_expired: bool = False, reason: str = "") -> None:
-        """End the use by the recorder's death or expiry: only what is up to `watermark` stays good (coordinator).
-
-        `reason`: of a mirror, why the whole node is lost.
-        """
+        """End the use with its recorder; what is up to `watermark` stays good (coordinator). `reason`: of a mirror."""
         self.watermark = watermark
         self._expired, self._reason = has_expired, layout.REASONS.index(reason)
         self.finish(layout.BROKEN)

@@ -266,10 +266,7 @@ class Child(Closing):
         return self.wait()
 
     def close(self, seconds: float = _REAP_S) -> int | None:
-        """Close the pipe, at which it ends; kill it if it has not after `seconds`. Returns its exit status.
-
-        A second call does nothing. In a forked child only the descriptors are closed.
-        """
+        """Close the pipe, at which it ends; kill it after `seconds`. Returns its status. A forked child ends nothing."""
         self.connection.close()
         if os.getpid() == self._owner and not self.wait(seconds):
             self.kill()

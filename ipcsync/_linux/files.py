@@ -117,10 +117,7 @@ class LastLock:
 
 
 def holders(inodes: set[int]) -> dict[int, list[int]]:
-    """The processes that have the sockets of these `LastLock`s, as far as this one may see them.
-
-    Looks at all of /proc, once.
-    """
+    """The processes that have the sockets of these `LastLock`s, as far as /proc shows them to this one."""
     found: dict[str, list[int]] = {f"socket:[{inode}]": [] for inode in inodes}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for target in _open_files(pid) & found.keys():

@@ -41,10 +41,7 @@ _MAY_BE_IGNORED = {
 
 
 def forget_parent() -> None:
-    """Unblock all signals, and have none ignored but those that nohup(1) or a shell ignores on purpose.
-
-    For a program of ours before it starts a thread: a mask is each thread's own.
-    """
+    """Unblock all signals, and ignore none but those of nohup(1) or a shell; call it before any thread is started."""
     for number in signal.valid_signals() - _MAY_BE_IGNORED:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -56,10 +56,7 @@ _SPIN_NS = 20_000
 
 
 def driver() -> ModuleType:
-    """The driver's functions, loaded and initialised at the first call, which also arms the fork guard.
-
-    Raises ForkedProcessError in a child forked after that, NoDriver where none works.
-    """
+    """The driver's functions, with the fork guard armed. Raises ForkedProcessError in a forked child, and NoDriver."""
     fork.arm()
     return _drivers.load()
 
@@ -232,10 +229,7 @@ def relaxed_call(function: Callable[..., T], *args: Any) -> T:
 
 
 def is_capturing(handle: DriverObject) -> bool | None:
-    """Whether the stream is being captured, also if that capture is already invalid.
-
-    The legacy stream cannot be captured: None while another stream captures that waits for it.
-    """
+    """Whether the stream is in a capture, valid or not; None: it is the legacy one, and one that waits for it is."""
     ask = _drivers.load().cuStreamIsCapturing
     result: tuple[Any, ...] = ask(handle)
     if result[0] is not SUCCESS and bad_context(result):  # the thread's first use of CUDA

@@ -184,18 +184,12 @@ def set_device(device: DeviceLike | None) -> None:
 
 
 def exchange_device(device: DeviceLike | None) -> int:
-    """`set_device`, returning the ordinal that was current before; a negative number does nothing and gives -1.
-
-    Raises InvalidDevice and TypeError as `set_device`.
-    """
+    """As `set_device`, errors included; returns the ordinal that was current before, -1 for a negative number."""
     return _exchange(device, lambda _: True)
 
 
 def maybe_exchange_device(device: DeviceLike | None) -> int:
-    """`exchange_device`, but a device without a primary context is left alone, so that none is made for it.
-
-    Raises InvalidDevice and TypeError as `set_device`.
-    """
+    """As `exchange_device`, but a device without a primary context is left alone, so that none is made for it."""
     return _exchange(device, has_primary_context)
 
 
@@ -270,28 +264,19 @@ def _properties(ordinal: int) -> DeviceProperties:
 
 
 def get_device_properties(device: DeviceLike | None = None) -> DeviceProperties:
-    """The device's properties; the driver is asked once.
-
-    Raises InvalidDevice if this process has no such device, TypeError for an argument of another type.
-    """
+    """The device's properties; the driver is asked once. Raises InvalidDevice and TypeError as `set_device`."""
     return _properties(parse(device))
 
 
 def can_device_access_peer(device: DeviceLike | None, peer: DeviceLike | None) -> bool:
-    """Whether `device` can read the memory of `peer` directly; False of a device and itself.
-
-    Raises InvalidDevice if this process does not have both, TypeError for an argument of another type.
-    """
+    """Whether `device` reads memory of `peer`, another one. Raises InvalidDevice and TypeError as `set_device`."""
     ordinal, other = parse(device), parse(peer)
     handles = context.devices()
     return bool(call("cuDeviceCanAccessPeer", handles[ordinal], handles[other]))
 
 
 def has_primary_context(device: DeviceLike | None) -> bool:
-    """Whether the device's primary context is retained in this process. Asking creates nothing.
-
-    Raises InvalidDevice and TypeError as `set_device`.
-    """
+    """Whether the device's primary context is retained; makes none. Raises InvalidDevice, TypeError as `set_device`."""
     return context.has_primary(parse(device))
 
 

@@ -346,10 +346,7 @@ def _refuse_capturing(streams: Sequence[Stream]) -> None:
 
 
 def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:
-    """Make `joined` wait for all work submitted so far to each of the streams, on any device.
-
-    Raises StreamCapturing if one of them is being captured; `joined` then waits for none of them.
-    """
+    """Make `joined` wait for all streams' work so far, on any device, or for none: then StreamCapturing is raised."""
     _refuse_capturing(streams)
     for stream in streams:
         joined.wait_stream(stream)

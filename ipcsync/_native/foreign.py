@@ -18,10 +18,7 @@ _AFTER_LEGACY = 3
 
 
 def pointer(value: Any, noun: str) -> int | None:  # noqa: ANN401 - whatever a user gave
-    """The address in an int or in a handle object of cuda-python; None if `value` is neither.
-
-    Raises ValueError for an int that is no address.
-    """
+    """The address in an int or a handle of cuda-python, None in anything else. ValueError for an int that is none."""
     if isinstance(value, bool):
         return None
     try:
@@ -95,10 +92,7 @@ def torch_stream(device: int | None) -> StreamLike | None:
 
 
 def event_handle(event: EventLike) -> DriverObject:
-    """The CUevent of another library's event object, or of an int; None for torch's while it was never recorded.
-
-    Raises TypeError for an argument that is not an event.
-    """
+    """The CUevent of another library's event, or of an int; None: torch never recorded it. TypeError for all else."""
     address = pointer(event, "event")
     if address is not None and address < _NO_OBJECT:
         raise TypeError(f"{address} is not an event: no object lies at an address below {_NO_OBJECT}")

@@ -42,10 +42,7 @@ def check() -> None:
 
 
 def arm() -> None:
-    """Mark this process as one that has used ipcsync; every later call is a `check`.
-
-    Raises ForkedProcessError in a child forked after first use.
-    """
+    """Mark this process as one that has used ipcsync, or `check`: ForkedProcessError in a child forked after that."""
     global _mark  # noqa: PLW0603 - one mark a process, for its whole life
     if _mark is None:
         open_standard()  # before anything is opened that processes share

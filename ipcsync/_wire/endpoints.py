@@ -61,10 +61,7 @@ def socket_path(endpoint: str) -> str:
 
 
 def absolute(endpoint: str) -> str:
-    """The endpoint that still leads to the same socket when the process has changed its working directory.
-
-    ConnectError if there is no such endpoint.
-    """
+    """The endpoint that leads to the same socket from any working directory. ConnectError if there is none."""
     path = socket_path(endpoint)
     if os.path.isabs(path):
         return endpoint

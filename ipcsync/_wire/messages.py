@@ -440,10 +440,7 @@ class BridgeInfo(Message, frozen=True):
 
 
 class Want(Message, frozen=True):
-    """A session's question to other nodes, for the bridge to answer before `deadline_ns` (CLOCK_MONOTONIC).
-
-    The other fields are those of `Remote`.
-    """
+    """A session's question that the bridge has until `deadline_ns` (CLOCK_MONOTONIC) to answer, as in `Remote`."""
 
     number: Count
     what: str

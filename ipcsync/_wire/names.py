@@ -30,10 +30,7 @@ def why_not(name: str, limit: int = MAX_BYTES) -> str | None:
 
 
 def why_not_node(name: object) -> str | None:
-    """Why `name` is invalid for a node or a fleet; None if it is valid.
-
-    It is part of a NATS subject and of a certificate, and users read it.
-    """
+    """Why `name` is invalid for a node or a fleet (NATS subjects and certificates have it); None if it is valid."""
     if isinstance(name, str) and len(name) <= _MAX_NODE and _NODE.fullmatch(name):
         return None
     return f"is 1 to {_MAX_NODE} letters, digits, - or _, of which the first is a letter or a digit"
