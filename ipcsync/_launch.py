@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import os
 import re
 import shutil
@@ -10,7 +11,6 @@ import signal
 import subprocess
 import tempfile
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync import _room as room
@@ -86,9 +86,7 @@ class Coordinator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __reduce__(self) -> NoReturn:
@@ -147,8 +145,7 @@ def launch(
 
 
 def _start(command: list[str], runtime_dir: str | None) -> Coordinator:
-    temporary = runtime_dir is None
-    if runtime_dir is None:
+    if temporary := runtime_dir is None:
         _remove_abandoned()
         runtime_dir = tempfile.mkdtemp(prefix=f"{directory_prefix()}{os.getpid()}-{start_time(os.getpid())}-")
         os.chmod(runtime_dir, 0o700)  # a folder with the set-group-ID bit hands that on
@@ -169,16 +166,13 @@ def _remove_abandoned() -> None:
 
     One that is still locked has a coordinator, which is about to end as well: it would see its directory disappear.
     """
-    root = tempfile.gettempdir()
-    for entry in os.listdir(root):
-        if not entry.startswith(directory_prefix()):
-            continue
+    prefix = os.path.join(tempfile.gettempdir(), directory_prefix())
+    for path in glob.glob(f"{glob.escape(prefix)}*"):
         # Others may make directories of any name there.
-        found = re.match(r"([0-9]{1,9})-([0-9]{1,18})-", entry.removeprefix(directory_prefix()))
+        found = re.match(r"([0-9]{1,9})-([0-9]{1,18})-", path.removeprefix(prefix))
         if found is None or is_running(int(found[1]), int(found[2])):
             continue
         from ipcsync._board.runtime_dir import who_serves  # not before it is needed: it loads msgspec
 
-        path = os.path.join(root, entry)
         if who_serves(path) is None:
             shutil.rmtree(path, ignore_errors=True)

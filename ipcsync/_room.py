@@ -15,12 +15,18 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ipcsync.errors import IpcSyncError, QuotaExceeded
+
+if TYPE_CHECKING:
+    import zmq
 
 _MEMORY = 8 << 20
 _END_S = 1.0
 _USUAL_DESCRIPTORS = 1024
+_ZEROMQ = {"descriptors": 8, "threads": 3}  # libzmq 4.3.5 takes 5 and 2, and a socket one descriptor more
+_SOCKETS = 1023  # libzmq's default
 
 
 def look(what: str, *, descriptors: int, threads: int) -> None:
@@ -38,6 +44,17 @@ def look(what: str, *, descriptors: int, threads: int) -> None:
                 os.close(fd)
     except (OSError, RuntimeError, MemoryError) as error:
         raise shortage(error, what) or error from None
+
+
+def new_context(sockets: int = _SOCKETS) -> zmq.Context[zmq.Socket[bytes]]:
+    """A ZeroMQ context for that many sockets. QuotaExceeded if this process lacks what it takes."""
+    import zmq  # not before it is needed
+
+    look("ZeroMQ", **_ZEROMQ)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, sockets)
+    context.socket(zmq.PAIR).close()  # it starts with its first socket: now, while there is room
+    return context
 
 
 def limits_of(kind: int) -> tuple[int, int]:
@@ -67,14 +84,12 @@ def _try_threads(count: int) -> None:
         with gate:
             pass
 
-    started = 0
     with gate:
-        while started < count:
+        for _ in range(count):
             _thread.start_new_thread(stay, ())
-            started += 1
     deadline = time.monotonic() + _END_S
     # The kernel's own list: it counts a thread until it is out of there, which is later than Python's end of it.
-    while len(tids) < started or any(os.path.exists(f"/proc/self/task/{tid}") for tid in tids):
+    while len(tids) < count or any(os.path.exists(f"/proc/self/task/{tid}") for tid in tids):
         if time.monotonic() > deadline:
             return
         time.sleep(0.0001)
@@ -85,12 +100,19 @@ def shortage(error: BaseException, what: str) -> QuotaExceeded | None:
     if isinstance(error, IpcSyncError):
         return None
     number = getattr(error, "errno", None)  # an OSError's or a ZMQError's
-    if number in (errno.EMFILE, errno.ENFILE):
-        return _no_descriptors(what, of_machine=number == errno.ENFILE)
+    if number == errno.ENFILE:
+        most = 0
+        with suppress(OSError, ValueError), open("/proc/sys/fs/file-max") as file:
+            most = int(file.read())
+        return QuotaExceeded(f"the machine has no file descriptor left for {what} (fs.file-max)", limit=most)
+    if number == errno.EMFILE:
+        return _no_descriptors(what)
     if str(error) == "can't start new thread":
         return _no_threads(what)
     if number == errno.ENOMEM or isinstance(error, MemoryError):
-        return _no_memory(what)
+        limit = _finite(resource.RLIMIT_AS)
+        bound = f" of its {limit} bytes of address space (`ulimit -v`)" if limit else ""
+        return QuotaExceeded(f"this process has too little memory left{bound} for {what}", limit=limit)
     if number in (errno.ENOSPC, errno.EDQUOT):
         where = getattr(error, "filename", None)
         return QuotaExceeded(f"there is no room on the disk for {what}" + (f": {where}" if where else ""))
@@ -100,12 +122,13 @@ def shortage(error: BaseException, what: str) -> QuotaExceeded | None:
     return None
 
 
-def _no_descriptors(what: str, *, of_machine: bool) -> QuotaExceeded:
-    if of_machine:
-        most = 0
-        with suppress(OSError, ValueError), open("/proc/sys/fs/file-max") as file:
-            most = int(file.read())
-        return QuotaExceeded(f"the machine has no file descriptor left for {what} (fs.file-max)", limit=most)
+def _finite(kind: int) -> int:
+    """The soft limit, 0 if there is none."""
+    soft, _ = limits_of(kind)
+    return 0 if soft == resource.RLIM_INFINITY else soft
+
+
+def _no_descriptors(what: str) -> QuotaExceeded:
     soft, hard = limits_of(resource.RLIMIT_NOFILE)
     higher = "" if hard == soft else f", or raise the limit (`ulimit -n`, up to {hard})"
     return QuotaExceeded(
@@ -129,18 +152,10 @@ def _holders() -> str:
 
 
 def _no_threads(what: str) -> QuotaExceeded:
-    soft, _ = limits_of(resource.RLIMIT_NPROC)
-    limit = 0 if soft == resource.RLIM_INFINITY else soft
+    limit = _finite(resource.RLIMIT_NPROC)
     count = len(os.listdir("/proc/self/task"))
     return QuotaExceeded(
         f"no further thread can be started for {what}; this process has {count}: look at `ulimit -u`"
         f"{f' ({limit})' if limit else ''}, the pids.max of its cgroup, and `ulimit -v` with `ulimit -s`",
         limit=limit,
     )
-
-
-def _no_memory(what: str) -> QuotaExceeded:
-    soft, _ = limits_of(resource.RLIMIT_AS)
-    limit = 0 if soft == resource.RLIM_INFINITY else soft
-    bound = f" of its {limit} bytes of address space (`ulimit -v`)" if limit else ""
-    return QuotaExceeded(f"this process has too little memory left{bound} for {what}", limit=limit)

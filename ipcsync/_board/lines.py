@@ -68,7 +68,7 @@ class SessionLine(Line):
     `serial` is (count << 16) | line number, and is never reused. `doorbell` is a futex that wakes the session's client.
     """
 
-    __slots__ = (*("_label", "doorbell", "offset"), *("owner_address", "probe_address", "state_and_serial_address"))
+    __slots__ = ("_label", "doorbell", "offset", "owner_address", "probe_address", "state_and_serial_address")
 
     state: Word = Word(layout.S_STATE)  # FREE, LIVE or EXPIRED; the coordinator's
     serial: Word = Word(layout.S_SERIAL)  # which session has the line; the coordinator's
@@ -152,7 +152,9 @@ class SlotLine(Line):
     # Once BROKEN: all up to here was complete before the break, and nothing later ever counts. It is stored before
     # `completed` itself is used to release waiters.
     watermark: Word = Word(layout.L_WATERMARK)
-    _expired = Word(layout.L_EXPIRED)
+    has_expired: Word = Word(
+        layout.L_EXPIRED
+    )  # once BROKEN: 1 if the recorder's session expired, 0 if its process died
     _reason = Word(layout.L_REASON)
     # Of the recorder. `completed` is the GPU's on the timeline engine, and at a timeline's break the coordinator's.
     recorded: Word = Word(layout.L_RECORDED)  # base + last generation published
@@ -218,11 +220,6 @@ class SlotLine(Line):
         return self.words[self.first : self.first + layout.WORDS]
 
     @property
-    def has_expired(self) -> bool:
-        """Once BROKEN: whether the recorder's session expired; else its process died."""
-        return bool(self._expired)
-
-    @property
     def reason(self) -> str:
         """Once BROKEN, of a mirror: why its node is lost; "" if only its recorder is, and for other slots."""
         code = self._reason
@@ -270,7 +267,7 @@ class SlotLine(Line):
     def break_at(self, watermark: int, *, has_expired: bool = False, reason: str = "") -> None:
         """End the use with its recorder; what is up to `watermark` stays good (coordinator). `reason`: of a mirror."""
         self.watermark = watermark
-        self._expired, self._reason = has_expired, layout.REASONS.index(reason)
+        self.has_expired, self._reason = has_expired, layout.REASONS.index(reason)
         self.finish(layout.BROKEN)
 
     def finish(self, state: int) -> None:

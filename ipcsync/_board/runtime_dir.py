@@ -33,7 +33,6 @@ SHUT = ".full"  # after the name of a socket while no client may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 _LONGEST_LOOK_S = 5.0  # for which a coordinator that starts waits for processes that only look into the directory
 
-
 _T = TypeVar("_T")
 
 
@@ -51,9 +50,6 @@ class Serving(msgspec.Struct, frozen=True):
     role: str
     namespace: int
     sockets: tuple[str, str] = ("", "")
-
-
-_UNKNOWN = Serving(0, "", 0)
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -106,17 +102,16 @@ class Place:
 
     def shut(self) -> None:
         """Refuse new connections: the sockets get other names."""
-        self._rename([(path, path + SHUT) for path in self.sockets])
+        self._rename("", SHUT)
 
     def reopen(self) -> None:
         """Allow new connections again."""
-        self._rename([(path + SHUT, path) for path in self.sockets])
+        self._rename(SHUT, "")
 
-    def _rename(self, names: list[tuple[str, str]]) -> None:
-        if self.is_own:
-            for old, new in names:
-                with suppress(FileNotFoundError):
-                    os.rename(old, new)
+    def _rename(self, before: str, after: str) -> None:
+        for path in self.sockets if self.is_own else ():
+            with suppress(FileNotFoundError):
+                os.rename(path + before, path + after)
 
 
 class RuntimeDir(Place):
@@ -182,10 +177,9 @@ class RuntimeDir(Place):
         for path in self._socket_files():
             with suppress(FileNotFoundError):
                 os.unlink(path)
-        for name in (SERVING, OUTCOME):
-            for path in (os.path.join(self.path, name), os.path.join(self.path, name + _NEW)):
-                with suppress(OSError):  # it may be anything: no other file depends on it
-                    os.unlink(path)
+        for name in (SERVING, SERVING + _NEW, OUTCOME, OUTCOME + _NEW):
+            with suppress(OSError):  # it may be anything: no other file depends on it
+                os.unlink(os.path.join(self.path, name))
 
     def _leave(self) -> None:
         if self.is_own and self.made:
@@ -299,7 +293,7 @@ def _mark_of(path: str) -> str:
 
 
 def _serving_in(path: str) -> Serving:
-    return _read(path, SERVING, Serving) or _UNKNOWN
+    return _read(path, SERVING, Serving) or Serving(0, "", 0)
 
 
 def who_serves(path: str) -> Serving | None:

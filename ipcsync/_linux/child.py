@@ -266,7 +266,7 @@ class Child(Closing):
         return self.wait()
 
     def close(self, seconds: float = _REAP_S) -> int | None:
-        """Close the pipe, at which it ends; kill it after `seconds`. Returns its status. A forked child ends nothing."""
+        """Close the pipe, at which it ends; kill it after `seconds`; its exit status. A forked child ends nothing."""
         self.connection.close()
         if os.getpid() == self._owner and not self.wait(seconds):
             self.kill()

@@ -44,11 +44,6 @@ def unlock(fd: int, offset: int) -> None:
     _ask(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, offset)
 
 
-def share(fd: int, offset: int) -> None:
-    """Take a shared lock of the byte at `offset`, for which reading is enough. Raises OSError."""
-    _ask(fd, fcntl.F_OFD_SETLK, fcntl.F_RDLCK, offset)
-
-
 def is_locked(fd: int, offset: int) -> bool:
     """Whether a descriptor other than `fd`'s own open file description holds a lock of the byte at `offset`."""
     return _ask(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, offset) != fcntl.F_UNLCK
@@ -85,7 +80,7 @@ class LastLock:
     def hold(self, offset: int) -> None:
         """Take the shared lock of the byte at `offset`. Raises OSError."""
         with self._open_file() as file:
-            share(file, offset)
+            _ask(file, fcntl.F_OFD_SETLK, fcntl.F_RDLCK, offset)  # for which reading is enough
 
     @contextmanager
     def _open_file(self) -> Iterator[int]:

@@ -27,14 +27,7 @@ from typing import Any, Protocol, TypeVar
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync import _drivers
-from ipcsync._drivers import (
-    ERROR_INVALID_CONTEXT,
-    ERROR_NOT_READY,
-    ERROR_STREAM_CAPTURE_IMPLICIT,
-    SUCCESS,
-    DriverObject,
-    unwrap,
-)
+from ipcsync._drivers import ERROR_INVALID_CONTEXT, ERROR_NOT_READY, SUCCESS, DriverObject, unwrap
 from ipcsync._native import fork
 from ipcsync.errors import InvalidDevice, StreamCapturing
 
@@ -235,7 +228,7 @@ def is_capturing(handle: DriverObject) -> bool | None:
     if result[0] is not SUCCESS and bad_context(result):  # the thread's first use of CUDA
         ensure_context(0)
         result = ask(handle)
-    if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:
+    if result[0] == _drivers.ERROR_STREAM_CAPTURE_IMPLICIT:
         return None
     return bool(unwrap(result, "cuStreamIsCapturing") != CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
@@ -277,8 +270,6 @@ def ordinal_of(device_uuid: str) -> int:
     """This process's ordinal of the device with a UUID ("GPU-…" or bare); InvalidDevice if it does not see it."""
     fork.check()
     known = _uuids()
-    if device_uuid in known:
-        return known.index(device_uuid)
     bare = device_uuid[4:] if device_uuid[:4].upper() == "GPU-" else device_uuid
     try:
         return known.index(str(uuid.UUID(bare)))

@@ -16,10 +16,10 @@ from zmq.backend import zmq_poll
 
 from ipcsync._deadline import deadline_of
 from ipcsync._locks import CallLock, under_within
+from ipcsync._room import new_context
 from ipcsync._session.server import check_endpoint, check_server
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Failure, Message
-from ipcsync._zeromq import new_context
 from ipcsync.errors import ConnectError, ProtocolError, SessionLost, WaitTimeout
 
 _M = TypeVar("_M", bound=Message)

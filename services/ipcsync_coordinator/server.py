@@ -14,8 +14,8 @@ import zmq
 from ipcsync._inbox import Inbox
 from ipcsync._linux.process import Process
 from ipcsync._logs import fields, is_round
+from ipcsync._room import new_context
 from ipcsync._wire import codec, endpoints
-from ipcsync._zeromq import new_context
 from ipcsync_coordinator import gate, limits
 from ipcsync_coordinator.deaths import DeathWatch, PauseCredit, is_gone, warn_without_pidfds
 from ipcsync_coordinator.dispatcher import Dispatcher
