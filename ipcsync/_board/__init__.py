@@ -11,5 +11,6 @@ from ipcsync._board.layout import (
     OPEN,
     RUNNING,
     STOPPED,
+    SessionLine,
+    SlotLine,
 )
-from ipcsync._board.lines import SessionLine, SlotLine

@@ -21,7 +21,7 @@ import time
 from typing import Literal
 
 from ipcsync._board import layout
-from ipcsync._board.lines import Line, SessionLine, SlotLine, Word
+from ipcsync._board.layout import Line, SessionLine, SlotLine, Word
 from ipcsync._linux import files
 from ipcsync._linux.files import LastLock
 from ipcsync._linux.futex import OWNER_DIED, DeathMark

@@ -59,8 +59,12 @@ class Stream:
         fork.arm()
         if stream_id is None and device_index is None and device_type is None:
             index = parse(device)
+            if isinstance(priority, bool):
+                raise TypeError("a stream's priority is an int, but got a bool")
             with OnDevice(index) as inside, inside:
-                handle = _create(priority)
+                least, greatest = self.priority_range()
+                clamped = max(greatest, min(least, operator.index(priority)))
+                handle = call("cuStreamCreateWithPriority", STREAM_NON_BLOCKING, clamped)
             self._bind(handle, index, context.Owner("cuStreamDestroy", handle))
             _made[self._pointer] = self
             return
@@ -253,14 +257,6 @@ _made: WeakValueDictionary[int, Stream] = WeakValueDictionary()
 def made_here() -> list[Stream]:
     """The streams that ipcsync has made, and that somebody still has."""
     return [stream for reference in _made.valuerefs() if (stream := reference()) is not None]
-
-
-def _create(priority: int) -> DriverObject:
-    if isinstance(priority, bool):
-        raise TypeError("a stream's priority is an int, but got a bool")
-    least, greatest = call("cuCtxGetStreamPriorityRange")
-    clamped = max(greatest, min(least, operator.index(priority)))
-    return call("cuStreamCreateWithPriority", STREAM_NON_BLOCKING, clamped)
 
 
 def _handle_of(address: int | DriverObject) -> DriverObject:

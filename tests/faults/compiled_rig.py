@@ -20,7 +20,7 @@ import pytest
 
 from ipcsync import errors
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
-from ipcsync._board.lines import SessionLine
+from ipcsync._board.layout import SessionLine
 from ipcsync._engines import core as _core
 from ipcsync._engines.loss import Loss
 from ipcsync._linux.process import ForkMark
