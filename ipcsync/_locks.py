@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from _thread import RLock
+from _thread import RLock as CallLock
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 from ipcsync.errors import Reentered
 
-__all__ = ["CallLock", "OuterLock", "attempt", "know_turns", "under", "under_within"]
+__all__ = ["CallLock", "attempt", "is_mine", "know_turns", "outer", "under", "under_within"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,25 +25,11 @@ _PACKAGE = os.path.join(os.path.dirname(__file__), "")
 _turns: list[Callable[[], bool]] = []  # of the compiled core, which is imported later: whether this thread has one
 _PATIENCE_S = 0.5  # of a call within one that has a lock: nobody has a lock for so long who waits for nothing
 
+is_mine: Callable[[CallLock], bool] = CallLock._is_owned  # type: ignore[attr-defined] # noqa: SLF001 - as Condition
+"""Whether the calling thread holds a lock."""
 
-class CallLock(RLock):  # type: ignore[misc] # final for typeshed alone
-    """A reentrant lock, to be held by the functions below."""
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-
-        def is_mine(self) -> bool:
-            """Whether the calling thread holds it."""
-
-    else:
-        is_mine = RLock._is_owned  # noqa: SLF001 - the C method that Condition uses too
-
-
-class OuterLock(CallLock):  # type: ignore[misc] # as above
-    """One that is taken before all others and held while functions of users run, which may wait for any other lock."""
-
-    __slots__ = ()
+outer = CallLock()
+"""It is taken before all others and held while functions of users run, which may wait for any other lock."""
 
 
 def under(lock: CallLock, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,11 +41,11 @@ def under_within(
     lock: CallLock, seconds: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T | None:
     """As `under`; but None, and nothing is done, if another thread keeps the lock for `seconds` (below 0: for ever)."""
-    if lock.is_mine():
+    if is_mine(lock):
         return function(*args, **kwargs)
     # A handler runs at the end of any call, so what raises may come while the lock is taken, or not. Whether it is, is
     # asked in the same call that releases it, all in C. Before that call, Python from 3.11 on runs no handler.
-    release = map(CallLock.release, filter(CallLock.is_mine, (lock,)))
+    release = map(CallLock.release, filter(is_mine, (lock,)))
     try:
         return function(*args, **kwargs) if _take(lock, seconds) else None
     finally:
@@ -68,7 +54,7 @@ def under_within(
 
 def attempt(lock: CallLock, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
     """As `under`; but None, and nothing is done, while another thread or a call below this one has the lock."""
-    return None if lock.is_mine() else under_within(lock, 0, function, *args, **kwargs)
+    return None if is_mine(lock) else under_within(lock, 0, function, *args, **kwargs)
 
 
 def _take(lock: CallLock, seconds: float) -> bool:
@@ -111,4 +97,4 @@ def _holds(frame: FrameType) -> bool:
     if frame.f_code is not under_within.__code__:
         return False
     lock = frame.f_locals["lock"]
-    return lock.is_mine() and not isinstance(lock, OuterLock)
+    return is_mine(lock) and lock is not outer

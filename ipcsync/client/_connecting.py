@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from ipcsync._locks import OuterLock, under
+from ipcsync._locks import outer, under
 from ipcsync._native import fork
 from ipcsync._wire import names
 from ipcsync.client.client import Client
@@ -64,7 +64,6 @@ def connect(
 
 # --- the default client -----------------------------------------------------------------------------------------------
 
-_lock = OuterLock()  # a finalizer or a signal handler may ask in the middle of a connect
 _client: Client | None = None
 _listeners: list[Callable[[Client], object]] = []
 _told = 0  # how many of them were told of this client
@@ -86,7 +85,7 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
     afterwards, and the errors of `connect`.
     """
     fork.arm()  # before the lock, which may be held for ever in a forked child
-    return under(_lock, _get, on_connect)
+    return under(outer, _get, on_connect)  # reentrant: a finalizer may ask in the middle of a connect
 
 
 def _name() -> str:

@@ -11,7 +11,7 @@ from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import Wait
-from ipcsync._locks import CallLock, under_within
+from ipcsync._locks import CallLock, is_mine, under_within
 from ipcsync._native.context import OnDevice
 from ipcsync._native.event import wait_for_all, wait_for_each
 from ipcsync._native.stream import Stream, resolve
@@ -47,7 +47,7 @@ class UnnamedEvents:
 
         `depth` and `timeout`, which is that of a request, are the session's by default.
         """
-        if self._lock.is_mine():
+        if is_mine(self._lock):
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
         check_may_wait()
         seconds, openings = self._session.timeout if timeout is None else timeout, [AttachmentRef(self._session.waits)]

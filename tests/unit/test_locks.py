@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import ipcsync
-from ipcsync._locks import CallLock, attempt, under, under_within
+from ipcsync._locks import CallLock, attempt, is_mine, under, under_within
 from tests.kit.until import DEADLINE_S
 
 
@@ -37,7 +37,7 @@ def test_a_lock_is_free_after_a_signals_exception_anywhere() -> None:
         for _ in range(2000):
             with pytest.raises(Alarm):
                 _take_until_a_signal(lock)
-            assert not lock.is_mine()
+            assert not is_mine(lock)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
