@@ -10,26 +10,21 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
-import ipcsync._engines.core as _core
 from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject, unwrap
-from ipcsync._engines.core import Wait
+from ipcsync._engines.core import Wait, add, drop, latest, of
 from ipcsync._engines.loss import Loss
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice, refuse_capturing
 from ipcsync._native.stream import wrap
 from ipcsync.errors import Reentered, StreamCapturing
 
+__all__ = ["add", "await_passed", "drop", "latest", "list_of", "log_at_exit", "lost_on", "of"]
+
 log = logging.getLogger("ipcsync")
 
 _PAUSE_S = 0.001
-
-add = _core.add
-drop = _core.drop
-has_any = _core.has_any
-latest = _core.latest
-of = _core.of
-waits_on = _core.waits_on
 
 
 def lost_on(handle: DriverObject, ordinal: int) -> list[Wait]:
@@ -75,22 +70,12 @@ def await_passed(
 # --- what waits on the host for this process's own work ---------------------------------------------------------------
 
 
-class Standing:
-    """The queued waits that some work depends on."""
-
-    def __init__(self, waits: list[Wait]) -> None:
-        self._waits = waits
-
-    def check(self, what: str) -> None:
-        """RecorderLost if `what` may stand still behind one for ever."""
-        for wait in self._waits:
-            outcome = wait.resolved()
-            if isinstance(outcome, Loss) and _holds_up(wait, outcome):
-                raise outcome.error_behind(wait.label, what, wait.view.name, wait.generation)
-
-    def __str__(self) -> str:
-        """Those that are not over, in a text; empty if there are none."""
-        return ", ".join(sorted({wait.label for wait in self._waits if wait.known_outcome() is not True}))
+def _look_at(waits: list[Wait], what: str) -> str:
+    for wait in waits:
+        outcome = wait.resolved()
+        if isinstance(outcome, Loss) and _holds_up(wait, outcome):
+            raise outcome.error_behind(wait.label, what, wait.view.name, wait.generation)
+    return ", ".join(sorted({wait.label for wait in waits if wait.known_outcome() is not True}))
 
 
 def _holds_up(wait: Wait, loss: Loss) -> bool:
@@ -107,9 +92,9 @@ def _holds_up(wait: Wait, loss: Loss) -> bool:
         return False
 
 
-def behind(handle: DriverObject | None, ordinal: int) -> Standing | None:
+def behind(handle: DriverObject | None, ordinal: int) -> context.Behind | None:
     """The waits queued so far on a stream of device `ordinal`, for None on all its streams; None if there are none."""
-    if not has_any():
+    if not latest(None):
         return None
     waits: list[Wait] = []
     if handle is None:
@@ -117,7 +102,7 @@ def behind(handle: DriverObject | None, ordinal: int) -> Standing | None:
     else:
         with suppress(StreamCapturing):  # what goes into a graph does not run now
             waits = latest(list_of(handle, ordinal))
-    return Standing(waits) if waits else None
+    return partial(_look_at, waits) if waits else None
 
 
 def log_at_exit() -> None:

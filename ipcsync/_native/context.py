@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
@@ -306,14 +306,11 @@ class Owner:
 # --- how the host waits for this process's own work -------------------------------------------------------------------
 
 
-class Behind(Protocol):
-    """The waits for other processes that some work depends on."""
+Behind: TypeAlias = Callable[[str], str]
+"""Looks at the waits for other processes that some work depends on: which are not over, in a text, "" for none.
 
-    def check(self, what: str) -> None:
-        """RecorderLost if `what` may stand still behind one for ever."""
-
-    def __str__(self) -> str:
-        """Those that are not over, in a text; empty if there are none."""
+RecorderLost if the work, which is its argument in texts, may stand still behind one for ever.
+"""
 
 
 def _behind_nothing(_handle: DriverObject | None, _ordinal: int) -> Behind | None:

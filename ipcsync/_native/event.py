@@ -179,9 +179,9 @@ class Event:
             relaxed_call(call, "cuEventSynchronize", self._handle)
             return
         what = what or f"the record of {self!r}"
-        check = bool if waits is None else partial(waits.check, what)
+        check = partial(waits, what) if waits else str
         if not context.await_event(self._handle, deadline, check):
-            left = str(waits or "")
+            left = check()
             reason = f": it stands behind {left}" if left else ""
             raise WaitTimeout(f"{what} was not done within {timeout} s{reason}", timeout=timeout)
         if self._behind is waits:  # it keeps engines
