@@ -4,7 +4,7 @@ Each generator here stands for the compiled core's function of the same name, wi
 is one load, one store or one call of the driver or the kernel. `test_board_order` has the core called over a board
 and a driver that write down what is done, and compares that with the order here: a step moved in the code fails there.
 
-    ipcsync/_engines/core_cython/   slot.pxi, query.pxi, wait.pxi, record.pxi, release.pxi
+    ipcsync/_engines/core_cython/   slot.pxi, query.pxi, wait.pxi, record.pxi
     ipcsync_coordinator/effects.py  broken, drained, freed, opened; release.py: hold, reassert, reset
 
 What surrounds them: the GPU completes what was recorded when it likes, in the order of each stream; the recorder is

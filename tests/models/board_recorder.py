@@ -1,6 +1,6 @@
 """The board model's recorder and coordinator: record, publish_completed, close; break, finish, free and open anew.
 
-As in record.pxi, query.pxi and release.pxi of the compiled core, ipcsync_coordinator/effects.py and release.py.
+As in record.pxi and query.pxi of the compiled core, ipcsync_coordinator/effects.py and release.py.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Records(Waits):
             beats += 1
         return "beaten"
 
-    # release.pxi
+    # query.pxi: the end of a use
 
     def is_idle(self, me: int) -> Program:
         if self.is_timeline:

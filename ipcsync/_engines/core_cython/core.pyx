@@ -31,26 +31,19 @@ cdef enum:
     NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
     WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
-include "words.pxi"         # the board's words
-include "steps.pxi"         # the steps, and the hook
-include "driver.pxi"        # the driver's functions
-include "parking.pxi"       # waits of the host
-include "locks.pxi"         # the locks
-include "session.pxi"       # whether this session can be used
-include "line.pxi"          # a slot's line on the board: what its generations depend on, and who lives
-include "table.pxi"         # the waits that this process has queued
-include "use.pxi"           # one use of a slot
-include "slot.pxi"          # what its words say
-include "streams.pxi"       # streams, and what it has there
-include "engines.pxi"       # what differs between the engines
-include "chain.pxi"         # what its records depend on, in the recorder's process
-include "query.pxi"         # query and synchronize
-include "wait.pxi"          # wait
-include "record.pxi"        # record
-include "release.pxi"       # the end of a use
-include "users.pxi"         # what users hold
-include "bracket.pxi"       # what the bracket around a launch of graphs has
-include "lane.pxi"          # the brackets of one launch stream
-include "lane_steps.pxi"    # what they queue
-include "lane_records.pxi"  # their end
-include "replay.pxi"        # one such bracket, as users have it
+include "words.pxi"       # the board's words, the steps, and the hook
+include "driver.pxi"      # the driver's functions, and waits of the host
+include "locks.pxi"       # the locks
+include "line.pxi"        # whether this session can be used; what a slot's generations depend on, and who lives
+include "table.pxi"       # the waits that this process has queued
+include "use.pxi"         # one use of a slot
+include "slot.pxi"        # what its words say
+include "streams.pxi"     # streams, and what it has there; what differs between the engines
+include "chain.pxi"       # what its records depend on, in the recorder's process
+include "query.pxi"       # query and synchronize, and the end of a use
+include "wait.pxi"        # wait
+include "record.pxi"      # record
+include "users.pxi"       # what users hold
+include "lane.pxi"        # the brackets around launches of graphs, and the lanes that have them
+include "lane_steps.pxi"  # what they queue
+include "replay.pxi"      # one such bracket, as users have it

@@ -202,6 +202,21 @@ cdef int open_pending(Core self) except -1:
         for generation in range(self._completed + 1, max(self._recorded, self._begun) + 1):
             open_import(self, generation, -1)
 
+cdef int64_t harvest(Core self) except -1 nogil:
+    """Up to where this session's records are complete, whatever they depend on; -2: released. With `state`."""
+    cdef uint64_t count
+    cdef int64_t done = self._completed
+    cdef int64_t newest = self._recorded
+    if not self.has_ring:
+        count = load(self.place, COMPLETED)
+        return -2 if count == INT64_MAX else min(<int64_t>(count - self.base), newest)
+    if done < newest:
+        if says_complete(self, newest):  # each generation is complete only after all before it
+            return newest
+        while done + 1 < newest and says_complete(self, done + 1):
+            done += 1
+    return done
+
 cdef bint store_completed(Core self, int64_t done) except -1 nogil:
     """Store what is complete, unless the coordinator is lost. With `state`."""
     if not self.has_ring or done <= self._completed or is_orphaned(self):
@@ -231,3 +246,72 @@ cdef bint publish(Core self) except -1:
     finally:
         self.state.give()
     return True
+
+# --- the end of a use -------------------------------------------------------------------------------------------------
+#
+# It may be released once its markers are complete, its records are complete, no thread is inside the
+# driver for it, and there is an outcome on each wait that was queued for it.
+
+cdef bint end_waits(Core self) except -1:
+    """Forget what was queued for this slot and destroy the markers; False while any of it is pending."""
+    cdef bint are_decided = False
+    cdef int sleepers
+    if self.state.mine():
+        return False
+    enter_state(self)
+    sleepers = self.sleepers  # with `state`: who found this use open with that held is counted by now
+    self.state.give()
+    if sleepers:
+        return False
+    try:
+        if self.guard.coordinator_is_alive():
+            if not (renew_markers(self) and is_drained_now(self) and drop_all_markers(self, False)):
+                return False
+        if self.guard.coordinator_is_alive():
+            for wait in waits_on(self):  # the streams have passed all of them
+                if wait.resolved() is None:
+                    ring(self, load(self.place, RECORDER))
+                    return False
+            are_decided = True
+    except (DriverError, CoordinatorLost):
+        if self.guard.coordinator_is_alive():
+            raise
+    renew_markers(self)
+    self.free_streams()
+    # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
+    # release.
+    for wait in waits_on(self):
+        # One that is open though all were decided was listed just now, and is not queued: nothing is lost by it.
+        outcome = wait.outcome or self.outcome_of(wait.generation)
+        wait.outcome = outcome or are_decided or self.loss_of(wait.generation)
+    release(self)
+    return drop_all_markers(self, True)
+
+cdef bint drop_all_markers(Core self, bint all) except -1:
+    cdef bint are_gone
+    enter_state(self)
+    with nogil:
+        are_gone = drop_markers(self, all)
+    self.state.give()
+    return are_gone
+
+cdef bint says(Core self, int64_t generation) except -1:
+    """As `says_complete`: the driver is asked without the GIL, of which it may need another's call."""
+    cdef bint says
+    with nogil:
+        says = says_complete(self, generation)
+    return says
+
+cdef bint is_drained_now(Core self) except -1:
+    """Whether all that was recorded here is complete. With the turn."""
+    cdef uint64_t state = load(self.place, STATE)
+    open_pending(self)
+    if self.has_ring and self._begun != self._recorded and not says(self, self._begun):
+        return False
+    if not self.is_recorder or state not in (OPEN, CLOSED):  # a timeline's apart from what the markers show
+        return not self.has_ring or self._completed == self._recorded or says(self, self._recorded)
+    if not publish(self):
+        return False
+    if self.chain.first <= self._recorded:  # what is left of a record that was refused is never settled
+        return False
+    return load(self.place, COMPLETED) >= self.base + self._recorded

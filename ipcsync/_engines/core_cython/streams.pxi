@@ -54,10 +54,7 @@ def know_streams(cls):
     global our_stream
     our_stream = cls
 
-# --- imports, the word, markers ---------------------------------------------------------------------------------------
-
-cdef inline Handle event_of(Core self, int64_t generation) noexcept nogil:
-    return self.ring[(generation - 1) % self.depth]
+# --- the turns of a use's calls ---------------------------------------------------------------------------------------
 
 cdef bint enter_calls(Core self, int64_t deadline) except -1:
     """Take the turn of calls that queue work; False once `deadline` is over. `leave_calls` gives it.
@@ -94,6 +91,63 @@ cdef bint enter_state(Core self) except -1:
 cdef bint try_state(Core self) noexcept nogil:
     """As `enter_state`, without the GIL, which its holder may need; False if this thread has it, or one for long."""
     return self.state.take() or (not self.state.mine() and self.state.take_within(LONGEST_NS))
+
+# --- what differs between the engines ---------------------------------------------------------------------------------
+#
+# event: a ring of CUDA events, of which generation g is a record of number (g - 1) mod depth. It may be full, and has
+# hazards; the recorder stores what is complete.
+# timeline: a word of the board, of which generation g is the value base + g. The recorder's stream writes it.
+
+cdef struct Refusal:  # the driver's errors from calls of which the stream may have work all the same; 0: none
+    int wait
+    int write
+    int record
+
+cdef inline Handle event_of(Core self, int64_t generation) noexcept nogil:
+    return self.ring[(generation - 1) % self.depth]
+
+cdef inline bint has_import(Core self, int64_t generation) noexcept nogil:
+    """Whether what a driver's call for `generation` needs is there."""
+    return event_of(self, generation) != NULL if self.has_ring else self._address != 0
+
+cdef bint open_import(Core self, int64_t generation, double patience_s) except -1:
+    """Have it be there; False if another thread opens one for longer than `patience_s` (below 0: it is waited for)."""
+    cdef int index
+    cdef bint is_unused
+    cdef Handle handle
+    if has_import(self, generation):
+        return True
+    if not self.has_ring:
+        self._address = self.open_word()
+        return True
+    index = (generation - 1) % self.depth
+    event = self.open_event(index, None if patience_s < 0 else patience_s)
+    if event is None:
+        return False
+    handle = <Handle><uintptr_t>int(event)  # before the lock is taken: this may raise
+    if patience_s == 0:  # within a resolution, which has the lock of another use
+        if not self.state.take():
+            return False  # the import stays open, for the next call
+    else:
+        enter_state(self)
+    is_unused = self.is_unused
+    if not is_unused:
+        self.ring[index] = handle
+    self.state.give()
+    if is_unused:
+        self.close_event(index)
+        self.raise_closed()
+    return True
+
+cdef inline int give_wait(Core self, Handle stream, int64_t generation) noexcept nogil:
+    """Have the stream wait for `generation`; the driver's result."""
+    if self.has_ring:
+        step(b"cuStreamWaitEvent")
+        return cuStreamWaitEvent(stream, event_of(self, generation), 0)
+    step(b"cuStreamWaitValue64")
+    return cuStreamWaitValue64(stream, self._address, self.base + generation, self._flags)
+
+# --- markers ----------------------------------------------------------------------------------------------------------
 
 cdef inline Marker *marker_of(Core self, uint64_t stream) noexcept nogil:
     """The stream's marker; null if it has none, or if that was found complete."""
@@ -165,6 +219,17 @@ cdef bint drop_markers(Core self, bint all) noexcept nogil:
         else:
             index += 1
     return self.marker_count == 0
+
+cdef Marker take_unpassed(Core self, uint64_t stream) noexcept nogil:
+    """The marker of a stream that is not past all waits for this slot, for the caller to destroy. With the turn and
+    `state`."""
+    cdef Marker taken = Marker(0, NULL, NULL, 0, 0, 0)
+    cdef Marker *marker = marker_of(self, stream)
+    if marker != NULL and not is_past(marker):
+        taken = marker[0]
+        self.marker_count -= 1
+        marker[0] = self.markers[self.marker_count]
+    return taken
 
 # --- which list a stream's waits are in -------------------------------------------------------------------------------
 

@@ -7,6 +7,14 @@
 cdef enum:
     MANY_ROWS = 64
 
+cdef struct Marker:  # an event of this process on a stream, recorded behind the last work that this use queued there
+    uint64_t stream
+    Handle event
+    Handle handle  # of the stream, if the marker may not be behind all: the driver refused one, or it is owed
+    int ordinal
+    uintptr_t over  # a word of a lane, if it is owed there: once this has `number`, the stream is past what was queued
+    int64_t number
+
 cdef dict NO_ROWS = {}
 cdef list NO_ROW = []
 cdef dict lists = {}  # by stream, or of the blocking ones together: rows by use and stream, each by generation
@@ -66,45 +74,41 @@ cdef class Wait:
 
 @cython.internal
 cdef class Released:
-    """What the lost waits for a use need of it once it is released: texts, and what shows which streams are past them.
+    """What the lost waits for a use on one stream need of it once it is released: texts, and whether that is past them.
 
     If the coordinator is lost, a use is released although some streams are not.
     """
 
     cdef readonly object name, label, kind
     cdef readonly bint is_recorder
-    cdef Lock asking  # held while the driver is asked about a marker
-    cdef dict markers  # by stream: CUDA event and device
+    cdef Lock asking  # held while the driver is asked about the marker
+    cdef Marker marker  # without an event: the stream is past them
 
-    def __init__(self, view, streams):
+    def __init__(self, Core view, uint64_t stream):
         self.name, self.label, self.kind, self.is_recorder = view.name, view.label, view.kind, view.is_recorder
         self.asking = Lock()
-        self.markers = view.give_unpassed(streams)
+        with nogil:
+            self.marker = take_unpassed(view, stream)
 
-    def has_passed(self, stream):
-        cdef uintptr_t marker
+    def has_passed(self, _):
         cdef bint has_passed
         with nogil:
             self.asking.take_soon()
-        marker = self.markers.get(stream, (0, -1))[0]
-        with nogil:
-            has_passed = marker == 0 or query_relaxed(<Handle>marker) == 0
+            has_passed = self.marker.event == NULL or query_relaxed(self.marker.event) == 0
             self.asking.give()
         return has_passed
 
-    def ordinal_of(self, stream):
-        return self.markers.get(stream, (0, -1))[1]
+    def ordinal_of(self, _):
+        return -1 if self.marker.event == NULL else self.marker.ordinal
 
-    cdef void forget(self, stream):
+    cdef void forget(self) noexcept nogil:
         """Destroy the marker, complete or not."""
-        cdef uintptr_t marker
-        with nogil:
-            self.asking.take_soon()
-        marker = self.markers.pop(stream, (0, -1))[0]
-        with nogil:
-            self.asking.give()  # from here on nobody asks about it
-            if marker != 0:
-                cuEventDestroy(<Handle>marker)
+        cdef Handle event
+        self.asking.take_soon()
+        event, self.marker.event = self.marker.event, NULL
+        self.asking.give()  # from here on nobody asks about it
+        if event != NULL:
+            cuEventDestroy(event)
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
@@ -193,20 +197,26 @@ def drop(waits):
         end(table, collects)
     for wait in gone:
         if isinstance(wait.view, Released):
-            (<Released>wait.view).forget(wait.stream)
+            with nogil:
+                (<Released>wait.view).forget()
 
 
-def release(view):
+def release(Core view):
     """Remove the waits for a view, which have their outcomes. Others, without the view, take the place of the lost."""
     cdef Wait wait, kept
     cdef bint collects
     waits = waits_on(view)
-    streams = {wait.stream for wait in waits if isinstance(wait.outcome, Loss)}
-    left = Released(view, streams) if streams else None
+    lost = {wait: wait.stream for wait in waits if isinstance(wait.outcome, Loss)}
+    enter_state(view)
+    try:
+        released = {stream: Released(view, stream) for stream in set(lost.values())}
+    finally:
+        view.state.give()
     collects = begin(table)
     try:
         for wait in waits:
-            if take_out(wait) and isinstance(wait.outcome, Loss):  # one without an outcome is not queued
+            if take_out(wait) and wait in lost:  # one without an outcome is not queued
+                left = released[wait.stream]
                 kept = put(row_of(wait.key, left, wait.stream), left, wait.generation, wait.key, wait.stream)
                 kept.outcome, kept.is_queued = wait.outcome, wait.is_queued
     finally:
@@ -238,12 +248,7 @@ cpdef list latest(key):
     return of(key, True)
 
 
-def waits_on(view):
+cdef list waits_on(view):
     """All waits of this process for a slot."""
     cdef Wait wait
     return [wait for wait in of(None) if wait.view is view]
-
-
-def has_any():
-    """Whether any wait is listed."""
-    return row_count != 0

@@ -6,14 +6,6 @@ from libc.string cimport memset
 cdef enum:
     RECENT = 8  # streams that are known
 
-cdef struct Marker:  # an event of this process on a stream, recorded behind the last work that this use queued there
-    uint64_t stream
-    Handle event
-    Handle handle  # of the stream, if the marker may not be behind all: the driver refused one, or it is owed
-    int ordinal
-    uintptr_t over  # a word of a lane, if it is owed there: once this has `number`, the stream is past what was queued
-    int64_t number
-
 cdef class Core(Line):
     """One attachment's use of one slot. Thread-safe: `calls` is held across a driver's call that queues work, `state`
     never across one that may block.
@@ -346,25 +338,3 @@ cdef class Core(Line):
             ordinal = -1 if marker == NULL else marker.ordinal
             self.state.give()
         return ordinal
-
-    def give_unpassed(self, streams):
-        """Of these streams, those that are not past all waits for this slot: the markers behind these, and the devices.
-
-        The caller destroys the markers. With the turn.
-        """
-        cdef Marker *marker
-        cdef bint has_passed
-        given = {}
-        enter_state(self)
-        try:
-            for stream in streams:
-                marker = marker_of(self, stream)
-                with nogil:
-                    has_passed = marker == NULL or is_past(marker)
-                if not has_passed:
-                    given[stream] = <uintptr_t>marker.event, marker.ordinal
-                    self.marker_count -= 1
-                    marker[0] = self.markers[self.marker_count]
-        finally:
-            self.state.give()
-        return given

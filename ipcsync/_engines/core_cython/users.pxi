@@ -17,10 +17,8 @@ cdef object NOTHING = ()
 cdef inline void count(Core core, bint is_short):
     """Count a call; not `is_short`: one whose arguments Python looks at first."""
     if core is not None and core.session is not None:
-        if is_short:
-            core.session.shortcuts += 1
-        else:
-            core.session.slow_calls += 1
+        core.session.shortcuts += is_short
+        core.session.slow_calls += not is_short
 
 
 cdef class AttachedBase:
@@ -58,10 +56,9 @@ cdef class PointBase(AttachedBase):
     def wait(self, stream=None, *, timeout=None, ahead=False):
         cdef Core core = self.core
         cdef uintptr_t address = 0 if core is None or timeout is not None or ahead is not False else address_of(stream)
-        if address != 0 and try_wait(core, address, self._generation):
-            count(core, True)
-        else:
-            count(core, False)
+        cdef bint is_short = address != 0 and try_wait(core, address, self._generation)
+        count(core, is_short)
+        if not is_short:
             self._slow_wait(stream, timeout=timeout, ahead=ahead)
 
     def query(self):

@@ -1,4 +1,5 @@
-# The board's words: where each lies, how it is read and stored, and how one sleeps on it.
+# The board's words, and the steps of a call on them: `hook`, which is null but in tests, is given the name of each
+# before it is taken.
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
@@ -75,3 +76,39 @@ LAYOUT = (
     VALID_AS_OF, LOST, ROOT_CAUSE, ANNOUNCED, S_STATE, S_SERIAL, S_OWNER, S_DOORBELL, FIRST_SESSION, LINE, LIVE, OPEN,
     BROKEN, CLOSED, OWNER_DIED,
 )
+
+ctypedef void (*Hook)(const char *) noexcept nogil
+cdef Hook hook = NULL
+
+
+def set_hook(uintptr_t address):
+    """Have the C function there called with the name of each step, before it is taken; 0: none."""
+    global hook
+    hook = <Hook>address
+
+
+cdef inline void step(const char *name) noexcept nogil:
+    if hook != NULL:
+        hook(name)
+
+
+cdef inline uint64_t load(const uint64_t *place, int word) noexcept nogil:
+    """A word of a slot's line."""
+    step(ipcsync_words[word].load)
+    return ipcsync_load(place + word)
+
+
+cdef inline void store(uint64_t *place, int word, uint64_t value) noexcept nogil:
+    step(ipcsync_words[word].store)
+    ipcsync_store(place + word, value)
+
+
+cdef inline void fence() noexcept nogil:
+    step(b"fence")
+    ipcsync_fence()
+
+
+cdef inline void wake_all(uint64_t *place) noexcept nogil:
+    """Wake those who wait for a slot."""
+    step(b"wake")
+    ipcsync_futex_wake(place + RECORDED, False, 0x7FFFFFFF)

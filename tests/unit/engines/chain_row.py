@@ -6,6 +6,7 @@ The last one is the test's; as it sees the events of the others, it waits for th
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -50,17 +51,17 @@ class Row:
     def _owner(self, line: int) -> int:
         return (layout.HEADER + line * layout.LINE) // 8 + layout.S_OWNER
 
-    def view(self, slot: int, *, recorder: bool = False, node: str = "") -> Engine:
+    def view(self, slot: int, *, recorder: bool = False, node: str = "") -> Any:
         reply = self.reply(slot, recorder=recorder)
         if node:
             reply = replace(reply, origin=messages.Origin(b"e" * 16, 3, 2, node))
         return Engine(self.board, self.guard, reply, 0)
 
-    def other_recorder(self, slot: int) -> Engine:
+    def other_recorder(self, slot: int) -> Any:
         """That event, as its recorder sees it: another one of this process."""
         return self.view(slot, recorder=True)
 
-    def event_engine(self, *, recorder: bool = False) -> Engine:
+    def event_engine(self, *, recorder: bool = False) -> Any:
         """This test's event with a ring of three, of which none is opened."""
         reply = self.reply(ME, recorder=recorder)
         handles = [digit * 64 for digit in (b"0", b"1", b"2")]

@@ -148,7 +148,7 @@ def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(row: Row, k
         return is_accepted
 
     wait = row.wait(2, 3)
-    row.theirs[2].accepts = row.theirs[1].accepts = accepts  # type: ignore[method-assign]
+    row.theirs[2].accepts = row.theirs[1].accepts = accepts
     if known == "good":
         row.complete(2, 3)
     elif known == "lost":

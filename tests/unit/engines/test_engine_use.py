@@ -249,7 +249,8 @@ def test_a_recorder_that_comes_again_goes_on_where_it_left(row: Row) -> None:
 
 
 def test_an_event_that_is_closed_or_used_anew_says_so(row: Row) -> None:
-    view, stream = row.theirs[0], ipcsync.Stream()
+    view: Engine = row.theirs[0]
+    stream = ipcsync.Stream()
     row.record(0, 1)
     row.board.slot(0).open(2)
     for call in (lambda: view.query(1), lambda: view.wait(1, stream, 0, False), lambda: view.synchronize(1, 0)):
