@@ -22,7 +22,7 @@ from ipcsync._native import context
 from ipcsync._native.device import Device
 from ipcsync._session.connection import Connection
 from ipcsync._session.finished import Finished
-from ipcsync._session.lease import SessionLease
+from ipcsync._session.owner import SessionLease
 from ipcsync._session.waits import Waits
 from ipcsync._wire.messages import Attachment, Break, Close, Message, Remains
 from ipcsync._wire.point import PointKey

@@ -6,19 +6,23 @@ One thread at a time uses a connection: the owner of its session, or whoever ask
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from socket import AF_UNIX, SO_DOMAIN, SOCK_STREAM, SOL_SOCKET, fromfd
 from typing import TypeVar
 
 import zmq
 from zmq.backend import zmq_poll
 
 from ipcsync._deadline import deadline_of
+from ipcsync._linux.process import peer_of
 from ipcsync._locks import CallLock, under_within
 from ipcsync._room import new_context
-from ipcsync._session.server import check_endpoint, check_server
-from ipcsync._wire import codec
+from ipcsync._wire import codec, endpoints
 from ipcsync._wire.messages import Failure, Message
 from ipcsync.errors import ConnectError, ProtocolError, SessionLost, WaitTimeout
 
@@ -30,6 +34,8 @@ _SLICE_NS = 50_000_000
 _EAGER_NS, _EAGER_SLICE_NS = 250_000_000, 10_000_000  # at first, since another coordinator may follow a dead one
 _NOW, _EVENTS = int(zmq.NOBLOCK), int(zmq.EVENTS)  # ints cost less than enums
 _IN, _IN_OR_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
+
+_RULE = "a coordinator serves its own uid only"
 
 _contexts: dict[None, zmq.Context[zmq.Socket[bytes]]] = {}
 _making = CallLock()
@@ -51,7 +57,6 @@ def _make_context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def dealer(endpoint: str) -> zmq.Socket[bytes]:
-    """A socket for requests to the coordinator there."""
     socket: zmq.Socket[bytes] = zmq_context().socket(zmq.DEALER)
     socket.linger = 0
     socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue a request for a daemon that is not there yet
@@ -251,7 +256,6 @@ class Connection:
         return any(time.monotonic_ns() < late.deadline + _RETRY_NS for late in self._late.values())
 
     def drain_late(self) -> None:
-        """Read replies that came after their request was given up."""
         if not self._late or self._socket is None:
             return
         self._send_late_again(self._socket)
@@ -264,13 +268,11 @@ class Connection:
                 del self._late[id_]
 
     def close(self) -> None:
-        """Close the socket; twice does nothing."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
 
     def take_id(self) -> int:
-        """An unused id, above those of all requests so far."""
         return next(self._ids)
 
 
@@ -281,3 +283,65 @@ def expect(reply: Message, kind: type[_M]) -> _M:
             f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply"
         )
     return reply
+
+
+# --- whose socket it is -----------------------------------------------------------------------------------------------
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise ConnectError if the socket belongs to another user, or is in a directory that this user may not search."""
+    path = endpoints.socket_path(endpoint)
+    try:
+        status = os.stat(path)
+    except PermissionError:
+        for parent in reversed(Path(path).parents):  # the first that this user may not search
+            if os.access(parent, os.X_OK, effective_ids=True):
+                continue
+            owner, me = parent.stat().st_uid, os.geteuid()
+            if owner == me:
+                text = f"the directory {parent} has a mode that excludes its own user"
+            else:
+                text = (
+                    f"the directory {parent} belongs to uid {owner}, and this is uid {me}: {_RULE}; start one as this "
+                    "user (ipcsync coordinator), or run this process as that one"
+                )
+            raise ConnectError(text, endpoint=endpoint) from None
+        return
+    except OSError:
+        return  # not there yet: connecting waits for it
+    if status.st_uid != os.geteuid():
+        raise ConnectError(
+            f"the socket {path} belongs to uid {status.st_uid}, and this is uid {os.geteuid()}: {_RULE}",
+            endpoint=endpoint,
+        )
+
+
+def check_server(frame: zmq.Frame, endpoint: str) -> None:
+    """Raise ConnectError if another user's process sent this frame, or could do so from the socket's directory.
+
+    Until there is a socket, another user may make the directory, and there is nothing to be checked before.
+    """
+    path = endpoints.socket_path(endpoint)
+    owner = me = os.geteuid()
+    with suppress(OSError):  # it was removed meanwhile
+        owner = os.stat(os.path.dirname(path) or ".").st_uid
+    if owner != me:
+        raise ConnectError(
+            f"the directory of the socket {path} belongs to uid {owner}, and this is uid {me}: {_RULE}",
+            endpoint=endpoint,
+        )
+    server = _uid_of_peer(frame)
+    if server not in (me, None):
+        raise ConnectError(
+            f"a process of uid {server} answers at the socket {path}, and this is uid {me}: {_RULE}",
+            endpoint=endpoint,
+        )
+
+
+def _uid_of_peer(frame: zmq.Frame) -> int | None:
+    """The uid of the process that listens where a frame came from; None if the connection is gone by now."""
+    # A duplicate, since libzmq may close its own, and the number may then be another file's.
+    with suppress(zmq.ZMQError, ValueError, OSError), fromfd(int(frame.get(zmq.SRCFD)), AF_UNIX, SOCK_STREAM) as peer:
+        if peer.getsockopt(SOL_SOCKET, SO_DOMAIN) == AF_UNIX:
+            return peer_of(peer)[1]
+    return None

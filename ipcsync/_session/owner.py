@@ -1,36 +1,49 @@
-"""The thread that owns a session: it does what other threads ask for, one after the other, and beats in between.
+"""The thread that owns a session, and the session's lease, which it keeps.
 
-An exception that ends a caller never reaches it.
+It does what other threads ask for, one after the other, and beats in between. An exception that ends a caller never
+reaches it.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import os
 import select
 import signal
-import threading
-import time
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from queue import SimpleQueue
+from threading import get_ident
+from time import monotonic_ns
 from typing import Any
 
+from ipcsync._board import LIVE, Board, SessionLine
 from ipcsync._deadline import left_of
+from ipcsync._engines.core import SessionCheck
+from ipcsync._linux.futex import DeathMark
+from ipcsync._linux.process import Process, pid_namespace
+from ipcsync._locks import know_turns
 from ipcsync._native import fork
-from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
+from ipcsync._wire.messages import Welcome
 from ipcsync._worker import Job, beats, has_a_beat
 from ipcsync.errors import (
     ClientClosed,
+    CoordinatorLost,
     ForkedProcessError,
+    IpcSyncError,
     ProtocolError,
     Reentered,
+    SessionExpired,
     SessionLost,
 )
 
 log = logging.getLogger("ipcsync")
 
+LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
+_UNMARKED_BEAT_S = 0.25  # where only a beat sees that the coordinator died
 _ENDS = (SessionLost, ClientClosed, ForkedProcessError, ProtocolError)
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
 _LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the owner's thread; nothing else is done meanwhile
@@ -52,6 +65,144 @@ def check_may_wait() -> None:
     """Raise Reentered on a thread that owns a session, where the collector may call any finalizer."""
     if has_a_beat():
         raise Reentered("a finalizer on a thread of ipcsync's own makes a call that waits for such a thread")
+
+
+know_turns(has_a_beat)  # a finalizer that the garbage collector calls there waits for no lock for long
+
+
+class SessionLease:
+    """One session, from Welcome to goodbye. It is what the engines ask whether they may go on.
+
+    The client judges its lease by its own monotonic clock: when its heartbeat did not run for a TTL, the session counts
+    as expired here too, whatever the board says, and is never revived.
+    """
+
+    def __init__(self, board: Board, welcome: Welcome, endpoint: str) -> None:
+        self.board = board
+        self.welcome = welcome
+        self.endpoint = endpoint
+        self.full_rings: int = 0
+        self.depends_on_all = False
+        self.line_index: int = welcome.line
+        self.line: SessionLine = board.session(welcome.line)
+        self._ttl_ns = int(welcome.lease_ttl * 1e9)
+        self.period_s: float = min(welcome.heartbeat, LONGEST_BEAT_S if board.has_mark else _UNMARKED_BEAT_S)
+        self._problem: IpcSyncError | None = None
+        self._label, _ = board.who(welcome.serial)
+        self.is_judged = True
+        """False once the client is closed by its user: only what was wrong before counts then."""
+        pid, started, namespace = board.coordinator
+        self._coordinator = Process(pid, started) if namespace == pid_namespace() else None  # else by its lifeline
+        self._last_ns = monotonic_ns()
+        reference = weakref.ref(self)
+
+        def check_slowly() -> None:
+            if (lease := reference()) is None:
+                raise ClientClosed("the session is over: connect again")
+            lease.check_slowly()
+
+        self.session_check: SessionCheck = SessionCheck(
+            fork.mark(), board, self.line, welcome.serial, LIVE, check_slowly
+        )
+        self.session_check.good_until = self._last_ns + self._ttl_ns
+        self.check: Callable[[], None] = self.session_check.check
+        self.line.heartbeat = self._last_ns
+        self.mark: DeathMark = DeathMark(self.line.owner_address, self.line.doorbell)
+        """By it peers see on the board when this process dies."""
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def check_slowly(self) -> None:
+        """Something is wrong: say what."""
+        fork.check()
+        if self._problem is None and self.is_judged:
+            self.lose(self._diagnosis())
+        if self._problem is not None:
+            raise copy.copy(self._problem)  # each with a traceback of its own
+
+    def _diagnosis(self) -> IpcSyncError:
+        try:
+            self.check_coordinator()
+        except IpcSyncError as error:
+            return error
+        return SessionExpired(
+            f"this process (pid {os.getpid()}, session {self._label!r}) was silent for longer than its lease's "
+            f"{self._ttl_ns / 1e9:g} s: it was stopped, or held the GIL; connect again",
+            endpoint=self.endpoint,
+            session=self._label,
+        )
+
+    def check_liveness(self) -> None:
+        """`check`, and ask whether the coordinator's process lives. Each wait calls it now and then.
+
+        A finalizer may wait on a thread that beats, for this session or another one: then this beats, for a minute.
+        """
+        if (beat := beats.get(get_ident())) is not None:
+            beat()
+        self.check()
+        if not self.coordinator_is_alive():
+            self.check_slowly()
+
+    def check_coordinator(self) -> None:
+        """Raise CoordinatorLost if it died or stopped, ProtocolError if the board's header was overwritten.
+
+        Whatever became of the lease.
+        """
+        try:
+            self.board.check()
+            if not self.coordinator_is_alive():
+                raise self.board.lost("died")
+        except CoordinatorLost as error:
+            error.endpoint = self.endpoint
+            raise
+
+    def coordinator_is_alive(self) -> bool:
+        """Whether the coordinator serves: it has not stopped, and by the kernel's word its process lives."""
+        if self.board.coordinator_is_over:
+            return False
+        if self._coordinator is None:
+            return self.board.coordinator_holds_lifeline
+        return self._coordinator.is_alive()
+
+    def count_full_ring(self) -> None:
+        self.full_rings += 1
+
+    def lose(self, error: IpcSyncError) -> None:
+        """The session cannot be used any more, for good: every check raises this error, if it is the first."""
+        if self._problem is None:
+            self._problem = copy.copy(error)
+        self.session_check.good_until = -1
+
+    # --- the owner's thread -------------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Tell the board that this process lives, and look whether the session does."""
+        now = monotonic_ns()
+        if self._problem is not None or not self.is_judged:
+            return
+        try:
+            self.check()
+            if not self.coordinator_is_alive():
+                self.check_slowly()
+        except IpcSyncError as error:
+            self.lose(error)
+            return
+        if now < self._last_ns:
+            return  # a call within this one has beaten since
+        self._last_ns = now
+        self.session_check.good_until = now + self._ttl_ns
+        if self._problem is not None:  # found by another thread meanwhile, whose word is the last
+            self.session_check.good_until = -1
+        self.line.heartbeat = now
+
+    def beat_and_check(self) -> None:
+        """In each slice of a request: beat, and raise if the session or its coordinator is lost."""
+        self.beat()
+        self.check_liveness()
+
+    def show_heartbeat(self) -> None:
+        """Store the heartbeat of a session that said goodbye, and judges its last records: others may wait for that."""
+        self.line.heartbeat = monotonic_ns()
 
 
 class Owner:
@@ -87,8 +238,8 @@ class Owner:
         `at_beat` is called behind each beat, and returns in how many seconds there is more to do.
         """
         with ExitStack() as undo:
-            beats[threading.get_ident()] = self._beat_within
-            undo.callback(beats.pop, threading.get_ident(), None)  # none if the module was reloaded meanwhile
+            beats[get_ident()] = self._beat_within
+            undo.callback(beats.pop, get_ident(), None)  # none if the module was reloaded meanwhile
             poll = undo.enter_context(select.epoll())
             poll.register(self._fd, select.EPOLLIN | select.EPOLLET)
             next_ns = 0
@@ -96,9 +247,9 @@ class Owner:
                 work()
                 if until():
                     return
-                if self._is_due or time.monotonic_ns() >= next_ns:
+                if self._is_due or monotonic_ns() >= next_ns:
                     self._is_due = False
-                    next_ns = time.monotonic_ns() + int(1e9 * min(self._lease.period_s, self._beat(at_beat)))
+                    next_ns = monotonic_ns() + int(1e9 * min(self._lease.period_s, self._beat(at_beat)))
                     continue  # to what was asked for meanwhile
                 poll.poll(left_of(next_ns))
                 if fork.is_in_bad_fork():
@@ -106,7 +257,7 @@ class Owner:
 
     def _beat(self, at_beat: Callable[[], float]) -> float:
         self._lease.beat()
-        self._beats_until_ns = time.monotonic_ns() + _LONGEST_CALL_NS
+        self._beats_until_ns = monotonic_ns() + _LONGEST_CALL_NS
         try:
             return at_beat()
         except _ENDS as error:
@@ -117,11 +268,10 @@ class Owner:
 
     def _beat_within(self) -> None:
         """Beat in a wait of a finalizer's call, which interrupts this thread's own work."""
-        if time.monotonic_ns() < self._beats_until_ns:
+        if monotonic_ns() < self._beats_until_ns:
             self._lease.beat()
 
     def work(self) -> None:
-        """Do what was asked for."""
         while not self._queue.empty():
             self._queue.get()()
 
@@ -134,7 +284,6 @@ class Owner:
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether the caller of the job under way is gone."""
         return self.job is not None and not self.job.is_wanted
 
     # --- other threads ------------------------------------------------------------------------------------------------

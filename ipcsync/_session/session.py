@@ -33,8 +33,7 @@ from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentT
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
-from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
-from ipcsync._session.owner import Owner, block_signals, check_may_wait
+from ipcsync._session.owner import LONGEST_BEAT_S, Owner, SessionLease, block_signals, check_may_wait
 from ipcsync._session.trials import Trials
 from ipcsync._session.waits import Waits
 from ipcsync._wire import messages
@@ -451,7 +450,7 @@ class Session:
             self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
             self.lease = SessionLease(board, welcome, self.endpoint)
             self.lease.depends_on_all = self._behind_all
-            undo.callback(self.lease.stop)
+            undo.callback(self.lease.mark.end)
             self.owner = Owner(self.lease)
             self.attachments = AttachmentTable(
                 self.lease, connection, self.waits, tracing, self._shown, self._check_caller
@@ -564,7 +563,7 @@ class Session:
         self._stop()
         self.driving.stop()
         self._driver_thread.join(_CALL_S)
-        self.lease.stop()
+        self.lease.mark.end()
         # While the coordinator lives, attachments are released only once none of their work is queued. If it is lost,
         # work queued here may still write the board's words, as that of a trial may: then those pages stay registered.
         board, is_quiet = self.lease.board, self.lease.coordinator_is_alive() and not self.trials.are_under_way

@@ -12,7 +12,7 @@ from ipcsync.cli.output import Failed, print_table
 
 if TYPE_CHECKING:
     from ipcsync._rates import Tracks
-    from ipcsync._session.reader import Reader
+    from ipcsync._session.handshake import Reader
 
 
 def with_endpoint(command: Callable[..., None]) -> Callable[..., None]:

@@ -25,7 +25,7 @@ def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
     """
     from msgspec.structs import asdict
 
-    from ipcsync._session.reader import Reader
+    from ipcsync._session.handshake import Reader
 
     with Reader(endpoint_of(None, runtime_dir), timeout) as reader:
         nodes = reader.nodes()

@@ -28,7 +28,7 @@ def command(as_json: bool, endpoint: str | None) -> None:
     It takes no session, so it also works while all are taken, and as root. Exit status 1 if there is no coordinator.
     """
     from ipcsync._rates import Tracks
-    from ipcsync._session.reader import Reader
+    from ipcsync._session.handshake import Reader
 
     with Reader(endpoint_of(endpoint), _TIMEOUT_S) as reader:
         found = look(reader, Tracks(1))

@@ -42,7 +42,7 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
     that is gone; else it prints each sample as text, and ends with status 1 if there is no coordinator.
     """
     from ipcsync._rates import Tracks
-    from ipcsync._session.reader import Reader
+    from ipcsync._session.handshake import Reader
 
     tracks = Tracks(_SAMPLES)
     with Reader(endpoint_of(endpoint), _TIMEOUT_S) as reader:

@@ -21,8 +21,7 @@ from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._session import handshake
 from ipcsync._session.connection import Connection, Request
-from ipcsync._session.lease import LONGEST_BEAT_S, SessionLease
-from ipcsync._session.owner import Owner, block_signals
+from ipcsync._session.owner import LONGEST_BEAT_S, Owner, SessionLease, block_signals
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message, Welcome
 from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded
@@ -187,7 +186,7 @@ class BridgeSession:
 
     def _stop(self) -> None:
         self._await_end()
-        self.lease.stop()
+        self.lease.mark.end()
 
 
 def _give(outcome: asyncio.Future[Message], give: Callable[[Any], None], reply: object) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ipcsync import BridgeInfo, IpcSyncError
 from ipcsync._logs import fields
 from ipcsync._rates import Tracks
-from ipcsync._session.reader import Reader
+from ipcsync._session.handshake import Reader
 from ipcsync._wire import endpoints
 from ipcsync.typing import CoordinatorStats
 from ipcsync_observer.description import State

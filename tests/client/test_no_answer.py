@@ -14,8 +14,8 @@ import pytest
 
 import ipcsync
 from ipcsync._board.runtime_dir import SHUT
-from ipcsync._session import no_answer
-from ipcsync._session.reader import Reader
+from ipcsync._session import handshake
+from ipcsync._session.handshake import Reader
 from ipcsync._wire import endpoints
 
 _START = "start one with: ipcsync coordinator"
@@ -24,7 +24,7 @@ _START = "start one with: ipcsync coordinator"
 @pytest.fixture
 def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where nothing is; nor is there anything of this user elsewhere."""
-    monkeypatch.setattr(no_answer, "_usual_directories", lambda: [str(tmp_path / "elsewhere")])
+    monkeypatch.setattr(handshake, "_usual_directories", lambda: [str(tmp_path / "elsewhere")])
     return f"ipc://{tmp_path}/coordinator.sock"
 
 
@@ -33,19 +33,19 @@ def _path(endpoint: str) -> Path:
 
 
 def test_nothing_there(endpoint: str) -> None:
-    assert no_answer.why(endpoint) == f"there is no socket; {_START}"
-    assert no_answer.why("ipc:///dev/null/coordinator.sock") == f"there is no socket; {_START}"
+    assert handshake.why_no_answer(endpoint) == f"there is no socket; {_START}"
+    assert handshake.why_no_answer("ipc:///dev/null/coordinator.sock") == f"there is no socket; {_START}"
 
 
 def test_a_file_that_is_no_socket(endpoint: str) -> None:
     _path(endpoint).touch()
-    assert no_answer.why(endpoint) == f"{_path(endpoint)} is not a socket: remove it, and {_START}"
+    assert handshake.why_no_answer(endpoint) == f"{_path(endpoint)} is not a socket: remove it, and {_START}"
 
 
 def test_a_stale_socket(endpoint: str) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(_path(endpoint)))
-    assert no_answer.why(endpoint) == f"the socket is stale, since its coordinator has ended: {_START}"
+    assert handshake.why_no_answer(endpoint) == f"the socket is stale, since its coordinator has ended: {_START}"
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def _mute(path: Path, backlog: int = 8) -> Iterator[socket.socket]:
 
 def test_a_process_that_is_no_coordinator(endpoint: str) -> None:
     with _mute(_path(endpoint)):
-        assert no_answer.why(endpoint) == (
+        assert handshake.why_no_answer(endpoint) == (
             f"a process (pid {os.getpid()}) listens there, but it is not a coordinator, which would lock "
             f"{_path(endpoint).parent}: end it, and {_START}"
         )
@@ -67,21 +67,21 @@ def test_a_process_that_is_no_coordinator(endpoint: str) -> None:
 def test_one_that_does_not_even_accept(endpoint: str) -> None:
     with _mute(_path(endpoint), 0), socket.socket(socket.AF_UNIX) as first:
         first.connect(str(_path(endpoint)))
-        assert no_answer.why(endpoint).startswith("a process listens there, but it is not a coordinator")
+        assert handshake.why_no_answer(endpoint).startswith("a process listens there, but it is not a coordinator")
 
 
 def test_a_coordinator_without_descriptors_has_hidden_its_socket(endpoint: str) -> None:
     Path(f"{_path(endpoint)}{SHUT}").touch()
-    assert "no file descriptors left" in no_answer.why(endpoint)
-    assert "ulimit -n" in no_answer.why(endpoint)
+    assert "no file descriptors left" in handshake.why_no_answer(endpoint)
+    assert "ulimit -n" in handshake.why_no_answer(endpoint)
 
 
 def test_a_coordinator_in_another_directory(
     endpoint: str, coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = coordinator.runtime_dir
-    monkeypatch.setattr(no_answer, "_usual_directories", lambda: ["/nowhere", elsewhere])
-    why = no_answer.why(endpoint)
+    monkeypatch.setattr(handshake, "_usual_directories", lambda: ["/nowhere", elsewhere])
+    why = handshake.why_no_answer(endpoint)
     assert re.fullmatch(
         rf"there is no socket, but a coordinator \(pid \d+\) serves {elsewhere}: set "
         rf"IPCSYNC_RUNTIME_DIR={elsewhere} for this process",
@@ -104,7 +104,7 @@ def test_the_usual_directories_are_those_chosen_of_login_of_none_and_of_the_unit
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/xdg")
     monkeypatch.setenv("LOGNAME", "alice")
     uid = os.getuid()
-    assert no_answer._usual_directories() == [
+    assert handshake._usual_directories() == [
         "/chosen",
         "/xdg/ipcsync",
         f"/run/user/{uid}/ipcsync",
@@ -141,7 +141,7 @@ def test_a_coordinator_whose_socket_was_removed(endpoint: str, coordinator: ipcs
     os.kill(coordinator.pid, signal.SIGSTOP)  # or it makes another one
     try:
         (directory / "coordinator.sock").unlink()
-        assert f"serves {directory}, but its socket was removed" in no_answer.why(coordinator.endpoint)
+        assert f"serves {directory}, but its socket was removed" in handshake.why_no_answer(coordinator.endpoint)
     finally:
         os.kill(coordinator.pid, signal.SIGCONT)
 

@@ -16,7 +16,7 @@ import zmq
 
 import ipcsync
 from ipcsync._session.connection import Connection
-from ipcsync._session.reader import Reader
+from ipcsync._session.handshake import Reader
 from ipcsync._wire import codec, endpoints, messages
 from tests.faults import fixtures
 from tests.kit.peer import Peer

@@ -161,7 +161,7 @@ def _connect(context: Context, endpoint: str) -> None:
 
 def _driver_of(endpoint: str) -> str:
     """The driver of the coordinator there, which is asked without a session; empty if it does not say."""
-    from ipcsync._session.reader import Reader
+    from ipcsync._session.handshake import Reader
 
     try:
         with Reader(endpoint, _READ_S) as reader:

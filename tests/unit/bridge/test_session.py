@@ -13,7 +13,7 @@ import pytest
 
 import ipcsync
 from ipcsync._linux.futex import DeathMark
-from ipcsync._session import handshake, lease
+from ipcsync._session import handshake, owner
 from ipcsync._session.connection import Connection
 from ipcsync._wire import messages
 from ipcsync_bridge.session import BridgeSession
@@ -46,7 +46,7 @@ STEPS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "the board": lambda patch: patch.setattr(handshake, "open_board", _fail),
     "the lifeline": lambda patch: patch.setattr(handshake, "hold_lifeline", _fail),
     "the lease's bell": lambda patch: patch.setattr(os, "eventfd", _fail),
-    "watching the coordinator": lambda patch: patch.setattr(lease, "Process", _fail),
+    "watching the coordinator": lambda patch: patch.setattr(owner, "Process", _fail),
     "ready": _refuse_ready,
     "the life thread": lambda patch: patch.setattr(DeathMark, "show", _fail),
     "the heartbeat's thread": lambda patch: patch.setattr(threading.Thread, "start", _fail),

@@ -26,7 +26,7 @@ def test_a_boards_pages_stay_registered_while_a_gpu_may_write_to_them(
     unpinned: list[int] = []
     monkeypatch.setattr(pinned, "unpin", lambda *where: unpinned.extend(where))
     board = SimpleNamespace(address=7, length=1, close=_ignore)
-    lease: Any = SimpleNamespace(board=board, stop=_ignore, coordinator_is_alive=lambda: is_alive)
+    lease: Any = SimpleNamespace(board=board, mark=SimpleNamespace(end=_ignore), coordinator_is_alive=lambda: is_alive)
     session: Any = Session("ipc:///none")
     session.lease, session.connection = lease, SimpleNamespace(close=_ignore)
     session.owner = Owner(lease)
