@@ -1,13 +1,13 @@
-"""What a session asks of the driver by itself: publication and releases, on a thread of its own.
+"""What a session asks of the driver: whether the engines work, on callers' threads; all else on a thread of its own.
 
-The driver may keep that thread for as long as it likes. The session lives on meanwhile, since its owner is another one.
-
-A use of a slot is released once no thread is inside a call of it, no queued wait is pending, and its imports are
-destroyed. Until then it drains, and each look tries again.
+That is publication and releases. The driver may keep the thread for as long as it likes: the session lives on, since
+its owner is another one. A use of a slot is released once no thread is inside a call of it, no queued wait is pending,
+and its imports are destroyed. Until then it drains, and each look tries again.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable
@@ -15,11 +15,29 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
+from weakref import WeakMethod
 
-from ipcsync._engines import Guard
+from cuda.bindings.driver import CUipcEventHandle
+
+from ipcsync import _drivers
+from ipcsync._board import SessionLine
+from ipcsync._deadline import bounded, deadline_of, left_of, pauses
+from ipcsync._drivers import (
+    ERROR_NOT_READY,
+    STREAM_NON_BLOCKING,
+    STREAM_WAIT_VALUE_GEQ,
+    STREAM_WRITE_VALUE_DEFAULT,
+    unwrap,
+)
+from ipcsync._engines import Engine
+from ipcsync._locks import CallLock, attempt, under_within
+from ipcsync._native import pinned
+from ipcsync._native.context import OnDevice, relaxed_call
 from ipcsync._session.attachments import AttachmentTable, Life, Use
-from ipcsync._session.owner import Owner
-from ipcsync.errors import IpcSyncError
+from ipcsync._session.owner import Owner, SessionLease
+from ipcsync._wire.messages import ProbeReply
+from ipcsync.errors import DriverError, HandleError, IpcSyncError, WaitTimeout
+from ipcsync.typing import EngineChecks
 
 T = TypeVar("T")
 
@@ -27,16 +45,20 @@ log = logging.getLogger("ipcsync")
 
 _JUDGING_S = 0.001  # to the next look, while others judge what complete records here stand behind
 _STANDING_S = 1.0
+_PASS_S = 4.0  # longer than a busy machine keeps the driver from it
 
 
 class Driving:
-    """The driver calls of one session. `period_s` is that of the owner's beats."""
+    """The driver calls of one session; `check` raises once it cannot be used."""
 
-    def __init__(self, table: AttachmentTable, guard: Guard, owner: Owner, period_s: float) -> None:
+    def __init__(self, table: AttachmentTable, lease: SessionLease, owner: Owner, check: Callable[[], None]) -> None:
         self._table = table
-        self._guard = guard
+        self._lease = lease
         self._owner = owner
-        self._period_s = period_s
+        self._check = WeakMethod(check)  # of the session, which has this
+        self._works_on: set[tuple[str, int]] = set()  # engine, device
+        self._why_not: dict[int, str] = {}  # by devices
+        self._trial = CallLock()  # of two that write the word at a time, one's value would pull down the other's
         self._wakes: SimpleQueue[bool] = SimpleQueue()
         self._since = 0.0  # when the look that is under way began
         self._told_of = 0.0
@@ -44,8 +66,8 @@ class Driving:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """The thread's function: look, until `stop`, and once more: the streams of a session that is lost may go on."""
-        seconds, goes_on = self._period_s, True
+        """Look, until `stop`, and once more: the streams of a session that is lost may go on."""
+        seconds, goes_on = self._lease.period_s, True
         while goes_on:
             with suppress(Empty):
                 goes_on = self._wakes.get(timeout=seconds)
@@ -53,17 +75,15 @@ class Driving:
                     goes_on = self._wakes.get()
             self._since = time.monotonic()
             try:
-                seconds = _JUDGING_S if self.look() else self._period_s
+                seconds = _JUDGING_S if self.look() else self._lease.period_s
             except Exception:
                 log.exception("the driver's thread of a session failed, and goes on")
             self._since = 0.0
 
     def wake(self) -> None:
-        """Have the thread look now."""
         self._wakes.put(True)
 
     def stop(self) -> None:
-        """Have the thread end; the owner makes no calls any more."""
         self._wakes.put(False)
 
     def standing_s(self) -> float:
@@ -89,7 +109,7 @@ class Driving:
         Returns whether complete records wait for another recorder's judgement, which nobody tells of.
         """
         # After the coordinator's death the driver must not be asked about its events, and nobody waits for the answer.
-        is_alive = self._guard.coordinator_is_alive()
+        is_alive = self._lease.coordinator_is_alive()
         uses = [*list(self._table.uses.values()), *self._table.ending]
         for use in uses:
             if use.life is not Life.OPEN:
@@ -129,3 +149,140 @@ class Driving:
             log.log(level, "cannot %s the event %r: %s", what, use.engine.name, error)
             use.has_failed = True
             return None
+
+    # --- trials, on callers' threads: one at a time -------------------------------------------------------------------
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a call tries an engine: at any moment it may open an import, or register a page of the board."""
+        return attempt(self._trial, lambda: True) is None
+
+    def test(self, engine: Engine, seconds: float) -> None:
+        """Test an engine, if it is the first of its kind here. Raises EngineMismatch if it does not work."""
+        if (engine.kind, engine.ordinal) not in self._works_on:
+            self._tried(partial(self._open_first, engine), seconds)
+
+    def why_not_timeline(self, ordinal: int, seconds: float) -> str:
+        """Why the `timeline` engine does not work in this process on a device, "" if it does; tried once, and logged.
+
+        WaitTimeout if these seconds did not tell: then the next call tries again.
+        """
+        if ordinal not in self._why_not:
+            self._tried(partial(self._try_timeline, ordinal, deadline_of(seconds)), seconds)
+        return self._why_not[ordinal]
+
+    def check_engines(self, reply: ProbeReply, ordinal: int) -> EngineChecks:
+        """The result of `Client.check`."""
+        return self._tried(lambda: _check_engines(reply, self._lease.line, ordinal), -1)
+
+    def _tried(self, function: Callable[[], T], seconds: float) -> T:
+        """What it returns. WaitTimeout if other threads' trials took all of the time; below 0 there is no limit."""
+        if (found := under_within(self._trial, bounded(seconds), self._within, function)) is None:
+            text = f"other threads' trials of what a stream can do took all of the {seconds:g} s"
+            raise WaitTimeout(text, timeout=seconds)
+        return found[0]
+
+    def _within(self, function: Callable[[], T]) -> tuple[T]:
+        if (check := self._check()) is not None:
+            check()  # with the lock: who ends the session sees this trial, or this the end
+        return (function(),)
+
+    def _open_first(self, engine: Engine) -> None:
+        try:
+            engine.open_first()
+        except DriverError as error:
+            engine.raise_unusable(error)
+        finally:
+            if engine.is_released:  # meanwhile
+                engine.close_events()
+        self._works_on.add((engine.kind, engine.ordinal))
+
+    def _try_timeline(self, ordinal: int, deadline: int) -> None:
+        if ordinal in self._why_not:
+            return  # another thread has tried meanwhile
+        why_not = _why_not_timeline(self._lease.line, ordinal, left_of(deadline)) or ""
+        if why_not:
+            log.warning(
+                "what this session creates on cuda:%d has engine='event' where 'auto' is asked for, since words do "
+                "not work: %s; with IPCSYNC_ENGINE=event they are not tried",
+                ordinal,
+                why_not,
+            )
+        else:
+            self._works_on.add(("timeline", ordinal))
+        self._why_not[ordinal] = why_not
+
+
+def _check_engines(reply: ProbeReply, line: SessionLine, ordinal: int) -> EngineChecks:
+    event = reply.why_not_event
+    if event is None:
+        with OnDevice(ordinal) as inside, inside:
+            event = relaxed_call(_why_not_event, reply.handle)
+    timeline = _why_not_timeline(line, ordinal)
+    return {
+        "event": {"ok": event is None, "why": event or ""},
+        "timeline": {"ok": timeline is None, "why": timeline or ""},
+    }
+
+
+def _why_not_event(handle: bytes) -> str | None:
+    driver = _drivers.load()
+    try:
+        data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
+        event = unwrap(driver.cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle", HandleError)
+    except HandleError as error:
+        return f"a handle of the coordinator does not open here: {error}"
+    unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+    return None
+
+
+def _why_not_timeline(line: SessionLine, ordinal: int, seconds: float = _PASS_S) -> str | None:
+    """Why streams of a device cannot write words of the board and wait for them here, in this session's own line.
+
+    None if they can. WaitTimeout if fewer `seconds` than a try may take did not tell.
+    """
+    try:
+        with OnDevice(ordinal) as inside, inside:
+            return relaxed_call(_try_word, line, seconds)
+    except DriverError as error:
+        return f"there is no context: {error}"
+
+
+def _try_word(line: SessionLine, seconds: float) -> str | None:
+    try:
+        pointer = pinned.word(line.probe_address, line)
+    except DriverError as error:
+        return f"the board's page cannot be registered here: {error}"
+    word, passed = ctypes.c_uint64.from_address(line.probe_address), False
+    try:
+        value = word.value + 1
+        passed = _passes(pointer, value, min(seconds, _PASS_S)) and word.value >= value
+    except DriverError as error:
+        return f"a stream cannot write a word of the board, or wait for it, here: {error}"
+    finally:
+        if not passed:
+            pinned.keep(line.probe_address)
+    if passed:
+        return None
+    late = "a stream's write to the board, and its wait for that, were not over in"
+    if seconds < _PASS_S:
+        raise WaitTimeout(f"{late} {seconds:g} s: earlier work may hold up the device's streams", timeout=seconds)
+    return f"{late} {_PASS_S:g} s"
+
+
+def _passes(pointer: int, value: int, seconds: float) -> bool:
+    """Whether a stream writes `value`, and its wait for that ends, within `seconds`."""
+    driver = _drivers.load()
+    stream = unwrap(driver.cuStreamCreate(STREAM_NON_BLOCKING), "cuStreamCreate")
+    try:
+        unwrap(driver.cuStreamWriteValue64(stream, pointer, value, STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64")
+        unwrap(driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64")
+        for pause_s in pauses(seconds, 10e-6, 1e-3):
+            result = driver.cuStreamQuery(stream)
+            if result[0] != ERROR_NOT_READY:
+                unwrap(result, "cuStreamQuery")
+                return True
+            time.sleep(pause_s)
+        return False
+    finally:
+        unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")

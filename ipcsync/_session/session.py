@@ -34,7 +34,6 @@ from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
 from ipcsync._session.owner import LONGEST_BEAT_S, Owner, SessionLease, block_signals, check_may_wait
-from ipcsync._session.trials import Trials
 from ipcsync._session.waits import Waits
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
@@ -90,7 +89,6 @@ class Session:
     owner: Owner
     attachments: AttachmentTable
     driving: Driving
-    trials: Trials
 
     timeout = DEFAULT_TIMEOUT_S  # of requests without one of their own
     engine: EngineChoice = "auto"  # of what it creates, where no other one is asked for
@@ -307,7 +305,8 @@ class Session:
             job = partial(self._do_attach, bodies, openings, deadline, timeout, current_ordinal(), key)
             found = self._call(job, deadline, timeout)
             for attached in found:
-                self.trials.test(attached.engine)
+                if attached.use is not None:
+                    self.driving.test(attached.engine, left_of(deadline))
         except BaseException as error:
             if key is not None:  # also of a job that had ended
                 self.owner.post(partial(self.attachments.give_up, key))
@@ -455,9 +454,8 @@ class Session:
             self.attachments = AttachmentTable(
                 self.lease, connection, self.waits, tracing, self._shown, self._check_caller
             )
-            self.driving = Driving(self.attachments, self.lease, self.owner, self.lease.period_s)
+            self.driving = Driving(self.attachments, self.lease, self.owner, self.check)
             self.lease.mark.on_ring = self.driving.wake  # another process waits for what only this one can say
-            self.trials = Trials(self.lease.line, self.check)
             if not _drivers.may_be_served():
                 board.show_end(board.session(welcome.line), by_exec=_drivers.files_survive_exec())
             self.lease.mark.show()  # first: from Ready on the coordinator waits for the mark
@@ -524,7 +522,7 @@ class Session:
     @property
     def _drains(self) -> bool:
         """Whether anything is not released, or a call may make what is to be, since the client was closed meanwhile."""
-        return self.attachments.is_draining or self.trials.are_under_way
+        return self.attachments.is_draining or self.driving.is_trying
 
     def _say_goodbye(self, timeout: float) -> None:
         """Tell the coordinator that the session is over, except for what still drains; else a later beat does."""
@@ -566,7 +564,7 @@ class Session:
         self.lease.mark.end()
         # While the coordinator lives, attachments are released only once none of their work is queued. If it is lost,
         # work queued here may still write the board's words, as that of a trial may: then those pages stay registered.
-        board, is_quiet = self.lease.board, self.lease.coordinator_is_alive() and not self.trials.are_under_way
+        board, is_quiet = self.lease.board, self.lease.coordinator_is_alive() and not self.driving.is_trying
         board.close()
         self._forget_child()  # only now: a child's copy of the descriptor keeps the lifeline
         self._has_ended.set()  # what follows may stand still behind a stream of the process

@@ -440,7 +440,7 @@ class Client(ClientView, Closing):
         """
         ordinal = devices.parse(device)
         reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply, timeout)
-        return self._session.trials.of_engines(reply, ordinal)
+        return self._session.driving.check_engines(reply, ordinal)
 
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
         """A snapshot as notices, then every change in order; ends after `timeout` seconds without one.

@@ -265,7 +265,7 @@ def open_events(
         or (is_recorder and may_be_timeline and not _are_elsewhere(session, names, default, options.timeout))
     )
     seconds = session.timeout if options.timeout is None else options.timeout
-    why_not = session.trials.why_not_timeline(ordinal, seconds) if may_be_timeline and is_used_here else ""
+    why_not = session.driving.why_not_timeline(ordinal, seconds) if may_be_timeline and is_used_here else ""
     bodies = [
         messages.Open(name, is_recorder, device, default, engine, depth, session.engine, why_not[:_LONGEST_REASON])
         for name in names

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._session import trials
+from ipcsync._session import driving
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineChecks
 from tests.kit import remote
@@ -49,7 +49,7 @@ def test_a_check_leaves_nothing_behind_and_waits_for_nobodys_work(client: ipcsyn
 def test_of_threads_that_try_words_at_a_time_none_pulls_down_what_another_one_wrote(
     new_client: Callable[..., ipcsync.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, passes, found = new_client(), trials._passes, list[str]()
+    client, passes, found = new_client(), driving._passes, list[str]()
     tried: list[int] = []
     others = [
         threading.Thread(target=lambda: found.append(client.check()["timeline"]["why"])),
@@ -69,7 +69,7 @@ def test_of_threads_that_try_words_at_a_time_none_pulls_down_what_another_one_wr
             assert len(tried) == 1
         return passes(*arguments)
 
-    monkeypatch.setattr(trials, "_passes", pass_while_others_come)
+    monkeypatch.setattr(driving, "_passes", pass_while_others_come)
     assert client.event("first", recorder=True).engine == "timeline"
     for other in others:
         other.join(DEADLINE_S)

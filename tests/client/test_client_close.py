@@ -354,13 +354,13 @@ def test_a_call_that_a_close_overtakes_says_which_client_was_closed(
 
 
 def test_points_whose_callers_go_do_not_pile_up(new_client: NewClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def alarm(_engine: object) -> None:
+    def alarm(*_: object) -> None:
         raise InterruptedError  # as a signal's handler does, once the coordinator has attached the session
 
     recorder, reader = new_client(), new_client(lease_ttl=60.0)
     events = [recorder.event(f"e/{index}", recorder=True) for index in range(3 * MANY_POINTS)]
     session = reader._session
-    monkeypatch.setattr(session.trials, "test", alarm)
+    monkeypatch.setattr(session.driving, "test", alarm)
     most = 0
     for event in events:
         with pytest.raises(InterruptedError):

@@ -11,7 +11,6 @@ from ipcsync._deadline import deadline_of
 from ipcsync._native import context
 from ipcsync._session.attachments import AttachmentRef, AttachmentTable
 from ipcsync._session.driving import Driving
-from ipcsync._session.trials import Trials
 from ipcsync._session.waits import Waits
 from ipcsync._wire.messages import Attachment, Break, Close
 from ipcsync._wire.point import PointKey
@@ -47,6 +46,7 @@ class Lease:
 
     depends_on_all = False
     line_index = 0
+    period_s = 60.0
     welcome = SimpleNamespace(token=b"")
 
     def beat(self) -> None: ...
@@ -74,8 +74,7 @@ class Scene:
         connection: Any = self.coordinator
         self.table = AttachmentTable(self.lease, connection, Waits())
         owner: Any = SimpleNamespace(post=lambda call: call(), wake=self.table.beat)
-        self.driving = Driving(self.table, self.lease, owner, 60.0)
-        self.trials = Trials(board.session(0), self.lease.check)
+        self.driving = Driving(self.table, self.lease, owner, self.lease.check)
         self.device = context.uuid_of(0)
         board.session(0).assign(SERIAL, 0, 0, 0, 1)
 
@@ -110,7 +109,7 @@ class Scene:
         opening = AttachmentRef(Waits())
         self.table.tell_all(1.0, deadline_of(1.0))
         self.table.add(reply or self.reply(slot, recorder=recorder), 0, opening)
-        self.trials.test(opening.engine)
+        self.driving.test(opening.engine, 1.0)
         return opening
 
     def close(self, opening: AttachmentRef, *, wait: bool = True) -> None:

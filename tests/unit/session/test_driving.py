@@ -109,23 +109,20 @@ def test_after_the_coordinators_death_a_look_asks_the_driver_nothing(
     assert len(asked) == 1
 
 
-def test_a_trial_ends_with_its_block_though_the_exception_that_ended_it_is_kept(scene: Scene) -> None:
-    trials = scene.trials
-
+def test_a_trial_ends_with_its_call_though_the_exception_that_ended_it_is_kept(scene: Scene) -> None:
     def fail() -> None:
-        with trials._trial():
-            assert trials.are_under_way
-            raise ZeroDivisionError
+        assert scene.driving.is_trying
+        raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as kept:
-        fail()
-    assert not trials.are_under_way
+        scene.driving._tried(fail, 1)
+    assert not scene.driving.is_trying
     assert kept.value.__traceback__ is not None
 
 
 @pytest.mark.parametrize("event", ["line", "return"])
 def test_no_trial_is_left_by_a_caller_that_is_interrupted_at_any_of_its_steps(scene: Scene, event: str) -> None:
-    trials, left = scene.trials, [0]
+    driving, left = scene.driving, [0]
 
     def step(_frame: FrameType, what: str, _: object) -> Any:
         if what == event:
@@ -135,18 +132,18 @@ def test_no_trial_is_left_by_a_caller_that_is_interrupted_at_any_of_its_steps(sc
         return step
 
     def enter(frame: FrameType, _what: str, _: object) -> Any:
-        return step if frame.f_code.co_filename == inspect.getfile(type(trials)) else None
+        return step if frame.f_code.co_filename == inspect.getfile(type(driving)) else None
 
     interrupted, tracer = 0, sys.gettrace()
     while left[0] <= 0:
         left[0] = interrupted + 1
         sys.settrace(enter)
         try:
-            with suppress(KeyboardInterrupt), trials._trial():
-                pass
+            with suppress(KeyboardInterrupt):
+                driving._tried(lambda: None, 1)
         finally:
             sys.settrace(tracer)
-        assert not trials.are_under_way, f"after an exception at step {interrupted + 1}"
+        assert not driving.is_trying, f"after an exception at step {interrupted + 1}"
         interrupted += left[0] <= 0
     assert interrupted > 1
 
