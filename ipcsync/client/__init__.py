@@ -7,10 +7,9 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeIn
 from ipcsync.client._connecting import connect, default_client
 from ipcsync.client.client import Client
 from ipcsync.client.event import DEFAULT_DEPTH, SharedEvent
-from ipcsync.client.graphs.captured import GraphRecord, GraphWait
-from ipcsync.client.graphs.replay import Replay, Replaying, Upcoming
+from ipcsync.client.graphs import GraphRecord, GraphWait, Replay, Replaying, Upcoming
 from ipcsync.client.point import Point, synchronize_all, wait_all
-from ipcsync.client.reservation import Reservation
+from ipcsync.client.unnamed import Reservation
 
 __all__ = [
     "DEFAULT_DEPTH",

@@ -10,7 +10,6 @@ from ipcsync._locks import outer, under
 from ipcsync._native import fork
 from ipcsync._wire import names
 from ipcsync.client.client import Client
-from ipcsync.client.event import Naming
 from ipcsync.errors import ClientClosed, SessionLost
 from ipcsync.typing import Chains, EngineChoice
 
@@ -53,7 +52,7 @@ def connect(
     used.
     """
     fork.arm()
-    client = Client(endpoint, name, naming=Naming(prefix), chains=chains, engine=engine, depth=depth)
+    client = Client(endpoint, name, prefix=prefix, chains=chains, engine=engine, depth=depth)
     try:
         client._begin(timeout, lease_ttl, trace)
         return client

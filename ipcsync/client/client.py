@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from threading import get_ident
 from types import MappingProxyType
 from typing import Any, NoReturn, cast
@@ -26,12 +26,9 @@ from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync._wire.names import plain
-from ipcsync.client._recording import UnnamedEvents, chosen
 from ipcsync.client._twins import ClientView, several, warn_if_dropped
 from ipcsync.client.event import (
     DEFAULT_DEPTH,
-    Naming,
-    OpenOptions,
     SharedEvent,
     check_depth,
     check_engine,
@@ -39,15 +36,12 @@ from ipcsync.client.event import (
     check_node,
     note_depth,
     open_events,
-    open_named,
     short,
 )
-from ipcsync.client.graphs.captured import GraphRecord, GraphWait
-from ipcsync.client.graphs.lanes import beside
-from ipcsync.client.graphs.replay import Replaying, Upcoming, end_all
+from ipcsync.client.graphs import GraphRecord, GraphWait, Replaying, Upcoming, beside, end_all
 from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over
-from ipcsync.client.reservation import RING, Reservation
-from ipcsync.errors import ConnectError, DeviceMismatch, InvalidDevice, WaitTimeout
+from ipcsync.client.unnamed import RING, Reservation, UnnamedEvents, chosen
+from ipcsync.errors import ConnectError, DeviceMismatch, InvalidDevice, IpcSyncError, WaitTimeout
 from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 
@@ -64,24 +58,33 @@ class Client(ClientView, Closing):
     """
 
     _session_prefix = ""  # `list_sessions` and `watch` show only sessions whose names begin with it
+    _shows_prefix = False  # in names, and takes them with it or without it
 
     def __init__(
         self,
         endpoint: str | None = None,
         name: str | None = None,
         *,
-        naming: Naming | None = None,
+        prefix: str = "",
         chains: Chains = "stream",
         engine: EngineChoice = "auto",
         depth: int | None = None,
     ) -> None:
         if chains not in ("stream", "session"):
             raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
-        self._naming = naming or Naming("")
-        self._prefix = self._naming.prefix
-        self._session = Session(
-            _found_endpoint(endpoint), _found_name(name), behind_all=chains == "session", shown=self._naming.shown
-        )
+        prefix = self._prefix = plain(prefix, "a prefix")
+        if prefix:
+            check_name(f"{prefix}x", f"the prefix {short(prefix)}, with a name of one byte behind it,")
+
+        def without(name: str) -> str:
+            return name.removeprefix(prefix)
+
+        self._taken: Callable[[str], str] = without if self._shows_prefix else str  # a name without the prefix
+        self._shown: Callable[[str], str] = str if self._shows_prefix else without  # also one to which a point has led
+        name = plain(name or "")
+        if name:
+            check_name(name, f"the session's name {short(name)}")
+        self._session = Session(_found_endpoint(endpoint), name, behind_all=chains == "session", shown=self._shown)
         self._session.engine, self._session.depth = _found_engine(engine), _found_depth(depth)
         self._unnamed = UnnamedEvents(self._session)
         self._finalizer = warn_if_dropped(self, self._session)
@@ -101,6 +104,18 @@ class Client(ClientView, Closing):
 
             tracing = Tracing(prepare(directory), self.name)
         self._session.begin(timeout, lease_ttl, tracing)
+
+    def _full(self, name: str) -> str:
+        """The coordinator's name, and so every other client's: with the prefix. ProtocolError if it is invalid."""
+        name = self._taken(plain(name))
+        check_name(name, f"the name {short(name)}")
+        if self._prefix:
+            check_name(self._prefix + name, f"the name {short(name)}, behind the prefix {short(self._prefix)},")
+        return self._prefix + name
+
+    def _full_prefix(self, prefix: str) -> str:
+        """The coordinator's prefix for names that begin with `prefix` here."""
+        return self._prefix + self._taken(plain(prefix, "a prefix"))
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -130,8 +145,7 @@ class Client(ClientView, Closing):
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for an invalid name,
         WaitTimeout, and ValueError for an invalid depth, engine, timeout or combination.
         """
-        options = OpenOptions(recorder, device, engine, depth, timeout, node, fleet)
-        return open_named(self._session, self._naming, [name], options)[0]
+        return self._open([name], recorder, device, engine, depth, timeout, node, fleet=fleet)[0]
 
     def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
         """The nodes of the fleet, as this node's bridge sees them, this node first.
@@ -167,8 +181,18 @@ class Client(ClientView, Closing):
         """
         if isinstance(names, str):
             raise TypeError(f"names are several names, but got one str, {names!r:.80}: open one by `event`")
-        options = OpenOptions(recorder, device, engine, depth, timeout, node)
-        return open_named(self._session, self._naming, several(names, "names", "names"), options)
+        return self._open(several(names, "names", "names"), recorder, device, engine, depth, timeout, node)
+
+    def _open(self, names: Sequence[str], *options: Any, fleet: bool = False) -> list[SharedEvent]:
+        full = [self._full(name) for name in names]
+        openings = [AttachmentRef(self._session.waits) for _ in full]
+        try:
+            return open_events(self._session, full, openings, *options, fleet=fleet)
+        except BaseException as error:
+            self._session.abandon(openings)
+            if isinstance(error, IpcSyncError) and (event := getattr(error, "event", "")):
+                error.event = self._shown(event)  # type: ignore[attr-defined] # asked for above
+            raise
 
     def record(
         self,
@@ -243,8 +267,7 @@ class Client(ClientView, Closing):
         """
         openings = [AttachmentRef(self._session.waits)]
         try:
-            options = OpenOptions(recorder=True, device=device, engine=engine, depth=RING, timeout=timeout)
-            (event,) = open_events(self._session, [""], options, openings)
+            (event,) = open_events(self._session, [""], openings, True, device, engine, RING, timeout)
             return Reservation(event)
         except BaseException:
             self._session.abandon(openings)
@@ -371,7 +394,7 @@ class Client(ClientView, Closing):
         InvalidDevice, QuotaExceeded, and ProtocolError for an invalid name or priority.
         """
         body = messages.OpenStream(
-            name=self._naming.full(name),
+            name=self._full(name),
             device="" if device is None else uuid_of(devices.parse(device)),
             default_device=uuid_of(current_ordinal()),
             priority=priority,
@@ -392,12 +415,12 @@ class Client(ClientView, Closing):
         `node`: the events of another node that can be waited for here. It raises NoBridge, NodeLost, and QuotaExceeded
         if they do not fit in one message; ValueError for an invalid name.
         """
-        begin = self._naming.begin(prefix)
+        begin = self._full_prefix(prefix)
         if node is not None:
             check_node(node)
         body = messages.ListEvents(begin) if node is None else messages.Remote("events", node, begin)
         rows = self._session.request(body, messages.EventList, timeout).events
-        return [replace(row, name=self._naming.shown(row.name)) for row in rows] if self.prefix else rows
+        return [replace(row, name=self._shown(row.name)) for row in rows] if self.prefix else rows
 
     def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The live sessions."""
@@ -411,9 +434,9 @@ class Client(ClientView, Closing):
 
         Raises ProtocolError for another `limit`.
         """
-        body = messages.ListAttachments(self._naming.begin(prefix), limit)
+        body = messages.ListAttachments(self._full_prefix(prefix), limit)
         rows = self._session.request(body, messages.AttachmentList, timeout).attachments
-        return [replace(row, event=self._naming.shown(row.event)) for row in rows] if self.prefix else rows
+        return [replace(row, event=self._shown(row.event)) for row in rows] if self.prefix else rows
 
     def stats(self, *, timeout: float | None = None) -> Stats:
         """The coordinator's counts, and this client's under `client`."""
@@ -460,11 +483,9 @@ class Client(ClientView, Closing):
     def _notices(
         self, prefix: str, timeout: float | None, check: Callable[[], None] | None = None
     ) -> Generator[Notice, None, None]:
-        notices = self._session.notices(self._naming.begin(prefix), self._session_prefix, timeout, check)
+        notices = self._session.notices(self._full_prefix(prefix), self._session_prefix, timeout, check)
         return (
-            notice
-            if notice.kind.startswith("session_")
-            else dataclasses.replace(notice, name=self._naming.shown(notice.name))
+            notice if notice.kind.startswith("session_") else dataclasses.replace(notice, name=self._shown(notice.name))
             for notice in notices
         )
 
@@ -494,13 +515,6 @@ def _found_endpoint(endpoint: str | None) -> str:
         )
     except (ValueError, FileNotFoundError) as error:
         raise ConnectError(f"the default endpoint cannot be used: {error}") from None
-
-
-def _found_name(name: str | None) -> str:
-    found = plain(name or "")
-    if found:
-        check_name(found, f"the session's name {short(found)}")
-    return found
 
 
 def _found_engine(engine: EngineChoice) -> EngineChoice:

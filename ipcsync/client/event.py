@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
+from types import DynamicClassAttribute
 from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync._closing import Closing
@@ -19,10 +20,9 @@ from ipcsync._native.stream import stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._wire import messages
 from ipcsync._wire import names as event_names
-from ipcsync._wire.names import plain
 from ipcsync.client._twins import EventView
 from ipcsync.client.point import Point, bound
-from ipcsync.errors import DeviceMismatch, EngineMismatch, IpcSyncError, ProtocolError, WaitTimeout
+from ipcsync.errors import DeviceMismatch, EngineMismatch, ProtocolError, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChoice, StreamLike
 
 if TYPE_CHECKING:
@@ -122,54 +122,15 @@ class SharedEvent(EventBase, EventView[Point], Closing):
         )
 
 
-class _Hint:
-    """An attribute that raises AttributeError with a hint. A `__getattr__` would make each call slower."""
-
-    def __init__(self, name: str, hint: str) -> None:
-        self._name = name
-        self._hint = hint
-
-    def __get__(self, event: SharedEvent | None, owner: type) -> NoReturn:
-        raise AttributeError(f"a SharedEvent has no {self._name!r}{self._hint}", name=self._name, obj=event)
+def _refuse(name: str, hint: str, event: SharedEvent) -> NoReturn:
+    raise AttributeError(f"a SharedEvent has no {name!r}{hint}", name=name, obj=event)
 
 
-for _name, _hint in _HINTS.items():
-    setattr(SharedEvent, _name, _Hint(_name, _hint))
+for _name, _hint in _HINTS.items():  # a `__getattr__` would make each call slower
+    setattr(SharedEvent, _name, DynamicClassAttribute(partial(_refuse, _name, _hint)))
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
-
-
-class Naming:
-    """The names of one client. The coordinator, and so every other client, has them with `prefix` before them.
-
-    `is_shown`: this client shows the prefix too, and takes names with it or without it.
-    """
-
-    def __init__(self, prefix: str, *, is_shown: bool = False) -> None:
-        self.prefix: str = plain(prefix, "a prefix")
-        self._is_shown = is_shown
-        if self.prefix:
-            check_name(f"{self.prefix}x", f"the prefix {short(prefix)}, with a name of one byte behind it,")
-
-    def full(self, name: str) -> str:
-        """The coordinator's name. ProtocolError if it is invalid."""
-        name = self._without(plain(name))
-        check_name(name, f"the name {short(name)}")
-        if self.prefix:
-            check_name(self.prefix + name, f"the name {short(name)}, behind the prefix {short(self.prefix)},")
-        return self.prefix + name
-
-    def begin(self, prefix: str) -> str:
-        """The coordinator's prefix for names that begin with `prefix` here."""
-        return self.prefix + self._without(plain(prefix, "a prefix"))
-
-    def _without(self, name: str) -> str:
-        return name.removeprefix(self.prefix) if self._is_shown else name
-
-    def shown(self, name: str) -> str:
-        """This client's name; the whole name for an event of other clients, to which a point has led."""
-        return name if self._is_shown else name.removeprefix(self.prefix)
 
 
 def short(name: str) -> str:
@@ -194,26 +155,6 @@ def check_node(node: str) -> None:
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OpenOptions:
-    """The arguments of `Client.event` that say what is opened, and how. ValueError or TypeError for invalid ones."""
-
-    recorder: bool
-    device: DeviceLike | None
-    engine: EngineChoice
-    depth: int | None = None  # the client's by default
-    timeout: float | None = None  # in seconds, for all events together; the session's own by default
-    node: str | None = None
-    fleet: bool = False
-
-    def __post_init__(self) -> None:
-        check_engine(self.engine)
-        if self.depth is not None:
-            check_depth(self.depth)
-        if self.node is not None and self.fleet:
-            raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
-
-
 def check_engine(engine: str, what: str = "engine") -> None:
     """ValueError for an invalid one."""
     if engine not in ("auto", "event", "timeline"):
@@ -228,52 +169,50 @@ def check_depth(depth: int) -> None:
         raise ValueError(f"depth is from 1 to 1024, but got {depth}")
 
 
-def open_named(session: Session, naming: Naming, names: Sequence[str], options: OpenOptions) -> list[SharedEvent]:
-    """Open events by their names, which are this client's: all, or none."""
-    full = [naming.full(name) for name in names]
-    openings = [AttachmentRef(session.waits) for _ in full]
-    session.check()
-    try:
-        is_here = options.node is None and not options.fleet
-        return (open_events if is_here else _open_elsewhere)(session, full, options, openings)
-    except BaseException as error:
-        session.abandon(openings)
-        if isinstance(error, IpcSyncError) and (event := getattr(error, "event", "")):
-            error.event = naming.shown(event)  # type: ignore[attr-defined] # asked for above
-        raise
-
-
 def open_events(
-    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[AttachmentRef]
+    session: Session,
+    names: Sequence[str],
+    openings: Sequence[AttachmentRef],
+    recorder: bool,
+    device: DeviceLike | None,
+    engine: EngineChoice,
+    depth: int | None,
+    timeout: float | None,
+    node: str | None = None,
+    *,
+    fleet: bool = False,
 ) -> list[SharedEvent]:
-    """Open events of this node by their full names, "" for one without; for `openings`.
+    """Open events by their full names, "" for one without, for `openings`: all, or none. Options as of `Client.event`.
 
-    The caller abandons these if an exception comes before it has the events.
+    The caller abandons the openings if an exception comes before it has the events.
     """
+    check_engine(engine)
+    if depth is not None:
+        check_depth(depth)
+    if node is not None and fleet:
+        raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
     session.check()
-    depth, engine = session.depth if options.depth is None else options.depth, options.engine
+    if node is not None or fleet:
+        return _open_elsewhere(session, names, openings, recorder, device, engine, depth, timeout, node)
     here = current_ordinal()
-    ordinal = here if options.device is None and here < count() else devices.parse(options.device)
-    device, default = "" if options.device is None else uuid_of(ordinal), uuid_of(here)
-    is_recorder = bool(options.recorder)
+    ordinal = here if device is None and here < count() else devices.parse(device)
+    told, default = "" if device is None else uuid_of(ordinal), uuid_of(here)
+    is_recorder = bool(recorder)
     may_be_timeline = (session.engine if engine == "auto" else engine) != "event"
     # Who only reads may read of another device, and who records may find the event there: neither wants a context here.
     is_used_here = (
-        options.device is not None
+        device is not None
         or has_current()
         or has_primary(ordinal)
-        or (is_recorder and may_be_timeline and not _are_elsewhere(session, names, default, options.timeout))
+        or (is_recorder and may_be_timeline and not _are_elsewhere(session, names, default, timeout))
     )
-    seconds = session.timeout if options.timeout is None else options.timeout
+    seconds = session.timeout if timeout is None else timeout
     why_not = session.driving.why_not_timeline(ordinal, seconds) if may_be_timeline and is_used_here else ""
-    bodies = [
-        messages.Open(name, is_recorder, device, default, engine, depth, session.engine, why_not[:_LONGEST_REASON])
-        for name in names
-    ]
-    session.open(bodies, openings, options.timeout)
+    likes = default, engine, session.depth if depth is None else depth, session.engine, why_not[:_LONGEST_REASON]
+    session.open([messages.Open(name, is_recorder, told, *likes) for name in names], openings, timeout)
     opened = [SharedEvent(session, opening, is_recorder=is_recorder) for opening in openings]
     for event in opened:
-        note_depth(event, options.depth)
+        note_depth(event, depth)
     return opened
 
 
@@ -304,22 +243,30 @@ def note_depth(event: SharedEvent, wanted: int | None) -> None:
 
 
 def _open_elsewhere(
-    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[AttachmentRef]
+    session: Session,
+    names: Sequence[str],
+    openings: Sequence[AttachmentRef],
+    recorder: bool,
+    device: DeviceLike | None,
+    engine: EngineChoice,
+    depth: int | None,
+    timeout: float | None,
+    node: str | None,
 ) -> list[SharedEvent]:
-    """Open another node's events for waiting, or the fleet's event of a name: to record it here, or to wait for it."""
-    if options.node is not None:
-        check_node(options.node)
-        if options.recorder:
+    """Open a node's events for waiting, or without one the fleet's event of a name: to record it here, or to wait."""
+    if node is not None:
+        check_node(node)
+        if recorder:
             raise ValueError("an event of another node is recorded there: here it is opened for waiting only")
-    if options.engine == "event":
+    if engine == "event":
         told = ", ".join(map(repr, names))
         raise EngineMismatch(f"the engine 'event' does not work between nodes: open {told} with engine='timeline'")
-    if options.node is not None:
-        return _open_to_wait(session, names, options, openings)
-    seconds, why = session.timeout if options.timeout is None else options.timeout, ""
+    if node is not None:
+        return _open_to_wait(session, names, openings, device, timeout, node)
+    seconds, why = session.timeout if timeout is None else timeout, ""
     deadline = deadline_of(seconds)
-    if options.recorder:
-        (opened,) = open_events(session, names, replace(options, engine="timeline", timeout=seconds), openings)
+    if recorder:
+        (opened,) = open_events(session, names, openings, True, device, "timeline", depth, seconds)
         _, slot, incarnation = opened._engine.origin
         claim = messages.Remote("claim", "", names[0], slot=slot, incarnation=incarnation)
         session.request(claim, messages.Done, left_of(deadline))  # RecorderTaken if another node has the name
@@ -328,7 +275,7 @@ def _open_elsewhere(
     for pause_s in pauses(seconds, _FIRST_PAUSE_S, _LONGEST_PAUSE_S):  # each look asks the fleet's store
         try:
             session.check()
-            return _open_to_wait(session, names, replace(options, timeout=left_of(deadline)), openings)
+            return _open_to_wait(session, names, openings, device, left_of(deadline))
         except WaitTimeout as error:
             why = str(error)
         time.sleep(pause_s)
@@ -337,16 +284,20 @@ def _open_elsewhere(
 
 
 def _open_to_wait(
-    session: Session, names: Sequence[str], options: OpenOptions, openings: Sequence[AttachmentRef]
+    session: Session,
+    names: Sequence[str],
+    openings: Sequence[AttachmentRef],
+    device: DeviceLike | None,
+    timeout: float | None,
+    node: str = "",  # whichever has the fleet's event of a name
 ) -> list[SharedEvent]:
-    device = devices.parse(options.device)
-    node = options.node or ""  # whichever has the fleet's event of a name
-    bodies = [messages.Remote("open", node, name, default_device=uuid_of(device)) for name in names]
-    session.open(bodies, openings, options.timeout)
+    index = devices.parse(device)
+    bodies = [messages.Remote("open", node, name, default_device=uuid_of(index)) for name in names]
+    session.open(bodies, openings, timeout)
     opened = [SharedEvent(session, opening, is_recorder=False) for opening in openings]
     for event in opened:
-        if options.device is not None and event.device.index != device:
+        if device is not None and event.device.index != index:
             raise DeviceMismatch(
-                f"{event.name!r} of node {event.node!r} is waited for on {event.device} here, not on device {device}"
+                f"{event.name!r} of node {event.node!r} is waited for on {event.device} here, not on device {index}"
             )
     return opened

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from ipcsync._deadline import deadline_of, left_of
+from ipcsync._deadline import deadline_of, left_of, pauses
+from ipcsync._drivers import unwrap
+from ipcsync._engines import Engine
 from ipcsync._engines.core import PointBase, shortened
-from ipcsync._native import fork
-from ipcsync._session.session import session_of
+from ipcsync._locks import CallLock, under
+from ipcsync._native import context, fork
+from ipcsync._native.context import OnDevice
+from ipcsync._native.pinned import take
+from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._session.session import is_here, session_of
 from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
-from ipcsync.client import _ahead
 from ipcsync.client._twins import PointView, several
-from ipcsync.errors import IpcSyncError, RecorderLost, Reentered, WaitTimeout
+from ipcsync.errors import EngineMismatch, IpcSyncError, RecorderLost, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
-    from ipcsync._engines import Engine
     from ipcsync._session.attachments import AttachmentRef
 
 BETWEEN_LOOKS_S: tuple[float, float] = (0.001, 0.02)
 """Between looks whether a process has ended, at first and at most: the kernel's wait for a file lock has no timeout."""
 
 _SLICE_S = 0.05
+_PASSING_S = 1.0  # within which streams pass each other, or never do
+_STREAMS = 3  # that are asked whether they do
 _LEAST_S = 0.05  # for a point's first question to the coordinator, also of a call that only looks
+
+_asking = CallLock()
+_passing: set[int] = set()  # contexts, whose streams pass each other
 
 
 @shortened("__init__ wait query synchronize")
@@ -97,9 +108,13 @@ class Point(PointBase, PointView):
         a stream, ValueError for a timeout that is negative or NaN.
         """
         attached, timeout = self._bound_within(timeout)
+        engine = attached.engine
         if ahead:
-            _ahead.check(attached.engine, stream)
-        attached.engine.wait(self._generation, stream, timeout, ahead)
+            engine.check()
+            if isinstance(engine, Engine) and engine.kind != "event":  # else its use is over, or the engine says more
+                check_recorder(engine)
+                check_passing(stream_handle(stream)[1])
+        engine.wait(self._generation, stream, timeout, ahead)
 
     def query(self) -> bool:
         """Whether it is complete; False also while it is not recorded. Raises RecorderLost if it never will be."""
@@ -187,6 +202,55 @@ def look_whether_over(engine: Engine) -> bool | None:
     engine.guard.check_liveness()
     engine.check()  # after the look: it proves that the words were this use's
     return is_over
+
+
+# --- waits ahead of their records -------------------------------------------------------------------------------------
+
+
+def check_recorder(engine: Engine) -> None:
+    """Raise EngineMismatch if this process records the event."""
+    if engine.is_recorder or is_here(engine.board.epoch, engine.recorder):
+        raise EngineMismatch(
+            f"{engine.label} is recorded in this process, where a stream that waits ahead may share a hardware queue "
+            "with the one that is to record, and hold it back: record first, and wait without ahead=True"
+        )
+
+
+def check_passing(ordinal: int) -> None:
+    """Raise EngineMismatch if streams of the current context of device `ordinal` do not pass each other.
+
+    Streams share hardware queues, and in one queue what waits for a word stops everything behind it. The environment's
+    CUDA_DEVICE_MAX_CONNECTIONS does not tell how many there are, so three streams are asked; once, if they do.
+    """
+    with OnDevice(ordinal) as inside, inside:
+        here = int(unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent"))
+        if here in _passing or under(_asking, _pass_each_other, ordinal):
+            _passing.add(here)
+            return
+    raise EngineMismatch(
+        "ahead=True needs streams that pass one that waits, and those of this context share a hardware queue: set "
+        "CUDA_DEVICE_MAX_CONNECTIONS to 8 or more before CUDA is initialised"
+    )
+
+
+def _pass_each_other(ordinal: int) -> bool:
+    """Each stream waits for a word that the next one writes, so the first goes on only if all pass each other."""
+    driver = context.driver()
+    streams = [Stream(ordinal) for _ in range(_STREAMS)]
+    row = [take(ordinal, "lane", 8) for _ in range(_STREAMS + 1)]
+    cells = [ctypes.c_uint64.from_address(host) for host, _ in row]
+    for number, stream in enumerate(streams):
+        if number < _STREAMS - 1:
+            unwrap(driver.cuStreamWaitValue64(stream._handle, row[number + 1][1], 1, 0), "cuStreamWaitValue64")
+        unwrap(driver.cuStreamWriteValue64(stream._handle, row[number][1], 1, 0), "cuStreamWriteValue64")
+    has_passed = False
+    for pause_s in pauses(_PASSING_S, 50e-6, 50e-6):
+        if has_passed := bool(cells[0].value):
+            break
+        time.sleep(pause_s)
+    for cell in cells:
+        cell.value = 1
+    return has_passed
 
 
 # --- one wait for many points, for example of all readers of a buffer -------------------------------------------------

@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ipcsync.client.graphs import replay
+from ipcsync.client import graphs as replays
 from ipcsync.errors import IpcSyncError
 
 __all__ = ["install"]
 
-_HOOKS = {"register_graph_replay_start_hook": replay.begins, "register_graph_replay_end_hook": replay.ends}
+_HOOKS = {"register_graph_replay_start_hook": replays.begins, "register_graph_replay_end_hook": replays.ends}
 
 
 def install() -> None:
@@ -24,7 +24,7 @@ def install() -> None:
     Costs a replay two calls of Python. Raises IpcSyncError if torch is not imported, or is one without these hooks
     (they came after 2.13): then put launches in blocks of `Client.replay`.
     """
-    if replay.has_hooks:
+    if replays.has_hooks:
         return
     graphs: Any = getattr(getattr(sys.modules.get("torch"), "cuda", None), "graphs", None)
     if graphs is None:
@@ -36,4 +36,4 @@ def install() -> None:
         )
     for name, hook in _HOOKS.items():
         getattr(graphs, name)(hook)
-    replay.has_hooks = True
+    replays.has_hooks = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ipcsync._native import fork
 from ipcsync.client import Client
-from ipcsync.client.event import Naming
 
 
 class NamespacedClient(Client):
@@ -15,9 +14,11 @@ class NamespacedClient(Client):
     name (`record`, points) need no namespace.
     """
 
+    _shows_prefix = True
+
     def __init__(self, endpoint: str, namespace: str, name: str, timeout: float) -> None:
         fork.arm()
         self.namespace = namespace
         prefix = self._session_prefix = f"{namespace}/"
-        super().__init__(endpoint, prefix + name, naming=Naming(prefix, is_shown=True))
+        super().__init__(endpoint, prefix + name, prefix=prefix)
         self._begin(timeout)

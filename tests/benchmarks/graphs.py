@@ -10,7 +10,7 @@ from functools import partial
 
 import ipcsync
 from ipcsync._board.layout import L_COMPLETED
-from ipcsync.client.graphs.lanes import lane_of
+from ipcsync.client.graphs import lane_of
 from ipcsync.testing import Memory, StreamGate
 from ipcsync_bench import graphs as hosts
 from ipcsync_bench.calls import driver_call

@@ -16,7 +16,7 @@ from ipcsync._drivers import load, unwrap
 from ipcsync._native import event as native
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import made_here
-from ipcsync.client import _recording
+from ipcsync.client import unnamed
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import remote
@@ -303,7 +303,7 @@ def test_what_joins_waits_for_nothing_older(client: ipcsync.Client, engine: Engi
     """A stream that may be stuck for ever is not used for other streams' records."""
     held = ipcsync.Stream()
     with StreamGate(held):
-        stuck = [client.record_all(streams=[held], engine=engine) for _ in range(2 * _recording._KEPT)]
+        stuck = [client.record_all(streams=[held], engine=engine) for _ in range(2 * unnamed._KEPT)]
         client.record_all(streams=[ipcsync.Stream()], engine=engine).synchronize(DEADLINE_S)
         assert not any(point.query() for point in stuck)
 

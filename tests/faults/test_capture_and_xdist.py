@@ -17,7 +17,7 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync._drivers import load, unwrap
-from ipcsync.client import _ahead
+from ipcsync.client import point as points
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import remote
@@ -161,12 +161,12 @@ def test_row_40_a_process_may_connect_and_close_amid_a_capture(client: ipcsync.C
 
 
 def test_row_40_a_first_wait_ahead_breaks_no_capture(client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ahead, "_passing", set())
+    monkeypatch.setattr(points, "_passing", set())
     stream = ipcsync.Stream()
     with Capturing(), client.event("nobody's", engine="timeline") as event:
         event.at(1).wait(stream, ahead=True)
         assert not stream.query()
-    assert len(_ahead._passing) == 1
+    assert len(points._passing) == 1
     stream.synchronize()
 
 

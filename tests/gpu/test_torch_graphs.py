@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync.client.graphs import replay as replays
+from ipcsync.client import graphs as replays
 from ipcsync.integrations import torch as integration
 from tests.kit import driver_kit as kit
 from tests.kit.until import DEADLINE_S

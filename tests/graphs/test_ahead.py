@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 import ipcsync
-from ipcsync.client.graphs import captured as captures
+from ipcsync.client import graphs as captures
 from ipcsync.testing import Memory, StreamGate
 from tests.graphs import ahead_actions as do
 from tests.graphs.layers import call, captured, finish

@@ -9,7 +9,7 @@ import pytest
 
 import ipcsync
 from ipcsync._engines.core import Lane
-from ipcsync.client.graphs.lanes import lane_of
+from ipcsync.client.graphs import lane_of
 from ipcsync.testing import StreamGate
 from tests.graphs.layers import Layers, Sender
 from tests.kit.driver_functions import REFUSED, Call, replaced

@@ -12,7 +12,7 @@ import pytest
 
 import ipcsync
 from ipcsync._engines.core import Place
-from ipcsync.client.graphs.lanes import lanes
+from ipcsync.client.graphs import lanes
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
 from tests.graphs.layers import Layers, call, captured, finish

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import ipcsync
-from ipcsync.client.graphs import replay as replays
+from ipcsync.client import graphs as replays
 from ipcsync.integrations import torch as integration
 from ipcsync.testing import Memory, StreamGate
 from tests.graphs.layers import captured, finish

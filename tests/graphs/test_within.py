@@ -19,8 +19,8 @@ import ipcsync
 from ipcsync._board.layout import L_AWAITED
 from ipcsync._engines.core import lanes_of_process
 from ipcsync.client import client as client_module
-from ipcsync.client.graphs import lanes
-from ipcsync.client.graphs.lanes import lane_of
+from ipcsync.client import graphs
+from ipcsync.client.graphs import lane_of
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.fixtures import sleeps_in_core
@@ -448,7 +448,7 @@ def test_a_replay_whose_lane_another_stream_takes_meanwhile_has_one_of_its_own(
     one.expect(1)
     finish(one.layers.stream)
     lane, of = lane_of(one.layers.stream._handle, 0)
-    monkeypatch.setattr(lanes, "_MANY", 1)
+    monkeypatch.setattr(graphs, "_MANY_LANES", 1)
     others: list[ipcsync.Stream] = []
 
     def is_taken() -> bool:
@@ -472,13 +472,13 @@ def test_row_64_an_interrupt_while_a_lane_is_taken_or_made_leaves_the_lanes_of_b
     one: Stage, monkeypatch: pytest.MonkeyPatch, engine: EngineName
 ) -> None:
     first = one.layers.stream
-    monkeypatch.setattr(lanes, "_MANY", 1)
+    monkeypatch.setattr(graphs, "_MANY_LANES", 1)
     one.expect(1)
     for other in set(lanes_of_process) - {lane_of(first._handle, 0)[1]}:  # of earlier tests
         monkeypatch.delitem(lanes_of_process, other)
     for number in count():
         finish(first)
-        until(lambda: all(lane.is_free for lane in lanes.lanes()), "their brackets are over")
+        until(lambda: all(lane.is_free for lane in graphs.lanes()), "their brackets are over")
         second = ipcsync.Stream()
         was_interrupted = _is_interrupted_at(number, partial(lane_of, second._handle, 0))
         for value, stream in enumerate((first, second, first), number % 100):
@@ -490,11 +490,11 @@ def test_row_64_an_interrupt_while_a_lane_is_taken_or_made_leaves_the_lanes_of_b
 
 
 def _is_interrupted_at(number: int, function: Callable[[], object]) -> bool:
-    """Whether an exception before that line of `lanes` that is run, counted from 0, ended it."""
+    """Whether an exception before that line of `graphs` that is run, counted from 0, ended it."""
     lines = count()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename != lanes.__file__:
+        if frame.f_code.co_filename != graphs.__file__:
             return None
         if event == "line" and next(lines) == number:
             raise KeyboardInterrupt

@@ -19,9 +19,10 @@ import pytest_randomly  # noqa: F401
 
 from ipcsync import pytest_plugin
 from ipcsync._linux.process import start_time
-from ipcsync.client.event import Naming
+from ipcsync.client import Client
 from ipcsync.errors import ConnectError, ProtocolError, RecorderLost
 from ipcsync.pytest_plugin import gpu, run, spawned_main
+from ipcsync.pytest_plugin.namespaced import NamespacedClient
 from ipcsync.pytest_plugin.run import Run, RunCoordinator
 from ipcsync.pytest_plugin.spawned import Child, ChildError, Children
 from tests.kit.descriptors import descriptors
@@ -255,15 +256,22 @@ def test_stopping_a_run_without_a_coordinator_is_nothing() -> None:
     ("given", "full"), [("e", "ns/e"), ("ns/e", "ns/e"), ("nse", "ns/nse"), ("a/b", "ns/a/b"), ("ns/ns/e", "ns/ns/e")]
 )
 def test_a_name_goes_into_the_namespace_once_and_is_shown_with_it(given: str, full: str) -> None:
-    naming = Naming("ns/", is_shown=True)
-    assert (naming.full(given), naming.begin(given), naming.shown(full)) == (full, full, full)
-    assert (naming.begin(""), naming.begin("ns/")) == ("ns/", "ns/")
+    client = _namespaced()
+    assert (client._full(given), client._full_prefix(given), client._shown(full)) == (full, full, full)
+    assert (client._full_prefix(""), client._full_prefix("ns/")) == ("ns/", "ns/")
 
 
 @pytest.mark.parametrize(("wrong", "error"), [("", ProtocolError), ("ns/", ProtocolError), (None, TypeError)])
 def test_the_namespace_alone_is_no_name(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        Naming("ns/", is_shown=True).full(wrong)
+        _namespaced()._full(wrong)
+
+
+def _namespaced() -> NamespacedClient:
+    """One that is not connected."""
+    client = NamespacedClient.__new__(NamespacedClient)
+    Client.__init__(client, "ipc:///nowhere", prefix="ns/")
+    return client
 
 
 def test_what_is_no_function_of_a_module_is_refused() -> None:

@@ -116,7 +116,7 @@ def close() -> None:
 
 def do_streams_pass() -> bool:
     """Whether a stream goes on while others wait, so that they do not all share a hardware queue."""
-    from ipcsync.client._ahead import check_passing
+    from ipcsync.client.point import check_passing
 
     try:
         check_passing(0)

@@ -25,25 +25,26 @@ from ipcsync._session.feed import Notice
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client._connecting import connect
-from ipcsync.client._recording import chosen
 from ipcsync.client._twins import ClientView, warn_if_dropped
 from ipcsync.client.aio._runner import Pool, request, run, taking, twin
 from ipcsync.client.aio.event import (
     AsyncPoint,
+    AsyncReplay,
+    AsyncReplaying,
     AsyncReservation,
     AsyncSharedEvent,
+    AsyncUpcoming,
     attached,
     checked,
     lost_of,
     record,
     recorded,
 )
-from ipcsync.client.aio.replay import AsyncReplay, AsyncReplaying, AsyncUpcoming
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent, note_depth
-from ipcsync.client.graphs.captured import GraphRecord, GraphWait
+from ipcsync.client.graphs import GraphRecord, GraphWait
 from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over, wait_all
-from ipcsync.client.reservation import Reservation
+from ipcsync.client.unnamed import Reservation, chosen
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 __all__ = [

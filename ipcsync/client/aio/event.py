@@ -1,10 +1,12 @@
-"""Shared events, points and reservations for asyncio. They wrap the ones without `Async` in their names."""
+"""Shared events, points, reservations and replays for asyncio. They wrap the ones without `Async` in their names."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from time import monotonic_ns
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ipcsync._closing import AsyncClosing
@@ -19,13 +21,15 @@ from ipcsync._session.waits import Pending
 from ipcsync.client._twins import EventView, PointView, several
 from ipcsync.client.aio._runner import over, request, run
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.graphs import GraphRecord, GraphWait, Replay, Replaying, Upcoming
 from ipcsync.client.point import Point
-from ipcsync.client.reservation import Reservation
+from ipcsync.client.unnamed import Reservation
 from ipcsync.errors import ConnectError, IpcSyncError, RecorderLost, WaitTimeout
 from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
     from ipcsync._session.attachments import AttachmentRef
+    from ipcsync._session.session import Session
 
 T = TypeVar("T")
 
@@ -247,6 +251,84 @@ async def recorded(point: Point, timeout: float | None) -> None:
     """Wait until a point is recorded, at most `timeout` seconds."""
     attached = point._bound()
     await over(attached, Pending(attached.engine, point.generation, timeout, recorded=True))
+
+
+# --- replays ----------------------------------------------------------------------------------------------------------
+
+
+class AsyncReplay:
+    """What a block of `AsyncClient.replay` gives: behind it, `replay[record]` is the point of each GraphRecord."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+
+    def __getitem__(self, record: GraphRecord) -> AsyncPoint:
+        return AsyncPoint(self._replay[record])
+
+    @property
+    def is_used(self) -> bool:
+        """Whether something was queued for it; as `Replay.is_used`."""
+        return self._replay.is_used
+
+
+class AsyncReplaying:
+    """A block within which graphs are launched, for asyncio; see `Replaying`. Made by `AsyncClient.replay`."""
+
+    def __init__(
+        self,
+        session: Session,
+        waits: Mapping[GraphWait, AsyncPoint],
+        records: Mapping[GraphRecord, AsyncSharedEvent],
+        stream: StreamLike | None,
+        timeout: float | None,
+        *,
+        ahead: bool,
+    ) -> None:
+        if not (isinstance(waits, Mapping) and isinstance(records, Mapping)):
+            raise TypeError(
+                "replay takes waits, a mapping from GraphWait to AsyncPoint, and records, one from GraphRecord to "
+                f"AsyncSharedEvent, but got {type(waits).__name__} and {type(records).__name__}"
+            )
+        points = {wait: plain(point) for wait, point in waits.items()}
+        events = {record: event._event for record, event in records.items()}
+        self._replaying = Replaying(session, points, events, stream, timeout, ahead)
+        self._awaited = list(waits.values())
+        self._timeout = timeout
+        self._ahead = ahead
+
+    async def _await_points(self) -> None:
+        points = await attached(self._awaited)
+        if not self._ahead:
+            await all_recorded(points, self._timeout)
+
+    async def __aenter__(self) -> AsyncReplay:
+        await self._await_points()
+        self._replaying._locate()
+        await run(self._replaying._enter, lambda _: self._replaying._end_from_outside())
+        return AsyncReplay(self._replaying._replay)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        fork.check()
+        elsewhere = self._replaying._elsewhere()  # by this thread's current stream
+        await run(partial(self._replaying._leave, error, elsewhere), surely=True)
+
+
+class AsyncUpcoming(AsyncReplaying):
+    """A block for what torch replays within it, for asyncio; see `Upcoming`. Made by `AsyncClient.next`."""
+
+    async def __aenter__(self) -> AsyncReplay:
+        await self._await_points()
+        upcoming = Upcoming(self._replaying)
+        replay = upcoming.__enter__()
+        self._upcoming = upcoming  # the one that is entered
+        return AsyncReplay(replay)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._upcoming.__exit__(kind, error, traceback)
 
 
 # --- one wait for many points -----------------------------------------------------------------------------------------

@@ -1,29 +1,201 @@
-"""Replays of graphs that wait for points and record on events. What they check and do is in the core's replay.pxi."""
+"""Points in CUDA graphs: what is captured waits for a gate and writes a tap; ordinary streams beside it do the rest.
+
+What a replay checks and does is in the core's replay.pxi, and what those streams are given in its lane_steps.pxi.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 import threading
+from collections import OrderedDict
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
-from ipcsync._drivers import load
-from ipcsync._engines.core import Bracket, Lane, ReplayingBase, Wait
-from ipcsync._native import foreign, fork
-from ipcsync._native.stream import stream_handle
-from ipcsync.client import _ahead
-from ipcsync.client.graphs.captured import GraphRecord
-from ipcsync.client.graphs.lanes import lane_of, lanes
-from ipcsync.client.point import Point
+from ipcsync import _drivers
+from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import STREAM_NON_BLOCKING
+from ipcsync._engines.core import Bracket, Lane, Place, ReplayingBase, Wait, lanes_of_process
+from ipcsync._engines.engine import bind
+from ipcsync._locks import CallLock, under
+from ipcsync._native import context, foreign, fork
+from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.device import Device, parse
+from ipcsync._native.pinned import take
+from ipcsync._native.stream import Stream, stream_handle
+from ipcsync.client.point import Point, check_passing, check_recorder
 from ipcsync.errors import CaptureError, DeviceMismatch, DriverError, EngineMismatch, IpcSyncError, WaitTimeout
+from ipcsync.typing import DeviceLike, StreamLike
 
 if TYPE_CHECKING:
     from ipcsync._engines import Engine
     from ipcsync._session.session import Session
     from ipcsync.client.event import SharedEvent
 
+_MANY_CAPTURES = 64  # that are remembered: more are not under way at once
+_MANY_LANES = 32
+_LEGACY = 1  # CU_STREAM_LEGACY
+
 _log = logging.getLogger("ipcsync")
+_capturing, _making = CallLock(), CallLock()  # of captures, and of lanes
+_captures: OrderedDict[int, list[Captured]] = OrderedDict()  # by the ids of captures: what went into each, in order
+
+
+# --- what is captured -------------------------------------------------------------------------------------------------
+
+
+class Captured(Place):
+    """What both have: a word of 32 bits, and the captures that it went into."""
+
+    _noun: ClassVar[str]
+    _function: ClassVar[str]  # that is captured: with the word, and 1
+
+    def __init__(self, device: DeviceLike | None = None) -> None:
+        fork.arm()
+        index = parse(device)
+        super().__init__(index, take(index, self._noun, 4)[1], is_gate=isinstance(self, GraphWait))
+        self._behind: set[Captured] = set()  # of the same capture, those that came before in any, and behind in any
+        self._ahead_of: set[Captured] = set()
+
+    @property
+    def device(self) -> Device:
+        """The device of the graphs that it is for."""
+        return Device(self._index)
+
+    def is_capturing(self, stream: StreamLike | None = None) -> bool:
+        """Whether `stream` (the current one by default) is being captured, so that `capture` is possible."""
+        fork.check()
+        handle, ordinal = stream_handle(stream, self._index if stream is None else None)
+        with OnDevice(ordinal) as inside, inside:
+            return bool(context.is_capturing(handle))
+
+    def capture(self, stream: StreamLike | None = None) -> None:
+        """Put it into the graph that `stream` (the current one by default) is being captured into.
+
+        It may be in many graphs, in each once. Raises CaptureError where nothing is captured, for a second time in one
+        capture, and for a stream of another device; DriverError if the driver refuses it, as within the body of a
+        conditional node.
+        """
+        fork.check()
+        handle, ordinal = stream_handle(stream, self._index if stream is None else None)
+        with OnDevice(ordinal) as inside, inside:
+            if not context.is_capturing(handle):
+                self._refuse(
+                    "the stream is not being captured: call it between the begin and the end of a capture, and use "
+                    "Point.wait or SharedEvent.record for work outside of graphs"
+                )
+            status, number = unwrap(_drivers.load().cuStreamGetCaptureInfo(handle), "cuStreamGetCaptureInfo")[:2]
+            if int(status) != 1:
+                self._refuse("this capture is invalid already: an earlier call of it was refused")
+            if ordinal != self._index:
+                self._refuse(f"it is for device {self._index}, and the stream is of device {ordinal}")
+            under(_capturing, self._capture, handle, int(number))
+
+    def _capture(self, handle: DriverObject, number: int) -> None:
+        others = _captures.get(number, [])
+        if self in others:
+            self._refuse("it is in this capture already; make one for each place")
+        unwrap(getattr(_drivers.load(), self._function)(handle, self._address, 1, 0), self._function)
+        self._note_capture()
+        _captures[number] = [*others, self]
+        for other in others:
+            self._behind.add(other)
+            other._ahead_of.add(self)
+        while len(_captures) > _MANY_CAPTURES:
+            _captures.popitem(last=False)
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise CaptureError(f"this {self._noun} cannot be captured: {why}")
+
+    def is_surely_before(self, other: Captured) -> bool:
+        """Whether it came before `other` in each capture that has both, and there is one."""
+        return other in self._ahead_of and other not in self._behind
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} belongs to the graphs of its process: make one in the other process")
+
+
+class GraphWait(Captured):
+    """A place in CUDA graphs at which each replay waits for a point of its own, named at `Client.replay`.
+
+    `device` is that of the graphs, the current one by default. It belongs to the process: any client may use it, for
+    points of any event, and graphs that have it outlive clients.
+    """
+
+    _noun = "wait"
+    _function = "cuStreamWaitValue32"
+
+
+class GraphRecord(Captured):
+    """A place in CUDA graphs at which each replay records on an event that is named at `Client.replay`.
+
+    `device` is that of the graphs, the current one by default. It belongs to the process, as a GraphWait does.
+    """
+
+    _noun = "record"
+    _function = "cuStreamWriteValue32"
+
+
+# --- lanes: the library's own streams beside each launch stream -------------------------------------------------------
+
+
+def lane_of(launch: DriverObject, ordinal: int) -> tuple[Lane, int]:
+    """The lane of a launch stream of device `ordinal`, made at its first replay, and the stream's id.
+
+    StreamCapturing if it captures.
+    """
+    with OnDevice(ordinal) as inside, inside:
+        context.refuse_capturing(launch, "replay")
+        stream_id = _id_of(launch)
+        return lanes_of_process.get(stream_id) or under(_making, _make_lane, launch, ordinal, stream_id), stream_id
+
+
+def _id_of(stream: DriverObject) -> int:
+    return int(unwrap(context.driver().cuStreamGetId(stream), "cuStreamGetId"))
+
+
+def _make_lane(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
+    lane = lanes_of_process.get(stream_id)
+    if lane is not None:
+        return lane
+    bind()  # a replay may come before the first engine
+    driver = context.driver()
+    if int(launch) in LEGACY:
+        if stream_id != _id_of(_LEGACY):
+            raise CaptureError("the per-thread default stream is another one on each thread: launch on one of your own")
+        home = unwrap(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+    else:
+        home = unwrap(driver.cuStreamGetCtx(launch), "cuStreamGetCtx")
+    flags = unwrap(driver.cuStreamGetFlags(launch), "cuStreamGetFlags")
+    key = stream_id if int(flags) & STREAM_NON_BLOCKING else -1 - ordinal
+    for lane in lanes() if len(lanes_of_process) >= _MANY_LANES else ():  # a program may make a stream for each launch
+        if int(lane.home) == int(home) and lane.serve(launch, stream_id, key):  # its stream has no replays now
+            return lane
+    with OnDevice(ordinal, home) as inside, inside:
+        least = Stream.priority_range()[1]
+        own = Stream(ordinal, least), Stream(ordinal, least)
+        ids = _id_of(own[0]._handle), _id_of(own[1]._handle)
+        lane = Lane(ordinal, home, own, ids, [take(ordinal, "lane", 8) for _ in range(4)])
+    lane.serve(launch, stream_id, key)
+    return lane
+
+
+def beside(launch: DriverObject, ordinal: int) -> list[Stream]:
+    """The library's own streams beside a launch stream, if it has had a replay."""
+    if not lanes_of_process:
+        return []
+    with OnDevice(ordinal) as inside, inside:
+        context.refuse_capturing(launch, "resume")  # asking for the id would invalidate the capture
+        lane = lanes_of_process.get(_id_of(launch))
+    return [] if lane is None else [lane.feeder, lane.drainer]
+
+
+def lanes() -> list[Lane]:
+    """All lanes of this process."""
+    return list(lanes_of_process.copy().values())  # a copy, since a finalizer may change the table within any step
+
+
+# --- replays ----------------------------------------------------------------------------------------------------------
 
 
 class Replay(Bracket):
@@ -61,6 +233,7 @@ class Replaying(ReplayingBase):
 
     _replay_type = Replay
     _replay: Replay
+    _check_recorder = staticmethod(check_recorder)
 
     # --- what the core asks for ---------------------------------------------------------------------------------------
 
@@ -79,13 +252,10 @@ class Replaying(ReplayingBase):
         )
 
     def _find_lane(self) -> tuple[Lane, int]:
-        return lane_of(load().CUstream(self._address), self._ordinal)
+        return lane_of(_drivers.load().CUstream(self._address), self._ordinal)
 
     def _check_passing(self) -> None:
-        _ahead.check_passing(self._ordinal)
-
-    def _check_recorder(self, engine: Engine) -> None:
-        _ahead.check_recorder(engine)
+        check_passing(self._ordinal)
 
     def _record(self, event: SharedEvent, behind: list[Wait]) -> int:
         """Record on D, behind these waits too."""

@@ -1,17 +1,21 @@
-"""Records without a name: on a stream's own event, or behind many streams at once."""
+"""Records on events without a name: a stream's own, one behind many streams, or one that is sent before its record."""
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from threading import TIMEOUT_MAX
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from ipcsync import _drivers
+from ipcsync._closing import Closing
 from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import Wait
-from ipcsync._locks import CallLock, is_mine, under_within
+from ipcsync._locks import CallLock, attempt, is_mine, under_within
+from ipcsync._native import fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.event import wait_for_all, wait_for_each
 from ipcsync._native.stream import Stream, resolve
@@ -19,7 +23,7 @@ from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.owner import check_may_wait
 from ipcsync._session.session import Session
 from ipcsync.client._twins import several
-from ipcsync.client.event import OpenOptions, SharedEvent, open_events
+from ipcsync.client.event import SharedEvent, open_events
 from ipcsync.client.point import Point
 from ipcsync.errors import DriverError, EventClosed, QuotaExceeded, Reentered, WaitTimeout
 from ipcsync.typing import EngineChoice, StreamLike
@@ -30,6 +34,9 @@ StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
 _MANY = 32
 _LOOKS = 16  # how many events are looked at before another one is made
 _KEPT = 8  # streams of a context
+
+# One record, and room to repeat one that an exception interrupted: see `Engine._make_record`.
+RING = 2
 
 
 class UnnamedEvents:
@@ -74,9 +81,8 @@ class UnnamedEvents:
             event = self._take_over(key, depth)
         if event is not None:
             return event
-        options = OpenOptions(recorder=True, device=key[2], engine=key[3], depth=depth, timeout=left_of(deadline))
         try:
-            (event,) = open_events(self._session, [""], options, openings)
+            (event,) = open_events(self._session, [""], openings, True, key[2], key[3], depth, left_of(deadline))
         except QuotaExceeded:
             if (event := self._take_over(key, depth, looks=len(self.events))) is None:
                 raise
@@ -193,3 +199,87 @@ def chosen(streams: Iterable[StreamLike | None] | None) -> list[Stream] | None:
     if not named:
         raise ValueError("streams is empty: a point behind nothing would be complete at once; None means all of them")
     return named
+
+
+# --- a point that is sent before its record: for programs that name the end of work before it is submitted ------------
+
+
+class Reservation(Closing):
+    """One record that this session will make, on a stream that is not known yet. Made by `Client.reserve`.
+
+    Its point may be sent at once. A wait for it blocks until the record is made, or goes `ahead` of it; it never ends
+    because nothing was recorded so far. It raises RecorderLost if the reservation is closed, or its process dies,
+    before the record.
+
+    A context manager that closes it; close it once the record is made. A reservation that is dropped without being
+    closed is closed with a ResourceWarning.
+    """
+
+    def __init__(self, event: SharedEvent) -> None:
+        self._event = event
+        self._point = event.at(1)
+        self._lock = CallLock()
+        self._finalizer = weakref.finalize(self, _drop, event)
+        self._finalizer.atexit = False
+
+    @property
+    def point(self) -> Point:
+        """The point of the record, made already or not."""
+        return self._point
+
+    def record(self, stream: StreamLike | None = None, *, after: Iterable[Point] = ()) -> Point:
+        """Record after all work submitted to `stream` so far, and after the points `after`; the reserved point.
+
+        Only once: another record, also of another thread while one is under way, raises EventClosed, and so does a
+        closed reservation. Raises as `SharedEvent.record`; if nothing was recorded, it can be called again. On the
+        timeline engine a record that an exception ended may have been made: a further one raises EventClosed.
+        """
+        self._event._check()
+        points = several(after, "after", "points")  # before the lock: what gives them may call anything
+        point = attempt(self._lock, self._record, stream, points)
+        if point is None:
+            raise EventClosed(
+                f"a record of {self._event._engine.label}, a reservation, is under way: it allows one record"
+            )
+        return point
+
+    def _record(self, stream: StreamLike | None, after: Sequence[Point]) -> Point:
+        engine = self._event._engine
+        if engine._recorded:
+            raise EventClosed(
+                f"this reservation ({engine.label}) was recorded: it is for one record; reserve a further one"
+            )
+        if engine.may_be_recorded:
+            raise EventClosed(
+                f"an exception ended the record of this reservation ({engine.label}), and the GPU may have it: "
+                "its point then covers what was submitted before that; close it, and reserve a further one"
+            )
+        self._event.record(stream, after=after)
+        return self._point
+
+    def close(self) -> None:
+        """End it: if it was not recorded, waiters for its point get RecorderLost. A second call does nothing.
+
+        Its place with the coordinator is free once what was recorded is complete and no process is attached any more.
+        """
+        self._event.close()
+        self._finalizer.detach()  # behind it: an exception in between leaves the rest to the finalizer
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a reservation does not travel: send bytes(reservation.point)")
+
+    def __repr__(self) -> str:
+        if self._event._engine.is_closed or fork.is_in_bad_fork():
+            return f"<ipcsync.Reservation slot {self._event._engine.slot} closed>"
+        state = "recorded" if self._event._engine._recorded else "not recorded"
+        return f"<ipcsync.Reservation slot {self._event._engine.slot} {state}>"
+
+
+def _drop(event: SharedEvent) -> None:
+    """The finalizer of a reservation that was not closed."""
+    if fork.is_in_bad_fork() or event._engine.is_closed:
+        return
+    event._session.abandon([event._attached])  # the session's owner tells the coordinator
+    warnings.warn(
+        f"a reservation ({event._engine.label}) was dropped before it was closed", ResourceWarning, stacklevel=2
+    )
