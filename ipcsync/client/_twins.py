@@ -237,7 +237,7 @@ class PointView:
     _generation: int
 
     @abstractmethod
-    def _known(self) -> AttachmentRef:
+    def _bound(self) -> AttachmentRef:
         """The attachment."""
 
     @property
@@ -248,23 +248,23 @@ class PointView:
     @property
     def event_name(self) -> str:
         """The event's name; empty for a client's unnamed ones."""
-        return self._known().engine.name
+        return self._bound().engine.name
 
     @property
     def node(self) -> str:
         """The name of the node on which the event is recorded; "" for the node of this process."""
-        return self._known().engine.node
+        return self._bound().engine.node
 
     @property
     def device(self) -> Device:
         """The event's device, by this process's ordinals; of another node's event, the device that was current here."""
-        return self._known().device
+        return self._bound().device
 
     @property
     def is_recorded(self) -> bool:
         """Whether the record was made; `query` says whether it is complete."""
         fork.check()
-        engine = self._known().engine
+        engine = self._bound().engine
         is_recorded = engine.generation >= self._generation
         engine.check()  # after the read: it proves that the word was this event's
         return is_recorded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from threading import get_ident
@@ -28,19 +27,18 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeIn
 from ipcsync._wire.names import plain
 from ipcsync.client._twins import ClientView, several, warn_if_dropped
 from ipcsync.client.event import (
-    DEFAULT_DEPTH,
     SharedEvent,
-    check_depth,
-    check_engine,
     check_name,
     check_node,
+    depth_of,
+    engine_of,
     note_depth,
     open_events,
     short,
 )
 from ipcsync.client.graphs import GraphRecord, GraphWait, Replaying, Upcoming, beside, end_all
 from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over
-from ipcsync.client.unnamed import RING, Reservation, UnnamedEvents, chosen
+from ipcsync.client.unnamed import RING, Reservation, UnnamedEvents
 from ipcsync.errors import ConnectError, DeviceMismatch, InvalidDevice, IpcSyncError, WaitTimeout
 from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
@@ -84,8 +82,14 @@ class Client(ClientView, Closing):
         name = plain(name or "")
         if name:
             check_name(name, f"the session's name {short(name)}")
-        self._session = Session(_found_endpoint(endpoint), name, behind_all=chains == "session", shown=self._shown)
-        self._session.engine, self._session.depth = _found_engine(engine), _found_depth(depth)
+        try:
+            address = endpoints.absolute(
+                endpoints.default_endpoint() if endpoint is None else plain(endpoint, "an endpoint")
+            )
+        except (ValueError, FileNotFoundError) as error:
+            raise ConnectError(f"the default endpoint cannot be used: {error}") from None
+        self._session = Session(address, name, behind_all=chains == "session", shown=self._shown)
+        self._session.engine, self._session.depth = engine_of(engine), depth_of(depth)
         self._unnamed = UnnamedEvents(self._session)
         self._finalizer = warn_if_dropped(self, self._session)
 
@@ -253,8 +257,7 @@ class Client(ClientView, Closing):
         """
         self._session.check()
         points = bound(after)
-        joined = self._unnamed.join(devices.parse(device), chosen(streams))
-        return self._unnamed.record_behind(*joined, engine, timeout, points)
+        return self._unnamed.record_behind(*self._unnamed.join(device, streams), engine, timeout, points)
 
     def reserve(
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None
@@ -503,33 +506,3 @@ class Client(ClientView, Closing):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client is one session of one process: connect again in the process that needs one")
-
-
-# --- what the environment has in place of what `connect` was not given ------------------------------------------------
-
-
-def _found_endpoint(endpoint: str | None) -> str:
-    try:
-        return endpoints.absolute(
-            plain(endpoint, "an endpoint") if endpoint is not None else endpoints.default_endpoint()
-        )
-    except (ValueError, FileNotFoundError) as error:
-        raise ConnectError(f"the default endpoint cannot be used: {error}") from None
-
-
-def _found_engine(engine: EngineChoice) -> EngineChoice:
-    check_engine(engine)
-    if engine == "auto":
-        engine = cast("EngineChoice", os.environ.get("IPCSYNC_ENGINE") or "auto")
-        check_engine(engine, "IPCSYNC_ENGINE")
-    return engine
-
-
-def _found_depth(depth: int | None) -> int:
-    if depth is None:
-        text = os.environ.get("IPCSYNC_DEPTH") or str(DEFAULT_DEPTH)
-        if not (re.fullmatch("[0-9]{1,4}", text) and 1 <= int(text) <= 1024):
-            raise ValueError(f"IPCSYNC_DEPTH is from 1 to 1024, but got {text!r:.80}")
-        depth = int(text)
-    check_depth(depth)
-    return depth

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import DynamicClassAttribute
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from ipcsync._closing import Closing
 from ipcsync._deadline import deadline_of, left_of, pauses
@@ -155,18 +157,33 @@ def check_node(node: str) -> None:
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
+def engine_of(engine: EngineChoice) -> EngineChoice:
+    """The engine of a client, from the environment in place of "auto". ValueError for an invalid one."""
+    check_engine(engine)
+    if engine == "auto":
+        engine = cast("EngineChoice", os.environ.get("IPCSYNC_ENGINE") or "auto")
+        check_engine(engine, "IPCSYNC_ENGINE")
+    return engine
+
+
 def check_engine(engine: str, what: str = "engine") -> None:
     """ValueError for an invalid one."""
     if engine not in ("auto", "event", "timeline"):
         raise ValueError(f"{what} is 'auto', 'event' or 'timeline', but got {engine!r}")
 
 
-def check_depth(depth: int) -> None:
-    """ValueError or TypeError for an invalid one."""
+def depth_of(depth: int | None) -> int:
+    """The depth of a client, from the environment in place of None. ValueError or TypeError for an invalid one."""
+    if depth is None:
+        text = os.environ.get("IPCSYNC_DEPTH") or str(DEFAULT_DEPTH)
+        if not (re.fullmatch("[0-9]{1,4}", text) and 1 <= int(text) <= 1024):
+            raise ValueError(f"IPCSYNC_DEPTH is from 1 to 1024, but got {text!r:.80}")
+        return int(text)
     if isinstance(depth, bool) or not isinstance(depth, int):
         raise TypeError(f"depth is an int, but got {type(depth).__name__}")
     if not 1 <= depth <= 1024:
         raise ValueError(f"depth is from 1 to 1024, but got {depth}")
+    return depth
 
 
 def open_events(
@@ -187,8 +204,7 @@ def open_events(
     The caller abandons the openings if an exception comes before it has the events.
     """
     check_engine(engine)
-    if depth is not None:
-        check_depth(depth)
+    own_depth = session.depth if depth is None else depth_of(depth)
     if node is not None and fleet:
         raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
     session.check()
@@ -208,7 +224,7 @@ def open_events(
     )
     seconds = session.timeout if timeout is None else timeout
     why_not = session.driving.why_not_timeline(ordinal, seconds) if may_be_timeline and is_used_here else ""
-    likes = default, engine, session.depth if depth is None else depth, session.engine, why_not[:_LONGEST_REASON]
+    likes = default, engine, own_depth, session.engine, why_not[:_LONGEST_REASON]
     session.open([messages.Open(name, is_recorder, told, *likes) for name in names], openings, timeout)
     opened = [SharedEvent(session, opening, is_recorder=is_recorder) for opening in openings]
     for event in opened:

@@ -74,16 +74,12 @@ class Point(PointBase, PointView):
             self._attached = session.attach(key, seconds)
         return self._attached
 
-    def _known(self) -> AttachmentRef:
-        return self._bound()
-
     def _bound_within(self, timeout: float | None) -> tuple[AttachmentRef, float | None]:
-        """The attachment, and what it leaves of a wait's timeout."""
+        """The attachment, and what that leaves of a wait's timeout."""
         if self._attached is not None:
             return self._attached, timeout
         deadline = deadline_of(timeout)
-        attached = self._bound(timeout)
-        return attached, None if timeout is None else left_of(deadline)
+        return self._bound(timeout), left_of(deadline)
 
     @property
     def _key(self) -> PointKey:

@@ -17,6 +17,7 @@ from ipcsync._engines.core import Wait
 from ipcsync._locks import CallLock, attempt, is_mine, under_within
 from ipcsync._native import fork
 from ipcsync._native.context import OnDevice
+from ipcsync._native.device import parse
 from ipcsync._native.event import wait_for_all, wait_for_each
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.attachments import AttachmentRef
@@ -26,7 +27,7 @@ from ipcsync.client._twins import several
 from ipcsync.client.event import SharedEvent, open_events
 from ipcsync.client.point import Point
 from ipcsync.errors import DriverError, EventClosed, QuotaExceeded, Reentered, WaitTimeout
-from ipcsync.typing import EngineChoice, StreamLike
+from ipcsync.typing import DeviceLike, EngineChoice, StreamLike
 
 StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
 """A stream's address; the thread's id if the address means another stream on each, else 0; device; engine."""
@@ -136,21 +137,28 @@ class UnnamedEvents:
         finally:
             self._give_back(joined, home)
 
-    def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, list[Stream], list[Wait]]:
+    def join(
+        self, device: DeviceLike | None, streams: Iterable[StreamLike | None] | None
+    ) -> tuple[Stream, list[Stream], list[Wait]]:
         """A stream that waits for all work submitted to `streams` so far, its home, and the waits before that work.
 
-        None means all streams of a context of device `ordinal`. The stream is used for nothing else, and for one record
-        at a time: what another thread makes it wait for may never be complete.
+        None means all streams of a context of the device. The stream is used for nothing else, and for one record at a
+        time: what another thread makes it wait for may never be complete. ValueError for an empty list.
         """
-        joined, home = self._take_stream(ordinal, must_be_idle=streams is not None)
+        named = None if streams is None else [resolve(stream) for stream in several(streams, "streams", "streams")]
+        if named == []:
+            raise ValueError(
+                "streams is empty: a point behind nothing would be complete at once; None means all of them"
+            )
+        joined, home = self._take_stream(parse(device), must_be_idle=named is not None)
         try:
             # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
             # cover are in the list.
-            if streams is None:
+            if named is None:
                 wait_for_all(joined)
                 return joined, home, queued.latest(None)
-            wait_for_each(joined, streams)
-            keys = {queued.list_of(stream._handle, stream._index, "record") for stream in streams}
+            wait_for_each(joined, named)
+            keys = {queued.list_of(stream._handle, stream._index, "record") for stream in named}
             return joined, home, [wait for key in keys for wait in queued.latest(key)]
         except BaseException:
             self._give_back(joined, home)
@@ -159,23 +167,21 @@ class UnnamedEvents:
     def _take_stream(self, ordinal: int, *, must_be_idle: bool) -> tuple[Stream, list[Stream]]:
         """An idle stream if there is one, else a new one, and those that are kept beside it.
 
-        Until it is given back, no other call gets it.
-
-        A stream that still waits may do so for ever, since a recorder may be dead. It serves as well as an idle one for
-        a record of everything, which stands behind the kept streams too.
+        For a record of everything one that still waits, perhaps for ever, serves as well: that is behind all of these.
         """
         with OnDevice(ordinal) as inside, inside:
             kept = self._kept.setdefault(int(unwrap(_drivers.load().cuCtxGetCurrent(), "cuCtxGetCurrent")), [])
             try:
-                fit = next(([stream] for stream in kept if stream.query()), [] if must_be_idle else kept[-1:])
+                for _ in kept.copy():
+                    stream = kept.pop(0)  # until it is given back, no other call gets it
+                    if stream.query() or not must_be_idle:
+                        return stream, kept
+                    kept.append(stream)
+            except IndexError:  # other threads have the others
+                pass
             except DriverError:  # their context was destroyed, and another one has its address
                 kept.clear()
-                fit = []
-            try:
-                kept.remove(taken := fit[0])
-            except (IndexError, ValueError):  # there is none, or another thread was first
-                taken = Stream(ordinal)
-        return taken, kept
+            return Stream(ordinal), kept
 
     @staticmethod
     def _give_back(joined: Stream, home: list[Stream]) -> None:
@@ -189,16 +195,6 @@ def _is_idle(event: SharedEvent) -> bool:
         return not event.is_lost and event.state == "open" and event.completed == event.generation
     except EventClosed:
         return False
-
-
-def chosen(streams: Iterable[StreamLike | None] | None) -> list[Stream] | None:
-    """The streams that the caller of `record_all` named. ValueError for an empty list, TypeError for another type."""
-    if streams is None:
-        return None
-    named = [resolve(stream) for stream in several(streams, "streams", "streams")]
-    if not named:
-        raise ValueError("streams is empty: a point behind nothing would be complete at once; None means all of them")
-    return named
 
 
 # --- a point that is sent before its record: for programs that name the end of work before it is submitted ------------
@@ -269,10 +265,10 @@ class Reservation(Closing):
         raise TypeError("a reservation does not travel: send bytes(reservation.point)")
 
     def __repr__(self) -> str:
-        if self._event._engine.is_closed or fork.is_in_bad_fork():
-            return f"<ipcsync.Reservation slot {self._event._engine.slot} closed>"
-        state = "recorded" if self._event._engine._recorded else "not recorded"
-        return f"<ipcsync.Reservation slot {self._event._engine.slot} {state}>"
+        engine = self._event._engine
+        is_closed = engine.is_closed or fork.is_in_bad_fork()
+        state = "closed" if is_closed else "recorded" if engine._recorded else "not recorded"
+        return f"<ipcsync.Reservation slot {engine.slot} {state}>"
 
 
 def _drop(event: SharedEvent) -> None:

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from ipcsync import _drivers
 from ipcsync._deadline import bounded, deadline_of, left_of
-from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import unwrap
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
 from ipcsync._session.attachments import AttachmentRef
@@ -137,7 +137,13 @@ async def run(
     fork.check()
     # The context that is current here, NULL included; None before the driver is loaded.
     current = unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent") if _drivers.is_loaded() else None
-    job = Job(partial(_there, fn, current), undo and partial(_undo_elsewhere, undo))
+
+    def there() -> T:
+        if current is not None:
+            unwrap(context.driver().cuCtxSetCurrent(current), "cuCtxSetCurrent")
+        return fn()
+
+    job = Job(there, undo and partial(_undo_elsewhere, undo))
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     calls, unresolved = LoopCalls(), [future]
 
@@ -162,12 +168,6 @@ async def run(
 def _undo_elsewhere(undo: Callable[[T], object], made: T) -> None:
     """Undo on a thread of its own, since this may be called on the loop's, or by the garbage collector."""
     start(partial(undo, made), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
-
-
-def _there(fn: Callable[[], T], current: DriverObject) -> T:
-    if current is not None:
-        unwrap(context.driver().cuCtxSetCurrent(current), "cuCtxSetCurrent")
-    return fn()
 
 
 def _resolve(future: asyncio.Future[T], error: BaseException | None, result: T | None = None) -> None:

@@ -18,7 +18,6 @@ from ipcsync._closing import AsyncClosing
 from ipcsync._deadline import pauses
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
-from ipcsync._native.device import parse
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
@@ -44,7 +43,7 @@ from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent, note_depth
 from ipcsync.client.graphs import GraphRecord, GraphWait
 from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over, wait_all
-from ipcsync.client.unnamed import Reservation, chosen
+from ipcsync.client.unnamed import Reservation
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 __all__ = [
@@ -178,8 +177,7 @@ class AsyncClient(ClientView, AsyncClosing):
         self._session.check()
         points = bound(await attached(after))
         unnamed = self._client._unnamed
-        joined = unnamed.join(parse(device), chosen(streams))
-        record = partial(unnamed.record_behind, *joined, engine, timeout, points)
+        record = partial(unnamed.record_behind, *unnamed.join(device, streams), engine, timeout, points)
         return AsyncPoint(await run(record, surely=True))
 
     @twin(Client.reserve, Reservation.close)
@@ -239,7 +237,8 @@ class AsyncClient(ClientView, AsyncClosing):
         """Wait until every point is complete, at most `timeout` seconds in all; as `ipcsync.synchronize_all`."""
         waiting = checked(points, lost)
         await attached(waiting)
-        return [waiting[place] for place in await lost_of([point.synchronize(timeout) for point in waiting], lost)]
+        waits = [partial(point.synchronize, timeout) for point in waiting]
+        return [waiting[place] for place in await lost_of(waits, lost)]
 
     async def wait_all(
         self,
@@ -258,7 +257,7 @@ class AsyncClient(ClientView, AsyncClosing):
         chosen, waiting = resolve(stream), checked(points, lost)
         plain = await attached(waiting)
         unmade = [place for place, point in enumerate(plain) if not point.is_recorded]
-        waits = [recorded(plain[place], timeout) for place in unmade]
+        waits = [partial(recorded, plain[place], timeout) for place in unmade]
         skipped = {unmade[place] for place in await lost_of(waits, lost)}
         left = [point for place, point in enumerate(plain) if place not in skipped]
         lost_now = {id(point) for point in wait_all(left, chosen, timeout=0, lost=lost)}
@@ -269,7 +268,7 @@ class AsyncClient(ClientView, AsyncClosing):
         self._session.check()
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
-        attached, left = await point._bound(timeout)
+        attached, left = await point._attach(timeout)
         for pause_s in pauses(left, *BETWEEN_LOOKS_S):
             is_over = look_whether_over(attached.engine)
             if is_over is not False:

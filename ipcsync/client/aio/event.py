@@ -88,7 +88,7 @@ async def record(event: SharedEvent, stream: Stream, timeout: float | None, afte
         pause_s = _FIRST_PAUSE_S
         told = asyncio.get_running_loop().call_later(FULL_NS / 1e9, engine.note_full, oldest)
         try:
-            await over(event._attached, Pending(engine, oldest, None if timeout is None else left_s))
+            await over(event._attached, Pending(engine, oldest, left_s))
         except WaitTimeout:
             engine.raise_full(oldest, timeout)
         finally:
@@ -138,21 +138,17 @@ class AsyncPoint(PointView):
         self._point = point
         self._generation = point.generation
 
-    async def _bound(self, timeout: float | None = None) -> tuple[AttachmentRef, float | None]:
+    async def _attach(self, timeout: float | None = None) -> tuple[AttachmentRef, float | None]:
         """The attachment, asked for now if it is not known, and what that leaves of a wait's timeout."""
         deadline, attached = deadline_of(timeout), self._point._attached
         if attached is not None:
             return attached, timeout
-
-        def left() -> float | None:
-            return None if timeout is None else left_of(deadline)
-
-        # `left` is asked once it is a thread's turn.
         session = session_of(self._point._key.epoch)
-        attached = await request(session, lambda timeout: self._point._bound(left()))  # noqa: ARG005
-        return attached, left()
+        # What is left is asked once it is a thread's turn.
+        attached = await request(session, lambda timeout: self._point._bound(left_of(deadline)))  # noqa: ARG005
+        return attached, left_of(deadline)
 
-    def _known(self) -> AttachmentRef:
+    def _bound(self) -> AttachmentRef:
         if self._point._attached is None:
             raise ConnectError("this point was unpickled and not used yet: await one of its methods first")
         return self._point._attached
@@ -164,7 +160,7 @@ class AsyncPoint(PointView):
         fork.check()
         refuse_small_number(stream, 0)
         chosen = resolve(stream)
-        _, left = await self._bound(timeout)
+        _, left = await self._attach(timeout)
         try:
             self._point.wait(chosen, timeout=0, ahead=ahead)
         except WaitTimeout:
@@ -177,7 +173,7 @@ class AsyncPoint(PointView):
 
     async def synchronize(self, timeout: float | None = None) -> None:
         """Wait until it is complete; as `Point.synchronize`."""
-        attached, left = await self._bound(timeout)
+        attached, left = await self._attach(timeout)
         began, is_complete = monotonic_ns(), False
         try:
             await over(attached, Pending(attached.engine, self._generation, left))
@@ -189,7 +185,7 @@ class AsyncPoint(PointView):
         """Have `fn(point)` called once by the running loop, when the point is complete or can never be."""
         if not callable(fn):
             raise TypeError(f"a callback is callable, but got {type(fn).__name__}")
-        self._known()
+        self._bound()
         calls = LoopCalls()
         self._point.add_done_callback(lambda _: calls.soon(fn, self))
 
@@ -199,7 +195,7 @@ class AsyncPoint(PointView):
 
     async def _asked(self, ask: Callable[[], T]) -> T:
         """`ask()`: on a thread where it asks the driver, which another thread's call may keep from an answer."""
-        engine = (await self._bound())[0].engine
+        engine = (await self._attach())[0].engine
         if isinstance(engine, Engine) and engine.kind == "event" and self._generation > engine.known_complete:
             return await run(ask)
         answer = ask()
@@ -235,7 +231,7 @@ async def attached(points: Iterable[AsyncPoint]) -> list[Point]:
     found = []
     for point in several(points, "after", "AsyncPoints"):
         found.append(plain(point))
-        await point._bound()
+        await point._attach()
     return found
 
 
@@ -244,7 +240,7 @@ async def all_recorded(points: Sequence[Point], timeout: float | None = None) ->
     deadline = deadline_of(timeout)
     for point in points:
         if point._bound().engine.generation < point.generation:
-            await recorded(point, None if timeout is None else left_of(deadline))
+            await recorded(point, left_of(deadline))
 
 
 async def recorded(point: Point, timeout: float | None) -> None:
@@ -293,13 +289,11 @@ class AsyncReplaying:
         events = {record: event._event for record, event in records.items()}
         self._replaying = Replaying(session, points, events, stream, timeout, ahead)
         self._awaited = list(waits.values())
-        self._timeout = timeout
-        self._ahead = ahead
 
     async def _await_points(self) -> None:
         points = await attached(self._awaited)
-        if not self._ahead:
-            await all_recorded(points, self._timeout)
+        if not self._replaying._replay._is_ahead:
+            await all_recorded(points, self._replaying._timeout)
 
     async def __aenter__(self) -> AsyncReplay:
         await self._await_points()
@@ -343,7 +337,7 @@ def checked(points: Iterable[AsyncPoint], lost: Lost) -> list[AsyncPoint]:
     return several(points, "points", "AsyncPoints")
 
 
-async def lost_of(waits: Sequence[Coroutine[Any, Any, None]], lost: Lost) -> list[int]:
+async def lost_of(waits: Sequence[Callable[[], Coroutine[Any, Any, None]]], lost: Lost) -> list[int]:
     """Await all; the places of those that are lost, if they may be.
 
     Raises as soon as one is lost that may not be; else the error of the first in order, once all have ended.
@@ -357,21 +351,19 @@ async def lost_of(waits: Sequence[Coroutine[Any, Any, None]], lost: Lost) -> lis
         return [place for place, error in enumerate(errors) if error is not None]
     finally:
         await _end(tasks)
-        for wait in waits:
-            wait.close()  # one whose task was cancelled before it began would warn that it was never awaited
         del tasks, errors  # else an error, its traceback and this frame would keep each other
 
 
-async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _error_of(wait: Coroutine[Any, Any, None], lost: Lost) -> Exception | None:
+async def _error_of(wait: Callable[[], Coroutine[Any, Any, None]], lost: Lost) -> Exception | None:
     """What the wait raised; a loss is raised unless it may be skipped."""
     try:
-        await wait
+        await wait()
     except Exception as error:
         if lost == "raise" and isinstance(error, RecorderLost):
             raise
