@@ -29,27 +29,24 @@ def connect(
     """Open a session with a coordinator.
 
     `endpoint` is $IPCSYNC_ENDPOINT by default, else the coordinator's socket in the runtime directory. `name` is the
-    session's name for others. `timeout` in seconds, also for a daemon that is just starting; later requests have
-    `client.timeout`. `lease_ttl` in seconds asks for another TTL than the coordinator's default;
-    `client.lease_ttl` is the granted one, from 0.2 to 3600. `trace` is a directory for a trace of this process's calls
-    on shared events, $IPCSYNC_TRACE by default, "" for none. `chains` is "stream", or "session": each record then
-    depends on every wait of the process, whatever its stream. `prefix` is put before the name of every event and
-    stream that this client opens, lists and watches, and is left out in what it returns: two jobs with their own
-    prefixes share a coordinator and never see each other's names. `engine` is that of every event that this client
-    creates, named or not, unless a call names another one: "event", "timeline", or "auto", which takes $IPCSYNC_ENGINE,
-    and without that "timeline" where it works, else "event". `depth`, 1 to 1024, is likewise how many records of an
-    event may be in flight on the `event` engine: by default $IPCSYNC_DEPTH, else 16. An event that exists keeps its
-    engine and depth.
+    session's name for others. `timeout` in seconds, also for a daemon that just starts; later requests have
+    `client.timeout`. `lease_ttl` in seconds asks for another TTL than the coordinator's default; `client.lease_ttl` is
+    the granted one, from 0.2 to 3600. `trace` is a directory for a trace of this process's calls on shared events,
+    $IPCSYNC_TRACE by default, "" for none. `chains` is "stream", or "session": each record then depends on every wait
+    of the process, whatever its stream. `prefix` is put before the name of every event and stream that this client
+    opens, lists and watches, and is left out in what it returns: two jobs with their own prefixes share a coordinator
+    and never see each other's names. `engine` is that of every event that this client creates, named or not, unless a
+    call names another one: "event", "timeline", or "auto", which takes $IPCSYNC_ENGINE, and without that "timeline"
+    where it works, else "event". `depth`, 1 to 1024, is likewise how many records may be in flight on the `event`
+    engine: by default $IPCSYNC_DEPTH, else 16. An event that exists keeps both.
 
-    The client lives until its `close`, also if the program keeps no reference to it, which gives a ResourceWarning:
-    leave a `with` block, or close it.
+    The client lives until its `close`, also if the program keeps no reference to it, which gives a ResourceWarning.
 
     Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; QuotaExceeded
     if it has as many sessions as it may, or this process has too few descriptors, threads or memory left; IpcSyncError
-    where gevent or eventlet has replaced threads or what belongs to them; ProtocolError for an invalid name, prefix or
-    TTL; ValueError for a timeout that is negative or NaN, and for another `chains`, `engine` or `depth`; OSError if the
-    trace's directory is not writable; NoDriver, and ForkedProcessError in a process forked after CUDA or ipcsync was
-    used.
+    where gevent or eventlet has replaced threads; ProtocolError for an invalid name, prefix or TTL; ValueError for a
+    timeout that is negative or NaN, and for another `chains`, `engine` or `depth`; OSError if the trace's directory is
+    not writable; NoDriver, and ForkedProcessError in a process forked after CUDA or ipcsync was used.
     """
     fork.arm()
     client = Client(endpoint, name, prefix=prefix, chains=chains, engine=engine, depth=depth)
@@ -80,8 +77,8 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
 
     Of threads that ask at the same time one connects and tells; the others wait until it has, and get the same client.
 
-    In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked
-    afterwards, and the errors of `connect`.
+    In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked later, and
+    as `connect`.
     """
     fork.arm()  # before the lock, which may be held for ever in a forked child
     return under(outer, _get, on_connect)  # reentrant: a finalizer may ask in the middle of a connect

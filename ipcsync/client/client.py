@@ -46,13 +46,11 @@ from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats
 class Client(ClientView, Closing):
     """One session with a coordinator, with a lease that lives as long as this process does. Thread-safe.
 
-    Made by `connect`. A context manager that closes it. In a forked child every call but `close` raises
-    ForkedProcessError.
+    Made by `connect`. A context manager that closes it. In a forked child all but `close` raises ForkedProcessError.
 
     A method that asks the coordinator waits for its reply at most `timeout` seconds; None means `client.timeout`. It
     raises WaitTimeout after them; ClientClosed, CoordinatorLost or SessionExpired if the session is over; ValueError
-    for a timeout that is negative or NaN; and Reentered in a finalizer that the collector runs on a thread of ipcsync's
-    own.
+    for a timeout that is negative or NaN; Reentered in a finalizer on a thread of ipcsync's own.
     """
 
     _session_prefix = ""  # `list_sessions` and `watch` show only sessions whose names begin with it
@@ -162,8 +160,7 @@ class Client(ClientView, Closing):
     def bridge(self, *, timeout: float | None = None) -> BridgeInfo:
         """The bridge beside this coordinator, and what it has counted.
 
-        Unlike `nodes`, nothing but the bridge is asked, so it may be asked again and again. Raises NoBridge if there is
-        no bridge.
+        Nothing but the bridge is asked, so it may be asked again and again. Raises NoBridge if there is none.
         """
         return self._session.request(messages.Remote("bridge"), messages.BridgeInfo, timeout)
 
@@ -297,15 +294,14 @@ class Client(ClientView, Closing):
 
         Entering it blocks until each point is recorded, there is room for the records, and few enough replays are in
         flight, at most `timeout` seconds in all. `ahead=True` does not wait for the points' records: for points that
-        another process makes behind this replay's own records. What nobody ever records then holds the stream, and the
-        graph, until its recorder closes or dies.
+        another process makes behind this replay's own. What nobody ever records then holds the stream until its
+        recorder closes or dies.
 
         Entering raises what the waits and the records would, with nothing queued: RecorderLost, EventClosed,
-        NotRecorder, DeviceMismatch, WaitTimeout, StreamCapturing; EngineMismatch for a pending point of another
-        process on the `event` engine, for more records of an event than its depth, and for `ahead` where `Point.wait`
-        refuses it; CaptureError while another replay on the stream or with one of these waits and records is open, and
-        if torch's current stream is another.
-        Leaving raises what a record raised, once all is queued.
+        NotRecorder, DeviceMismatch, WaitTimeout, StreamCapturing; EngineMismatch for a pending point of another process
+        on the `event` engine, for more records of an event than its depth, and for `ahead` where `Point.wait` refuses
+        it; CaptureError while another replay on the stream, or with one of these waits and records, is open, and if
+        torch's current stream is another. Leaving raises what a record raised, once all is queued.
         """
         return Replaying(self._session, waits, records, stream, timeout, ahead)
 
@@ -351,8 +347,8 @@ class Client(ClientView, Closing):
         """The point in 48 bytes from any process. Asks the coordinator only at the event's first point.
 
         If its sender has closed or died by now, the point is complete if it was known complete, and else raises
-        RecorderLost at its use. Once another event has its slot, which takes a while, RecorderLost of cause "gone" is
-        raised here.
+        RecorderLost at its use. Once another event has its slot, after a while, this raises RecorderLost of cause
+        "gone".
 
         Raises ProtocolError for invalid bytes, StalePoint for a point of an earlier coordinator, after which this
         client is as good as before. Where a bridge runs or ran, a point of another epoch is another node's: NodeLost if
@@ -368,8 +364,7 @@ class Client(ClientView, Closing):
         True once its process has ended, and every child forked from it: a child keeps the driver's files open, and so
         GPU work under way. False after `timeout` seconds (None: no limit), for example while the recorder lives, also
         if its lease expired. False at once if it is never known: for a recorder in this process or on another node, and
-        under CUDA MPS, where a server goes on with a dead process's work. `RecorderLost.over` has what was known when
-        the error was raised.
+        under CUDA MPS, whose server goes on with its work. `RecorderLost.over` has what was known when it was raised.
 
         Raises EventClosed, CoordinatorLost or SessionExpired if this client's own use ends first; TypeError for an
         argument that is not a point, ValueError for a timeout that is negative or NaN.
@@ -461,8 +456,7 @@ class Client(ClientView, Closing):
 
         The coordinator makes a CUDA context on the device for it, as for an event of the engine `event`, and keeps it.
 
-        Raises InvalidDevice, DeviceMismatch for a device that the coordinator does not serve, and TypeError for an
-        argument that is not a device.
+        Raises InvalidDevice, DeviceMismatch for a device that the coordinator does not serve, TypeError for no device.
         """
         ordinal = devices.parse(device)
         reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply, timeout)
@@ -478,8 +472,7 @@ class Client(ClientView, Closing):
                 if notice.kind in ("recorder_died", "recorder_expired"):
                     print(f"{notice.name}: {notice.session} (pid {notice.pid}) {notice.cause}")
 
-        ValueError for a timeout that is negative or NaN. While it is read it raises CoordinatorLost, SessionExpired or
-        ClientClosed once the session is over.
+        ValueError for a timeout that is negative or NaN. Reading raises CoordinatorLost, SessionExpired, ClientClosed.
         """
         return self._notices(prefix, timeout)
 
@@ -497,8 +490,7 @@ class Client(ClientView, Closing):
     def close(self) -> None:
         """Close the session and all that it opened. A second call, and a call in a forked child, do nothing.
 
-        It waits up to a second for work in flight. Waiters for work that is not complete by then still get it if this
-        process lives until it is complete.
+        It waits up to a second for work in flight. Waiters for the rest still get it if this process lives on.
         """
         self._session.drop()  # first: an exception in what follows leaves a session that ends
         end_all(self._session)

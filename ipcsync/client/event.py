@@ -56,8 +56,7 @@ _HINTS = {
 class SharedEvent(EventBase, EventView[Point], Closing):
     """A named channel of GPU work: one session records on it, any number wait.
 
-    Made by `Client.event`. Each record makes the next generation, and returns its point. A context manager that closes
-    it.
+    Made by `Client.event`. Each record makes the next generation and returns its point. A context manager: it closes.
     """
 
     def __init__(self, session: Session, opening: AttachmentRef, *, is_recorder: bool) -> None:
@@ -74,8 +73,7 @@ class SharedEvent(EventBase, EventView[Point], Closing):
 
         If `depth` records are in flight on the `event` engine, it first blocks until the oldest is complete, at most
         `timeout` seconds (WaitTimeout names the oldest). Raises NotRecorder if it was not opened with `recorder=True`,
-        DeviceMismatch for a stream of another device, StreamCapturing, EventClosed, and what each use of a Point
-        raises.
+        DeviceMismatch for a stream of another device, StreamCapturing, EventClosed, and as each use of a Point.
 
         The record depends on every wait that this library queued on `stream` earlier, and on the points `after`:
         name those that the work depends on by other means (torch, CUDA events, a graph), which ipcsync cannot see. The

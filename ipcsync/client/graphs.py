@@ -73,8 +73,7 @@ class Captured(Place):
         """Put it into the graph that `stream` (the current one by default) is being captured into.
 
         It may be in many graphs, in each once. Raises CaptureError where nothing is captured, for a second time in one
-        capture, and for a stream of another device; DriverError if the driver refuses it, as within the body of a
-        conditional node.
+        capture, and for a stream of another device; DriverError if the driver refuses it, as in a conditional node.
         """
         fork.check()
         handle, ordinal = stream_handle(stream, self._index if stream is None else None)

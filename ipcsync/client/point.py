@@ -47,9 +47,8 @@ class Point(PointBase, PointView):
     client of the same coordinator. It pickles too: an unpickled point belongs to the process's client of that
     coordinator, and its use raises ConnectError if there is none.
 
-    Each use raises EventClosed if the event was closed in this process, CoordinatorLost or SessionExpired if the
-    client's session is over, and ForkedProcessError in a forked child. The first use of an unpickled one also raises
-    what `Client.point` does.
+    Each use raises EventClosed if the event was closed here, CoordinatorLost or SessionExpired if the client's session
+    is over, and ForkedProcessError in a forked child. The first use of an unpickled one also raises as `Client.point`.
     """
 
     __slots__ = ("__weakref__", "_unbound")
@@ -119,7 +118,7 @@ class Point(PointBase, PointView):
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until it is complete, with the GIL released, at most `timeout` seconds (None: as long as it can be).
 
-        Raises RecorderLost if it never will be, and WaitTimeout.
+        Raises RecorderLost if it never will be, WaitTimeout, and ValueError for a timeout that is negative or NaN.
         """
         attached, timeout = self._bound_within(timeout)
         attached.engine.synchronize(self._generation, timeout)
@@ -261,8 +260,7 @@ def synchronize_all(
     leaves such points out. Returns the points that were left out, in order. Their recorder's work may still be under
     way: see `RecorderLost.over` before you reuse its memory.
 
-    Raises as `Point.synchronize`, WaitTimeout for the first that is not complete, ValueError for another `lost`
-    or a timeout that is negative or NaN.
+    Raises as `Point.synchronize`, WaitTimeout for the first that is not complete, ValueError for an invalid `lost`.
     """
     return _each(points, lambda point, seconds: point.synchronize(seconds), timeout, lost)
 
@@ -281,8 +279,7 @@ def wait_all(
     driver has the wait, also with `lost="skip"`, the stream waits for lost work: its next record raises
     RecorderLost, until `Client.resume`. Wait for such points on the host instead, by `synchronize_all`.
 
-    Raises as `Point.wait`, WaitTimeout for the first that is not recorded, ValueError for another `lost` or a
-    timeout that is negative or NaN.
+    Raises as `Point.wait`, WaitTimeout for the first that is not recorded, ValueError for an invalid `lost`.
     """
     return _each(points, lambda point, seconds: point.wait(stream, timeout=seconds), timeout, lost)
 

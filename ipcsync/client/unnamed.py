@@ -95,8 +95,7 @@ class UnnamedEvents:
         """An event of the same kind whose work is complete, taken from its stream; None if there is none.
 
         Its points stay valid: a generation is complete once all before it are, on whichever stream it was recorded. The
-        other stream's next record gets an event as a new stream does. Lost events are closed: nobody may ever record on
-        their streams again.
+        other stream's next record gets an event as a new stream does. Lost events are closed.
         """
         others = list(self.events)
         # From another place each time, so that busy ones are not looked at again at once.
@@ -204,11 +203,9 @@ class Reservation(Closing):
     """One record that this session will make, on a stream that is not known yet. Made by `Client.reserve`.
 
     Its point may be sent at once. A wait for it blocks until the record is made, or goes `ahead` of it; it never ends
-    because nothing was recorded so far. It raises RecorderLost if the reservation is closed, or its process dies,
-    before the record.
+    because nothing was recorded so far. It raises RecorderLost if it is closed, or its process dies, before the record.
 
-    A context manager that closes it; close it once the record is made. A reservation that is dropped without being
-    closed is closed with a ResourceWarning.
+    A context manager that closes it; close it once the record is made. Dropping it closes it with a ResourceWarning.
     """
 
     def __init__(self, event: SharedEvent) -> None:

@@ -1,10 +1,9 @@
 """Running the calls of an asynchronous client so that none of them makes the loop wait.
 
 Records and waits on streams are made on the loop's thread, and queries that no driver's answer is needed for: a
-hand-over to another one costs ten times as much.
-Requests, which end by their own timeouts, have a pool of threads. Waits for GPU work take no thread of their own: the
-session's thread that looks at all of them tells the loop. A call that may last as long as the session has a thread for
-itself.
+hand-over to another one costs ten times as much. Requests, which end by their own timeouts, have a pool of threads.
+Waits for GPU work take no thread of their own: the session's thread that looks at all of them tells the loop. A long
+call has one for itself.
 """
 
 from __future__ import annotations
