@@ -53,8 +53,7 @@ class Client(ClientView, Closing):
     for a timeout that is negative or NaN; Reentered in a finalizer on a thread of ipcsync's own.
     """
 
-    _session_prefix = ""  # `list_sessions` and `watch` show only sessions whose names begin with it
-    _shows_prefix = False  # in names, and takes them with it or without it
+    _shows_prefix = False  # in names, takes them with it or without it, and shows only sessions whose names have it
 
     def __init__(
         self,
@@ -75,6 +74,7 @@ class Client(ClientView, Closing):
         def without(name: str) -> str:
             return name.removeprefix(prefix)
 
+        self._session_prefix = prefix if self._shows_prefix else ""
         self._taken: Callable[[str], str] = without if self._shows_prefix else str  # a name without the prefix
         self._shown: Callable[[str], str] = str if self._shows_prefix else without  # also one to which a point has led
         name = plain(name or "")
@@ -226,7 +226,7 @@ class Client(ClientView, Closing):
             event = self._unnamed.take(key, depth)
         if depth is not None:
             note_depth(event, depth)
-        return event._record_on(handle, ordinal, timeout, bound(after) if after else ())
+        return Point(event._attached, event._engine.record(handle, ordinal, timeout, bound(after) if after else ()))
 
     def record_all(
         self,
@@ -254,7 +254,7 @@ class Client(ClientView, Closing):
         """
         self._session.check()
         points = bound(after)
-        return self._unnamed.record_behind(*self._unnamed.join(device, streams), engine, timeout, points)
+        return self._unnamed.record_behind(self._unnamed.join(device, streams), engine, timeout, points)
 
     def reserve(
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None

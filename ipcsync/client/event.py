@@ -9,28 +9,23 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import DynamicClassAttribute
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import NoReturn, cast
 
 from ipcsync._closing import Closing
 from ipcsync._deadline import deadline_of, left_of, pauses
-from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import EventBase, shortened
 from ipcsync._native import device as devices
 from ipcsync._native import fork
 from ipcsync._native.context import count, current_ordinal, has_current, has_primary, uuid_of
 from ipcsync._native.stream import stream_handle
 from ipcsync._session.attachments import AttachmentRef
+from ipcsync._session.session import Session
 from ipcsync._wire import messages
 from ipcsync._wire import names as event_names
 from ipcsync.client._twins import EventView
 from ipcsync.client.point import Point, bound
 from ipcsync.errors import DeviceMismatch, EngineMismatch, ProtocolError, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChoice, StreamLike
-
-if TYPE_CHECKING:
-    from ipcsync._engines import Engine
-    from ipcsync._engines.core import Wait
-    from ipcsync._session.session import Session
 
 DEFAULT_DEPTH = 16
 """How many records of an event may be in flight on the `event` engine, unless its creator says otherwise."""
@@ -85,18 +80,7 @@ class SharedEvent(EventBase, EventView[Point], Closing):
         if not (self._is_open and self._is_recorder):
             self._raise_not_recorder()
         handle, ordinal = stream_handle(stream, self._engine.ordinal if stream is None else None)
-        return self._record_on(handle, ordinal, timeout, bound(after) if after else ())
-
-    def _record_on(
-        self,
-        handle: DriverObject,
-        ordinal: int,
-        timeout: float | None,
-        after: Sequence[tuple[Engine, int]] = (),
-        behind: Sequence[Wait] = (),
-    ) -> Point:
-        """Record on the CUstream `handle` of device `ordinal`, without a check of the role; for `Client.record`."""
-        return Point(self._attached, self._engine.record(handle, ordinal, timeout, after, behind))
+        return Point(self._attached, self._engine.record(handle, ordinal, timeout, bound(after) if after else ()))
 
     def _raise_not_recorder(self) -> None:
         self._check()

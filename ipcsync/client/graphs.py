@@ -9,12 +9,12 @@ import logging
 import sys
 import threading
 from collections import OrderedDict
-from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers import STREAM_NON_BLOCKING
+from ipcsync._engines import Engine
 from ipcsync._engines.core import Bracket, Lane, Place, ReplayingBase, Wait, lanes_of_process
 from ipcsync._engines.engine import bind
 from ipcsync._locks import CallLock, under
@@ -22,15 +22,12 @@ from ipcsync._native import context, foreign, fork
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.device import Device, parse
 from ipcsync._native.pinned import take
-from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._native.stream import Stream, resolve, stream_handle
+from ipcsync._session.session import Session
+from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, check_passing, check_recorder
 from ipcsync.errors import CaptureError, DeviceMismatch, DriverError, EngineMismatch, IpcSyncError, WaitTimeout
 from ipcsync.typing import DeviceLike, StreamLike
-
-if TYPE_CHECKING:
-    from ipcsync._engines import Engine
-    from ipcsync._session.session import Session
-    from ipcsync.client.event import SharedEvent
 
 _MANY_CAPTURES = 64  # that are remembered: more are not under way at once
 _MANY_LANES = 32
@@ -64,10 +61,7 @@ class Captured(Place):
 
     def is_capturing(self, stream: StreamLike | None = None) -> bool:
         """Whether `stream` (the current one by default) is being captured, so that `capture` is possible."""
-        fork.check()
-        handle, ordinal = stream_handle(stream, self._index if stream is None else None)
-        with OnDevice(ordinal) as inside, inside:
-            return bool(context.is_capturing(handle))
+        return resolve(stream, self._index if stream is None else None).is_capturing()
 
     def capture(self, stream: StreamLike | None = None) -> None:
         """Put it into the graph that `stream` (the current one by default) is being captured into.
@@ -257,9 +251,8 @@ class Replaying(ReplayingBase):
         check_passing(self._ordinal)
 
     def _record(self, event: SharedEvent, behind: list[Wait]) -> int:
-        """Record on D, behind these waits too."""
         stream = self._drainer
-        return event._record_on(stream._handle, stream._index, self._timeout, (), behind).generation
+        return event._engine.record(stream._handle, stream._index, self._timeout, (), behind)
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
@@ -389,9 +382,7 @@ class Upcoming:
         if error is not self._outer:
             self._error = error
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self in _blocks():
             _blocks().remove(self)
         if self._is_used:

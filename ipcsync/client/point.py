@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ipcsync._deadline import deadline_of, left_of, pauses
 from ipcsync._drivers import unwrap
@@ -16,6 +16,7 @@ from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.pinned import take
 from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import is_here, session_of
 from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
@@ -23,9 +24,6 @@ from ipcsync._wire.point import PointKey
 from ipcsync.client._twins import PointView, several
 from ipcsync.errors import EngineMismatch, IpcSyncError, RecorderLost, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike
-
-if TYPE_CHECKING:
-    from ipcsync._session.attachments import AttachmentRef
 
 BETWEEN_LOOKS_S: tuple[float, float] = (0.001, 0.02)
 """Between looks whether a process has ended, at first and at most: the kernel's wait for a file lock has no timeout."""
@@ -163,9 +161,8 @@ class Point(PointBase, PointView):
         return hash(self._key)
 
     def __repr__(self) -> str:
-        key = self._key
         name = self._attached.engine.name if self._attached is not None else ""
-        return f"<ipcsync.Point {name or f'slot {key.slot}'} generation={key.generation}>"
+        return f"<ipcsync.Point {name or f'slot {self._key.slot}'} generation={self._generation}>"
 
     def __reduce__(self) -> tuple[Any, tuple[bytes]]:
         return _unpickle, (bytes(self),)

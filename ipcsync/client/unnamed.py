@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterable, Sequence
 from threading import TIMEOUT_MAX
 from typing import NoReturn, TypeAlias
@@ -31,6 +32,8 @@ from ipcsync.typing import DeviceLike, EngineChoice, StreamLike
 
 StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
 """A stream's address; the thread's id if the address means another stream on each, else 0; device; engine."""
+Joined: TypeAlias = tuple[Stream, deque[Stream], list[Wait]]
+"""A stream behind many, where it is kept, and the waits before their work."""
 
 _MANY = 32
 _LOOKS = 16  # how many events are looked at before another one is made
@@ -46,7 +49,7 @@ class UnnamedEvents:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.events: dict[StreamKey, SharedEvent] = {}
-        self._kept: dict[int, list[Stream]] = {}  # by context; those that no record uses now
+        self._kept: dict[int, deque[Stream]] = {}  # by context; those that no record uses now
         self._look_from = 0
         self._lock = CallLock()
 
@@ -118,27 +121,21 @@ class UnnamedEvents:
     # --- behind many streams ------------------------------------------------------------------------------------------
 
     def record_behind(
-        self,
-        joined: Stream,
-        home: list[Stream],
-        waits: list[Wait],
-        engine: EngineChoice,
-        timeout: float | None,
-        after: Sequence[tuple[Engine, int]],
+        self, joined: Joined, engine: EngineChoice, timeout: float | None, after: Sequence[tuple[Engine, int]]
     ) -> Point:
         """Record on the stream that `join` returned, behind the waits that it returned, and keep it at its home."""
+        stream, home, waits = joined
         try:
-            key = (joined.stream_id, 0, joined.device_index, engine)
+            key = (stream.stream_id, 0, stream.device_index, engine)
             event = self.events.get(key)
             if event is None or event.is_lost:
                 event = self.take(key, None)
-            return event._record_on(joined._handle, joined.device_index, timeout, after, waits)
+            generation = event._engine.record(stream._handle, stream.device_index, timeout, after, waits)
+            return Point(event._attached, generation)
         finally:
-            self._give_back(joined, home)
+            home.append(stream)
 
-    def join(
-        self, device: DeviceLike | None, streams: Iterable[StreamLike | None] | None
-    ) -> tuple[Stream, list[Stream], list[Wait]]:
+    def join(self, device: DeviceLike | None, streams: Iterable[StreamLike | None] | None) -> Joined:
         """A stream that waits for all work submitted to `streams` so far, its home, and the waits before that work.
 
         None means all streams of a context of the device. The stream is used for nothing else, and for one record at a
@@ -160,19 +157,20 @@ class UnnamedEvents:
             keys = {queued.list_of(stream._handle, stream._index, "record") for stream in named}
             return joined, home, [wait for key in keys for wait in queued.latest(key)]
         except BaseException:
-            self._give_back(joined, home)
+            home.append(joined)
             raise
 
-    def _take_stream(self, ordinal: int, *, must_be_idle: bool) -> tuple[Stream, list[Stream]]:
+    def _take_stream(self, ordinal: int, *, must_be_idle: bool) -> tuple[Stream, deque[Stream]]:
         """An idle stream if there is one, else a new one, and those that are kept beside it.
 
         For a record of everything one that still waits, perhaps for ever, serves as well: that is behind all of these.
         """
         with OnDevice(ordinal) as inside, inside:
-            kept = self._kept.setdefault(int(unwrap(_drivers.load().cuCtxGetCurrent(), "cuCtxGetCurrent")), [])
+            here = int(unwrap(_drivers.load().cuCtxGetCurrent(), "cuCtxGetCurrent"))
+            kept = self._kept.setdefault(here, deque(maxlen=_KEPT))
             try:
                 for _ in kept.copy():
-                    stream = kept.pop(0)  # until it is given back, no other call gets it
+                    stream = kept.popleft()  # until it is given back, no other call gets it
                     if stream.query() or not must_be_idle:
                         return stream, kept
                     kept.append(stream)
@@ -181,11 +179,6 @@ class UnnamedEvents:
             except DriverError:  # their context was destroyed, and another one has its address
                 kept.clear()
             return Stream(ordinal), kept
-
-    @staticmethod
-    def _give_back(joined: Stream, home: list[Stream]) -> None:
-        if len(home) < _KEPT:
-            home.append(joined)
 
 
 def _is_idle(event: SharedEvent) -> bool:

@@ -19,6 +19,6 @@ class NamespacedClient(Client):
     def __init__(self, endpoint: str, namespace: str, name: str, timeout: float) -> None:
         fork.arm()
         self.namespace = namespace
-        prefix = self._session_prefix = f"{namespace}/"
+        prefix = f"{namespace}/"
         super().__init__(endpoint, prefix + name, prefix=prefix)
         self._begin(timeout)

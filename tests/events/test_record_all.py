@@ -403,5 +403,5 @@ def test_two_that_record_at_a_time_share_no_stream(client: ipcsync.Client, engin
         some, all_ = both.join(0, [stream]), both.join(0, None)
         assert some[0] != all_[0]
         for joined in (some, all_):
-            both.record_behind(*joined, engine, 10, ()).synchronize(10)
+            both.record_behind(joined, engine, 10, ()).synchronize(10)
     assert [len(kept) for kept in both._kept.values()] == [2]

@@ -112,11 +112,6 @@ async def _open(open_session: Callable[[], Client]) -> AsyncClient:
     return AsyncClient(await run(open_quietly, Client.close))
 
 
-def _close_all(events: list[SharedEvent]) -> None:
-    for event in events:
-        event.close()
-
-
 class AsyncClient(ClientView, AsyncClosing):
     """One session with a coordinator, for asyncio; see `Client`. Made by `aconnect`.
 
@@ -136,7 +131,7 @@ class AsyncClient(ClientView, AsyncClosing):
         """Open a shared event, or create it; as `Client.event`. If it is cancelled, what it opened is closed again."""
         return AsyncSharedEvent(event)
 
-    @twin(Client.events, _close_all)
+    @twin(Client.events, lambda events: [*map(SharedEvent.close, events)])
     def events(self, events: list[SharedEvent]) -> list[AsyncSharedEvent]:
         """Open many shared events, all or none; as `Client.events`. If it is cancelled, they are closed again."""
         return [AsyncSharedEvent(event) for event in events]
@@ -177,7 +172,7 @@ class AsyncClient(ClientView, AsyncClosing):
         self._session.check()
         points = bound(await attached(after))
         unnamed = self._client._unnamed
-        record = partial(unnamed.record_behind, *unnamed.join(device, streams), engine, timeout, points)
+        record = partial(unnamed.record_behind, unnamed.join(device, streams), engine, timeout, points)
         return AsyncPoint(await run(record, surely=True))
 
     @twin(Client.reserve, Reservation.close)

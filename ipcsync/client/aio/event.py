@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ipcsync._closing import AsyncClosing
 from ipcsync._deadline import FULL_NS, deadline_of, left_of
@@ -16,7 +15,8 @@ from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
-from ipcsync._session.session import session_of
+from ipcsync._session.attachments import AttachmentRef
+from ipcsync._session.session import Session, session_of
 from ipcsync._session.waits import Pending
 from ipcsync.client._twins import EventView, PointView, several
 from ipcsync.client.aio._runner import over, request, run
@@ -26,10 +26,6 @@ from ipcsync.client.point import Point
 from ipcsync.client.unnamed import Reservation
 from ipcsync.errors import ConnectError, IpcSyncError, RecorderLost, WaitTimeout
 from ipcsync.typing import StreamLike
-
-if TYPE_CHECKING:
-    from ipcsync._session.attachments import AttachmentRef
-    from ipcsync._session.session import Session
 
 T = TypeVar("T")
 
@@ -301,9 +297,7 @@ class AsyncReplaying:
         await run(self._replaying._enter, lambda _: self._replaying._end_from_outside())
         return AsyncReplay(self._replaying._replay)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         fork.check()
         elsewhere = self._replaying._elsewhere()  # by this thread's current stream
         await run(partial(self._replaying._leave, error, elsewhere), surely=True)
@@ -319,9 +313,7 @@ class AsyncUpcoming(AsyncReplaying):
         self._upcoming = upcoming  # the one that is entered
         return AsyncReplay(replay)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._upcoming.__exit__(kind, error, traceback)
 
 
