@@ -1,4 +1,5 @@
 """How a process's death is seen: by the kernel's mark within a millisecond; its end, by its pidfd or its lifeline.
+That its work is over, by a lock.
 
 The kernel wakes one waiter of a robust futex that it marks: it is the coordinator, which wakes all others by its break.
 """
@@ -9,13 +10,15 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
-from ipcsync._board import Board, Peer
+from ipcsync._board import Board, Peer, liveness
 from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
+from ipcsync._linux.locks import holders
 from ipcsync._linux.process import PidFd, PidFdError, is_running, start_time
 from ipcsync._logs import fields
-from ipcsync_coordinator.state import Session
+from ipcsync_coordinator.registry import Registry
+from ipcsync_coordinator.state import UNKNOWN, Recorder, Session
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -147,3 +150,48 @@ class PauseCredit:
         if now_ns - self._last_ns > self._late_ns:
             self.since_ns = now_ns
         self._last_ns = now_ns
+
+
+_PATIENCE_NS = 1_000_000_000  # before the log says who keeps it
+
+
+class Leftovers:
+    """Frees what is kept once the work of its recorder is over, which a lock shows."""
+
+    def __init__(self, registry: Registry, board: Board) -> None:
+        self._registry = registry
+        self._board = board
+        self._since: dict[int, int] = {}  # by recorder: when it was seen first, 0 once the log has it
+        self._telling: threading.Thread | None = None
+
+    def look(self, now_ns: int) -> None:
+        """Ask for each recorder that is gone whether its work is over, and say once whose is not for long."""
+        held, untold = self._registry.kept.by_recorder, []
+        self._since = {serial: self._since.get(serial, now_ns) for serial in held}
+        for serial, slots in list(held.items()):
+            if slots[0].held != UNKNOWN and liveness.is_over(self._board, serial):
+                self._registry.end_held(serial)
+            elif 0 < self._since[serial] < now_ns - _PATIENCE_NS:
+                untold.append(serial)
+        if untold and (self._telling is None or not self._telling.is_alive()):
+            self._tell(untold)
+
+    def _tell(self, serials: list[int]) -> None:
+        """Log who keeps what they left: on a thread, since it looks at all processes, and on one for all of them."""
+        whose = [self._registry.kept.by_recorder[serial] for serial in serials]
+        left = [(slots[0].held, slots[0].recorder, len(slots)) for slots in whose]
+        self._telling = threading.Thread(target=_tell, args=(left,), name="ipcsync-kept")
+        with suppress(RuntimeError):  # there may be no thread: they are told of later
+            self._telling.start()
+            self._since.update(dict.fromkeys(serials, 0))
+
+
+def _tell(left: list[tuple[int, Recorder, int]]) -> None:
+    found = holders({lock for lock, _, _ in left} - {UNKNOWN})
+    for lock, recorder, count in left:
+        who = {"name": recorder.name, "pid": recorder.pid, "slots": count}
+        if lock == UNKNOWN:
+            log.warning("kept for good: whether its GPU work is over is never known", extra=fields(**who))
+        else:
+            pids = ",".join(map(str, found[lock])) or "unknown"
+            log.warning("kept: a process forked from it has the driver's files open", extra=fields(**who, held_by=pids))

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages, names
@@ -25,11 +25,12 @@ from ipcsync.errors import (
     QuotaExceeded,
     StalePoint,
 )
-from ipcsync_coordinator.decode import Request
-from ipcsync_coordinator.journal import Reply
+from ipcsync_coordinator.journal import Reply, Transactions
 from ipcsync_coordinator.questions import attachment_of
 from ipcsync_coordinator.state import Origin, Session
-from ipcsync_coordinator.transactions import Transactions
+
+if TYPE_CHECKING:
+    from ipcsync_coordinator.dispatcher import Request
 
 log = logging.getLogger("ipcsync.coordinator")
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from ipcsync.errors import DeviceMismatch, DriverError, EngineMismatch, IpcSyncError, ProtocolError, QuotaExceeded
 from ipcsync_coordinator.state import Session
-from ipcsync_keeper.events import SharedCudaEvent
 from ipcsync_keeper.link import DriverClient
+from ipcsync_keeper.resources import SharedCudaEvent
 
 
 class Pool:

@@ -25,10 +25,10 @@ from ipcsync.errors import (
     RecorderLost,
     RecorderTaken,
 )
-from ipcsync_coordinator.kept_slots import KeptSlots
 from ipcsync_coordinator.state import (
     UNREAD,
     FinishedState,
+    KeptSlots,
     Origin,
     Recorder,
     Session,

@@ -17,22 +17,20 @@ from ipcsync._logs import fields, is_round
 from ipcsync._room import new_context
 from ipcsync._wire import codec, endpoints
 from ipcsync_coordinator import gate, limits
-from ipcsync_coordinator.deaths import DeathWatch, PauseCredit, is_gone, warn_without_pidfds
+from ipcsync_coordinator.deaths import DeathWatch, Leftovers, PauseCredit, is_gone, warn_without_pidfds
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Feed
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.journal import Journal, whole
-from ipcsync_coordinator.kept import Kept
+from ipcsync_coordinator.journal import Journal, Transactions, recover, whole
 from ipcsync_coordinator.limits import Sender, StrikeCounter, cut
-from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
+from ipcsync_coordinator.questions import Metrics
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.startup import Startup
 from ipcsync_coordinator.state import Session, SessionTable
-from ipcsync_coordinator.transactions import Transactions, recover
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.journal_files import IS_ENDING
 from ipcsync_keeper.resources import listen
@@ -81,7 +79,7 @@ class Server:
         self._transactions = Transactions(self.registry, self.sessions, self.effects, journal)
         self._differing = recover(self._transactions, time.monotonic_ns())
         self._deaths = DeathWatch(Inbox(self._died).put)
-        self._kept = Kept(self.registry, self.board)
+        self._kept = Leftovers(self.registry, self.board)
         self.fleet = Fleet(self._transactions, first)
         self.handlers = Handlers(
             settings,

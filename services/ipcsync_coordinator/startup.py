@@ -21,9 +21,8 @@ from ipcsync._linux.child import die_with
 from ipcsync._wire import messages
 from ipcsync_keeper import journal_files, link
 from ipcsync_keeper.config import Settings
-from ipcsync_keeper.driver_thread import DriverThread, Peer
 from ipcsync_keeper.journal_files import JournalFiles
-from ipcsync_keeper.link import DriverClient, Link
+from ipcsync_keeper.link import DriverClient, DriverThread, Link, Peer
 from ipcsync_keeper.resources import Resources, StartupConfig
 
 _OOM_SCORE = 200  # above the keeper's, since a coordinator can be replaced

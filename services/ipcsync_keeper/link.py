@@ -1,7 +1,8 @@
 """The socketpair between keeper and coordinator: MessagePack frames, each behind its length.
 
 A request is [operation, arguments], its answer [is an error, value]; answers come in the order of the requests. The
-keeper only answers; without a keeper a thread of the coordinator's process does (`driver_thread`).
+keeper only answers, on a thread, since driver calls may take long; without a keeper a thread of the coordinator's
+process does.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import queue
 import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +25,7 @@ from ipcsync._logs import fields
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Failure
 from ipcsync.errors import IpcSyncError, WaitTimeout
-from ipcsync_keeper.events import SharedCudaEvent
+from ipcsync_keeper.resources import Resources, SharedCudaEvent
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -188,3 +191,64 @@ def _end_at_once() -> NoReturn:
     commit a part of it, or answer it.
     """
     os._exit(1)
+
+
+class Peer:
+    """A coordinator behind a link. Without a keeper it is this process itself."""
+
+    def __init__(self, link: Link, pid: int) -> None:
+        self.link = link
+        self.pid = pid
+        self.has_config = False
+        self.is_asking = False  # it waits for the driver
+        self.is_serving = False  # it has said that it serves
+
+    def kill(self) -> None:
+        """End it at once: its next request finds the link closed."""
+        self.link.close()
+
+
+class DriverThread:
+    """Answers one coordinator after the other. `wake` is called when one serves, or hung up."""
+
+    def __init__(self, resources: Resources, wake: Callable[[], None] = lambda: None) -> None:
+        self._resources = resources
+        self._wake = wake
+        self._waiting: queue.SimpleQueue[tuple[Peer, int]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="ipcsync-driver", daemon=True).start()
+
+    def serve(self, peer: Peer, unserved_ns: int = 0) -> None:
+        """Have a coordinator serve, and answer it from now on; `unserved_ns` is since when none serves."""
+        self._waiting.put((peer, unserved_ns))
+
+    def _run(self) -> None:
+        while True:
+            peer, unserved_ns = self._waiting.get()
+            try:
+                peer.link.send(False, self._resources.next_config(unserved_ns))
+                peer.has_config = True
+                while True:
+                    message = peer.link.receive(None)
+                    assert message is not None
+                    peer.is_asking = True
+                    peer.link.send(*self._answer(peer, *message))
+                    peer.is_asking = False
+            except EOFError:
+                self._wake()
+            except Exception:  # invalid requests: the next coordinator may be better
+                log.exception("a coordinator is killed for an invalid request", extra=fields(pid=peer.pid))
+                peer.kill()
+
+    def _answer(self, peer: Peer, op: str, arguments: list[object]) -> tuple[bool, object]:
+        """(whether it is an error, the value)."""
+        if op == "serving":
+            peer.is_serving = True
+            self._wake()
+            return False, None
+        try:
+            return False, getattr(self._resources.events, op)(*arguments)
+        except IpcSyncError as error:
+            return True, codec.failure_of(error)
+        except Exception as error:  # whatever failed, the next request is answered
+            log.exception("a request failed", extra=fields(op=op))
+            return True, codec.failure_of(IpcSyncError(f"an internal error, see the log: {type(error).__name__}"))

@@ -12,8 +12,7 @@ import msgspec
 
 from ipcsync._linux.child import ends_within, in_words, spawn
 from ipcsync._logs import fields
-from ipcsync_keeper.driver_thread import Peer
-from ipcsync_keeper.link import Link
+from ipcsync_keeper.link import Link, Peer
 from ipcsync_keeper.resources import Resources
 
 log = logging.getLogger("ipcsync.coordinator")

@@ -44,7 +44,7 @@ def journal_off() -> None:
 def hanging_driver() -> None:
     """The driver makes no event while the file named by IPCSYNC_TEST_SCRIPT exists; half a second is waited for it."""
     from ipcsync_keeper import link
-    from ipcsync_keeper.events import EventStore
+    from ipcsync_keeper.resources import EventStore
 
     make = EventStore.make
 

@@ -10,8 +10,7 @@ import pytest
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.journal import Journal
-from ipcsync_coordinator.transactions import Transactions
+from ipcsync_coordinator.journal import Journal, Transactions
 from tests.models.restart_model import Model
 from tests.models.restart_world import Scenario
 from tests.unit.coordinator.coordinator_world import SENDER, World

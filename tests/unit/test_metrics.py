@@ -22,7 +22,7 @@ from ipcsync import EventInfo
 from ipcsync._rates import Event, Tracks
 from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync_bridge.counters import Counters
-from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
+from ipcsync_coordinator.questions import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
 from ipcsync_observer.app import _dumped
 from ipcsync_observer.sampler import Sampler, _bridge_of

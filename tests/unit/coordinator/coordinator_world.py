@@ -17,18 +17,16 @@ from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.journal import Journal, whole
+from ipcsync_coordinator.journal import Journal, Transactions, recover, whole
 from ipcsync_coordinator.limits import Sender, StrikeCounter
-from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
+from ipcsync_coordinator.questions import Metrics
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Session, SessionTable
-from ipcsync_coordinator.transactions import Transactions, recover
 from ipcsync_keeper.config import Settings
-from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
 from ipcsync_keeper.journal_files import JournalFiles
 from ipcsync_keeper.link import DriverClient
-from ipcsync_keeper.resources import StartupConfig
+from ipcsync_keeper.resources import EventStore, SharedCudaEvent, StartupConfig, served_devices
 from tests.kit import boards
 
 SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)

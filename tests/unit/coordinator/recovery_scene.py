@@ -15,9 +15,8 @@ from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator import journal
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.journal import Journal, Transactions
 from ipcsync_coordinator.state import SessionTable
-from ipcsync_coordinator.transactions import Transactions
 from tests.unit.coordinator.coordinator_world import SENDER, World
 
 STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED, "kept": BROKEN}

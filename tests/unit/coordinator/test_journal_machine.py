@@ -22,10 +22,9 @@ from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator import journal
-from ipcsync_coordinator.journal import Journal, Record
+from ipcsync_coordinator.journal import Journal, Record, Transactions
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Session
-from ipcsync_coordinator.transactions import Transactions
 from tests.kit.examples import examples
 from tests.unit.coordinator.coordinator_world import SENDER, World
 

@@ -13,8 +13,8 @@ from ipcsync._board import Board
 from ipcsync._board.board import _held
 from ipcsync._linux.files import holders
 from ipcsync._linux.process import pid_namespace
-from ipcsync_coordinator import kept
-from ipcsync_coordinator.kept import Kept
+from ipcsync_coordinator import deaths
+from ipcsync_coordinator.deaths import Leftovers
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import UNKNOWN, Session
 from ipcsync_keeper.config import Settings
@@ -29,7 +29,7 @@ class Scene:
     def __init__(self, board: Board) -> None:
         self.registry = Registry(Settings(pool=8, max_sessions=8))
         self.board = board
-        self.kept = Kept(self.registry, board)
+        self.kept = Leftovers(self.registry, board)
 
     def recorder(self, name: str, *, has_lock: bool = True) -> Session:
         """A recorder that is gone; what it left is kept."""
@@ -66,7 +66,7 @@ def test_many_are_told_of_by_one_look_at_the_processes_and_once(
 ) -> None:
     """A look for each of them, all at once, would hold the coordinator up for seconds."""
     looks: list[set[int]] = []
-    monkeypatch.setattr(kept, "holders", lambda inodes: looks.append(inodes) or holders(inodes))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(deaths, "holders", lambda inodes: looks.append(inodes) or holders(inodes))  # type: ignore[func-returns-value]
     for name in "abc":
         scene.recorder(name)
     scene.recorder("under MPS", has_lock=False)

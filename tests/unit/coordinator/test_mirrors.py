@@ -19,7 +19,7 @@ from ipcsync_bridge.session import BridgeSession as BridgesDesk
 from ipcsync_bridge.wire import Row
 from ipcsync_coordinator import fleet
 from ipcsync_coordinator.state import Origin, Tombstone, Tombstones
-from ipcsync_keeper.events import SharedCudaEvent
+from ipcsync_keeper.resources import SharedCudaEvent
 from tests.unit.coordinator.coordinator_world import World
 
 _EPOCH = b"far away epoch.."

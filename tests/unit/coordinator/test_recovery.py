@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from ipcsync._board import Board, SlotLine
-from ipcsync_coordinator import journal, transactions
+from ipcsync_coordinator import journal
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.journal import Journal, JournalError
+from ipcsync_coordinator.journal import Journal, JournalError, Transactions
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.state import Slot
-from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper import journal_files
 from tests.kit.examples import LONG
 from tests.models.restart_world import MISTAKES
@@ -87,14 +86,14 @@ def _believe_the_board(patch: pytest.MonkeyPatch) -> None:
 
 
 def _change_each_slot(patch: pytest.MonkeyPatch, change: Callable[[Slot, SlotLine], None]) -> None:
-    restore = transactions._restore
+    restore = journal._restore
 
     def changed(registry: Any, board: Board, left: journal.Record) -> None:
         for slot in left.slots:
             change(slot, board.slot(slot.index))
         restore(registry, board, left)
 
-    patch.setattr(transactions, "_restore", changed)
+    patch.setattr(journal, "_restore", changed)
 
 
 def _forget_what_is_held(patch: pytest.MonkeyPatch) -> None:
@@ -123,7 +122,7 @@ def _skip_redo(patch: pytest.MonkeyPatch) -> None:
 
 def _keep_replies_in_memory_only(patch: pytest.MonkeyPatch) -> None:
     record_of = journal.record_of
-    patch.setattr(transactions, "record_of", lambda registry, touched, _, new: record_of(registry, touched, [], new))
+    patch.setattr(journal, "record_of", lambda registry, touched, _, new: record_of(registry, touched, [], new))
 
 
 def _leave_what_no_slot_has(patch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipcsync_keeper.restarts import Restarts
+from ipcsync_keeper.keeper import Restarts
 
 
 def _end(restarts: Restarts, now: float, **how: float) -> bool:

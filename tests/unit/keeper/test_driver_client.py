@@ -9,8 +9,8 @@ import pytest
 
 from ipcsync.errors import WaitTimeout
 from ipcsync_keeper import link
-from ipcsync_keeper.events import SharedCudaEvent
 from ipcsync_keeper.link import DriverClient, Link
+from ipcsync_keeper.resources import SharedCudaEvent
 
 _PATIENCE_S = 0.2
 
