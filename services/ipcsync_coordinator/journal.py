@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,7 +48,7 @@ _GROWTH = 2  # a log is compacted once it has so many times the size that it was
 _POISON, _DIED, _KILLED = 4, 2, 1
 
 
-class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class AttachmentRecord(NamedTuple):
     """One session's attachment to a slot: "active" or "draining", "" if there is none any more.
 
     A slot's own row has as many as hold it, so the record of each that comes or goes would grow with their number.
@@ -56,17 +57,6 @@ class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     index: int
     serial: int
     state: str
-
-    @classmethod
-    def of(cls, slot: Slot, serial: int) -> AttachmentRecord:
-        """The record of a session's attachment to a slot."""
-        state = "active" if serial in slot.active else "draining" if serial in slot.draining else ""
-        return cls(slot.index, serial, state)
-
-    def apply(self, slot: Slot) -> None:
-        """Have the slot's row say the same."""
-        for state, serials in (("active", slot.active), ("draining", slot.draining)):
-            (serials.add if state == self.state else serials.discard)(self.serial)
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -103,16 +93,15 @@ def record_of(
     registry: Registry, touched: Touched, replies: list[Reply], tombstones: list[tuple[Origin, Tombstone]]
 ) -> Record:
     """The record of a transition that touched that."""
-    others = [(slot, serial) for slot, serial in touched.attachments if slot not in touched.slots]
-    return Record(
-        registry.count,
-        registry.high_water,
-        list(touched.slots),
-        list(touched.sessions),
-        replies,
-        tombstones,
-        [AttachmentRecord.of(slot, serial) for slot, serial in others],
-    )
+    attachments = [
+        AttachmentRecord(
+            slot.index, serial, "active" if serial in slot.active else "draining" if serial in slot.draining else ""
+        )
+        for slot, serial in touched.attachments
+        if slot not in touched.slots
+    ]
+    slots, sessions = list(touched.slots), list(touched.sessions)
+    return Record(registry.count, registry.high_water, slots, sessions, replies, tombstones, attachments)
 
 
 def whole(registry: Registry, table: SessionTable) -> Record:
@@ -134,22 +123,17 @@ def folded(records: Iterable[Record]) -> Record:
     tombstones: list[tuple[Origin, Tombstone]] = []
     for last in records:
         slots.update((slot.index, slot) for slot in last.slots)
-        for each in last.attachments:
-            each.apply(slots[each.index])
+        for index, serial, state in last.attachments:
+            for kind, serials in (("active", slots[index].active), ("draining", slots[index].draining)):
+                (serials.add if kind == state else serials.discard)(serial)
         for session in last.sessions:
             sessions[session.serial] = session
             if session.state == "gone":
                 del sessions[session.serial]
         replies += last.replies
         tombstones += last.tombstones
-    return Record(
-        last.count,
-        last.high_water,
-        [slots[index] for index in sorted(slots)],
-        [sessions[serial] for serial in sorted(sessions)],
-        replies=replies,
-        tombstones=tombstones,
-    )
+    rows = [slots[index] for index in sorted(slots)], [sessions[serial] for serial in sorted(sessions)]
+    return Record(last.count, last.high_water, *rows, replies, tombstones)
 
 
 class JournalError(Exception):
@@ -289,7 +273,7 @@ _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED, "kept
 
 
 class Transactions:
-    """Has transitions of the registry take effect."""
+    """Has transitions of the registry take effect: appended, then carried out, then marked as that."""
 
     def __init__(self, registry: Registry, sessions: SessionTable, effects: Effects, journal: Journal) -> None:
         self.registry = registry
@@ -306,8 +290,9 @@ class Transactions:
         """
         touched, tombstones = self.registry.touched, self.registry.tombstones
         self.effects.fill_in(touched.slots)
-        if touched or (reply and not is_refusal):
-            replies = [] if reply is None or is_refusal else [reply]
+        replies = [] if reply is None or is_refusal else [reply]
+        is_recorded = bool(touched or replies)
+        if is_recorded:
             try:
                 self.journal.append(record_of(self.registry, touched, replies, tombstones.new))
             except OSError as error:
@@ -318,15 +303,11 @@ class Transactions:
             self.effects.carry_out(touched)
             touched.clear()
             tombstones.new.clear()
-            self._keep(reply)  # before the log may be compacted: what is not kept is then in no log
-            self.journal.carried_out()
-        else:
-            self._keep(reply)
-        return True
-
-    def _keep(self, reply: Reply | None) -> None:
-        if reply is not None:
+        if reply is not None:  # before the log may be compacted: what is not kept is then in no log
             self.sessions.keep(reply.token, reply.id, reply.kept)
+        if is_recorded:
+            self.journal.carried_out()
+        return True
 
 
 def recover(transactions: Transactions, now_ns: int) -> list[Slot]:
@@ -351,12 +332,11 @@ def recover(transactions: Transactions, now_ns: int) -> list[Slot]:
         table.add(session)
     for reply in left.replies:
         table.keep(reply.token, reply.id, reply.kept)
-    for slot in left.slots:
-        slot.told = slot.ended or "opened"
     if not is_carried_out:
         effects.redo(records[-1].sessions, records[-1].slots)
         journal.carried_out()
     for slot in left.slots:
+        slot.told = slot.ended or "opened"
         effects.resume(slot)
     effects.pool.sweep(serial for slot in left.slots for serial in slot.ring)
     return [slot for slot in left.slots if board.slot(slot.index).state != _STATES[slot.state]]

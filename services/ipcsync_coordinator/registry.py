@@ -54,7 +54,6 @@ class Registry:
         self.mirrors: dict[Origin, Slot] = {}
         self.tombstones = Tombstones()
         self.slots: dict[int, Slot] = {}
-        self.streams: dict[str, tuple[str, int]] = {}  # of all sessions
         self.touched = Touched()  # since the journal was last appended to
         self.high_water = 0
         self.kept = KeptSlots(limits)
@@ -71,7 +70,6 @@ class Registry:
         """Fill this empty registry with another one's sessions and slots; the rest is derived from them."""
         self.sessions = {session.serial: session for session in sessions}
         self.slots = {slot.index: slot for slot in slots}
-        self.streams = {name: spec for session in sessions for name, spec in session.streams.items()}
         self.names = {slot.name: slot for slot in slots if slot.name and slot.state == "open" and slot.origin is None}
         self.mirrors = {slot.origin: slot for slot in slots if slot.origin is not None and slot.state != "free"}
         for slot in slots:
@@ -173,6 +171,11 @@ class Registry:
                 self._free_slot(slot)
 
     @property
+    def streams(self) -> dict[str, tuple[str, int]]:
+        """Device and priority of each stream that a session has named."""
+        return {name: spec for session in self.sessions.values() for name, spec in session.streams.items()}
+
+    @property
     def in_use(self) -> int:
         """How many slots count for the pool: all but the free ones, and those kept within their own limit."""
         return len(self.slots) - len(self._free) - self.kept.within_limits
@@ -194,9 +197,6 @@ class Registry:
                 self.touched.slots.add(slot)
                 self.kept.hold(slot)
             self._leave(slot, session, breaks=breaks, released=released)
-        for name in session.streams:
-            if not any(name in other.streams for other in self.sessions.values() if other is not session):
-                self.streams.pop(name, None)
         session.streams.clear()
         if not session.attached and (released or session.state != "expired"):
             del self.sessions[session.serial]
@@ -354,12 +354,11 @@ class Registry:
     def stream(self, session: Session, name: str, device: str, default_device: str, priority: int) -> tuple[str, int]:
         """The (device, priority) of a named stream; the first to name it decides. DeviceMismatch for another device."""
         self._check_name(name, "a stream's name")
-        known = self.streams.get(name)
-        if known is None:
-            if len(self.streams) >= (most := self.limits.max_streams):
-                raise QuotaExceeded(f"there are {most} named streams already (--max-streams)", limit=most)
-            known = self.streams[name] = (device or default_device, priority)
-        elif device and device != known[0]:
+        streams = self.streams
+        known = streams.get(name, (device or default_device, priority))
+        if name not in streams and len(streams) >= (most := self.limits.max_streams):
+            raise QuotaExceeded(f"there are {most} named streams already (--max-streams)", limit=most)
+        if device and device != known[0]:
             raise DeviceMismatch(f"the stream {name!r} is on device {known[0]}, not {device}")
         session.streams[name] = known
         self.touched.sessions.add(session)

@@ -67,12 +67,6 @@ class _ReusesTheLineOfAnExpiredSession(Registry):
             self._free_lines.append(session.line)
 
 
-class _LeavesTheStreamsOfTheDead(Registry):
-    def release_dead(self, session: Session, *, held: int = 0) -> None:
-        session.streams.clear()
-        super().release_dead(session, held=held)
-
-
 class _FreesWhatAGpuMayTouch(Registry):
     def release_dead(self, session: Session, *, held: int = 0) -> None:
         super().release_dead(session)
@@ -124,7 +118,6 @@ class _BreaksWhatIsWell(Registry):
         _ReleasesNobodyUnlessARecorderCame,
         _SaysNothingOfAClose,
         _ReusesTheLineOfAnExpiredSession,
-        _LeavesTheStreamsOfTheDead,
         _FreesWhatAGpuMayTouch,
         _KeepsNothingOverARestart,
         _GivesOutWhatIsKept,
