@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-from ipcsync._board import Board, Peer, liveness
+from ipcsync._board import Board, Peer
 from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
-from ipcsync._linux.locks import holders
+from ipcsync._linux.files import holders
 from ipcsync._linux.process import PidFd, PidFdError, is_running, start_time
 from ipcsync._logs import fields
 from ipcsync_coordinator.registry import Registry
@@ -169,7 +169,7 @@ class Leftovers:
         held, untold = self._registry.kept.by_recorder, []
         self._since = {serial: self._since.get(serial, now_ns) for serial in held}
         for serial, slots in list(held.items()):
-            if slots[0].held != UNKNOWN and liveness.is_over(self._board, serial):
+            if slots[0].held != UNKNOWN and self._board.is_over(serial):
                 self._registry.end_held(serial)
             elif 0 < self._since[serial] < now_ns - _PATIENCE_NS:
                 untold.append(serial)

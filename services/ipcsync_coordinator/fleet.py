@@ -30,7 +30,7 @@ from ipcsync_coordinator.questions import attachment_of
 from ipcsync_coordinator.state import Origin, Session
 
 if TYPE_CHECKING:
-    from ipcsync_coordinator.dispatcher import Request
+    from ipcsync_coordinator.requests import Request
 
 log = logging.getLogger("ipcsync.coordinator")
 

@@ -19,8 +19,8 @@ from ipcsync._wire import codec, messages
 from ipcsync.errors import ConnectError, EngineMismatch, EventClosed, ProtocolError, QuotaExceeded
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
+from ipcsync_coordinator.gate import Sender
 from ipcsync_coordinator.journal import Transactions
-from ipcsync_coordinator.limits import Sender
 from ipcsync_coordinator.questions import Metrics, Questions, attachment_of, remains_of
 from ipcsync_coordinator.state import UNKNOWN, Session, Slot, Use
 from ipcsync_keeper.config import MAX_TTL, MIN_TTL, Settings

@@ -16,19 +16,18 @@ from ipcsync._linux.process import Process
 from ipcsync._logs import fields, is_round
 from ipcsync._room import new_context
 from ipcsync._wire import codec, endpoints
-from ipcsync_coordinator import gate, limits
+from ipcsync_coordinator import gate
 from ipcsync_coordinator.deaths import DeathWatch, Leftovers, PauseCredit, is_gone, warn_without_pidfds
-from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Feed
 from ipcsync_coordinator.fleet import Fleet
+from ipcsync_coordinator.gate import Sender, StrikeCounter, cut
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal, Transactions, recover, whole
-from ipcsync_coordinator.limits import Sender, StrikeCounter, cut
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.questions import Metrics
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.requests import Requests
+from ipcsync_coordinator.requests import Dispatcher, Requests
 from ipcsync_coordinator.startup import Startup
 from ipcsync_coordinator.state import Session, SessionTable
 from ipcsync_keeper.config import Settings
@@ -59,7 +58,7 @@ class Server:
         warn_without_pidfds()
         self._context = new_context(65_535)
         self.metrics = Metrics()
-        self._zap = limits.ZapHandler(self._context, self.metrics.refuse)
+        self._zap = gate.ZapHandler(self._context, self.metrics.refuse)
         self._gate = gate.Gate(startup.place, Inbox(self.metrics.refuse).put)
         router = self._take_router()
         first = (config.starts - 1) << codec.FEED_START_BITS  # above all numbers of earlier coordinators
@@ -111,7 +110,7 @@ class Server:
 
     def _guard(self, socket: zmq.Socket[bytes]) -> None:
         socket.linger = 0
-        socket.setsockopt(zmq.ZAP_DOMAIN, limits.DOMAIN)
+        socket.setsockopt(zmq.ZAP_DOMAIN, gate.DOMAIN)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._settings.handshake_s * 1000))
 
     def _take_router(self) -> zmq.Socket[bytes]:

@@ -19,8 +19,7 @@ from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
 from ipcsync_keeper.config import FIXED, Settings
 from ipcsync_keeper.journal_files import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
-from ipcsync_keeper.link import DriverThread
-from ipcsync_keeper.process import CoordinatorProcess
+from ipcsync_keeper.link import CoordinatorProcess, DriverThread
 from ipcsync_keeper.resources import Resources
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -217,7 +216,9 @@ class Keeper:
             if child.versions is None:  # it has read nothing of what is held: its settings or its code do not load
                 self._restarts.see_none_started(now)
                 return
-            words[KILLED_FROM_OUTSIDE] = from_outside = status == -signal.SIGKILL and not child.was_killed
+            from_outside = status == -signal.SIGKILL and not child.was_killed
+            if child.has_config and self._resources.board.starts == self._resources.starts:
+                words[KILLED_FROM_OUTSIDE] = from_outside  # else the request in hand is an earlier one's
             has_replied, lived_s = child.was_started and words[REPLIES] > 0, now - child.began
             is_hopeless = self._restarts.see_end(lived_s, now, has_replied=has_replied, is_own_doing=not from_outside)
             if status == UNREADABLE or is_hopeless:
@@ -240,22 +241,19 @@ class Keeper:
             self._candidate = self._start()
             if self._candidate is None:
                 self._end_reload("no process can be started; the old code goes on")
-        child = self._candidate
-        why_not: str | None = None
-        if child is None:
+        if (child := self._candidate) is None:
             return
+        why_not = ""
         if child.is_dead:
             why_not = child.why_not_started()
         elif time.monotonic() - child.began > _START_S:
-            is_ready = child.versions is not None
-            why_not = (
-                f"{'a driver call did not end' if is_ready else 'the new code did not start'} within {_START_S:g} s"
-            )
+            what = "the new code did not start" if child.versions is None else "a driver call did not end"
+            why_not = f"{what} within {_START_S:g} s"
         elif differing := self._differing(child):
             why_not = f"the new code has another version of: {differing}; a full restart is needed"
         elif child.versions is not None and not (self._active and self._active.is_asking):
             self._replace_by(child)  # the driver's thread is free for it
-        if why_not is not None:
+        if why_not:
             child.end()
             self._candidate = None
             self._end_reload(f"{why_not}; the old code goes on")
@@ -279,8 +277,7 @@ class Keeper:
             write_outcome(self._resources.directory.path, Outcome(began_ns, why_not, note))
         except OSError as error:
             log.error("the outcome of the reload cannot be written", extra=fields(why=error))
-        done = f"reloaded: {note}" if note else "reloaded"
-        self._manager.ready(f"not reloaded: {why_not}" if why_not else done)
+        self._manager.ready(f"not reloaded: {why_not}" if why_not else f"reloaded: {note}" if note else "reloaded")
 
     def _supervise_spare(self) -> None:
         """Keep a spare waiting with its modules imported, if that is wanted. Its death has no effect."""

@@ -21,7 +21,7 @@ from ipcsync import _drivers
 from ipcsync import _room as room
 from ipcsync._board import Board
 from ipcsync._board.runtime_dir import RuntimeDir, RuntimeDirError
-from ipcsync._drivers.constants import ERROR_NOT_READY, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS
+from ipcsync._drivers import ERROR_NOT_READY, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
 from ipcsync._native import context

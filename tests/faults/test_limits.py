@@ -14,7 +14,7 @@ import ipcsync
 from ipcsync._linux.child import Worker
 from ipcsync._wire import codec, endpoints, messages
 from ipcsync.typing import EngineName
-from ipcsync_coordinator.limits import UNREAD_BYTES
+from ipcsync_coordinator.gate import UNREAD_BYTES
 from ipcsync_keeper import config
 from tests.faults import fixtures
 from tests.kit.peer import Peer

@@ -53,7 +53,7 @@ PARTS = {
         ("tests/unit/coordinator/test_registry.py", "tests/unit/coordinator/test_registry_machine.py"),
     ),
     "dispatcher": Part(
-        ("ipcsync_coordinator/dispatcher.py", "ipcsync_coordinator/state.py"),
+        ("ipcsync_coordinator/requests.py", "ipcsync_coordinator/state.py"),
         ("tests/unit/coordinator/test_dispatcher.py", "tests/unit/coordinator/test_dispatcher_replies.py"),
     ),
     "effects": Part(

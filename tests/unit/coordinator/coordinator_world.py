@@ -12,16 +12,16 @@ from ipcsync._board import Board, Peer
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator.deaths import DeathWatch
-from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.fleet import Fleet
+from ipcsync_coordinator.gate import Sender, StrikeCounter
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal, Transactions, recover, whole
-from ipcsync_coordinator.limits import Sender, StrikeCounter
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.questions import Metrics
 from ipcsync_coordinator.registry import Registry
+from ipcsync_coordinator.requests import Dispatcher
 from ipcsync_coordinator.state import Session, SessionTable
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.journal_files import JournalFiles

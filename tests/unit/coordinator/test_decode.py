@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import VERSION
 from ipcsync.errors import ProtocolError
-from ipcsync_coordinator import dispatcher
+from ipcsync_coordinator import requests
 from tests.unit.wire import frames
 
 _HEAD = bytes([0x96, VERSION, 1])  # an array of six: version, id, …
@@ -27,28 +27,28 @@ def _has_nan(body: messages.Message) -> bool:
 @given(frames.ids, frames.bodies, frames.tokens, st.integers(0, 1 << 62))
 def test_a_request_is_read_as_it_was_sent(id_: int, body: messages.Message, token: bytes, deadline: int) -> None:
     frame = codec.encode_request(id_, body, token, deadline)
-    read = dispatcher.decode_request(frame)
+    read = requests.decode_request(frame)
     assert (read.id, read.op, read.token, read.deadline_ns) == (id_, messages.OPS[type(body)], token, deadline)
     assert type(read.body) is type(body)
     assert _has_nan(body) or read.body == body
-    assert dispatcher.peek_id(frame) == id_
+    assert requests.peek_id(frame) == id_
 
 
 @frames.MANY
 @given(frames.anything())
 def test_any_bytes_are_a_request_or_a_protocol_error(frame: bytes) -> None:
-    request = frames.decoded(dispatcher.decode_request, frame)
-    if isinstance(request, dispatcher.Request):
+    request = frames.decoded(requests.decode_request, frame)
+    if isinstance(request, requests.Request):
         assert isinstance(request.body, messages.REQUESTS[request.op])
         assert 0 < request.id < 1 << 63
-    assert 0 <= dispatcher.peek_id(frame) < 1 << 63
+    assert 0 <= requests.peek_id(frame) < 1 << 63
 
 
 @pytest.mark.parametrize("deadline", [-1, 1 << 63, (1 << 64) - 1])
 def test_a_deadline_that_the_bridge_could_not_read_in_a_want_is_refused(deadline: int) -> None:
     frame = codec.encode_request(1, messages.Remote("nodes"), b"", deadline)
     with pytest.raises(ProtocolError, match=r"\$\[4\]") as caught:
-        dispatcher.decode_request(frame)
+        requests.decode_request(frame)
     assert caught.value.code == "malformed"
 
 
@@ -58,11 +58,11 @@ def test_a_frame_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None
         return codec.encode_request(1, messages.Probe(""), b"x" * (300 + size - len(empty)), 0)
 
     assert len(frame(1024)) == 1024
-    assert dispatcher.decode_request(frame(1024), max_frame=1024).op == "probe"
+    assert requests.decode_request(frame(1024), max_frame=1024).op == "probe"
     with pytest.raises(ProtocolError) as caught:
-        dispatcher.decode_request(frame(1025), max_frame=1024)
+        requests.decode_request(frame(1025), max_frame=1024)
     assert caught.value.code == "too_large"
-    assert dispatcher.peek_id(frame(1025)) == 1
+    assert requests.peek_id(frame(1025)) == 1
 
 
 @pytest.mark.parametrize("kind", messages.REQUESTS.values())
@@ -89,7 +89,7 @@ def test_deep_frames_are_a_protocol_error_wherever_they_are_deep(head: bytes, de
     rest = {b"": b"", _HEAD: b"\xc4\x00\x00\x80"}.get(head, b"")
     for opening in (b"\x91", b"\x81\xa1a"):
         with pytest.raises(ProtocolError):
-            dispatcher.decode_request(head + opening * depth + b"\x00" + rest)
+            requests.decode_request(head + opening * depth + b"\x00" + rest)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_bomb_is_refused_before_it_is_built(bomb: bytes) -> None:
     try:
         for frame in (bomb, _HEAD + b"\xa8sessions\xc4\x00\x00" + bomb):
             with pytest.raises(ProtocolError):
-                dispatcher.decode_request(frame)
+                requests.decode_request(frame)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync_coordinator.limits import Sender
+from ipcsync_coordinator.gate import Sender
 from tests.kit.examples import examples
 from tests.unit.coordinator.coordinator_world import SETTINGS, Frame, World
 from tests.unit.wire import frames

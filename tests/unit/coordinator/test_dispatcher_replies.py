@@ -13,7 +13,7 @@ from hypothesis import given
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync_coordinator.limits import Sender
+from ipcsync_coordinator.gate import Sender
 from ipcsync_coordinator.state import Session, SessionTable
 from tests.kit.examples import examples
 from tests.unit.coordinator.coordinator_world import SENDER, SETTINGS, Frame, World
@@ -107,7 +107,7 @@ def test_without_a_session_nothing_but_a_question_is_answered(world: World, kind
 
 
 def test_a_list_without_a_session_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipcsync_coordinator.dispatcher.MOST_ROWS", 2)
+    monkeypatch.setattr("ipcsync_coordinator.requests.MOST_ROWS", 2)
     token = world.hello().token
     for number in range(3):
         _send(world, number + 1, messages.Open(f"e{number}", True), token)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
-from ipcsync_coordinator.limits import Sender, StrikeCounter
+from ipcsync_coordinator.gate import Sender, StrikeCounter
 from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.server import Server
 from ipcsync_keeper.config import Settings

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipcsync_coordinator.limits import StrikeCounter, disconnect
+from ipcsync_coordinator.gate import StrikeCounter, disconnect
 
 
 @pytest.fixture

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ipcsync_keeper.keeper import _PATIENCE_S, _START_S, Keeper
+from ipcsync_keeper.journal_files import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES
+from ipcsync_keeper.keeper import _PATIENCE_S, _START_S, Keeper, Restarts
 
 
 def _child(**state: Any) -> Any:
@@ -65,3 +67,23 @@ def test_and_is_given_up_if_that_call_does_not_end() -> None:
     keeper._supervise_candidate()
     assert (old.calls, new.calls, keeper._candidate) == ([], ["end"], None)
     assert "a driver call did not end within" in keeper.ends[0]
+
+
+@pytest.mark.parametrize(("has_served", "is_blamed"), [(True, False), (False, True)])
+def test_a_kill_of_who_took_no_request_says_nothing_of_an_earlier_ones(has_served: bool, is_blamed: bool) -> None:
+    """The last one died of a request by itself. Which one of the two ends counts as that request's is seen by the word."""
+    words = {IS_ENDING: 0, REPLIES: 0, CURRENT_REQUEST: 7, KILLED_FROM_OUTSIDE: 0}
+    child = _child(
+        was_dismissed=False, was_started=True, was_killed=False, has_hung=False, how_it_ended=lambda: "killed"
+    )
+    keeper = _keeper(child)
+    keeper._is_ready, keeper._restarts, keeper._status, keeper._reload_began_ns = True, Restarts(), None, 0
+    keeper._resources = SimpleNamespace(
+        journal=SimpleNamespace(words=words),
+        board=SimpleNamespace(starts=2 if has_served else 1),
+        starts=2,
+        restarts={"died": 0},
+    )
+    keeper._see_end(child, -signal.SIGKILL)
+    assert (words[KILLED_FROM_OUTSIDE] == 0) == is_blamed
+    assert keeper._resources.restarts == {"died": 1}
