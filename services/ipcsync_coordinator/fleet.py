@@ -59,13 +59,13 @@ class _Owed:
 class Fleet:
     """The operations of and about other nodes. `deliver` sends a reply's frame to a routing id."""
 
-    def __init__(self, transactions: Transactions, first_want: int) -> None:
+    def __init__(self, transactions: Transactions) -> None:
         self._registry = transactions.registry
         self._effects = transactions.effects
         self._sessions = transactions.sessions
         self._transactions = transactions
         self._epoch = transactions.effects.board.epoch
-        self._number = first_want  # of wants; it differs between the coordinators of one epoch
+        self._number = transactions.effects.feed.number  # of wants; no other coordinator of this epoch has these
         self._owed: dict[int, _Owed] = {}
         self._asked: dict[tuple[bytes, int], int] = {}  # by `_Owed.key`
         self.deliver: Callable[[bytes, bytes], object] = lambda *_: None  # before there is a socket

@@ -40,7 +40,6 @@ class Handlers(Questions):
         transactions: Transactions,
         metrics: Metrics,
         config: StartupConfig,
-        fleet: Fleet,
         feed_endpoint: str,
         deaths: DeathWatch,
         room: Callable[[], int],
@@ -49,7 +48,7 @@ class Handlers(Questions):
         # As many as replies are kept for repeats. Also, ZeroMQ learns only every half queue what the other side has
         # read.
         self._window = min(settings.remembered_requests, max(1, settings.reply_queue // 2), _MOST_IN_FLIGHT)
-        self.fleet = fleet
+        self.fleet = Fleet(transactions)
         self._feed_endpoint = feed_endpoint
         self._deaths = deaths
         self._room = room  # how many sessions the file descriptors allow
@@ -66,7 +65,7 @@ class Handlers(Questions):
             "snapshot": self.snapshot,
             "probe": self._probe,
             "bye": self._bye,
-            **fleet.table,
+            **self.fleet.table,
         }
 
     def watch(self, session: Session) -> None:
@@ -229,7 +228,7 @@ class Handlers(Questions):
     def _note_loss(self, session: Session, how: str) -> None:
         session.is_dead = session.is_dead or how == "pidfd"
         if session.state == "live":
-            self._metrics.deaths[how] += 1
+            self.metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=session.pid, how=how))
 
     def break_drained(self, session: Session) -> None:

@@ -275,11 +275,12 @@ _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED, "kept
 class Transactions:
     """Has transitions of the registry take effect: appended, then carried out, then marked as that."""
 
-    def __init__(self, registry: Registry, sessions: SessionTable, effects: Effects, journal: Journal) -> None:
+    def __init__(self, registry: Registry, effects: Effects, files: JournalFiles) -> None:
         self.registry = registry
-        self.sessions = sessions
         self.effects = effects
-        self.journal = journal
+        self.journal = Journal(files, lambda: whole(registry, self.sessions))
+        limits = registry.limits
+        self.sessions = SessionTable(self.journal.most_replies(limits.remembered_requests), limits.max_sessions)
         self._failures = 0  # to append
 
     def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> bool:

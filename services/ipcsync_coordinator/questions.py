@@ -68,7 +68,7 @@ class Questions:
         self._sessions = transactions.sessions
         self._effects = transactions.effects
         self._board = transactions.effects.board
-        self._metrics = metrics
+        self.metrics = metrics
         self._config = config
         self.serves_ns = time.monotonic_ns()  # since when requests are answered
         # By operation: the body, and the most rows of the reply.
@@ -81,7 +81,7 @@ class Questions:
 
     def snapshot(self, _: Session, body: messages.Snapshot) -> messages.Message:
         """All events and sessions, and the number of the last announcement that they follow from."""
-        self._metrics.resyncs += body.is_resync
+        self.metrics.resyncs += body.is_resync
         return messages.SnapshotReply(self._effects.feed.number, self._events(body.prefix), self._live())
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Questions:
             "quarantined": sum(slot.is_quarantined for slot in slots),
             "quarantine_oldest_s": max((slot.quarantined_s(now_ns) or 0.0 for slot in slots), default=0.0),
             "feed_number": self._effects.feed.number,
-            **self._metrics.stats(),
+            **self.metrics.stats(),
             "uptime_s": (now_ns - self._config.started_ns) / 1e9,
             "starts": self._config.starts,
             "start_s": (now_ns - self.serves_ns) / 1e9,

@@ -33,7 +33,7 @@ from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.gate import Sender, StrikeCounter, Unread, cut
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Reply
-from ipcsync_coordinator.questions import MOST_ROWS, Metrics
+from ipcsync_coordinator.questions import MOST_ROWS
 from ipcsync_coordinator.state import Kept, Session
 from ipcsync_keeper.config import MAX_FRAME, Settings
 
@@ -106,11 +106,11 @@ class Dispatcher:
     is sent.
     """
 
-    def __init__(self, settings: Settings, handlers: Handlers, metrics: Metrics, strikes: StrikeCounter) -> None:
+    def __init__(self, settings: Settings, handlers: Handlers) -> None:
         self._max_frame = settings.max_frame
         self._handlers = handlers
-        self._metrics = metrics
-        self._strikes = strikes
+        self._metrics = handlers.metrics
+        self.strikes = StrikeCounter(settings.max_invalid, settings.max_sessions)
         self._transactions = handlers.transactions
         self._journal = handlers.transactions.journal
         self.is_one_of_many = False
@@ -139,7 +139,7 @@ class Dispatcher:
             if is_poison:
                 log.error("refused", extra=fields(reason="poison"))
             elif not op:
-                self._strikes.strike(sender.routing)
+                self.strikes.strike(sender.routing)
         except Exception:
             self._metrics.refusals["internal"] += 1
             self._metrics.results[op]["internal"] += 1
@@ -160,7 +160,7 @@ class Dispatcher:
         if session is None:
             kept: Kept | None = sessions.final_reply(request.token, request.id)
         else:
-            self._strikes.clear(sender.routing)
+            self.strikes.clear(sender.routing)
             self.is_one_of_many = 0 < request.deadline_ns == session.deadline_ns
             session.deadline_ns = request.deadline_ns
             kept = session.replies.get(request.id)
@@ -172,7 +172,7 @@ class Dispatcher:
         if self._is_late(request, now_ns):
             return None
         if session is None:
-            self._strikes.strike(sender.routing)
+            self.strikes.strike(sender.routing)
             raise SessionExpired(
                 "no such session here: it expired, was closed, or is of an earlier coordinator; connect again"
             )
@@ -238,14 +238,13 @@ class Requests:
         socket: zmq.Socket[bytes],
         settings: Settings,
         dispatcher: Dispatcher,
-        strikes: StrikeCounter,
         refuse: Callable[..., None],
         feed: Feed,
     ) -> None:
         self.socket = socket
         self._max_frames = settings.max_frames
         self._dispatcher = dispatcher
-        self._strikes = strikes
+        self._strikes = dispatcher.strikes
         self._unread = Unread(settings.max_sessions)
         self._refuse = refuse
         self._feed = feed

@@ -20,16 +20,15 @@ from ipcsync_coordinator import gate
 from ipcsync_coordinator.deaths import DeathWatch, Leftovers, PauseCredit, is_gone, warn_without_pidfds
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Feed
-from ipcsync_coordinator.fleet import Fleet
-from ipcsync_coordinator.gate import Sender, StrikeCounter, cut
+from ipcsync_coordinator.gate import Sender, cut
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.journal import Journal, Transactions, recover, whole
+from ipcsync_coordinator.journal import Transactions, recover
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.questions import Metrics
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.requests import Dispatcher, Requests
 from ipcsync_coordinator.startup import Startup
-from ipcsync_coordinator.state import Session, SessionTable
+from ipcsync_coordinator.state import Session
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.journal_files import IS_ENDING
 from ipcsync_keeper.resources import listen
@@ -52,48 +51,40 @@ class Server:
         self._done = done  # set: the end begins
         config = startup.config
         self.board = startup.board
-        self._endpoint = endpoints.endpoint_in(settings.runtime_dir)
-        self._feed_endpoint = endpoints.endpoint_in(settings.runtime_dir, endpoints.FEED)
+        directory = settings.runtime_dir
+        self._endpoints = endpoints.endpoint_in(directory), endpoints.endpoint_in(directory, endpoints.FEED)
         gate.raise_limit(settings.max_sessions)
         warn_without_pidfds()
         self._context = new_context(65_535)
         self.metrics = Metrics()
         self._zap = gate.ZapHandler(self._context, self.metrics.refuse)
         self._gate = gate.Gate(startup.place, Inbox(self.metrics.refuse).put)
-        router = self._take_router()
+        # ZeroMQ silently closes the connection of a larger frame; up to this size the coordinator refuses and counts.
+        largest = 4 * settings.max_frame
+        router = self._take(zmq.ROUTER, 0, ROUTER_MANDATORY=1, MAXMSGSIZE=largest, SNDHWM=settings.reply_queue)
+        # Verbose: it tells of each subscriber, not only of the first.
+        limits = {"MAXMSGSIZE": MAX_SUBSCRIPTION, "SNDHWM": settings.feed_queue, "RCVHWM": UNREAD_SUBSCRIPTIONS}
+        feed = self._take(zmq.XPUB, 1, XPUB_VERBOSE=1, **limits)
         first = (config.starts - 1) << codec.FEED_START_BITS  # above all numbers of earlier coordinators
         self.feed = Feed(
-            self._take_feed(),
-            first,
-            self._loop.call_soon,
-            lambda frame: cut(Sender(b"", frame), "topic", self.metrics.refuse),
+            feed, first, self._loop.call_soon, lambda frame: cut(Sender(b"", frame), "topic", self.metrics.refuse)
         )
         self.registry = Registry(settings)
         pool = Pool(config.devices, startup.driver, settings.max_cuda_events, held=config.events)
         self.effects = Effects(
             self.board, pool, self.feed, self._forget, self.registry.tombstones, self._loop.call_later
         )
-        journal = Journal(startup.journal, lambda: whole(self.registry, self.sessions))
-        self.sessions = SessionTable(journal.most_replies(settings.remembered_requests), settings.max_sessions)
-        self._transactions = Transactions(self.registry, self.sessions, self.effects, journal)
+        self._transactions = Transactions(self.registry, self.effects, startup.journal)
+        self.sessions = self._transactions.sessions
         self._differing = recover(self._transactions, time.monotonic_ns())
         self._deaths = DeathWatch(Inbox(self._died).put)
         self._kept = Leftovers(self.registry, self.board)
-        self.fleet = Fleet(self._transactions, first)
         self.handlers = Handlers(
-            settings,
-            self._transactions,
-            self.metrics,
-            config,
-            self.fleet,
-            self._feed_endpoint,
-            self._deaths,
-            self._gate.sessions,
+            settings, self._transactions, self.metrics, config, self._endpoints[1], self._deaths, self._gate.sessions
         )
-        strikes = StrikeCounter(settings.max_invalid, settings.max_sessions)
-        dispatcher = Dispatcher(settings, self.handlers, self.metrics, strikes)
-        self._requests = Requests(router, settings, dispatcher, strikes, self.metrics.refuse, self.feed)
-        self.fleet.deliver = self._requests.deliver
+        dispatcher = Dispatcher(settings, self.handlers)
+        self._requests = Requests(router, settings, dispatcher, self.metrics.refuse, self.feed)
+        self.handlers.fleet.deliver = self._requests.deliver
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
         self._idle_since = 0.0
@@ -108,30 +99,15 @@ class Server:
 
     # --- sockets ------------------------------------------------------------------------------------------------------
 
-    def _guard(self, socket: zmq.Socket[bytes]) -> None:
-        socket.linger = 0
-        socket.setsockopt(zmq.ZAP_DOMAIN, gate.DOMAIN)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._settings.handshake_s * 1000))
-
-    def _take_router(self) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
-        self._guard(router)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # ZeroMQ silently closes the connection of a larger frame; up to this size the coordinator refuses and counts.
-        router.setsockopt(zmq.MAXMSGSIZE, 4 * self._settings.max_frame)
-        router.sndhwm = self._settings.reply_queue
-        self._gate.bind(router, self._startup.sockets[0], self._endpoint)
-        return router
-
-    def _take_feed(self) -> zmq.Socket[bytes]:
-        feed = self._context.socket(zmq.XPUB)
-        self._guard(feed)
-        feed.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION)
-        feed.setsockopt(zmq.XPUB_VERBOSE, 1)  # tell of each subscriber, not only of the first
-        feed.sndhwm = self._settings.feed_queue
-        feed.rcvhwm = UNREAD_SUBSCRIPTIONS
-        self._gate.bind(feed, self._startup.sockets[1], self._feed_endpoint)
-        return feed
+    def _take(self, kind: int, at: int, **options: int) -> zmq.Socket[bytes]:
+        """A socket with these options (ZeroMQ's names) over the `at`-th listening one."""
+        taken: zmq.Socket[bytes] = self._context.socket(kind)
+        taken.setsockopt(zmq.ZAP_DOMAIN, gate.DOMAIN)
+        options |= {"LINGER": 0, "HANDSHAKE_IVL": int(self._settings.handshake_s * 1000)}
+        for name, value in options.items():
+            taken.setsockopt(getattr(zmq, name), value)
+        self._gate.bind(taken, self._startup.sockets[at], self._endpoints[at])
+        return taken
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -222,7 +198,7 @@ class Server:
             self.feed.tick()
             self._check_place()
         self._kept.look(now_ns)
-        self.fleet.tick(now_ns)
+        self.handlers.fleet.tick(now_ns)
         self._drain_link()
         self._transactions.commit()  # what is kept no longer, and changes that could not be appended earlier
         # A drain at each tick, so that a missed edge delays a client by a tick at most.
@@ -282,15 +258,16 @@ class Server:
             os.unlink(path)  # of a coordinator before this one
         place = self._startup.place
         at = place.sockets.index(path)
-        socket, endpoint = ((self._requests.socket, self._endpoint), (self.feed.socket, self._feed_endpoint))[at]
-        self._gate.bind(socket, listen(path).detach(), endpoint)
+        socket = (self._requests.socket, self.feed.socket)[at]
+        self._gate.bind(socket, listen(path).detach(), self._endpoints[at])
         place.saw_bound(path)
         log.warning("a socket in the runtime directory was removed: made anew", extra=fields(path=path))
 
     def _check(self, session: Session, now_ns: int) -> None:
         if session.peer is not None and not session.is_dead and not session.peer.is_alive():
-            self.handlers.lose(session, "pidfd")  # whatever became of the thread that waits for the mark
-        if session.state == "live":
+            # Whatever became of the thread that waits for the mark. Whether it is gone, the next tick asks.
+            self.handlers.lose(session, "pidfd")
+        elif session.state == "live":
             if self._is_silent(session, now_ns):
                 self.handlers.lose(session, "ttl")
         elif is_gone(self.board, session) or not (

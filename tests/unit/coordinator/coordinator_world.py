@@ -14,15 +14,14 @@ from ipcsync._wire.messages import Message
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
-from ipcsync_coordinator.fleet import Fleet
-from ipcsync_coordinator.gate import Sender, StrikeCounter
+from ipcsync_coordinator.gate import Sender
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.journal import Journal, Transactions, recover, whole
+from ipcsync_coordinator.journal import Transactions, recover
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.questions import Metrics
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.requests import Dispatcher
-from ipcsync_coordinator.state import Session, SessionTable
+from ipcsync_coordinator.state import Session
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.journal_files import JournalFiles
 from ipcsync_keeper.link import DriverClient
@@ -89,9 +88,8 @@ class World:
         feed = Feed(_NoSocket(), 0, lambda flush: flush(), lambda _: None)  # type: ignore[arg-type]
         effects = self.effects = Effects(self.board, self.pool, feed, self._forget, self.registry.tombstones)
         self.metrics = Metrics()
-        journal = Journal(self.files, lambda: whole(self.registry, self.sessions))
-        self.sessions = SessionTable(journal.most_replies(SETTINGS.remembered_requests), SETTINGS.max_sessions)
-        self.transactions = Transactions(self.registry, self.sessions, effects, journal)
+        self.transactions = Transactions(self.registry, effects, self.files)
+        self.sessions = self.transactions.sessions
         self.differing = recover(self.transactions, time.monotonic_ns())
         name = _drivers.name()
         now_ns = time.monotonic_ns()
@@ -101,17 +99,11 @@ class World:
             self.transactions,
             self.metrics,
             config,
-            Fleet(self.transactions, 0),
             "ipc://feed",
             _NoWatch(lambda _: None),
             lambda: SETTINGS.max_sessions + 1,
         )
-        self.dispatcher = Dispatcher(
-            SETTINGS,
-            self.handlers,
-            self.metrics,
-            StrikeCounter(SETTINGS.max_invalid, SETTINGS.max_sessions),
-        )
+        self.dispatcher = Dispatcher(SETTINGS, self.handlers)
         self.ids = iter(range(1 << 40, 1 << 41))
 
     def _forget(self, session: Session) -> None:

@@ -76,7 +76,7 @@ def test_a_question_needs_no_session_and_leaves_nothing(world: World) -> None:
     for _ in range(SETTINGS.max_sessions - 1):
         world.hello()
     _send(world, 1, messages.Open("e", True), token)
-    before, strikes = world.written, world.dispatcher._strikes
+    before, strikes = world.written, world.dispatcher.strikes
     assert len(world.sessions) == SETTINGS.max_sessions, "none is left for who only asks"
     kinds = {
         messages.Stats(): messages.Counters,
@@ -189,7 +189,7 @@ def test_the_goodbye_can_be_said_again_when_the_session_is_gone_and_nothing_else
 
 
 def test_what_has_no_session_is_held_against_its_connection_until_a_session_speaks_there(world: World) -> None:
-    strikes, token = world.dispatcher._strikes, world.hello().token
+    strikes, token = world.dispatcher.strikes, world.hello().token
     _refused(world, 1, messages.Stats(), b"t" * 16)
     assert strikes._counts == {SENDER.routing: 1}
     world.dispatcher.handle(b"\xc1", SENDER, time.monotonic_ns())

@@ -267,7 +267,7 @@ SETTINGS = examples(60, stateful_step_count=50)
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr("tests.unit.coordinator.coordinator_world.Journal", Checked)
+    monkeypatch.setattr("ipcsync_coordinator.journal.Journal", Checked)
     return monkeypatch
 
 

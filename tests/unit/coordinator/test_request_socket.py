@@ -28,6 +28,7 @@ class Answers:
     def __init__(self) -> None:
         self.count = 0
         self.is_one_of_many = False
+        self.strikes = StrikeCounter(100, 10)
         self.at_each: Callable[[int], None] = lambda _: None
 
     def handle(self, frame: bytes, _sender: Sender, _now_ns: int) -> bytes:
@@ -57,7 +58,6 @@ class Served:
             router,
             Settings(),
             answers,
-            StrikeCounter(100, 10),
             self._refuse,
             SimpleNamespace(flush=lambda: self.told.append(self.answers.count), has_any=lambda: self.has_news),  # type: ignore[arg-type] # as much of a feed as it needs
         )

@@ -71,11 +71,10 @@ def test_and_is_given_up_if_that_call_does_not_end() -> None:
 
 @pytest.mark.parametrize(("has_served", "is_blamed"), [(True, False), (False, True)])
 def test_a_kill_of_who_took_no_request_says_nothing_of_an_earlier_ones(has_served: bool, is_blamed: bool) -> None:
-    """The last one died of a request by itself. Which one of the two ends counts as that request's is seen by the word."""
+    """The one before it died of its request by itself, and the next one reads the word for that."""
     words = {IS_ENDING: 0, REPLIES: 0, CURRENT_REQUEST: 7, KILLED_FROM_OUTSIDE: 0}
-    child = _child(
-        was_dismissed=False, was_started=True, was_killed=False, has_hung=False, how_it_ended=lambda: "killed"
-    )
+    known = {"was_started": True, "was_dismissed": False, "was_killed": False, "has_hung": False}
+    child = _child(**known, how_it_ended=lambda: "killed")
     keeper = _keeper(child)
     keeper._is_ready, keeper._restarts, keeper._status, keeper._reload_began_ns = True, Restarts(), None, 0
     keeper._resources = SimpleNamespace(
