@@ -10,14 +10,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cache
 from operator import attrgetter
 from typing import Any, TypeAlias
+
+import zmq
 
 from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, Board, SlotLine
 from ipcsync._board.layout import REASONS
 from ipcsync._linux.futex import Futex
 from ipcsync._logs import fields
-from ipcsync_coordinator.feed import Feed
+from ipcsync._wire import codec
+from ipcsync._wire.messages import Announcement
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.state import UNREAD, Recorder, Session, Slot, Tombstone, Tombstones, Touched
 
@@ -27,6 +32,12 @@ _Later: TypeAlias = Callable[[float, Callable[[], None]], asyncio.TimerHandle | 
 # How often a released word is stored again: soon, while it is fresh.
 _SOON_S, _LATER_S = 0.001, 0.05
 _FRESH_NS = 1_000_000_000
+
+MAX_SUBSCRIPTION = 512  # bytes that a subscriber may send; ZeroMQ's own greeting needs some 300
+# Of one connection. While it finds one ZeroMQ reads on, before it gives any to us: with 16 that cost up to 300 MB.
+UNREAD_SUBSCRIPTIONS = 1
+_BUDGET = 256
+_SUBSCRIBES = b"\x01"
 
 
 class Effects:
@@ -47,15 +58,8 @@ class Effects:
         self.releaser = Releaser(later)
         self._on_forget = on_forget
         self._tombstones = tombstones
-        self._lines: dict[int, SlotLine] = {}
+        self.line: Callable[[int], SlotLine] = cache(board.slot)
         self._rings: list[tuple[Callable[[list[int]], None], list[int]]] = []  # that slots left, and what takes them
-
-    def line(self, index: int) -> SlotLine:
-        """A slot's line on the board."""
-        found = self._lines.get(index)
-        if found is None:
-            found = self._lines[index] = self.board.slot(index)
-        return found
 
     # --- what only the board says -------------------------------------------------------------------------------------
 
@@ -104,7 +108,7 @@ class Effects:
                 self._announce("unwanted", slot)
 
     def redo(self, sessions: Iterable[Session], slots: Iterable[Slot]) -> None:
-        """Store what an earlier coordinator was about to store, or did; storing it twice does no harm."""
+        """Store what an earlier coordinator was about to store, or has stored: twice does no harm."""
         for row in _in_order(sessions, slots):
             self._store(row)
 
@@ -286,3 +290,70 @@ def _release(line: SlotLine) -> None:
     """End the waits of streams, and wake the host's, which sleep on the word (so do a software driver's streams)."""
     line.store_completed(INT64_MAX)
     Futex(line.completed_address).wake()
+
+
+class Feed:
+    """The XPUB socket of the announcements: each change has the next number, which is repeated every second.
+
+    A subscriber that stops reading loses announcements, sees the gap, and asks for a snapshot. They go out after the
+    replies to the requests that they follow from, and many together: a subscriber wakes once for them, and who waits
+    for a reply does not compete with it for the processor. `soon` is given `flush` to call it once the replies are
+    sent, unless something else does so before. `on_topic` is called for a subscription to a topic, with its frame:
+    there are none, and ZeroMQ keeps some memory for each.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        number: int,
+        soon: Callable[[Callable[[], None]], object],
+        on_topic: Callable[[zmq.Frame], object],
+    ) -> None:
+        self.socket = socket
+        self.number = number
+        self._soon = soon
+        self._on_topic = on_topic
+        self._frames: list[bytes] = []
+
+    def announce(self, kind: str, **fields: object) -> None:
+        """Have the next change sent soon."""
+        self.number += 1
+        self._put(Announcement(number=self.number, kind=kind, **fields))  # type: ignore[arg-type] # checked by msgspec
+
+    def tick(self) -> None:
+        """Repeat the current number, so that a subscriber that lost the last change learns of it."""
+        self._put(Announcement(number=self.number, kind="tick"))
+
+    def _put(self, announcement: Announcement) -> None:
+        self._frames.append(codec.encode_announcement(announcement))
+        if len(self._frames) == 1:
+            self._soon(self.flush)
+
+    def has_any(self) -> bool:
+        """Whether something was announced and is not sent yet."""
+        return bool(self._frames)
+
+    def flush(self) -> None:
+        """Send what was announced."""
+        frames, self._frames = self._frames, []
+        for frame in frames:
+            self.socket.send(frame, zmq.NOBLOCK)  # XPUB drops, it never blocks
+
+    def close(self) -> None:
+        """Send what was announced, and nothing more."""
+        self.flush()
+        self._soon = lambda _: None
+        self.socket.close()
+
+    def drain(self) -> None:
+        """Take in subscriptions. Who subscribes is sent the number at once, and from then on every change."""
+        subscribed = False
+        with suppress(zmq.Again):  # there are no more
+            for _ in range(_BUDGET):  # the rest waits for the next tick, so that no subscriber keeps the loop busy
+                frame = self.socket.recv(zmq.NOBLOCK, copy=False)
+                if frame.bytes[:1] == _SUBSCRIBES:
+                    subscribed = True
+                    if len(frame) > 1:
+                        self._on_topic(frame)
+        if subscribed:
+            self.tick()

@@ -29,7 +29,7 @@ from ipcsync._wire import codec, messages
 from ipcsync._wire.codec import UNREADABLE
 from ipcsync._wire.messages import REQUESTS, VERSION, RequestBody
 from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
-from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.effects import Feed
 from ipcsync_coordinator.gate import Sender, StrikeCounter, Unread, cut
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Reply

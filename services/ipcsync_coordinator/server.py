@@ -18,8 +18,7 @@ from ipcsync._room import new_context
 from ipcsync._wire import codec, endpoints
 from ipcsync_coordinator import gate
 from ipcsync_coordinator.deaths import DeathWatch, Leftovers, PauseCredit, is_gone, warn_without_pidfds
-from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Feed
+from ipcsync_coordinator.effects import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Effects, Feed
 from ipcsync_coordinator.gate import Sender, cut
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Transactions, recover

@@ -12,8 +12,7 @@ from ipcsync._board import Board, Peer
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator.deaths import DeathWatch
-from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.effects import Effects, Feed
 from ipcsync_coordinator.gate import Sender
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Transactions, recover

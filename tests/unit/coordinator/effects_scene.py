@@ -9,8 +9,7 @@ from ipcsync._board import Board
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement
 from ipcsync.typing import EngineName
-from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.effects import Effects, Feed
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Session, Slot
 from ipcsync_keeper.config import Settings

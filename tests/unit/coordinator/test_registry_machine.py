@@ -26,8 +26,7 @@ from ipcsync import errors
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, LIVE, OPEN, Board
 from ipcsync._session.feed import Replay
 from ipcsync._wire import codec, messages
-from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.effects import Effects, Feed
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Session, Slot
