@@ -3,12 +3,12 @@
 Only processes of this uid and of root may connect, and root may only ask; the kernel says which are (SO_PEERCRED).
 Connections that send invalid messages are cut, so that no process can flood the coordinator.
 
-libzmq accepts one connection after another here, each after a look at the file descriptors.
-libzmq 4.3.5 aborts its process if accepting a connection on a Unix socket fails with EMFILE (ipc_listener.cpp tolerates
-ENFILE, not EMFILE), and offers no option that keeps it from accepting. But it accepts once for each event of the epoll
-set in which it keeps its listening sockets, and a process may change its epoll sets from outside. So each listening
-socket is in there with EPOLLONESHOT: the kernel reports one connection, and no other until this process allows it. A
-burst waits in the kernel's queue, however fast it is, and however late the thread that allows.
+Each connection is accepted after a look at the file descriptors. libzmq 4.3.5 aborts its process if accepting one on a
+Unix socket fails with EMFILE (ipc_listener.cpp tolerates ENFILE, not EMFILE), and offers no option that keeps it from
+accepting. But it accepts once for each event of the epoll set in which it keeps its listening sockets, and a process
+may change its epoll sets from outside. So each listening socket is in there with EPOLLONESHOT: the kernel reports one
+connection, and no other until this process allows it. A burst waits in the kernel's queue, however fast it is, and
+however late the thread that allows.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ _EPOLL_CTL_MOD = 3
 _EVENT = struct.Struct("=IQ" if platform.machine() == "x86_64" else "@IQ")  # the kernel's is packed on x86-64 only
 
 DOMAIN = b"ipcsync"
+_REMEMBERED = 1 << 16  # connections: more than may be open, else many of them together would be forgotten in turn
 _SMALL = 4096
 UNREAD_BYTES = 16 << 20
 
@@ -74,15 +75,13 @@ def count() -> int:
 
 
 def _usable() -> int:
-    """How many descriptors may be open before the gate shuts, under the present limit."""
+    """How many descriptors may be open before the gate shuts: a third is for what is opened for sessions by then."""
     soft, _ = room.limits_of(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft - soft // 3
 
 
 class Gate:
     """Lets connections in while descriptors are free, on a thread of its own: the loop may be busy for long.
-
-    A third of the limit is no connection's: it is for what this process opens for the sessions that it has by then.
 
     `place` is where the sockets are bound: while the gate is shut they have other names, which refuses new connections
     at once and leaves the existing ones alone. `on_refusal` is called on that thread with "descriptors" each time the
@@ -153,7 +152,7 @@ class Gate:
         while running:
             self._look()
             for monitor, _ in poller.poll(_RECOUNT_MS if self._is_shut else None):
-                for event in _events(monitor):
+                for event in _events(monitor):  # all: what was accepted is to be known before more is allowed
                     if event == zmq.EVENT_MONITOR_STOPPED:
                         poller.unregister(monitor)
                         running -= 1
@@ -165,17 +164,15 @@ class Gate:
             monitor.close()
 
     def _look(self) -> None:
-        usable = _usable()
-        if self._is_shut or self._estimate >= usable:
+        usable, now = _usable(), time.monotonic()
+        if now - self._looked >= _RECOUNT_MS / 1000 if self._is_shut else self._estimate >= usable:
+            self._looked = now
             self._recount(usable)
         if not self._is_shut:
             for accepts in self._accepts:
                 accepts.allow_one()
 
     def _recount(self, usable: int) -> None:
-        if self._is_shut and time.monotonic() - self._looked < _RECOUNT_MS / 1000:
-            return
-        self._looked = time.monotonic()
         try:
             self._estimate = count()
         except OSError:
@@ -208,7 +205,6 @@ class Gate:
 
 
 def _events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
-    """What a monitor tells, all of it: what was accepted is to be known before more is allowed."""
     with suppress(zmq.Again):
         while True:
             event, _endpoint = monitor.recv_multipart(zmq.NOBLOCK)
@@ -224,10 +220,9 @@ class Accepts(NamedTuple):
 
     @classmethod
     def of(cls, listening: int) -> Accepts | None:
-        """Those of a descriptor to which a ZeroMQ socket was just bound, stopped; None if no epoll set shows it.
+        """Those of a descriptor that was just bound, stopped; None if no epoll set shows it, as in a sandbox (proc(5)).
 
-        proc(5) says what a set has, unless a sandbox leaves that out. libzmq's thread makes its entry in two steps, of
-        which the last asks for input.
+        libzmq's thread makes its entry in two steps, of which the last asks for input.
         """
         deadline = time.monotonic() + _FOUND_S
         while True:
@@ -266,8 +261,7 @@ def _entries(descriptor: int) -> list[tuple[int, int, int]]:
 class ZapHandler:
     """Answers ZAP requests (ZeroMQ RFC 27) on this context; `on_refusal` is called for each uid that is refused.
 
-    A handler of our own: over ipc the address is `localhost:uid:gid:pid`, which handlers for lists of whole addresses
-    cannot match.
+    pyzmq's own handlers take lists of whole addresses, and over ipc one is `localhost:uid:gid:pid`.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], on_refusal: Callable[[str], None]) -> None:
@@ -330,7 +324,7 @@ class StrikeCounter:
     return with it. The last `remembered` connections are kept.
     """
 
-    def __init__(self, most: int, remembered: int) -> None:
+    def __init__(self, most: int, remembered: int = _REMEMBERED) -> None:
         self._most = most
         self._remembered = remembered
         self._is_due = False
@@ -391,12 +385,11 @@ def disconnect(descriptor: int, pid: int) -> bool:
 class Unread:
     """Bounds the bytes of the replies that a connection has not read; ZeroMQ's own queues are bounded by number only.
 
-    ZeroMQ does not say what it has sent. But the kernel does: once it holds nothing that the peer has not read, the
-    count starts again. Small replies are not counted: their number bounds them. The last `remembered` connections are
-    kept.
+    Once the kernel holds nothing that the peer has not read, the count starts again: ZeroMQ does not say what it sent.
+    Small replies are not counted: their number bounds them. The last `remembered` connections are kept.
     """
 
-    def __init__(self, remembered: int) -> None:
+    def __init__(self, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 

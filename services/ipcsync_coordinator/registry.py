@@ -77,17 +77,15 @@ class Registry:
                 self.kept.hold(slot)
             if slot.state == "kept":
                 self.kept.count(slot, 1)
+            for serial in slot.active | slot.draining:
+                self.sessions[serial].attached.add(slot.index)
         free = sorted((slot for slot in slots if slot.state == "free"), key=lambda slot: slot.freed)
         self._free = deque(slot.index for slot in free)
         self._frees = max((slot.freed for slot in slots), default=0)
         self._free_lines = deque(free_lines)
         # A slot's origin may be of a use that is over.
-        self.has_had_bridge = any(session.role == "bridge" for session in sessions) or any(
-            slot.origin is not None for slot in slots
-        )
-        for slot in slots:
-            for serial in slot.active | slot.draining:
-                self.sessions[serial].attached.add(slot.index)
+        bridged = (slot.origin is not None for slot in slots)
+        self.has_had_bridge = any(bridged) or any(session.role == "bridge" for session in sessions)
 
     def break_slot(self, slot: Slot) -> None:
         """Break a use whose state is unknown, as its recorder's expiry would: that session ends first.
@@ -128,16 +126,14 @@ class Registry:
 
     def end_session(self, session: Session, *, released: bool) -> None:
         """End a session that said goodbye. Without `released` its slots stay until its process is dead."""
-        session.end = session.end or "closed"
-        self._end(session, "closed", breaks=False, released=released)
+        self._end(session, "closed", "closed", breaks=False, released=released)
 
     def lose(self, session: Session, end: SessionEnd) -> None:
         """End a session that expired, or whose process died. Names and roles are free.
 
         Slots and line stay until it releases them, or its process is gone.
         """
-        session.end = session.end or end
-        self._end(session, "expired", breaks=True, released=False)
+        self._end(session, "expired", end, breaks=True, released=False)
 
     def drained_by(self, session: Session) -> list[Slot]:
         """The slots that it closed with its goodbye, before its last records were known complete: they may count."""
@@ -158,8 +154,7 @@ class Registry:
 
         `held`: what it submitted to a GPU may go on, as in `Slot`. What this may touch is kept, until `end_held`.
         """
-        session.end = session.end or "died"
-        self._end(session, "closed", breaks=True, released=True, held=held)
+        self._end(session, "closed", "died", breaks=True, released=True, held=held)
 
     def end_held(self, serial: int) -> None:
         """Free what a recorder left: nothing of its work can run any more."""
@@ -180,22 +175,24 @@ class Registry:
         """How many slots count for the pool: all but the free ones, and those kept within their own limit."""
         return len(self.slots) - len(self._free) - self.kept.within_limits
 
-    def _end(self, session: Session, state: SessionState, *, breaks: bool, released: bool, held: int = 0) -> None:
+    def _end(
+        self, session: Session, state: SessionState, end: SessionEnd, *, breaks: bool, released: bool, held: int = 0
+    ) -> None:
         if self.sessions.get(session.serial) is not session:
             return
+        session.end = session.end or end
         if session.state == "live":
             session.state = state
             self.touched.sessions.add(session)
         for index in sorted(session.attached):
             slot = self.slots[index]
-            if slot.recorder is not None and slot.is_recorded_by(session) and slot.recorder.end != session.end:
+            if slot.recorder is not None and slot.is_recorded_by(session):
                 slot.recorder.end = session.end
                 self.touched.slots.add(slot)
-            # The bridge itself writes a mirror's word, and nothing writes that of a drained slot any more.
-            if held and slot.origin is None and slot.is_recorded_by(session) and not slot.is_drained:
-                slot.held = held
-                self.touched.slots.add(slot)
-                self.kept.hold(slot)
+                # The bridge itself writes a mirror's word, and nothing writes that of a drained slot any more.
+                if held and slot.origin is None and not slot.is_drained:
+                    slot.held = held
+                    self.kept.hold(slot)
             self._leave(slot, session, breaks=breaks, released=released)
         session.streams.clear()
         if not session.attached and (released or session.state != "expired"):
@@ -294,13 +291,13 @@ class Registry:
         `drained`: the session recorded here, and all its records are complete, though it has not released the slot.
         """
         slot = self._used(index, incarnation)
-        if incarnation < slot.incarnation or slot.is_over:
+        if slot is None:
             return
         if index not in session.attached:
             raise EventClosed(f"this session is not attached to slot {index}: it cannot close it for others")
         self._leave(slot, session, breaks=False, released=released, drained=drained)
         if session.state != "live" and not session.attached:
-            self._end(session, session.state, breaks=False, released=True)
+            self._end(session, session.state, session.end, breaks=False, released=True)
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
@@ -324,7 +321,7 @@ class Registry:
         of this bridge.
         """
         slot = self._used(index, incarnation)
-        if incarnation < slot.incarnation or slot.is_over or slot.state == "broken":
+        if slot is None or slot.state == "broken":
             return
         if slot.origin is None or not slot.is_recorded_by(session):
             raise EventClosed(f"this session is not the bridge that mirrors on slot {index}")
@@ -344,7 +341,7 @@ class Registry:
         EventClosed for a session that does not record there.
         """
         slot = self._used(index, incarnation)
-        if incarnation < slot.incarnation or slot.is_over or slot.state == "broken" or slot.is_drained:
+        if slot is None or slot.state == "broken" or slot.is_drained:
             return
         if not slot.is_recorded_by(session):
             raise EventClosed(f"this session does not record on slot {index}: it cannot break it")
@@ -366,12 +363,12 @@ class Registry:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _used(self, index: int, incarnation: int) -> Slot:
-        """The slot that has, or had, that use; EventClosed if there was none."""
+    def _used(self, index: int, incarnation: int) -> Slot | None:
+        """The slot that has that use, None if the use is over; EventClosed if there was none."""
         slot = self.slots.get(index)
         if slot is None or incarnation > slot.incarnation:
             raise EventClosed(f"no slot {index} with incarnation {incarnation}")
-        return slot
+        return slot if incarnation == slot.incarnation and not slot.is_over else None
 
     def _check_name(self, name: str, what: str) -> None:
         reason = names.why_not(name, self.limits.max_name)

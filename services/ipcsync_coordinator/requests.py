@@ -110,7 +110,7 @@ class Dispatcher:
         self._max_frame = settings.max_frame
         self._handlers = handlers
         self._metrics = handlers.metrics
-        self.strikes = StrikeCounter(settings.max_invalid, settings.max_sessions)
+        self.strikes = StrikeCounter(settings.max_invalid)
         self._transactions = handlers.transactions
         self._journal = handlers.transactions.journal
         self.is_one_of_many = False
@@ -245,7 +245,7 @@ class Requests:
         self._max_frames = settings.max_frames
         self._dispatcher = dispatcher
         self._strikes = dispatcher.strikes
-        self._unread = Unread(settings.max_sessions)
+        self._unread = Unread()
         self._refuse = refuse
         self._feed = feed
         self._is_serving = False

@@ -302,17 +302,15 @@ class SessionTable:
     def keep(self, token: bytes, request_id: int, reply: Kept) -> None:
         """Keep a reply for the case that its request comes again."""
         session = self._by_token.get(token)
-        if session is None:  # its own last request ended it
-            if isinstance(reply, Use):
-                return  # not its last one, then
+        if session is not None:
+            session.replies[request_id] = reply
+            if len(session.replies) > self._most_replies:
+                oldest, _ = session.replies.popitem(last=False)
+                session.forgotten = max(session.forgotten, oldest)
+        elif not isinstance(reply, Use):  # its own last request ended it, which no attachment is the reply to
             self._final_replies[token] = (request_id, reply)
             if len(self._final_replies) > self._most_final_replies:
                 self._final_replies.popitem(last=False)
-            return
-        session.replies[request_id] = reply
-        if len(session.replies) > self._most_replies:
-            oldest, _ = session.replies.popitem(last=False)
-            session.forgotten = max(session.forgotten, oldest)
 
     def replies(self) -> Iterator[tuple[bytes, int, Kept]]:
         """All replies that are kept: token, request id, reply; each session's in the order in which they were kept."""
@@ -329,7 +327,11 @@ class SessionTable:
 
 
 class KeptSlots:
-    """Slots by recorders that are gone. One that every session has released is "kept", and counted here."""
+    """Slots by recorders that are gone, and for which a GPU may still touch them.
+
+    One that every session has released is "kept", and counts within limits of its own, not for the pool: what ends its
+    use is in nobody's hands here.
+    """
 
     def __init__(self, limits: Settings) -> None:
         self._limits = limits

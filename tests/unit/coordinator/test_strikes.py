@@ -6,10 +6,12 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from ipcsync_coordinator.gate import StrikeCounter, disconnect
+from ipcsync_coordinator.gate import UNREAD_BYTES, Sender, StrikeCounter, Unread, disconnect
+from ipcsync_keeper.config import Settings
 
 
 @pytest.fixture
@@ -84,3 +86,19 @@ def test_no_more_strangers_are_remembered_than_was_said() -> None:
     strikes = StrikeCounter(most=3, remembered=2)
     assert not any(_strike(strikes, b"a", b"b", b"b", b"a", b"c"))  # b spoke longest ago
     assert _strike(strikes, b"a", b"b") == [True, False]
+
+
+def test_no_number_of_connections_is_too_many_to_be_counted() -> None:
+    """As many as there may be sessions: with another one, each would be forgotten before its next message."""
+    connections = [b"%d" % number for number in range(2 * Settings().max_sessions)]
+    strikes = StrikeCounter(most=2)
+    assert not any(_strike(strikes, *connections))
+    assert all(_strike(strikes, *connections))
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        writing.send(b"not read")
+        frame = SimpleNamespace(get=lambda _: writing.fileno())
+        unread = Unread()
+        senders = [Sender(routing, frame) for routing in connections]
+        assert all(unread.admits(sender, UNREAD_BYTES) for sender in senders)
+        assert not any(unread.admits(sender, UNREAD_BYTES) for sender in senders)
