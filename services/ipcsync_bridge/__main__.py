@@ -38,14 +38,14 @@ def main(log_level: str, log_json: bool, try_handover: str | None, **given: Any)
     from ipcsync._logs import configure
 
     settings = config.load(given)  # before what needs nats-py, whose absence it reports
-    from ipcsync_bridge import reload
+    from ipcsync_bridge import bridge, upgrade
 
     if try_handover is not None:
-        reload.answer(try_handover, settings)
+        upgrade.answer(try_handover, settings)
         return
     configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "nats"))
-    signal.pthread_sigmask(signal.SIG_BLOCK, reload.SIGNALS)  # of each thread that is started before there are handlers
-    if status := reload.run(settings):
+    signal.pthread_sigmask(signal.SIG_BLOCK, bridge.SIGNALS)  # of each thread that is started before there are handlers
+    if status := bridge.run(settings):
         raise SystemExit(status)
 
 

@@ -32,12 +32,11 @@ from ipcsync.errors import (
 )
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.exports import Export, Exports
-from ipcsync_bridge.links import UNSURE, Follower
+from ipcsync_bridge.exports import Export, Exports, Follower
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity
 from ipcsync_bridge.transport import Answer, CutOff, Transport
+from ipcsync_bridge.wire import UNSURE, Counters
 
 _ONLY_TIMELINE = (
     "the event {name!r} of node {node!r} uses the engine 'event', and only what is on 'timeline' can be waited for on "

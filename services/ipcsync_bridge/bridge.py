@@ -1,4 +1,4 @@
-"""The bridge: what other nodes say, what sessions of this node want, and what is due by the clock.
+"""The bridge and its process: what other nodes say, what sessions of this node want, and what is due by the clock.
 
 One loop does all of it; the heartbeat and the looks at exports have threads.
 """
@@ -9,30 +9,37 @@ import asyncio
 import logging
 import math
 import os
+import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+from ipcsync._board.runtime_dir import RELOAD
+from ipcsync._linux.process import has_terminal
+from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import messages
-from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionLost
-from ipcsync_bridge import handover, wire
+from ipcsync._wire.endpoints import endpoint_in
+from ipcsync.cli.output import Failed
+from ipcsync.errors import CoordinatorLost, IpcSyncError, NodeNameTaken, ProtocolError, SessionLost
+from ipcsync_bridge import upgrade, wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.links import Follower, Source
-from ipcsync_bridge.mirrors import Mirrors
-from ipcsync_bridge.names import Names
-from ipcsync_bridge.questions import owner_of
+from ipcsync_bridge.exports import Follower
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
-from ipcsync_bridge.store import Identity, Nodes
-from ipcsync_bridge.subscriber import Subscriber
+from ipcsync_bridge.store import Identity, Names, Nodes, owner_id
+from ipcsync_bridge.subscriber import Mirrors, Source, Subscriber
 from ipcsync_bridge.transport import RETRY_S, Answer, Transport, Unavailable
 
 log = logging.getLogger("ipcsync.bridge")
 
+SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD))
+"""The signals with a handler. They are blocked until there is one, so that none is lost or kills the process."""
+PEERS_SHOWN = 400  # which fit in one answer
+
+_ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": 3}
 _TICK_S = 1.0
 _KEYS_S = 10.0
 _LATE_S = 1.0
@@ -40,7 +47,6 @@ _LEFT_TTLS = 10
 _PAUSE_S = 2.0
 _CANCEL_S = 0.1
 _SAID_S = 10.0  # in which each node that is connected has pinged new code, and said what it wants
-PEERS_SHOWN = 400  # which fit in one answer
 
 
 class Bridge:
@@ -55,12 +61,12 @@ class Bridge:
         session: BridgeSession,
         transport: Transport,
         owner: bytes,
-        left: handover.State | None = None,
+        left: upgrade.State | None = None,
     ) -> None:
         self._settings = settings
         self._session = session
         self._transport = transport
-        self.counters = Counters()
+        self.counters = wire.Counters()
         self._left = left
         self.me = Identity(settings.node, owner, session.epoch)
         self._loop = asyncio.get_running_loop()
@@ -68,7 +74,12 @@ class Bridge:
         self._done = self._loop.create_future()
         self._has_name = False
         self.why = ""
-        self.nodes = Nodes(transport, self.me, settings.link_ttl, partial(owner_of, transport))
+        self.manager = ServiceManager()
+        # Where a terminal can hang up, SIGHUP says that it did.
+        self.reload_signals = {RELOAD} if has_terminal() else {RELOAD, signal.SIGHUP}
+        self._is_reloading = False
+        self._reload_began = 0.0
+        self.nodes = Nodes(transport, self.me, settings.link_ttl, partial(wire.owner_of, transport))
         self.answers = Answers(settings, session, transport, self.me, self.counters, self.begin, self._failed)
         self.mirrors = Mirrors(session, self.begin)
         self.subscriber = Subscriber(settings, transport, self.mirrors, self.counters, self.begin)
@@ -91,37 +102,40 @@ class Bridge:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    async def run(self, report_serving: Callable[[], None]) -> str:
+    async def run(self) -> str:
         """Serve; why it ended: "stopped", "restarted" (the coordinator is gone), "expired", "replaced", "reloaded"."""
         try:
             if self._left is None:
-                self.begin(self._start(report_serving))
+                self.begin(self._start())
             else:
                 self._resume(self._left)
-                self._serve(report_serving)
+                self._serve()
             await self._tick_until_done()
         finally:
             await self._end()
         return self.why
 
-    async def _start(self, report_serving: Callable[[], None]) -> None:
+    async def _start(self) -> None:
         """Connect, and take the node's name. Beside the ticks, so that a signal ends it at once."""
         try:
             await self._transport.listen(self)
             await self.nodes.take()
             self._has_name = True
             await self.names.resume()
-            self._serve(report_serving)
+            self._serve()
         except Exception as error:  # noqa: BLE001 - `run` raises it
             if not self._done.done():
                 self._done.set_exception(error)
 
-    def _serve(self, report_serving: Callable[[], None]) -> None:
+    def _serve(self) -> None:
         self._is_serving = True
         self.remote_requests.listen()
         self._next_keys = time.monotonic() + _KEYS_S
         log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.me.term))
-        report_serving()
+        for number in self.reload_signals:
+            self._loop.add_signal_handler(number, self._begin_reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.reload_signals)
+        self.manager.ready("serving")
 
     def stop(self, why: str) -> None:
         """Begin to end. Any other reason goes before "reloaded"."""
@@ -145,15 +159,31 @@ class Bridge:
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
-    async def pause(self) -> bool:
-        """Stop asking the coordinator, to end as "reloaded". Returns False, and goes on, if it does not answer."""
-        return not self._done.done() and await self._session.pause(_PAUSE_S)
+    def _begin_reload(self) -> None:
+        if not self._is_reloading:
+            self._is_reloading = True
+            self.manager.reloading()
+            self.begin(self._reload())
 
-    def leave(self, began: float) -> handover.State:
+    async def _reload(self) -> None:
+        """End as "reloaded" with nothing asked of the coordinator, once the code on disk has said that it can go on."""
+        why_not = await upgrade.why_not()
+        self._reload_began = time.monotonic()
+        if why_not is None and (self._done.done() or not await self._session.pause(_PAUSE_S)):
+            why_not = "the coordinator does not answer what it was asked"
+        if why_not is None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # what comes from now on is the new code's
+            self.stop("reloaded")
+            return
+        log.error("reload", extra=fields(outcome=f"{why_not}; the old code goes on"))
+        self.manager.ready(f"not reloaded: {why_not}")
+        self._is_reloading = False
+
+    def leave(self) -> upgrade.State:
         """What other code needs to go on, once `run` has ended and nothing changes it any more."""
-        return handover.State(
+        return upgrade.State(
             session=self._session.hand_over(),
-            began=began,
+            began=self._reload_began,
             term=self.me.term,
             lost=self.subscriber.lost,
             mirrors=[mirror.attachment for mirror in self.mirrors],
@@ -163,14 +193,14 @@ class Bridge:
             handovers=self.counters.handovers + 1,
         )
 
-    def _resume(self, left: handover.State) -> None:
+    def _resume(self, left: upgrade.State) -> None:
         self.me.term, self.counters.handovers, self._has_name = left.term, left.handovers, True
         self.names.claims, self.names.over = left.claims, left.over
         self.subscriber.resume(left)
         self.answers.hold(left.held, math.inf)
         self.begin(self._connect(left))
 
-    async def _connect(self, left: handover.State) -> None:
+    async def _connect(self, left: upgrade.State) -> None:
         """Connect, however long that takes: links that other code left do not end because the servers are away."""
         while True:
             try:
@@ -313,3 +343,45 @@ class Bridge:
             nodes_lost=dict(self.counters.lost),
             refusals=dict(self.counters.refusals),
         )
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def run(settings: Settings) -> int:
+    """Run a bridge; its exit status. It does not return if other code goes on in this process. Raises Failed."""
+    try:
+        import uvloop
+    except ImportError:
+        ended = asyncio.run(_run(settings))
+    else:
+        ended = uvloop.run(_run(settings))  # in which a word takes a fifth less time
+    return ended if isinstance(ended, int) else upgrade.go_on(*ended)
+
+
+async def _run(settings: Settings) -> int | tuple[upgrade.State, dict[str, str]]:
+    """The exit status, or what the code that is on disk now is to go on with."""
+    try:
+        left, endpoint = upgrade.take(), endpoint_in(settings.directory)
+        if left is not None:
+            session = BridgeSession.resumed(endpoint, left.session)
+        else:
+            session = BridgeSession.opened(endpoint, f"bridge {settings.node}", 5.0)
+    except IpcSyncError as error:
+        raise Failed(str(error)) from None
+    why = "restarted"
+    try:
+        bridge = Bridge(settings, session, Transport(settings), owner_id(settings.owner_file), left)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, bridge.stop, "stopped")
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS - bridge.reload_signals)
+        why = await bridge.run()
+    except (NodeNameTaken, Unavailable) as error:
+        raise Failed(str(error)) from None
+    finally:
+        if why != "reloaded":
+            session.close(says_goodbye=why in ("stopped", "replaced"))
+    if why == "reloaded":
+        return bridge.leave(), bridge.manager.environment
+    log.info("ended", extra=fields(why=why))
+    return _ENDS[why]

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
 from ipcsync._board.layout import L_RECORDED
 from ipcsync._engines.core import Line
 from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
 from ipcsync._wire.messages import Attachment
-from ipcsync_bridge.links import Follower
-from ipcsync_bridge.wire import CauseName, Key, Row, StateName
+from ipcsync_bridge.wire import UNSURE, CauseName, Key, Row, StateName
 
 _STATES: dict[int, StateName] = {OPEN: "open", BROKEN: "broken", CLOSED: "closed"}
 _FIRST_NS, _LONGEST_NS = 50_000, 1_000_000
@@ -30,6 +31,59 @@ _MANY = 8  # records between two looks
 _SHARE = 1 / 8  # of a core, for the looks of all threads
 _CREDIT_S = 0.002  # unused time is kept up to this: a look now and then never has to rest
 _LONGEST_REST_S = 0.05
+_ANSWER_S = 3.0  # from an answer until it is used, or was asked for again: three pings, and three tries of a question
+
+
+@dataclass(eq=False)
+class Follower:
+    """A node that mirrors events of this one, and what to send it next: at most one row for each use.
+
+    `keys` are the uses that it wants, each with the time until which it may not know that it does.
+    """
+
+    node: str
+    last_asked: float
+    keys: dict[Key, float] = field(default_factory=dict)
+    version: int = UNSURE  # of what it wants, as it last said
+    is_sent_to: bool = False
+    rows: dict[Key, Row] = field(default_factory=dict)  # what it does not have yet, as it has said, the oldest first
+    _sent: dict[Key, Row] = field(default_factory=dict)  # of them, those of the last message
+
+    def put(self, row: Row) -> bool:
+        """Send it this state of a use, if it wants it. Whether that replaces an older one that was not sent yet."""
+        old = self.rows.pop(row.key, None)
+        if row.key in self.keys:
+            self.rows[row.key] = row
+        return old is not None and self._sent.get(row.key) is not old
+
+    def take(self, most: int) -> list[Row]:
+        """The rows to send now, and again unless `acked` is called."""
+        self._sent = dict(islice(self.rows.items(), most))
+        return list(self._sent.values())
+
+    def acked(self) -> None:
+        """Note that it has what was sent."""
+        for key, row in self._sent.items():
+            if self.rows.get(key) is row:
+                del self.rows[key]
+
+    def answered(self, key: Key, now: float) -> None:
+        """Send it the news of a use from now on: it has asked, and the answer is under way."""
+        if key not in self.keys:
+            self.version = UNSURE
+        self.keys[key] = now + _ANSWER_S
+
+    def unwanted(self, wanted: set[Key], now: float) -> tuple[set[Key], bool]:
+        """Of its keys, those that it does not want, and whether these are all: not if it may not know of some yet."""
+        unwanted = self.keys.keys() - wanted
+        known = {key for key in unwanted if now >= self.keys[key]}
+        return known, known == unwanted
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Stop sending it these."""
+        for key in keys:
+            self.keys.pop(key, None)
+            self.rows.pop(key, None)
 
 
 class Export:

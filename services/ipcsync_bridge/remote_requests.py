@@ -22,16 +22,14 @@ from ipcsync.errors import (
     RecorderLost,
     SessionLost,
 )
-from ipcsync_bridge import questions, wire
+from ipcsync_bridge import wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.mirrors import Mirrors, Origin
-from ipcsync_bridge.names import Names
 from ipcsync_bridge.session import BridgeSession
-from ipcsync_bridge.store import Nodes, for_each
-from ipcsync_bridge.subscriber import Subscriber
+from ipcsync_bridge.store import Names, Nodes, for_each
+from ipcsync_bridge.subscriber import Mirrors, Origin, Subscriber
 from ipcsync_bridge.transport import Transport
+from ipcsync_bridge.wire import Counters
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -168,7 +166,7 @@ class RemoteRequests:
     async def _list_events(self, want: messages.Want, timeout: float) -> messages.Message:
         if want.node == self.settings.node:
             return await self.session.ask(messages.ListEvents(want.name))
-        listed = await questions.ask(self.transport, want.node, wire.Events(want.name), wire.Listed, timeout)
+        listed = await wire.ask(self.transport, want.node, wire.Events(want.name), wire.Listed, timeout)
         _, reply = codec.decode_reply(listed.reply)
         if not isinstance(reply, messages.EventList):
             raise ProtocolError(f"node {want.node!r} answered with no list of events", code="reply")
@@ -230,7 +228,7 @@ class RemoteRequests:
     async def _link(self, want: messages.Want, node: str, question: wire.Open | wire.Attach, timeout: float) -> None:
         """Mirror the use that a node answers with, which answers the want."""
         sent = time.monotonic()
-        state = await questions.ask(self.transport, node, question, wire.State, timeout)
+        state = await wire.ask(self.transport, node, question, wire.State, timeout)
         row = state.row
         if row.state == "gone":
             raise RecorderLost(f"the event of this point (slot {row.slot} of node {node!r}) is gone", cause="gone")

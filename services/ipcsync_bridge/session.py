@@ -25,7 +25,7 @@ from ipcsync._session.owner import LONGEST_BEAT_S, Owner, SessionLease, block_si
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message, Welcome
 from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded
-from ipcsync_bridge import handover
+from ipcsync_bridge import upgrade
 
 _AGAIN_S = 0.1
 
@@ -70,7 +70,7 @@ class BridgeSession:
         return session
 
     @classmethod
-    def resumed(cls, endpoint: str, left: handover.Session) -> BridgeSession:
+    def resumed(cls, endpoint: str, left: upgrade.Session) -> BridgeSession:
         """The session of the code that ran in this process before; its lifeline is still held."""
         fork.arm()
         board = Board(left.board, left.welcome.board)
@@ -172,11 +172,11 @@ class BridgeSession:
         self._connection.close()
         self.board.close()
 
-    def hand_over(self) -> handover.Session:
+    def hand_over(self) -> upgrade.Session:
         """End everything but the session, with which other code in this process goes on."""
         self._stop()
         self._connection.close()
-        return handover.Session(self._welcome, self.board.descriptor, self._connection.take_id())
+        return upgrade.Session(self._welcome, self.board.descriptor, self._connection.take_id())
 
     def _await_end(self) -> None:
         self._is_closed = True

@@ -1,31 +1,240 @@
-"""The nodes whose events this one mirrors: their news, their pings, and when one is lost."""
+"""The nodes whose events this one mirrors, their news and pings, and the mirrors: slots of this node's coordinator.
+
+What travels are facts that only grow: "of this use, all up to g is complete". So news may be repeated, late or in
+another order, and merging them is a maximum within one identity. What is lost is sent again.
+
+Which uses are wanted of a node has a number, which each change of it changes. The node answers each ping with the
+number of what it sends news of; while that is not the present one, or 0 after a restart, it is sent all of it again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from ipcsync._board import CLOSED, OPEN, Board
 from ipcsync._board.layout import REASONS
+from ipcsync._linux.futex import Futex
 from ipcsync._logs import fields
+from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import IpcSyncError, NodeLost, QuotaExceeded
-from ipcsync_bridge import handover, questions, wire
+from ipcsync.errors import EventClosed, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded
+from ipcsync_bridge import upgrade, wire
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.links import Source
-from ipcsync_bridge.mirrors import Mirrors, Origin
+from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.transport import Transport
+from ipcsync_bridge.wire import UNSURE, Counters, Key, Row
 
 log = logging.getLogger("ipcsync.bridge")
 
 _MOST_LOST = 1024  # nodes whose reason is remembered
 _MOST_EARLY = 1000
-_PING_S = 10.0  # for an answer to a ping, beside which others are sent
+_PING_S = 1.0
+_PINGS = 4  # at least, in a TTL
+_PONG_S = 10.0  # for an answer to a ping, beside which others are sent
+
+
+class Origin(NamedTuple):
+    """The use of another node's slot."""
+
+    epoch: bytes
+    slot: int
+    incarnation: int
+
+    @property
+    def key(self) -> Key:
+        """Which use of that node's it is."""
+        return self.slot, self.incarnation
+
+
+class Mirror:
+    """One mirror: `recorded`, then `completed`, then who waits is woken; a final word only after that."""
+
+    def __init__(self, board: Board, attachment: Attachment, row: Row) -> None:
+        self.row = row
+        self.attachment = attachment
+        self.use: Key = (attachment.slot, attachment.incarnation)
+        # The state and reason that the coordinator is being asked to finish it with; and those to ask for next, if the
+        # coordinator refuses because a session wants the mirror.
+        self.ending: tuple[str, str] | None = None
+        self.next_ending: tuple[str, str] | None = None
+        self._base = attachment.base
+        self._line = board.slot(attachment.slot)
+        self.has_sent_closed = self._line.state == CLOSED  # by the code before this one, if it is
+        self._word = Futex(self._line.completed_address)
+
+    def store(self) -> None:
+        """Store what the row says and the board does not have. Nothing once the coordinator has finished the use."""
+        row, line, base = self.row, self._line, self._base
+        if self.ending is not None or not self.is_open:
+            return
+        if base + row.recorded > line.recorded:  # what is stored never becomes less, of an earlier code here neither
+            line.publish(base + row.recorded)
+        if base + (completed := min(row.completed, row.recorded)) > line.completed:
+            line.store_completed(base + completed)
+        line.futex.wake()
+        self._word.wake()
+        if row.lost and base + row.lost != line.lost:
+            line.lose(base + row.lost, 0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the coordinator has finished the use only as it was asked to, or not at all."""
+        state = self._line.state
+        is_finished = state != OPEN and not (state == CLOSED and self.has_sent_closed)
+        return self._line.incarnation == self.use[1] and not is_finished
+
+
+class Mirrors:
+    """All mirrors of a bridge. `begin` starts a task; `on_gone` is called with each mirror that has ended."""
+
+    def __init__(self, session: BridgeSession, begin: Callable[[Coroutine[Any, Any, object]], None]) -> None:
+        self._session = session
+        self._begin = begin
+        self._mirrors: dict[Origin, Mirror] = {}
+        self._origins: dict[Key, Origin] = {}  # by the use here
+        self._early: dict[Key, None] = {}  # uses that were called unwanted before the answer that makes them known
+        self.on_gone: Callable[[Origin], None] = lambda _: None
+
+    def __len__(self) -> int:
+        return len(self._mirrors)
+
+    def __contains__(self, origin: Origin) -> bool:
+        return origin in self._mirrors
+
+    def __iter__(self) -> Iterator[Mirror]:
+        return iter(list(self._mirrors.values()))
+
+    def put(self, origin: Origin, attached: Attachment, row: Row) -> None:
+        """Add the mirror that the coordinator has made, or has attached the bridge to again."""
+        mirror = self._mirrors.get(origin)
+        if mirror is None or mirror.use != (attached.slot, attached.incarnation):
+            mirror = self._mirrors[origin] = Mirror(self._session.board, attached, row)
+            self._origins[mirror.use] = origin
+            if mirror.use in self._early:
+                del self._early[mirror.use]
+                self.end(origin, "unwanted", "")
+
+    def store(self, origin: Origin, news: Row | None = None) -> None:
+        """Store what is known of a mirrored use; end the mirror if nothing more can come."""
+        mirror = self._mirrors.get(origin)
+        if mirror is None:
+            return
+        row = mirror.row = mirror.row if news is None else mirror.row.merged(news)
+        mirror.store()
+        if row.state == "broken" or not mirror.is_open:
+            self.end(origin, "broken", row.cause or "died")
+        elif row.has_ended:
+            self.end(origin, "closed", "")
+        elif row.state == "closed" and not mirror.has_sent_closed:
+            mirror.has_sent_closed = True
+            self._begin(self._session.insist(messages.Finish(*mirror.use, "closed")))
+
+    def end(self, origin: Origin, state: str, reason: str) -> None:
+        """End a mirror, if it exists: "broken" with a reason, "closed", or "unwanted" unless a session uses it."""
+        mirror = self._mirrors.get(origin)
+        if mirror is None:
+            return
+        if mirror.ending is None:
+            mirror.ending = state, reason
+            self._begin(self._finish(origin, mirror, state, reason))
+        elif mirror.ending[0] == "unwanted" and (state != "unwanted" or mirror.next_ending is None):
+            mirror.next_ending = state, reason
+
+    async def _finish(self, origin: Origin, mirror: Mirror, state: str, reason: str) -> None:
+        """Have the coordinator finish the mirror, and release it; everything is stored by now."""
+        try:
+            await self._session.insist(messages.Finish(*mirror.use, state, reason))
+            if state != "unwanted":
+                await self._session.insist(messages.Close(*mirror.use, drained=state == "closed"))
+        except EventClosed:
+            pass  # the coordinator has no such use any more
+        except ProtocolError as error:
+            if error.code != "wanted":
+                raise
+            following, mirror.ending, mirror.next_ending = mirror.next_ending, None, None
+            if following is not None:
+                self.end(origin, *following)
+            else:
+                self.store(origin)
+            return
+        self._origins.pop(mirror.use, None)
+        if self._mirrors.get(origin) is mirror:
+            del self._mirrors[origin]
+            self.on_gone(origin)
+
+    def unwanted(self, use: Key) -> None:
+        """End a mirror that only the bridge uses, as the coordinator says."""
+        origin = self._origins.get(use)
+        if origin is not None:
+            self.end(origin, "unwanted", "")
+            return
+        self._early[use] = None
+        if len(self._early) > _MOST_EARLY:
+            del self._early[next(iter(self._early))]
+
+    def drop_unwanted(self) -> None:
+        """End every mirror that no session uses: the coordinator's words about them may have been missed."""
+        for origin in list(self._mirrors):
+            self.end(origin, "unwanted", "")
+
+
+@dataclass(eq=False)
+class Source:
+    """A node, in one epoch of it, of whose events some are mirrored here.
+
+    It counts as alive until the sending of the last ping that it answered, and `ttl_s` from there.
+    """
+
+    node: str
+    epoch: bytes
+    ttl_s: float
+    alive_until: float
+    links: dict[Key, Row] = field(default_factory=dict)  # what is known of its uses
+    term: int = 0
+    last_received: float = 0.0
+    version: int = field(default_factory=lambda: 2 + secrets.randbits(61))  # of which uses are wanted
+    known_version: int = UNSURE  # which it sends news of, as it last said
+    has_missed: bool = False  # news that it has sent may not have come to this code, until it sends all again
+
+    @property
+    def ping_s(self) -> float:
+        """The time between two pings."""
+        return min(_PING_S, self.ttl_s / _PINGS)
+
+    def link(self, row: Row) -> None:
+        """Want the news of a use, of which `row` is known."""
+        self.links[row.key] = self.links.get(row.key, row).merged(row)
+        self.version += 1
+
+    def unlink(self, key: Key) -> None:
+        """Want no news of a use any more."""
+        self.links.pop(key, None)
+        self.version += 1
+
+    def touch(self, now: float) -> None:
+        """Note that a question sent at `now` was answered."""
+        self.alive_until = max(self.alive_until, now + self.ttl_s)
+
+    def is_of(self, term: int, epoch: bytes) -> bool:
+        """Whether a message with these is from this life of the node; one with a lower term is not."""
+        if epoch != self.epoch or term < self.term:
+            return False
+        self.term = term
+        return True
+
+    def answered(self, version: int, sent: float, now: float) -> None:
+        """Note an answer to what was `sent` then, and which version of what is wanted it names."""
+        self.touch(sent)
+        self.last_received = now
+        self.known_version = version
+        self.has_missed &= version != self.version
 
 
 @dataclass(eq=False)
@@ -41,7 +250,7 @@ class Subscriber:
     lost: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # by node: epoch, reason
 
     def __post_init__(self) -> None:
-        self._early: dict[tuple[str, Origin], wire.Row] = {}  # by node: news before the answer that makes a use known
+        self._early: dict[tuple[str, Origin], Row] = {}  # by node: news before the answer that makes a use known
         self._forgot = -math.inf  # when some of these were dropped for newer ones
         self.mirrors.on_gone = self.unlink
 
@@ -84,14 +293,14 @@ class Subscriber:
         self.begin(self._keep(source))
         return source
 
-    def link(self, source: Source, row: wire.Row) -> None:
+    def link(self, source: Source, row: Row) -> None:
         """Link a use of a source, of which `row` is known: its news count from now on."""
         early = self._early.pop((source.node, Origin(source.epoch, *row.key)), row)
         source.link(row.merged(early))
         if time.monotonic() - self._forgot < self.settings.link_ttl:
             source.has_missed = True  # what was told of it before this answer, which is no older than a TTL
 
-    def mirror(self, attached: Attachment, row: wire.Row) -> None:
+    def mirror(self, attached: Attachment, row: Row) -> None:
         """Store on a mirror that the coordinator has made what is known: at least `row`. End it if its node is lost."""
         assert attached.origin is not None
         origin = Origin(attached.origin.epoch, attached.origin.slot, attached.origin.incarnation)
@@ -110,7 +319,7 @@ class Subscriber:
         """Want no news of a use any more: its mirror has ended."""
         for source in self.sources.values():
             if source.epoch == origin.epoch:
-                self._remember((source.node, origin), source.links.get(origin.key, wire.Row(*origin.key)))
+                self._remember((source.node, origin), source.links.get(origin.key, Row(*origin.key)))
                 source.unlink(origin.key)
 
     def receive(self, sender: str, body: wire.News) -> None:
@@ -122,7 +331,7 @@ class Subscriber:
         for row in rows:
             self._remember((sender, Origin(body.epoch, *row.key)), row)
 
-    def _merge(self, source: Source, row: wire.Row) -> bool:
+    def _merge(self, source: Source, row: Row) -> bool:
         """Merge the row of a use that is linked; False if it is not."""
         known = source.links.get(row.key)
         if known is None:
@@ -134,15 +343,15 @@ class Subscriber:
             self._store(Origin(source.epoch, *row.key), merged)
         return True
 
-    def _store(self, origin: Origin, row: wire.Row) -> None:
+    def _store(self, origin: Origin, row: Row) -> None:
         if row.state == "gone":  # its bridge was away, so the use was not kept there, and how it ended is unknown
             self.mirrors.end(origin, "broken", "bridge")
         else:
             self.mirrors.store(origin, row)
 
-    def _remember(self, use: tuple[str, Origin], row: wire.Row) -> None:
+    def _remember(self, use: tuple[str, Origin], row: Row) -> None:
         """Keep what is known for `link`, since its use may be being linked just now."""
-        self._early[use] = self._early.pop(use, wire.Row(*row.key)).merged(row)
+        self._early[use] = self._early.pop(use, Row(*row.key)).merged(row)
         if len(self._early) > _MOST_EARLY:
             del self._early[next(iter(self._early))]
             self._forgot = time.monotonic()
@@ -186,7 +395,7 @@ class Subscriber:
     async def _ping(self, source: Source) -> None:
         """Ask a node whether it is there, and tell it which news are wanted, if it does not know."""
         self.counters.pings += 1
-        if not await self._ask(source, wire.Ping(), min(source.ttl_s, _PING_S)):
+        if not await self._ask(source, wire.Ping(), min(source.ttl_s, _PONG_S)):
             self.counters.pings_lost += 1
         elif source.known_version != source.version and len(source.links) <= wire.MAX_KEYS:
             self.counters.resyncs += source.has_missed or source.known_version == 0
@@ -197,7 +406,7 @@ class Subscriber:
         """Whether a node answers as it does to a ping; takes in what it says."""
         sent = time.monotonic()
         try:
-            pong = await questions.ask(self.transport, source.node, body, wire.Pong, timeout)
+            pong = await wire.ask(self.transport, source.node, body, wire.Pong, timeout)
         except IpcSyncError as error:
             log.debug("not answered", extra=fields(node=source.node, what=type(body).__name__, why=error))
             return False
@@ -207,7 +416,7 @@ class Subscriber:
                 del self.sources[source.node]  # not before: what says that nothing is wanted may not have come
         return True
 
-    def resume(self, left: handover.State) -> None:
+    def resume(self, left: upgrade.State) -> None:
         """Go on with what other code left; meanwhile no node could be heard."""
         self.lost.update(left.lost)
         for attached in left.mirrors:
@@ -215,4 +424,4 @@ class Subscriber:
             epoch, node = attached.origin.epoch, attached.origin.node
             if node not in self.sources and self.lost.get(node, (b"", ""))[0] != epoch:
                 self._add(node, epoch).has_missed = True
-            self.mirror(attached, wire.Row(attached.origin.slot, attached.origin.incarnation))
+            self.mirror(attached, Row(attached.origin.slot, attached.origin.incarnation))

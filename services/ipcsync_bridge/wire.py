@@ -1,4 +1,4 @@
-"""Messages between bridges: MessagePack arrays [version, [kind, …]], at most 64 KiB each.
+"""Messages between bridges: MessagePack arrays [version, [kind, …]], at most 64 KiB each; and questions by them.
 
 The subject, which the server enforces, says who speaks; a message never does. Lists are bounded, so that nothing much
 larger than the message itself is built from it.
@@ -6,19 +6,26 @@ larger than the message itself is built from it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from ipcsync._wire import codec, messages
-from ipcsync.errors import ProtocolError, QuotaExceeded
+from ipcsync.errors import CoordinatorLost, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded, SessionLost
+from ipcsync_bridge.transport import RETRY_S, CutOff, Transport, Unavailable
 
 VERSION = 2
 MAX_BYTES = 64 * 1024
 MAX_ANSWER = MAX_BYTES - 256  # of a coordinator's reply that a message, or a request to the coordinator, holds
 MAX_ROWS = 1_000  # of one message
 MAX_KEYS = 5_000
+UNSURE = 1
+"""The `Pong.version` of a node that sends news which its peer may not want, or not know that it does."""
 
 StateName: TypeAlias = Literal["open", "closed", "broken", "gone"]
 CauseName: TypeAlias = Literal["", "died", "expired"]
@@ -159,6 +166,7 @@ class Over(_Body, frozen=True):
 
 
 Message: TypeAlias = Open | Attach | Ping | Events | Follow | State | Pong | Listed | Refused | News | Ack | Over
+T = TypeVar("T", bound=Message)
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _body: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
@@ -195,3 +203,78 @@ def decode(data: bytes) -> Message:
         return _body.decode(body)
     except codec.UNREADABLE as error:
         raise ProtocolError(f"no message of bridges: {error}", code="invalid") from None
+
+
+# --- questions to other nodes -----------------------------------------------------------------------------------------
+
+
+async def ask(transport: Transport, node: str, body: Message, kind: type[T], timeout: float) -> T:
+    """A node's answer. NodeLost if none comes in `timeout` seconds, or in a link's TTL."""
+    try:
+        data = await transport.ask(node, encode(body), min(timeout, transport.settings.link_ttl))
+    except (CutOff, TimeoutError) as error:
+        raise NodeLost(f"node {node!r} does not answer: {error}", node=node, reason="silent") from None
+    reply = decode(data)
+    if isinstance(reply, Refused):
+        raise refusal(node, reply)
+    if not isinstance(reply, kind):
+        raise ProtocolError(f"node {node!r} answered {type(reply).__name__}", code="reply")
+    return reply
+
+
+async def owner_of(transport: Transport, node: str, timeout: float) -> bytes | None:
+    """The owner id of the bridge that answers as `node`, None if none does within `timeout` seconds.
+
+    An answer counts however late in that time it comes. Raises Unavailable if this node is cut off, and hears none.
+    """
+    until = time.monotonic() + timeout
+    while (left := until - time.monotonic()) > 0:
+        try:
+            body = decode(await transport.ask(node, encode(Ping()), left))
+            if isinstance(body, Pong):
+                return body.owner
+        except CutOff as error:
+            raise Unavailable(str(error)) from None
+        except TimeoutError:
+            break
+        except ProtocolError:
+            pass  # an answer that cannot be read names no owner: it is asked again
+        await asyncio.sleep(RETRY_S)
+    return None
+
+
+def refusal(node: str, body: Refused) -> IpcSyncError:
+    """The error that another node refused with."""
+    error = codec.error_of(messages.Failure(body.kind, body.text, {}))
+    if isinstance(error, NodeLost):
+        return NodeLost(body.text, node=node, reason="restarted")
+    if isinstance(error, CoordinatorLost):  # its bridge's, which ends with it
+        return NodeLost(f"the coordinator of node {node!r} has ended", node=node, reason="restarted")
+    if type(error) is IpcSyncError or isinstance(error, SessionLost):
+        return IpcSyncError(f"node {node!r} refused: {body.text}")
+    return error
+
+
+@dataclass
+class Counters:
+    """What a bridge counts, since the start of the process or its last upgrade; `handovers` counts those upgrades."""
+
+    handovers: int = 0
+    remote_requests: int = 0
+    news_sent: int = 0
+    rows_sent: int = 0
+    conflated: int = 0
+    news_received: int = 0
+    acks: int = 0
+    resyncs: int = 0
+    pings: int = 0
+    pings_lost: int = 0
+    invalid_messages: int = 0
+    store_failures: int = 0
+    names_lost: int = 0  # names of the fleet that the store gave to others, while their events were open here
+    lost: Counter[str] = field(default_factory=Counter)  # nodes, by reason
+    refusals: Counter[str] = field(default_factory=Counter)  # of remote requests, by error
+
+    def counts(self) -> dict[str, int]:
+        """Each plain count by its name."""
+        return {name: count for name, count in vars(self).items() if isinstance(count, int)}

@@ -9,7 +9,7 @@ import pytest
 from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire.messages import Attachment, Origin
 from ipcsync_bridge.exports import Export
-from ipcsync_bridge.mirrors import Mirror
+from ipcsync_bridge.subscriber import Mirror
 from ipcsync_bridge.wire import Row
 
 _ATTACHMENT = Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], [], Origin(b"e" * 16, 1, 2, "a"))

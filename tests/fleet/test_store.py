@@ -24,12 +24,10 @@ from ipcsync_bridge import transport as transport_module
 from ipcsync_bridge import wire
 from ipcsync_bridge.bridge import Bridge
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.names import Names
-from ipcsync_bridge.questions import owner_of
 from ipcsync_bridge.session import BridgeSession
-from ipcsync_bridge.store import Identity, Nodes, insist
+from ipcsync_bridge.store import Identity, Names, Nodes, insist
 from ipcsync_bridge.transport import ASK_S, Answer, Conflict, Transport, Unavailable, flushed
+from ipcsync_bridge.wire import Counters, owner_of
 from tests.fleet.cluster import Cluster
 from tests.fleet.nodes import Node, Server, with_client
 from tests.kit.until import DEADLINE_S
@@ -225,7 +223,7 @@ def test_a_bridge_that_gets_no_name_leaves_the_servers(server: Server, new_node:
         session = BridgeSession.opened(other.coordinator.endpoint, "bridge a", DEADLINE_S)
         settings = Settings("a", (server.url,))
         with pytest.raises(NodeNameTaken):
-            await Bridge(settings, session, Transport(settings), b"o" * 16).run(lambda: None)
+            await Bridge(settings, session, Transport(settings), b"o" * 16).run()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         session.close(says_goodbye=True)
 

@@ -16,7 +16,7 @@ import pytest
 import ipcsync
 import ipcsync_bridge
 from ipcsync._linux.child import environment
-from ipcsync_bridge import handover
+from ipcsync_bridge import upgrade as formats
 from tests.fleet.nodes import Node, Server
 from tests.kit.until import DEADLINE_S, until
 
@@ -41,7 +41,7 @@ def ask(node: Node) -> None:
 def is_new_code(node: Node) -> bool:
     """Whether the first upgrade of a bridge has come to its exec."""
     assert node.bridge is not None
-    return handover.VARIABLE.encode() in Path(f"/proc/{node.bridge.pid}/environ").read_bytes()
+    return formats.VARIABLE.encode() in Path(f"/proc/{node.bridge.pid}/environ").read_bytes()
 
 
 def is_served(node: Node) -> str:
@@ -214,7 +214,7 @@ def test_an_end_that_is_asked_for_during_an_upgrade_comes(new_node: Callable[...
 
 def test_formats_that_differ_are_named(server: Server) -> None:
     command = [sys.executable, "-m", "ipcsync_bridge", "--node", "a", "--nats", server.url, "--try-handover"]
-    for versions, status in ((handover.versions(), 0), ("handover 0", 1)):
+    for versions, status in ((formats.versions(), 0), ("handover 0", 1)):
         done = subprocess.run(
             [*command, versions], env=environment(), capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )

@@ -21,7 +21,7 @@ import ipcsync
 from ipcsync import EventInfo
 from ipcsync._rates import Event, Tracks
 from ipcsync._wire.messages import BridgeInfo, PeerInfo
-from ipcsync_bridge.counters import Counters
+from ipcsync_bridge.wire import Counters
 from ipcsync_coordinator.questions import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
 from ipcsync_observer.app import _dumped

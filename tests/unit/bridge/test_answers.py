@@ -16,16 +16,15 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 
 import ipcsync
 from ipcsync._wire import messages
-from ipcsync_bridge import questions, wire
+from ipcsync_bridge import wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
-from ipcsync_bridge.links import UNSURE
-from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity
+from ipcsync_bridge.subscriber import Mirrors, Origin
+from ipcsync_bridge.wire import UNSURE, Counters
 
 pytestmark = pytest.mark.process
 
@@ -350,7 +349,7 @@ def test_an_answer_that_no_message_holds_is_a_refusal(client: ipcsync.Client) ->
 
 
 def test_a_node_whose_coordinator_ends_amid_a_question_is_lost() -> None:
-    error = questions.refusal("a", wire.Refused("CoordinatorLost", "the coordinator has died: connect again"))
+    error = wire.refusal("a", wire.Refused("CoordinatorLost", "the coordinator has died: connect again"))
     assert isinstance(error, ipcsync.NodeLost)
     assert (error.node, error.reason) == ("a", "restarted")
     assert "connect again" not in str(error)

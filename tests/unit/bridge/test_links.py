@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
-from ipcsync_bridge.links import UNSURE, Follower, Source
-from ipcsync_bridge.wire import Row
+from ipcsync_bridge.exports import Follower
+from ipcsync_bridge.subscriber import Source
+from ipcsync_bridge.wire import UNSURE, Row
 
 KEY = (1, 2)
 

@@ -13,11 +13,10 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 
 from ipcsync._wire.messages import Want
 from ipcsync.errors import FleetUnavailable, NodeNameTaken, RecorderTaken
-from ipcsync_bridge import names, store
-from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.names import Names
-from ipcsync_bridge.store import Identity, Nodes
+from ipcsync_bridge import store
+from ipcsync_bridge.store import Identity, Names, Nodes
 from ipcsync_bridge.transport import Conflict, Unavailable
+from ipcsync_bridge.wire import Counters
 
 _WANT = Want(1, "claim", 0, name="x", slot=3, incarnation=1)
 
@@ -327,8 +326,7 @@ class _Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for module in (names, store):
-            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     async def silence(self, _node: str, timeout: float) -> bytes | None:
         self.now += timeout

@@ -16,11 +16,10 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 from ipcsync_bridge import answers, exports, wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.exports import Budget, Watcher
-from ipcsync_bridge.links import Follower
+from ipcsync_bridge.exports import Budget, Follower, Watcher
 from ipcsync_bridge.store import Identity
 from ipcsync_bridge.transport import CutOff
+from ipcsync_bridge.wire import Counters
 from tests.kit.until import DEADLINE_S
 
 

@@ -13,12 +13,10 @@ import pytest
 pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
 
 from ipcsync._wire import messages
-from ipcsync_bridge import questions, subscriber, wire
+from ipcsync_bridge import subscriber, wire
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.links import UNSURE
-from ipcsync_bridge.mirrors import Mirrors, Origin
-from ipcsync_bridge.subscriber import Subscriber
+from ipcsync_bridge.subscriber import Mirrors, Origin, Subscriber
+from ipcsync_bridge.wire import UNSURE, Counters
 
 _EPOCH = b"e" * 16
 
@@ -164,7 +162,7 @@ def test_a_round_trip_may_take_most_of_the_ttl_and_silence_is_noticed_all_the_sa
             task.cancel()
 
     loop = _VirtualLoop()
-    for module in (subscriber, questions):
+    for module in (subscriber, wire):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
     loop.run_until_complete(scenario())
     loop.close()

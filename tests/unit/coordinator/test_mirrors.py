@@ -14,7 +14,7 @@ import ipcsync
 from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire import codec, messages
 from ipcsync.errors import EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded, StalePoint
-from ipcsync_bridge import mirrors as mirrors_of_bridges
+from ipcsync_bridge import subscriber as mirrors_of_bridges
 from ipcsync_bridge.session import BridgeSession as BridgesDesk
 from ipcsync_bridge.wire import Row
 from ipcsync_coordinator import fleet
