@@ -32,7 +32,7 @@ def main(host: str, port: int, endpoint: str | None, period: float, log_level: s
     It takes no session, and goes on with the next coordinator when one ends. It needs the extra ipcsync[observer].
     """
     try:
-        from ipcsync_observer import serve
+        from ipcsync_observer import app
         from ipcsync_observer.sampler import Sampler
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -48,11 +48,11 @@ def main(host: str, port: int, endpoint: str | None, period: float, log_level: s
         raise WrongCall(str(error)) from None
     configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "uvicorn"))
     try:
-        listening = serve.bind(host, port)
+        listening = app.bind(host, port)
     except OSError as error:
         raise Failed(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
     with listening:
-        asyncio.run(serve.serve(listening, sampler))
+        asyncio.run(app.serve(listening, sampler))
 
 
 if __name__ == "__main__":

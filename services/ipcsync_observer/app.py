@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import logging
+import signal
+import socket
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeAlias, TypedDict
 
+import msgspec
+import uvicorn
 from msgspec import UNSET
 from msgspec.structs import asdict
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -19,14 +26,32 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ipcsync_observer.description import Answers, Health, Problem, State, openapi
-from ipcsync_observer.guard import Guard
+import ipcsync
+from ipcsync._logs import fields
+from ipcsync_observer.guard import Guard, PatientProtocol
 from ipcsync_observer.metrics import CoordinatorCollector
-from ipcsync_observer.sampler import Sampler
+from ipcsync_observer.sampler import Sampler, State
 
 STATIC = Path(__file__).parent / "static"
 
+log = logging.getLogger("ipcsync.observer")
+
 _MOST_STREAMS = 100
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_BACKLOG = 128
+
+
+class Problem(TypedDict):
+    """Why there is no answer."""
+
+    problem: str
+
+
+class Health(Problem):
+    """Live: this answers. Ready: the coordinator answers within a second; if not, `problem` says why."""
+
+    live: bool
+    ready: bool
 
 
 class Observer:
@@ -61,7 +86,7 @@ class Observer:
 
     async def description(self, _: Request) -> Response:
         """This description."""
-        return JSONResponse(openapi(PATHS))
+        return JSONResponse(openapi())
 
     async def state(self, request: Request) -> Response:
         """All that the page shows."""
@@ -106,6 +131,9 @@ class Observer:
         )
 
 
+Answers: TypeAlias = dict[str, tuple[str, str, type]]
+"""By status: what the answer is, its media type, and its type."""
+
 _JSON = "application/json"
 PATHS: dict[str, tuple[Callable[[Observer, Request], Awaitable[Response]], Answers]] = {
     "/": (Observer.page, {"200": ("the page", "text/html", str)}),
@@ -129,3 +157,99 @@ def _dumped(state: State) -> str:
 
 def _filter(request: Request) -> str:
     return request.query_params.get("contains", "")
+
+
+_CONTAINS = {
+    "name": "contains",
+    "in": "query",
+    "schema": {"type": "string"},
+    "description": "only events whose names contain this, in any case",
+}
+
+
+def openapi() -> dict[str, Any]:
+    """The OpenAPI 3.1 description of `PATHS`."""
+    kinds = dict.fromkeys(kind for _, answers in PATHS.values() for _, _, kind in answers.values())
+    found, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(kinds, found, strict=True))
+    for schema in schemas.values():
+        if "properties" in schema:
+            schema["additionalProperties"] = False
+    stats = schemas["State"]["properties"]["stats"]
+    schemas["State"]["properties"]["stats"] = {"anyOf": [stats, {"type": "object", "maxProperties": 0}]}
+
+    def answer(text: str, media_type: str, kind: type) -> dict[str, Any]:
+        return {"description": text, "content": {media_type: {"schema": schema_of[kind]}}}
+
+    paths = {}
+    for path, (function, answers) in PATHS.items():
+        responses = {status: answer(*told) for status, told in answers.items()}
+        responses["421"] = {"$ref": "#/components/responses/Misdirected"}
+        parameters = [_CONTAINS] if path.startswith("/api/") else []
+        paths[path] = {"get": {"summary": function.__doc__, "parameters": parameters, "responses": responses}}
+    refusal = "a server on loopback was asked for a name other than loopback's"
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ipcsync observer",
+            "version": ipcsync.__version__,
+            "description": "The sessions and events of one coordinator. All of it is read-only.",
+        },
+        "paths": paths,
+        "components": {"schemas": schemas, "responses": {"Misdirected": answer(refusal, "text/plain", str)}},
+    }
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals alone: by its own handling it would end by the signal, not with status 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing."""
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; OSError if the address cannot be used."""
+    (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    listening = socket.socket(family, kind)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+async def serve(listening: socket.socket, sampler: Sampler) -> None:
+    """Serve on a socket until SIGTERM or Ctrl-C."""
+    host, port = listening.getsockname()[:2]
+    is_loopback = ipaddress.ip_address(host).is_loopback
+    observer = Observer(sampler)
+    config = uvicorn.Config(
+        observer.app(_LOOPBACK_NAMES | {host} if is_loopback else None),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        http=PatientProtocol,
+        timeout_graceful_shutdown=2,
+    )
+    server = _Server(config)
+
+    def end() -> None:
+        server.should_exit = True
+        observer.ending.set()  # of streams, and so of the requests of open pages
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    log.info("ready", extra=fields(url=f"http://{f'[{host}]' if ':' in host else host}:{port}/"))
+    if not is_loopback:
+        log.warning("any process that reaches this address can read what it serves", extra=fields(host=host))
+    await server.serve(sockets=[listening])
+    log.info("stopped")

@@ -12,8 +12,7 @@ from prometheus_client.registry import Collector
 
 from ipcsync import BridgeInfo
 from ipcsync._board.layout import REASONS
-from ipcsync_observer.description import State
-from ipcsync_observer.sampler import Sampler
+from ipcsync_observer.sampler import Sampler, State
 
 GAUGES = {
     "sessions": ("sessions", "Live sessions."),

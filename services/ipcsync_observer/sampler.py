@@ -7,16 +7,15 @@ import threading
 import time
 from typing import cast
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from ipcsync import BridgeInfo, IpcSyncError
+from ipcsync import AttachmentInfo, BridgeInfo, IpcSyncError, SessionInfo
 from ipcsync._logs import fields
-from ipcsync._rates import Tracks
+from ipcsync._rates import Event, Tracks
 from ipcsync._session.handshake import Reader
 from ipcsync._wire import endpoints
 from ipcsync.typing import CoordinatorStats
-from ipcsync_observer.description import State
 
 log = logging.getLogger("ipcsync.observer")
 
@@ -25,6 +24,29 @@ _BRIDGE_S = 0.25  # within which a bridge answers
 _LANE_S = 60.0
 _ROWS = 300  # events, and sessions, in one answer; the rest is counted
 _LINKS = 2000
+
+
+class State(Struct, frozen=True):
+    """What the page shows, `at` seconds after the observer began.
+
+    While `ready` is false, `problem` says why, and the other fields are of the last answers; before the first of a
+    coordinator, `stats` and the lists are empty. `bridge` is null if there is none, or it did not answer.
+    """
+
+    at: float
+    problem: str
+    ready: bool
+    period_s: float
+    endpoint: str
+    epoch: str
+    stats: CoordinatorStats
+    sessions: list[SessionInfo]
+    sessions_total: int
+    events: list[Event]
+    events_found: int
+    events_total: int
+    links: list[AttachmentInfo]
+    bridge: BridgeInfo | None
 
 
 class Sampler:

@@ -13,8 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import ipcsync
-from ipcsync_observer.app import PATHS
-from ipcsync_observer.description import openapi
+from ipcsync_observer.app import openapi
 from tests.observer.observing import Observer
 
 pytestmark = pytest.mark.process
@@ -65,7 +64,7 @@ def test_an_answer_that_is_not_as_described_is_found(
 ) -> None:
     observer = new_observer("--endpoint", coordinator.endpoint)
     observer.until_ready()
-    wrong = openapi(PATHS)
+    wrong = openapi()
     wrong["components"]["schemas"]["State"]["properties"][wrongly_told] = {"type": "null"}
     done = _check(observer, wrong, tmp_path)
     assert done.returncode == 1, done.stdout
@@ -81,6 +80,6 @@ def test_no_field_is_undescribed(
     check = Draft202012Validator({**described, "$ref": "#/components/schemas/State"})
     with client.event("e", recorder=True):
         check.validate(observer.until(lambda state: state["events"] and state["links"] and state, "it is seen"))
-        wrong = openapi(PATHS)
+        wrong = openapi()
         del wrong["components"]["schemas"]["State"]["properties"]["links"]
         assert not Draft202012Validator({**wrong, "$ref": "#/components/schemas/State"}).is_valid(observer.state())
