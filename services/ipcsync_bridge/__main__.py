@@ -1,9 +1,12 @@
-"""`python -m ipcsync_bridge`, and what `ipcsync bridge` becomes."""
+"""`python -m ipcsync_bridge`, and what `ipcsync bridge` and `ipcsync doctor --fleet` become."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
+import sys
 from typing import Any
 
 import click
@@ -11,8 +14,10 @@ import click
 from ipcsync.cli.output import Command
 from ipcsync_bridge import config
 
+_SETTINGS = {"show_default": True, "auto_envvar_prefix": config.VARIABLES}
 
-@click.command("bridge", cls=Command, context_settings={"show_default": True, "auto_envvar_prefix": config.VARIABLES})
+
+@click.command("bridge", cls=Command, context_settings=_SETTINGS)
 @config.options
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
@@ -49,6 +54,27 @@ def main(log_level: str, log_json: bool, try_handover: str | None, **given: Any)
         raise SystemExit(status)
 
 
+@click.command("doctor --fleet", cls=Command, context_settings=_SETTINGS)
+@config.options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
+def doctor(as_json: bool, **given: Any) -> None:
+    """Try what a bridge with these settings needs: servers, permissions, certificates, the store, the node's name.
+
+    \b
+    Examples:
+      ipcsync doctor --fleet --node prefill-0 --nats nats://127.0.0.1:4222
+
+    Nothing is left behind, and a bridge that runs is not disturbed. Exit status 1 if a check failed.
+    """
+    logging.getLogger("ipcsync.bridge").addHandler(logging.NullHandler())  # the findings say it
+    settings = config.load(given)
+    from ipcsync_bridge import doctor
+
+    asyncio.run(doctor.run(settings)).print(as_json=as_json)
+
+
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONWARNINGS", "default")
+    if sys.argv[1:2] == ["doctor"]:
+        doctor(sys.argv[2:], prog_name="ipcsync doctor --fleet")
     main(prog_name="ipcsync bridge")

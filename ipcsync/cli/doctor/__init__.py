@@ -40,7 +40,7 @@ def command(as_json: bool, endpoint: str | None, fleet: str | None, settings: tu
     it checks the servers, permissions, certificates and names of a fleet instead. Exit status 1 if a check failed.
     """
     if fleet is not None:
-        become("ipcsync_bridge.doctor", "--fleet", fleet, *(["--json"] if as_json else []), *settings)
+        become("ipcsync_bridge", "doctor", "--fleet", fleet, *(["--json"] if as_json else []), *settings)
     if settings:
         raise click.UsageError(f"{settings[0]} is for --fleet only, or is no option")
     from ipcsync._wire import endpoints
