@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -98,13 +99,8 @@ class Answers:
 
     async def _answer(self, sender: str, body: _Question, answer: Answer, now: float) -> None:
         try:
-            async with self._closing:
-                self._attaching += 1
-            try:
+            async with self.attaching():
                 data = wire.encode(await self._reply_to(sender, body, now))
-            finally:
-                self._attaching -= 1
-                self._has_attached.set()
         except IpcSyncError as error:
             data = _refusal(error)
         finally:
@@ -127,14 +123,21 @@ class Answers:
         if body.epoch == self.session.epoch:
             wanted = set(body.keys)
             fresh = wanted if body.is_afresh else wanted - follower.keys.keys()
-            for found in await asyncio.gather(*map(self._by_key, fresh)):
-                row = found if isinstance(found, wire.Row) else self._add(follower, found)
-                follower.answered(row.key, time.monotonic())
-                self._put(follower, row)
+            await asyncio.gather(*[self._follow_use(follower, key) for key in fresh])
             unwanted, is_all = follower.unwanted(wanted, now)
             self._drop(follower, unwanted)
             follower.version = body.version if is_all else UNSURE
         return self._pong(follower)
+
+    async def _follow_use(self, follower: Follower, key: wire.Key) -> None:
+        """Send a node the state of a use, and its news. One that this bridge refuses is gone, as all others go on."""
+        try:
+            found = await self._by_key(key)
+            row = found if isinstance(found, wire.Row) else self._add(follower, found)
+        except (EngineMismatch, QuotaExceeded):
+            row = wire.Row(*key, state="gone")
+        follower.answered(key, time.monotonic())
+        self._put(follower, row)
 
     def _add(self, follower: Follower, export: Export) -> wire.Row:
         """Send a node the news of an export from now on; its present row."""
@@ -249,6 +252,17 @@ class Answers:
 
     # --- what is attached to ------------------------------------------------------------------------------------------
 
+    @asynccontextmanager
+    async def attaching(self) -> AsyncIterator[None]:
+        """While something may be attached to. Nothing is closed then, as it might be that, by a request behind it."""
+        async with self._closing:
+            self._attaching += 1
+        try:
+            yield
+        finally:
+            self._attaching -= 1
+            self._has_attached.set()
+
     def hold(self, keys: Iterable[wire.Key], until: float = 0.0) -> None:
         """Note that the bridge is attached to these; from `until` on `close_unused` releases what no node follows."""
         self._attached.update(dict.fromkeys(keys, until))
@@ -266,10 +280,7 @@ class Answers:
         self.followers.pop(follower.node, None)
 
     async def close_unused(self) -> None:
-        """Release what no node follows.
-
-        Questions wait meanwhile: one that attaches to a use again must not find it closed behind its request.
-        """
+        """Release what no node follows. What attaches to something waits meanwhile."""
         now = time.monotonic()
         if self._closing.locked() or not self._unused(now):
             return

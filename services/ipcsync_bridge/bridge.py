@@ -87,10 +87,8 @@ class Bridge:
         self.remote_requests = RemoteRequests(
             settings,
             session,
-            self.nodes,
             self.names,
             transport,
-            self.mirrors,
             self.subscriber,
             self.answers,
             self.counters,

@@ -26,8 +26,8 @@ from ipcsync_bridge import wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.session import BridgeSession
-from ipcsync_bridge.store import Names, Nodes, for_each
-from ipcsync_bridge.subscriber import Mirrors, Origin, Subscriber
+from ipcsync_bridge.store import Names, for_each
+from ipcsync_bridge.subscriber import Origin, Subscriber
 from ipcsync_bridge.transport import Transport
 from ipcsync_bridge.wire import Counters
 
@@ -45,10 +45,8 @@ class RemoteRequests:
 
     settings: Settings
     session: BridgeSession
-    nodes: Nodes
     names: Names
     transport: Transport
-    mirrors: Mirrors
     subscriber: Subscriber
     answers: Answers
     counters: Counters
@@ -96,7 +94,7 @@ class RemoteRequests:
         if announcement.kind == "wanted" and announcement.want is not None:
             self._want(announcement.want)
         elif announcement.kind == "unwanted":
-            self.mirrors.unwanted(key)
+            self.subscriber.mirrors.unwanted(key)
         elif announcement.kind in ("closed", "broken"):
             if self.answers.exports.get(key) is not None:
                 self.answers.exports.kick()
@@ -108,14 +106,12 @@ class RemoteRequests:
         self.begin(self._list_wants())
         ended = [key for key in self.names.claims if not self.session.is_open(key)]
         self.begin(for_each(ended, self.names.release))
-        self.mirrors.drop_unwanted()
+        self.subscriber.mirrors.drop_unwanted()
         self.answers.exports.kick()
 
     async def _list_wants(self) -> None:
-        wants = expect(await self.session.ask(messages.ListWants()), messages.WantList).wants
-        for want in wants:
+        for want in expect(await self.session.ask(messages.ListWants()), messages.WantList).wants:
             self._want(want)
-        self._handled &= {want.number for want in wants}
 
     def _want(self, want: messages.Want) -> None:
         if want.number not in self._handled:
@@ -173,7 +169,7 @@ class RemoteRequests:
         return reply
 
     async def _list_nodes(self, timeout: float) -> messages.NodeList:
-        owners = await self.nodes.everybody(timeout)
+        owners = await self.names.nodes.everybody(timeout)
         sources, now = self.subscriber.sources, time.monotonic()
         epochs = {node: bytes.fromhex(owner.epoch) for node, owner in owners.items()}
         epochs |= {node: source.epoch for node, source in sources.items()}
@@ -205,21 +201,20 @@ class RemoteRequests:
 
     async def _open_here(self, want: messages.Want) -> None:
         """Open an event of this very node: attach to it for a moment, to learn its use."""
-        try:
-            opened = await self.session.ask(messages.Open(want.name, engine="timeline"))
-        except EngineMismatch:  # it exists, and only who waits on another node needs this engine
-            opened = await self.session.ask(messages.Open(want.name))
-        attached = expect(opened, messages.Attachment)
-        key = (attached.slot, attached.incarnation)
-        try:
-            await self.session.ask(_import(want, Origin(self.session.epoch, *key), want.node))
-        finally:
+        async with self.answers.attaching():
+            try:
+                opened = await self.session.ask(messages.Open(want.name, engine="timeline"))
+            except EngineMismatch:  # it exists, and only who waits on another node needs this engine
+                opened = await self.session.ask(messages.Open(want.name))
+            attached = expect(opened, messages.Attachment)
+            key = (attached.slot, attached.incarnation)
             self.answers.hold([key])
+            await self.session.ask(_import(want, Origin(self.session.epoch, *key), want.node))
 
     async def _attach(self, want: messages.Want, timeout: float) -> None:
         sources = self.subscriber.sources
         known = next((node for node, source in sources.items() if source.epoch == want.epoch), None)
-        node = known or await self.nodes.node_of(want.epoch, timeout)
+        node = known or await self.names.nodes.node_of(want.epoch, timeout)
         if node is None:
             text = "no node of the fleet has the epoch that this point is of"
             raise NodeLost(f"{text}: its coordinator has ended, or is of another fleet", reason="restarted")
@@ -233,14 +228,15 @@ class RemoteRequests:
         if row.state == "gone":
             raise RecorderLost(f"the event of this point (slot {row.slot} of node {node!r}) is gone", cause="gone")
         source = self.subscriber.source_of(node, state, sent)
-        if row.key not in source.links and len(self.mirrors) >= self.settings.max_links:
-            raise QuotaExceeded(f"{self.settings.max_links} events are mirrored already", limit=self.settings.max_links)
+        linked, most = sum(len(each.links) for each in self.subscriber.sources.values()), self.settings.max_links
+        if row.key not in source.links and linked >= most:
+            raise QuotaExceeded(f"{most} events are mirrored already", limit=most)
         self.subscriber.link(source, row)  # before the request: news may come meanwhile
         origin = Origin(state.epoch, *row.key)
         try:
             attached = await self.session.ask(_import(want, origin, node))
         except IpcSyncError as error:
-            if origin not in self.mirrors:
+            if origin not in self.subscriber.mirrors:
                 source.unlink(row.key)
             if isinstance(error, NodeLost) and error.reason is None:
                 return  # lost for good on this node, as the coordinator has answered the session

@@ -397,7 +397,7 @@ class Subscriber:
         self.counters.pings += 1
         if not await self._ask(source, wire.Ping(), min(source.ttl_s, _PONG_S)):
             self.counters.pings_lost += 1
-        elif source.known_version != source.version and len(source.links) <= wire.MAX_KEYS:
+        elif source.known_version != source.version:
             self.counters.resyncs += source.has_missed or source.known_version == 0
             body = wire.Follow(source.epoch, source.version, source.has_missed, list(source.links))
             await self._ask(source, body, source.ping_s)  # it is pinged meanwhile: to follow much may take long
@@ -419,7 +419,7 @@ class Subscriber:
     def resume(self, left: upgrade.State) -> None:
         """Go on with what other code left; meanwhile no node could be heard."""
         self.lost.update(left.lost)
-        for attached in left.mirrors:
+        for attached in reversed(left.mirrors):  # the newest is of the present epoch of its node
             assert attached.origin is not None
             epoch, node = attached.origin.epoch, attached.origin.node
             if node not in self.sources and self.lost.get(node, (b"", ""))[0] != epoch:

@@ -144,10 +144,8 @@ def test_what_was_missed_is_asked_for(client: ipcsync.Client, monkeypatch: pytes
 def _requests(session: BridgeSession, host: _Host, names: Any = None, serve: Any = None) -> RemoteRequests:
     """What hears of what sessions want, and answers by `serve`."""
     other: Any = SimpleNamespace(claims={}, release=None, drop_unwanted=lambda: None, kick=lambda: None)
-    other.exports = other
-    requests = RemoteRequests(
-        other, session, other, names or other, other, other, other, other, Counters(), host.begin, other
-    )
+    other.exports = other.mirrors = other
+    requests = RemoteRequests(other, session, names or other, other, other, other, Counters(), host.begin, other)
     requests.serve = serve  # type: ignore[method-assign]
     requests.listen()
     return requests
@@ -185,6 +183,71 @@ def test_what_a_node_wants_is_attached_to_and_its_news_are_sent(client: ipcsync.
             assert {row.key for row in host.rows} == rows
         assert {row.state for row in host.rows} == {"open", "gone"}
         assert [each.node for export in exports._by_key.values() for each in export.followers] == ["b"]
+        exports.close()
+
+    on_a_session(client, scenario)
+    event.close()
+
+
+@pytest.mark.parametrize("why", ["its engine", "the limit"])
+def test_a_use_that_a_node_cannot_follow_any_more_is_gone_and_keeps_no_other_from_it(
+    client: ipcsync.Client, why: str
+) -> None:
+    """A bridge that is started again may have other limits; what it refused before would be waited for for ever."""
+    events = [client.event("kv", recorder=True, engine="timeline")]
+    events += [client.event("other", recorder=True, engine="event" if why == "its engine" else "timeline")]
+
+    async def scenario(session: BridgeSession) -> None:
+        host = _Host()
+        answers, exports = _answers(session, host, max_links=2 if why == "its engine" else 1)
+        keys = []
+        for name in ("other", "kv"):
+            attached = await session.ask(messages.Open(name))
+            assert isinstance(attached, messages.Attachment)
+            keys.append((attached.slot, attached.incarnation))
+        assert await _follow(answers, keys, time.monotonic()) == 7
+        while host.tasks:
+            await asyncio.sleep(0)
+        assert sorted(row.state for row in host.rows) == ["gone", "open"]
+        assert len({row.key for row in host.rows}) == 2
+        exports.close()
+
+    on_a_session(client, scenario)
+    for event in events:
+        event.close()
+
+
+def test_an_event_of_this_node_is_not_closed_while_it_is_opened_for_a_session(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = client.event("kv", recorder=True, engine="timeline")
+
+    async def scenario(session: BridgeSession) -> None:
+        host, asked, ask = _Host(), list[str](), session.ask
+
+        async def ask_noting(body: messages.Message) -> messages.Message:
+            asked.append(type(body).__name__)
+            return await ask(body)
+
+        answers, exports = _answers(session, host)
+        attached = await ask(messages.Open("kv", engine="timeline"))
+        assert isinstance(attached, messages.Attachment)
+        answers.hold([(attached.slot, attached.incarnation)])
+        monkeypatch.setattr(session, "ask", ask_noting)
+        other: Any = None
+        requests = RemoteRequests(
+            answers.settings, session, other, other, other, answers, Counters(), host.begin, other
+        )
+        await session.pause(0.0)
+        host.begin(requests.serve(messages.Want(1, "open", 0, node="a", name="kv"), WAIT_S))
+        await asyncio.sleep(0)
+        host.begin(answers.close_unused())
+        await asyncio.sleep(0)
+        session._goes_on.set()
+        while host.tasks:
+            await asyncio.sleep(0.001)
+        assert asked == ["Open", "Import", "Close"]
+        requests.close()
         exports.close()
 
     on_a_session(client, scenario)

@@ -13,8 +13,10 @@ import pytest
 pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
 
 from ipcsync._wire import messages
+from ipcsync.errors import QuotaExceeded
 from ipcsync_bridge import subscriber, wire
 from ipcsync_bridge.config import Settings
+from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.subscriber import Mirrors, Origin, Subscriber
 from ipcsync_bridge.wire import UNSURE, Counters
 
@@ -233,6 +235,51 @@ def test_new_code_asks_for_all_news_again_though_its_peer_has_not_noticed() -> N
         assert [(each.is_afresh, each.keys) for each in peer.told[1:]] == [(True, [(1, 2)])]
 
     asyncio.run(scenario())
+
+
+def test_new_code_goes_on_with_the_present_epoch_of_a_node_though_a_mirror_of_an_earlier_one_is_being_ended() -> None:
+    one = _subscriber()
+    ended: list[Origin] = []
+    one.mirrors = SimpleNamespace(  # type: ignore[assignment] # as much of them as is used
+        put=lambda *_: None, store=lambda *_: None, end=lambda origin, *_: ended.append(origin)
+    )
+    mirrors = [
+        messages.Attachment("kv", slot, 7, 100, "gpu", "timeline", 1, True, [], [], messages.Origin(epoch, 1, 2, "a"))
+        for slot, epoch in ((3, b"p" * 16), (4, _EPOCH))
+    ]
+    one.resume(SimpleNamespace(lost={}, mirrors=mirrors))  # type: ignore[arg-type] # as above
+    assert (one.sources["a"].epoch, ended) == (_EPOCH, [Origin(b"p" * 16, 1, 2)])
+
+
+def test_names_that_are_opened_at_once_do_not_exceed_the_limit_together() -> None:
+    class Far(_Peer):
+        async def ask(self, _to: str, data: bytes, *_times: float) -> bytes:
+            body = wire.decode(data)
+            assert isinstance(body, wire.Open)
+            return wire.encode(_state(wire.Row(int(body.name), 1)))
+
+    async def never(_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        far: Any = Far()
+        one = _subscriber(far)
+        far.settings = one.settings = Settings("b", ("nats://127.0.0.1:4222",), max_links=2)
+        none: Any = None
+        session: Any = SimpleNamespace(ask=never)
+        requests = RemoteRequests(one.settings, session, none, far, one, none, one.counters, none, none)
+        wants = [messages.Want(slot, "open", 0, node="a", name=str(slot)) for slot in range(5)]
+        opening = [asyncio.ensure_future(requests.serve(want, 1.0)) for want in wants]
+        while sum(task.done() for task in opening) < 3:
+            await asyncio.sleep(0)
+        refused = [task.exception() for task in opening if task.done()]
+        assert [type(error) for error in refused] == 3 * [QuotaExceeded]
+        assert len(one.sources["a"].links) == 2
+        for task in opening:
+            task.cancel()
+        requests.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
 def test_what_was_told_of_a_use_that_is_closed_and_opened_at_once_is_known_and_told_again() -> None:
