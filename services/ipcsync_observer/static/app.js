@@ -1,8 +1,12 @@
 "use strict";
 // Shows /api/stream: a state a second, the first with every event's lane, the others with what is new.
+// Everything is built from nodes and text, never from markup: names are what users of the coordinator choose.
 
+const SVG = "http://www.w3.org/2000/svg";
+const LANE = { width: 240, height: 28, seconds: 60 };
 const byId = (id) => document.getElementById(id);
 const whole = new Intl.NumberFormat("en");
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const lanes = new Map();
 const view = { state: null, source: null };
 
@@ -13,53 +17,185 @@ function seconds(value) {
   return `${(value / 3600).toFixed(1)} h`;
 }
 
-function process(pid, bytes) {
-  return `pid ${pid ?? "–"}, ${whole.format(Math.round((bytes ?? 0) / 1e6))} MB`;
+const ago = (value) => (value === null ? "–" : `${seconds(value)} ago`);
+const process = (pid, bytes) => `pid ${pid ?? "–"}, ${whole.format(Math.round((bytes ?? 0) / 1e6))} MB`;
+const sum = (counts) => Object.values(counts ?? {}).reduce((total, count) => total + count, 0);
+
+function element(name, attributes, text, made = document.createElement(name)) {
+  for (const [key, value] of Object.entries(attributes ?? {})) made.setAttribute(key, printable(value));
+  if (text !== undefined) made.textContent = printable(text);
+  return made;
 }
 
-function sum(counts) {
-  return Object.values(counts ?? {}).reduce((total, count) => total + count, 0);
+const drawn = (name, attributes) => element(name, attributes, undefined, document.createElementNS(SVG, name));
+
+// What did not change is left alone: a selection stays, and a screen reader has nothing to say again.
+function setText(node, text) {
+  const shown = printable(text);
+  if (node.textContent !== shown) node.textContent = shown;
 }
+
+function setAttribute(node, name, value) {
+  const shown = printable(value);
+  if (node.getAttribute(name) !== shown) node.setAttribute(name, shown);
+}
+
+// What does not print is escaped: in a name, U+202E turns the direction of what follows.
+function printable(text) {
+  return String(text).replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
+}
+
+// --- tables ----------------------------------------------------------------------------------------------------------
+
+// A table with a row for each key. Columns: {name, text(item), value(item) to sort by, number, class(item), cell(item)}.
+class Table {
+  constructor(table, columns, sortedBy) {
+    this.body = table.tBodies[0];
+    this.columns = columns;
+    this.rows = new Map();
+    this.sortedBy = sortedBy;
+    this.descending = false;
+    this.heads = columns.map((column) => this.head(column));
+    table.tHead.rows[0].replaceChildren(...this.heads);
+    this.items = [];
+  }
+
+  head(column) {
+    const attributes = { scope: "col", role: "columnheader", class: column.number ? "n" : "" };
+    if (column.value === undefined) return element("th", attributes, column.name);
+    const head = element("th", attributes);
+    const button = element("button", { type: "button" }, column.name);
+    button.addEventListener("click", () => {
+      this.descending = this.sortedBy === column.name ? !this.descending : Boolean(column.number);
+      this.sortedBy = column.name;
+      this.show(this.items);
+    });
+    head.append(button);
+    return head;
+  }
+
+  show(items) {
+    this.items = items;
+    const { value } = this.columns.find((column) => column.name === this.sortedBy);
+    const sign = this.descending ? -1 : 1;
+    const sorted = [...items].sort((a, b) => sign * compare(value(a), value(b)) || compare(a.key, b.key));
+    const keys = new Set(items.map((item) => item.key));
+    for (const [key, row] of this.rows) {
+      if (!keys.has(key)) {
+        row.remove();
+        this.rows.delete(key);
+      }
+    }
+    sorted.forEach((item, index) => {
+      const row = this.row(item);
+      if (this.body.rows[index] !== row) this.body.insertBefore(row, this.body.rows[index] ?? null);
+    });
+    this.heads.forEach((head, index) => {
+      const isSorted = this.columns[index].name === this.sortedBy;
+      if (this.columns[index].value) setAttribute(head, "aria-sort", isSorted ? (this.descending ? "descending" : "ascending") : "none");
+    });
+  }
+
+  row(item) {
+    let row = this.rows.get(item.key);
+    if (row === undefined) {
+      row = element("tr", { role: "row" });
+      row.append(...this.columns.map((column, index) => element(index ? "td" : "th", {
+        role: index ? "cell" : "rowheader", "data-label": column.name, ...(index ? {} : { scope: "row" }),
+      })));
+      this.rows.set(item.key, row);
+    }
+    this.columns.forEach((column, index) => {
+      const cell = row.cells[index];
+      if (column.cell) column.cell(item, cell);
+      else setText(cell, column.text(item));
+      if (index === 0) setAttribute(cell, "title", column.text(item)); // it may be too long for its cell
+      setAttribute(cell, "class", `${column.number ? "n " : ""}${column.class?.(item) ?? ""}`.trim());
+    });
+    return row;
+  }
+}
+
+function compare(a, b) {
+  if (typeof a === "string" && typeof b === "string") return a.localeCompare(b, "en", { numeric: true });
+  return a < b ? -1 : a > b ? 1 : 0;
+}
+
+// --- lanes -----------------------------------------------------------------------------------------------------------
+
+// Generations over the last minute: what was recorded above, what is known complete below, and between them what is
+// unconfirmed. To the left the generations at its edges, below it the time.
+function drawLane(cell, points, now, state) {
+  const { width, height, seconds } = LANE;
+  let box = cell.firstChild;
+  if (box === null) {
+    const made = drawn("svg", { class: "lane", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" });
+    const ticks = [1, 2, 3].map((quarter) => `M${(quarter * width) / 4} 0V${height}`).join("");
+    made.append(drawn("path", { class: "ticks", d: ticks }));
+    made.append(drawn("path", { class: "unconfirmed" }), drawn("path", { class: "made" }), drawn("path", { class: "done" }));
+    const heights = element("div", { class: "heights", "aria-hidden": "true" }), times = element("div", { class: "times", "aria-hidden": "true" });
+    heights.append(element("span"), element("span"));
+    times.append(element("span", {}, `${seconds} s ago`), element("span", {}, `${seconds / 2} s`), element("span", {}, "now"));
+    box = element("div", { class: "plot" });
+    box.append(heights, made, times);
+    cell.append(box);
+  }
+  const [heights, picture] = box.children;
+  const low = points.length ? points[0][2] : 0;
+  const high = Math.max(points.length ? points[points.length - 1][1] : 0, low + 1);
+  const x = (t) => Math.max(0, (1 - (now - t) / seconds) * width).toFixed(1);
+  const y = (value) => (height - 2 - ((value - low) / (high - low)) * (height - 4)).toFixed(1);
+  const steps = (at) => points.map((point, index) => (index ? `H${x(point[0])}V${y(point[at])}` : `M${x(point[0])} ${y(point[at])}`)).join("");
+  const back = points.map((point, index) => [point, index]).reverse().map(([point, index]) => `V${y(point[2])}H${x(points[Math.max(index - 1, 0)][0])}`);
+  const [, unconfirmed, made, done] = picture.children;
+  setText(heights.firstChild, compact.format(high));
+  setText(heights.lastChild, compact.format(low));
+  setAttribute(unconfirmed, "d", points.length > 1 ? `${steps(1)}${back.join("")}Z` : "");
+  setAttribute(made, "d", steps(1));
+  setAttribute(done, "d", steps(2));
+  setAttribute(picture, "class", `lane ${state}`);
+  const first = points.length ? points[0][1] : 0, last = points.length ? points[points.length - 1] : [0, 0, 0];
+  setAttribute(picture, "aria-label", `generation ${first} to ${last[1]} within the last minute, ${last[1] - last[2]} unconfirmed`);
+}
+
+// --- the tables ------------------------------------------------------------------------------------------------------
+
+const column = (name, of, more) => ({ name, text: of, value: of, ...more });
+const number = (name, of, text) => ({ name, number: true, text: (item) => text(of(item)), value: (item) => of(item) ?? -1 });
+const age = (name, of, text, most) => ({ ...number(name, of, text), class: (item) => (of(item) > most ? "old" : "") });
 
 const events = new Table(byId("events"), [
-  { name: "name", text: (event) => event.label, value: (event) => event.name },
-  { name: "state", text: (event) => event.state, value: (event) => event.state, class: (event) => event.state },
-  { name: "ended", text: (event) => (event.ended_s === null ? "–" : `${event.cause || event.state} ${seconds(event.ended_s)} ago`), value: (event) => event.ended_s ?? -1 },
-  { name: "engine", text: (event) => event.engine, value: (event) => event.engine },
-  { name: "recorded", number: true, text: (event) => whole.format(event.generation), value: (event) => event.generation },
-  { name: "known complete", number: true, text: (event) => whole.format(event.completed), value: (event) => event.completed },
-  { name: "records/s", number: true, text: (event) => (event.rate === null ? "–" : event.rate.toFixed(1)), value: (event) => event.rate ?? -1 },
-  {
-    name: "unconfirmed for", number: true, text: (event) => (event.pending_s ? seconds(event.pending_s) : "–"),
-    value: (event) => event.pending_s, class: (event) => (event.pending_s > 5 ? "old" : ""),
-  },
-  { name: "last recorder", text: (event) => (event.node ? `on ${event.node}` : event.recorder || "–"), value: (event) => event.node || event.recorder },
-  { name: "attached", number: true, text: (event) => String(event.attached), value: (event) => event.attached },
+  column("name", (event) => event.name, { text: (event) => event.label }),
+  column("state", (event) => event.state, { class: (event) => event.state }),
+  column("ended", (event) => event.ended_s ?? -1, { text: (event) => (event.ended_s === null ? "–" : `${event.cause || event.state} ${ago(event.ended_s)}`) }),
+  column("engine", (event) => event.engine),
+  number("recorded", (event) => event.generation, whole.format),
+  number("known complete", (event) => event.completed, whole.format),
+  number("records/s", (event) => event.rate, (rate) => (rate === null ? "–" : rate.toFixed(1))),
+  age("unconfirmed for", (event) => event.pending_s, (value) => (value ? seconds(value) : "–"), 5),
+  column("last recorder", (event) => event.node || event.recorder, { text: (event) => (event.node ? `on ${event.node}` : event.recorder || "–") }),
+  number("attached", (event) => event.attached, String),
   { name: "last minute", class: () => "wide", cell: (event, cell) => drawLane(cell, lanes.get(event.key) ?? [], view.state.at, event.state) },
 ], "name");
 
 const sessions = new Table(byId("sessions"), [
-  { name: "name", text: (session) => session.name || "–", value: (session) => session.name },
-  { name: "id", text: (session) => session.id, value: (session) => session.id },
-  { name: "pid", number: true, text: (session) => String(session.pid), value: (session) => session.pid },
-  { name: "events", number: true, text: (session) => String(session.events), value: (session) => session.events },
-  { name: "connected for", number: true, text: (session) => seconds(session.connected_s), value: (session) => session.connected_s },
-  {
-    name: "last seen", number: true, text: (session) => `${seconds(session.last_seen_s)} ago`,
-    value: (session) => session.last_seen_s, class: (session) => (session.last_seen_s > 3 ? "old" : ""),
-  },
+  column("name", (session) => session.name, { text: (session) => session.name || "–" }),
+  column("id", (session) => session.id),
+  number("pid", (session) => session.pid, String),
+  number("events", (session) => session.events, String),
+  number("connected for", (session) => session.connected_s, seconds),
+  age("last seen", (session) => session.last_seen_s, ago, 3),
 ], "name");
 
 const nodes = new Table(byId("nodes"), [
-  { name: "node", text: (node) => node.name, value: (node) => node.name },
-  { name: "state", text: (node) => node.reason ? `lost: ${node.reason}` : node.state, value: (node) => node.state, class: (node) => (node.state === "lost" ? "broken" : "open") },
-  { name: "waited for here", number: true, text: (node) => whole.format(node.mirrored), value: (node) => node.mirrored },
-  { name: "waits for", number: true, text: (node) => whole.format(node.followed), value: (node) => node.followed },
-  { name: "pending news", number: true, text: (node) => whole.format(node.pending), value: (node) => node.pending },
-  {
-    name: "last heard", number: true, text: (node) => (node.last_heard_s === null ? "–" : `${seconds(node.last_heard_s)} ago`),
-    value: (node) => node.last_heard_s ?? 1e9, class: (node) => (node.last_heard_s > 3 ? "old" : ""),
-  },
+  column("node", (node) => node.name),
+  column("state", (node) => node.state, {
+    text: (node) => (node.reason ? `lost: ${node.reason}` : node.state), class: (node) => (node.state === "lost" ? "broken" : "open"),
+  }),
+  number("waited for here", (node) => node.mirrored, whole.format),
+  number("waits for", (node) => node.followed, whole.format),
+  number("pending news", (node) => node.pending, whole.format),
+  { ...age("last heard", (node) => node.last_heard_s, ago, 3), value: (node) => node.last_heard_s ?? 1e9 },
 ], "node");
 
 // --- what is known ---------------------------------------------------------------------------------------------------
