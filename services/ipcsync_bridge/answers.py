@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -32,7 +32,6 @@ from ipcsync.errors import (
     RecorderLost,
 )
 from ipcsync_bridge import wire
-from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports, Follower
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity
@@ -57,7 +56,6 @@ class Answers:
     `begin` starts a task; `failed` is called with the error that ends such a one.
     """
 
-    settings: Settings
     session: BridgeSession
     transport: Transport
     identity: Identity
@@ -67,6 +65,7 @@ class Answers:
     followers: dict[str, Follower] = field(default_factory=dict)  # by node
 
     def __post_init__(self) -> None:
+        self.settings = self.transport.settings
         self.exports = Exports(self.session.board, Inbox(self._changed).put, Inbox(self.failed).put)
         self._opening = 0  # questions that need the coordinator
         self._attaching = 0  # of them, those that may attach to something just now
@@ -233,22 +232,18 @@ class Answers:
     async def _send_all(self, follower: Follower) -> None:
         try:
             while rows := follower.take(wire.MAX_ROWS):
-                await self._send(follower, wire.News(self.identity.term, self.identity.epoch, rows))
+                news = wire.encode(wire.News(self.identity.term, self.identity.epoch, rows))
+                with suppress(CutOff, TimeoutError):  # it may have been lost
+                    await self.transport.ask(follower.node, news, _ANSWER_S)
+                    follower.acked()
+                    self.counters.news_sent += 1
+                    self.counters.rows_sent += len(rows)
+                    if len(rows) > _MANY:
+                        await asyncio.sleep(_ROW_S * len(rows))
         except Exception as error:  # noqa: BLE001 - who trusts this node's pings must not go on
             self.failed(error)
         finally:
             follower.is_sent_to = False
-
-    async def _send(self, follower: Follower, news: wire.News) -> None:
-        try:
-            await self.transport.ask(follower.node, wire.encode(news), _ANSWER_S)
-        except (CutOff, TimeoutError):
-            return  # it may have been lost
-        follower.acked()
-        self.counters.news_sent += 1
-        self.counters.rows_sent += len(news.rows)
-        if len(news.rows) > _MANY:
-            await asyncio.sleep(_ROW_S * len(news.rows))
 
     # --- what is attached to ------------------------------------------------------------------------------------------
 

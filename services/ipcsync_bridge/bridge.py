@@ -56,14 +56,9 @@ class Bridge:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        session: BridgeSession,
-        transport: Transport,
-        owner: bytes,
-        left: upgrade.State | None = None,
+        self, session: BridgeSession, transport: Transport, owner: bytes, left: upgrade.State | None = None
     ) -> None:
-        self._settings = settings
+        settings = self._settings = transport.settings
         self._session = session
         self._transport = transport
         self.counters = wire.Counters()
@@ -80,20 +75,12 @@ class Bridge:
         self._is_reloading = False
         self._reload_began = 0.0
         self.nodes = Nodes(transport, self.me, settings.link_ttl, partial(wire.owner_of, transport))
-        self.answers = Answers(settings, session, transport, self.me, self.counters, self.begin, self._failed)
+        self.answers = Answers(session, transport, self.me, self.counters, self.begin, self._failed)
         self.mirrors = Mirrors(session, self.begin)
-        self.subscriber = Subscriber(settings, transport, self.mirrors, self.counters, self.begin)
+        self.subscriber = Subscriber(transport, self.mirrors, self.counters, self.begin)
         self.names = Names(transport, self.nodes, self.counters, self.subscriber.last_received)
         self.remote_requests = RemoteRequests(
-            settings,
-            session,
-            self.names,
-            transport,
-            self.subscriber,
-            self.answers,
-            self.counters,
-            self.begin,
-            self._describe,
+            session, self.names, self.subscriber, self.answers, self.counters, self.begin, self._describe
         )
         self._is_serving = False
         self._next_keys = 0.0
@@ -369,7 +356,7 @@ async def _run(settings: Settings) -> int | tuple[upgrade.State, dict[str, str]]
         raise Failed(str(error)) from None
     why = "restarted"
     try:
-        bridge = Bridge(settings, session, Transport(settings), owner_id(settings.owner_file), left)
+        bridge = Bridge(session, Transport(settings), owner_id(settings.owner_file), left)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, bridge.stop, "stopped")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS - bridge.reload_signals)

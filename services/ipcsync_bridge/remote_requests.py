@@ -24,11 +24,9 @@ from ipcsync.errors import (
 )
 from ipcsync_bridge import wire
 from ipcsync_bridge.answers import Answers
-from ipcsync_bridge.config import Settings
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Names, for_each
 from ipcsync_bridge.subscriber import Origin, Subscriber
-from ipcsync_bridge.transport import Transport
 from ipcsync_bridge.wire import Counters
 
 log = logging.getLogger("ipcsync.bridge")
@@ -43,10 +41,8 @@ class RemoteRequests:
     What was missed on the feed is found by asking. `describe` describes the bridge.
     """
 
-    settings: Settings
     session: BridgeSession
     names: Names
-    transport: Transport
     subscriber: Subscriber
     answers: Answers
     counters: Counters
@@ -54,6 +50,8 @@ class RemoteRequests:
     describe: Callable[[], messages.BridgeInfo]
 
     def __post_init__(self) -> None:
+        self.transport = self.names.transport
+        self.settings = self.transport.settings
         self._handled: set[int] = set()  # the numbers of wants that are served now
         self._loop = asyncio.get_running_loop()
         self._number = -1  # of the last announcement

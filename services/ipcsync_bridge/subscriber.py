@@ -26,7 +26,6 @@ from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded
 from ipcsync_bridge import upgrade, wire
-from ipcsync_bridge.config import Settings
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.transport import Transport
 from ipcsync_bridge.wire import UNSURE, Counters, Key, Row
@@ -241,7 +240,6 @@ class Source:
 class Subscriber:
     """The sources of this node's mirrors. `begin` does something beside all else."""
 
-    settings: Settings
     transport: Transport
     mirrors: Mirrors
     counters: Counters
@@ -250,6 +248,7 @@ class Subscriber:
     lost: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # by node: epoch, reason
 
     def __post_init__(self) -> None:
+        self.settings = self.transport.settings
         self._early: dict[tuple[str, Origin], Row] = {}  # by node: news before the answer that makes a use known
         self._forgot = -math.inf  # when some of these were dropped for newer ones
         self.mirrors.on_gone = self.unlink

@@ -221,9 +221,8 @@ def test_a_bridge_that_gets_no_name_leaves_the_servers(server: Server, new_node:
 
     async def scenario() -> None:
         session = BridgeSession.opened(other.coordinator.endpoint, "bridge a", DEADLINE_S)
-        settings = Settings("a", (server.url,))
         with pytest.raises(NodeNameTaken):
-            await Bridge(settings, session, Transport(settings), b"o" * 16).run()
+            await Bridge(session, Transport(Settings("a", (server.url,))), b"o" * 16).run()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         session.close(says_goodbye=True)
 

@@ -144,16 +144,19 @@ def test_what_was_missed_is_asked_for(client: ipcsync.Client, monkeypatch: pytes
 def _requests(session: BridgeSession, host: _Host, names: Any = None, serve: Any = None) -> RemoteRequests:
     """What hears of what sessions want, and answers by `serve`."""
     other: Any = SimpleNamespace(claims={}, release=None, drop_unwanted=lambda: None, kick=lambda: None)
-    other.exports = other.mirrors = other
-    requests = RemoteRequests(other, session, names or other, other, other, other, Counters(), host.begin, other)
+    other.exports = other.mirrors = other.transport = other.settings = other
+    if names is not None:
+        names.transport = other
+    requests = RemoteRequests(session, names or other, other, other, Counters(), host.begin, other)
     requests.serve = serve  # type: ignore[method-assign]
     requests.listen()
     return requests
 
 
 def _answers(session: BridgeSession, host: Any, **settings: Any) -> tuple[Answers, Exports]:
-    made, me = Settings("a", ("nats://127.0.0.1:4222",), **settings), Identity("a", b"o" * 16, session.epoch)
-    answers = Answers(made, session, host, me, Counters(), host.begin, lambda _: None)
+    host.settings = Settings("a", ("nats://127.0.0.1:4222",), **settings)
+    me = Identity("a", b"o" * 16, session.epoch)
+    answers = Answers(session, host, me, Counters(), host.begin, lambda _: None)
     return answers, answers.exports
 
 
@@ -234,10 +237,9 @@ def test_an_event_of_this_node_is_not_closed_while_it_is_opened_for_a_session(
         assert isinstance(attached, messages.Attachment)
         answers.hold([(attached.slot, attached.incarnation)])
         monkeypatch.setattr(session, "ask", ask_noting)
+        names: Any = SimpleNamespace(transport=host)
         other: Any = None
-        requests = RemoteRequests(
-            answers.settings, session, other, other, other, answers, Counters(), host.begin, other
-        )
+        requests = RemoteRequests(session, names, other, answers, Counters(), host.begin, other)
         await session.pause(0.0)
         host.begin(requests.serve(messages.Want(1, "open", 0, node="a", name="kv"), WAIT_S))
         await asyncio.sleep(0)

@@ -73,7 +73,7 @@ def _publish(rows: int, monkeypatch: pytest.MonkeyPatch, *lost: Exception) -> tu
     monkeypatch.setattr(answers, "_ROW_S", 0.001)
     transport: Any = _Wire([*lost])
     session: Any = SimpleNamespace(board=None)
-    settings = Settings("a", ("nats://127.0.0.1:4222",))
+    transport.settings = Settings("a", ("nats://127.0.0.1:4222",))
 
     async def run() -> Follower:
         tasks: list[asyncio.Task[object]] = []
@@ -81,7 +81,7 @@ def _publish(rows: int, monkeypatch: pytest.MonkeyPatch, *lost: Exception) -> tu
         def begin(work: Coroutine[Any, Any, object]) -> None:
             tasks.append(asyncio.ensure_future(work))
 
-        one = Answers(settings, session, transport, _ME, Counters(), begin, _raise)
+        one = Answers(session, transport, _ME, Counters(), begin, _raise)
         follower = one.followers["b"] = Follower("b", 0.0, {(slot, 1): 0.0 for slot in range(rows)})
         for generation in (1, 2):
             for slot in range(rows):

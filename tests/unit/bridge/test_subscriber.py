@@ -25,10 +25,9 @@ _EPOCH = b"e" * 16
 
 def _subscriber(transport: Any = None, link_ttl: float = 5.0) -> Subscriber:
     none: Any = None
-    settings = Settings("b", ("nats://127.0.0.1:4222",), link_ttl=link_ttl)
-    if transport is not None:
-        transport.settings = settings
-    return Subscriber(settings, transport, Mirrors(none, none), Counters(), lambda work: work.close())
+    transport = transport or SimpleNamespace()
+    transport.settings = Settings("b", ("nats://127.0.0.1:4222",), link_ttl=link_ttl)
+    return Subscriber(transport, Mirrors(none, none), Counters(), lambda work: work.close())
 
 
 class _Peer:
@@ -267,7 +266,8 @@ def test_names_that_are_opened_at_once_do_not_exceed_the_limit_together() -> Non
         far.settings = one.settings = Settings("b", ("nats://127.0.0.1:4222",), max_links=2)
         none: Any = None
         session: Any = SimpleNamespace(ask=never)
-        requests = RemoteRequests(one.settings, session, none, far, one, none, one.counters, none, none)
+        names: Any = SimpleNamespace(transport=far)
+        requests = RemoteRequests(session, names, one, none, one.counters, none, none)
         wants = [messages.Want(slot, "open", 0, node="a", name=str(slot)) for slot in range(5)]
         opening = [asyncio.ensure_future(requests.serve(want, 1.0)) for want in wants]
         while sum(task.done() for task in opening) < 3:
