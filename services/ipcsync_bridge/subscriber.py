@@ -59,10 +59,7 @@ class Mirror:
         self.row = row
         self.attachment = attachment
         self.use: Key = (attachment.slot, attachment.incarnation)
-        # The state and reason that the coordinator is being asked to finish it with; and those to ask for next, if the
-        # coordinator refuses because a session wants the mirror.
-        self.ending: tuple[str, str] | None = None
-        self.next_ending: tuple[str, str] | None = None
+        self.ending: tuple[str, str] | None = None  # the state and reason to finish it with, which is under way
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
         self.has_sent_closed = self._line.state == CLOSED  # by the code before this one, if it is
@@ -125,7 +122,7 @@ class Mirrors:
         mirror = self._mirrors.get(origin)
         if mirror is None:
             return
-        row = mirror.row = mirror.row if news is None else mirror.row.merged(news)
+        row = mirror.row = mirror.row.merged(news or mirror.row)
         mirror.store()
         if row.state == "broken" or not mirror.is_open:
             self.end(origin, "broken", row.cause or "died")
@@ -138,16 +135,15 @@ class Mirrors:
     def end(self, origin: Origin, state: str, reason: str) -> None:
         """End a mirror, if it exists: "broken" with a reason, "closed", or "unwanted" unless a session uses it."""
         mirror = self._mirrors.get(origin)
-        if mirror is None:
+        if mirror is None or (mirror.ending is not None and mirror.ending[0] != "unwanted"):
             return
-        if mirror.ending is None:
-            mirror.ending = state, reason
-            self._begin(self._finish(origin, mirror, state, reason))
-        elif mirror.ending[0] == "unwanted" and (state != "unwanted" or mirror.next_ending is None):
-            mirror.next_ending = state, reason
+        is_under_way, mirror.ending = mirror.ending is not None, (state, reason)
+        if not is_under_way:
+            self._begin(self._finish(origin, mirror, mirror.ending))
 
-    async def _finish(self, origin: Origin, mirror: Mirror, state: str, reason: str) -> None:
+    async def _finish(self, origin: Origin, mirror: Mirror, asked: tuple[str, str]) -> None:
         """Have the coordinator finish the mirror, and release it; everything is stored by now."""
+        state, reason = asked
         try:
             await self._session.insist(messages.Finish(*mirror.use, state, reason))
             if state != "unwanted":
@@ -157,11 +153,10 @@ class Mirrors:
         except ProtocolError as error:
             if error.code != "wanted":
                 raise
-            following, mirror.ending, mirror.next_ending = mirror.next_ending, None, None
-            if following is not None:
+            following, mirror.ending = mirror.ending, None  # a session wants it
+            self.store(origin)  # what has come meanwhile, before a last word
+            if following is not None and following is not asked:
                 self.end(origin, *following)
-            else:
-                self.store(origin)
             return
         self._origins.pop(mirror.use, None)
         if self._mirrors.get(origin) is mirror:

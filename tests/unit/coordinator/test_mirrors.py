@@ -164,6 +164,27 @@ def test_a_lost_nodes_mirror_breaks_though_it_is_called_unwanted_again_before_th
     assert asks.asked == [finish, messages.Close(attached.slot, attached.incarnation, drained=False)]
 
 
+@pytest.mark.parametrize("last", ["closed", "broken"])
+def test_what_was_complete_before_a_last_word_counts_though_the_mirror_was_called_unwanted(
+    desk: Desk, last: str
+) -> None:
+    """It is not stored while the coordinator is asked to drop the mirror, which a session turns out to want."""
+    attached = desk.linked(desk.session(), desk.session("bridge"))
+    asks = _Asks(desk, ProtocolError("a session wants it", code="wanted"))
+    origin, line = mirrors_of_bridges.Origin(_EPOCH, 3, 7), desk.board.slot(attached.slot)
+    begun: list[Coroutine[Any, Any, object]] = []
+    mirrors = mirrors_of_bridges.Mirrors(asks, begun.append)
+    mirrors.put(origin, attached, Row(3, 7))
+    mirrors.drop_unwanted()
+    mirrors.store(origin, Row(3, 7, 2, 2, state="closed" if last == "closed" else "open"))
+    if last == "broken":
+        mirrors.end(origin, "broken", "silent")
+    while begun:
+        asyncio.run(_done(begun.pop()))
+    assert [body.state for body in asks.asked if isinstance(body, messages.Finish)] == [last]
+    assert (line.recorded - attached.base, line.completed - attached.base) == (2, 2)
+
+
 def test_the_mirrors_name_is_not_one_of_this_coordinator(desk: Desk) -> None:
     bridge, asker = desk.session("bridge"), desk.session()
     mirror = desk.linked(asker, bridge)
