@@ -23,13 +23,13 @@ PROGRAMS = {
 """The commands that execute `python -m ipcsync_NAME`, which has a --help of its own; nothing of it is imported here."""
 MODULES = {
     "doctor": "ipcsync.cli.doctor",
-    "nodes": "ipcsync.cli.nodes",
-    "reload": "ipcsync.cli.reload",
-    "status": "ipcsync.cli.status",
-    "top": "ipcsync.cli.top",
+    "nodes": "ipcsync.cli.asking",
+    "reload": "ipcsync.cli.asking",
+    "status": "ipcsync.cli.asking",
+    "top": "ipcsync.cli.asking",
     "trace": "ipcsync.cli.trace",
 }
-"""Where the `command` of each other one is. The modules import heavy dependencies inside their functions."""
+"""Where the function of each other one is. The modules import heavy dependencies inside their functions."""
 COMMANDS = sorted({*PROGRAMS, *MODULES})
 
 
@@ -65,7 +65,7 @@ class LazyGroup(Command, click.Group):
             )
         if cmd_name not in MODULES:
             return None
-        command = importlib.import_module(MODULES[cmd_name]).command
+        command = getattr(importlib.import_module(MODULES[cmd_name]), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -8,9 +8,11 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, TextIO
+from dataclasses import asdict, dataclass
+from typing import IO, Any, Literal, TextIO, TypeAlias
 
 import click
 
@@ -23,7 +25,8 @@ _SHORTENED = ("session", "event", "recorder")  # columns with names
 _ENOUGH, _LEAST = 20, 8  # characters of a shortened cell
 # Columns that others go before, the least important one first.
 _LEFT_OUT = ("device", "attached", "known complete", "ended", "unconfirmed", "recorded", "connected s", "events")
-_COLOURS = {"open": "green", "broken": "red", "closed": "bright_black"}
+_STATES = {"open": "green", "broken": "red", "closed": "bright_black"}
+_RESULTS = {"ok": "green", "warn": "yellow", "fail": "red", "skipped": "bright_black"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -132,7 +135,7 @@ def print_table(rows: Sequence[Mapping[str, object]]) -> None:
         line = []
         for name, cell, width in zip(columns, row, widths, strict=True):
             blanks = " " * (width - cell_len(cell))
-            shown = styled(cell, _COLOURS.get(cell) if name == "state" else None, bold=row is columns)
+            shown = styled(cell, _STATES.get(cell) if name == "state" else None, bold=row is columns)
             line.append(blanks + shown if is_number[name] else shown + blanks)
         click.echo((" " * _GAP).join(line).rstrip())
 
@@ -173,3 +176,52 @@ def _without_middle(text: str, width: int) -> str:
     while cell_len(short := f"{head}…{tail}") > width:  # some characters take two columns, or change those beside them
         head, tail = (head[:-1], tail) if len(head) >= len(tail) else (head, tail[1:])
     return short
+
+
+# --- the findings of a doctor -----------------------------------------------------------------------------------------
+
+Result = Literal["ok", "warn", "fail", "skipped"]
+Outcome: TypeAlias = tuple[Result, str, str]
+"""Of a check, as in its `Finding`."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check: `detail` says what was tried and found, `advice` what to do (may be empty)."""
+
+    name: str
+    result: Result
+    detail: str
+    advice: str = ""
+
+
+class Findings(list[Finding]):
+    """Those of checks done one after another; `skips` is the outcome of all that a failure makes meaningless."""
+
+    skips: Outcome | None = None
+
+    def add(self, name: str, outcome: Outcome, *, is_vital: bool) -> None:
+        """Add what came of a check; `is_vital`: whether the later ones mean nothing if it failed."""
+        self.append(Finding(name, *outcome))
+        if outcome[0] == "fail" and is_vital:
+            self.skips = "skipped", f"not tried: {name} failed", ""
+
+    def print(self, *, as_json: bool) -> None:
+        """Print them; exit with status 1 if a check failed."""
+        if as_json:
+            print_json({"checks": [asdict(finding) for finding in self]})
+        else:
+            self._show()
+        if any(finding.result == "fail" for finding in self):
+            sys.exit(1)
+
+    def _show(self) -> None:
+        """Print a line for each, the advice below it, and a summary in one line."""
+        width = max(len(finding.name) for finding in self)
+        for finding in self:
+            result = styled(f"{finding.result:<7}", _RESULTS[finding.result])
+            click.echo(f"{result}  {finding.name:<{width}}  {finding.detail}")
+            for line in textwrap.wrap(finding.advice, 100):
+                click.echo(f"{'':<{width + 13}}{line}")
+        count = {result: sum(finding.result == result for finding in self) for result in _RESULTS}
+        click.echo(", ".join(f"{number} {result}" for result, number in count.items() if number))

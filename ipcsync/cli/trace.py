@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ipcsync._trace.reader import ProcessTrace
 
 
-@click.group("trace")
-def command() -> None:
+@click.group
+def trace() -> None:
     """Work with the traces that processes write while IPCSYNC_TRACE names a directory.
 
     \b
@@ -25,7 +25,7 @@ def command() -> None:
     """
 
 
-@command.command("merge")
+@trace.command
 @click.argument("directory")
 @click.option(
     "-o", "--output", default="trace.json", show_default=True, metavar="FILE", help="The output file; - is stdout."

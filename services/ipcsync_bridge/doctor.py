@@ -12,7 +12,7 @@ import nats.errors
 import nats.js.errors
 
 from ipcsync._board.runtime_dir import who_serves
-from ipcsync.cli.doctor.report import Findings, Outcome, Result
+from ipcsync.cli.output import Findings, Outcome, Result
 from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings

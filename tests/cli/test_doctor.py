@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync.cli.doctor import actions
-from ipcsync.cli.doctor.workers import CheckFailed, Worker, Workers
+from ipcsync.cli.doctor.workers import CheckFailed, Worker, Workers, close, connect
 from tests.kit.until import until
 from tests.kit.zygote import IPCSYNC
 from tests.unit.cli.test_cli import run_on_terminal
@@ -207,9 +206,9 @@ def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(mo
 def test_a_process_that_dies_or_fails_is_told_as_what_it_is() -> None:
     with Workers() as workers:
         with pytest.raises(CheckFailed, match="IndexError"):
-            workers["one"].call(actions.close)  # what nothing was opened for
+            workers["one"].call(close)  # what nothing was opened for
         with pytest.raises(CheckFailed, match="ConnectError"):
-            workers["one"].call(actions.connect, endpoint="tcp://nowhere")
+            workers["one"].call(connect, endpoint="tcp://nowhere")
         workers["one"].begin(os.getpid)
         worker: Worker = workers["one"]
         worker.kill()

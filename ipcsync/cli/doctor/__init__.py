@@ -1,9 +1,7 @@
 """`ipcsync doctor`: what this machine and two processes on it can do, tested with real calls.
 
 - `checks`: the checks, in order, and the advice that follows
-- `workers`: the processes, and what two of them do together; every wait for one has a deadline
-- `actions`: what each process does
-- `report`: the output, for people and for programs
+- `workers`: the processes, what each does, and what two of them do together; every wait for one has a deadline
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from ipcsync.cli import become
 from ipcsync.cli.asking import endpoint_of, with_endpoint
 
 
-@click.command("doctor", context_settings={"ignore_unknown_options": True})
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
 @with_endpoint
 @click.option(
@@ -25,7 +23,7 @@ from ipcsync.cli.asking import endpoint_of, with_endpoint
     help="Check what a bridge to other nodes needs; takes the bridge's options: --node, --nats, --tls-….",
 )
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
-def command(as_json: bool, endpoint: str | None, fleet: str | None, settings: tuple[str, ...]) -> None:
+def doctor(as_json: bool, endpoint: str | None, fleet: str | None, settings: tuple[str, ...]) -> None:
     """Check what this machine and two processes on it can do.
 
     \b

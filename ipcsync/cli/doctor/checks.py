@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ipcsync._drivers import mps_directory
-from ipcsync.cli.doctor import actions
-from ipcsync.cli.doctor.report import Findings, Outcome
+from ipcsync.cli.doctor import workers
 from ipcsync.cli.doctor.workers import CheckFailed, Workers
+from ipcsync.cli.output import Findings, Outcome
 from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineName
 
@@ -41,8 +41,8 @@ class Context:
 
 def run(endpoint: str) -> Findings:
     """Run all checks. None hangs, and their processes are gone afterwards."""
-    with ExitStack() as rest, Workers() as workers:
-        return _run(Context(workers, endpoint, rest))
+    with ExitStack() as rest, Workers() as both:
+        return _run(Context(both, endpoint, rest))
 
 
 def _run(context: Context) -> Findings:
@@ -63,7 +63,7 @@ def _tried(name: str, check: Callable[[Context], Outcome], context: Context) -> 
 
 
 def _driver(context: Context) -> Outcome:
-    context.found = context.workers["recorder"].call(actions.describe)
+    context.found = context.workers["recorder"].call(workers.describe)
     version = context.found["version"]
     number = f"{version // 1000}.{version % 1000 // 10}"
     if not context.is_host:
@@ -97,7 +97,7 @@ def _devices(context: Context) -> Outcome:
     mine = context.found["devices"]
     if not mine:
         return "fail", "the driver shows no device", "Check CUDA_VISIBLE_DEVICES and the output of nvidia-smi."
-    theirs = context.workers["waiter"].call(actions.describe)["devices"]
+    theirs = context.workers["waiter"].call(workers.describe)["devices"]
     names = "; ".join(f"{i}: {device['name']} GPU-{device['uuid']}" for i, device in enumerate(mine))
     if [device["uuid"] for device in theirs] != [device["uuid"] for device in mine]:
         return "fail", f"a second process sees other devices than the first: {names}", "Is the machine being changed?"
@@ -155,7 +155,7 @@ def _coordinator(context: Context) -> Outcome:
 
 
 def _connect(context: Context, endpoint: str) -> None:
-    context.coordinator = context.workers["recorder"].call(actions.connect, endpoint)
+    context.coordinator = context.workers["recorder"].call(workers.connect, endpoint)
     context.workers.endpoint = endpoint
 
 
@@ -217,7 +217,7 @@ def _engine(engine: EngineName, context: Context) -> Outcome:
 def _why_not(context: Context, engine: EngineName, device: int) -> str | None:
     """Why an engine does not work on a device; None if it does."""
     try:
-        report = context.workers["recorder"].call(actions.check, context.workers.endpoint, device)[engine]
+        report = context.workers["recorder"].call(workers.check, context.workers.endpoint, device)[engine]
         if report["ok"]:
             context.workers.hand_over(engine, device)
     except CheckFailed as error:
@@ -228,7 +228,7 @@ def _why_not(context: Context, engine: EngineName, device: int) -> str | None:
 def _hardware_queues(context: Context) -> Outcome:
     if not context.works["timeline"]:
         return "skipped", "it is asked by words, which do not work", ""
-    context.do_streams_pass = context.workers["waiter"].call(actions.do_streams_pass)
+    context.do_streams_pass = context.workers["waiter"].call(workers.do_streams_pass)
     if context.do_streams_pass:
         return "ok", "streams go on beside one that waits", ""
     return (

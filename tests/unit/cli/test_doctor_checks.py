@@ -11,8 +11,8 @@ import pytest
 import ipcsync
 from ipcsync.cli.doctor import checks
 from ipcsync.cli.doctor.checks import CHECKS, Context
-from ipcsync.cli.doctor.report import Finding
 from ipcsync.cli.doctor.workers import CheckFailed, Workers
+from ipcsync.cli.output import Finding
 from ipcsync.typing import EngineName
 
 _H100 = {"name": "NVIDIA H100", "uuid": "aa", "compute_mode": 0}
