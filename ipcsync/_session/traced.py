@@ -18,8 +18,7 @@ from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine, Guard
 from ipcsync._session.waits import Pending, Waits
-from ipcsync._trace.layout import Kind, Outcome
-from ipcsync._trace.writer import Use, Writer, writer_in
+from ipcsync._trace.file import Kind, Outcome, Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost, StreamCapturing
 

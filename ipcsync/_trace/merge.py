@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ipcsync._trace.layout import Kind, Outcome
-from ipcsync._trace.reader import Entry, ProcessTrace, TraceError
+from ipcsync._trace.file import Entry, Kind, Outcome, ProcessTrace, TraceError
 
 _RELEASE_NS = 1000  # how long the slice of a release is drawn, if nothing else is in its way
 _CALLS = {

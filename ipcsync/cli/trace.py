@@ -10,8 +10,8 @@ import click
 from ipcsync.cli.output import Failed, WrongCall, echo, forget_output
 
 if TYPE_CHECKING:
+    from ipcsync._trace.file import ProcessTrace
     from ipcsync._trace.merge import Summary
-    from ipcsync._trace.reader import ProcessTrace
 
 
 @click.group
@@ -45,8 +45,8 @@ def merge(directory: str, output: str) -> None:
 
     Exit status: 1 if no trace can be read; 2 if the output cannot be written.
     """
+    from ipcsync._trace.file import TraceError
     from ipcsync._trace.merge import Merge
-    from ipcsync._trace.reader import TraceError
 
     try:
         merged = Merge(_read(directory))
@@ -64,9 +64,9 @@ def merge(directory: str, output: str) -> None:
 
 def _read(directory: str) -> list[ProcessTrace]:
     """The traces in a directory; one that cannot be read is named on stderr."""
-    from ipcsync._trace import reader
+    from ipcsync._trace.file import TraceError, files_in, read
 
-    paths = reader.files_in(directory)
+    paths = files_in(directory)
     if not os.path.isdir(directory):
         raise Failed(f"there is no directory {directory}: name the one that IPCSYNC_TRACE named")
     if not paths:
@@ -74,8 +74,8 @@ def _read(directory: str) -> list[ProcessTrace]:
     found = []
     for path in paths:
         try:
-            found.append(reader.read(path))
-        except reader.TraceError as error:  # noqa: PERF203 - once a file
+            found.append(read(path))
+        except TraceError as error:  # noqa: PERF203 - once a file
             echo(f"ipcsync: left out: {error}", err=True)
         except OSError as error:
             echo(f"ipcsync: left out: cannot read {path}: {error.strerror}", err=True)

@@ -102,7 +102,7 @@ class Client(ClientView, Closing):
         tracing = None
         if os.fspath(directory):
             from ipcsync._session.traced import Tracing
-            from ipcsync._trace.writer import prepare
+            from ipcsync._trace.file import prepare
 
             tracing = Tracing(prepare(directory), self.name)
         self._session.begin(timeout, lease_ttl, tracing)

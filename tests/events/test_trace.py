@@ -18,8 +18,7 @@ from cuda.bindings.driver import CUstreamCaptureMode
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
-from ipcsync._trace.layout import FILE_BYTES, Kind, Outcome
-from ipcsync._trace.reader import ProcessTrace, files_in, read
+from ipcsync._trace.file import FILE_BYTES, Kind, Outcome, ProcessTrace, files_in, read
 from ipcsync.cli import main
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName

@@ -12,13 +12,13 @@ from ipcsync._engines import imports
 from ipcsync._locks import CallLock
 from ipcsync._native import event as native_event
 from ipcsync._native import pinned
-from ipcsync._trace import writer
+from ipcsync._trace import file as trace_file
 from ipcsync.client import _connecting
 
 
 def module_locks() -> Iterator[tuple[str, CallLock]]:
     """Those that a process has one of."""
-    parts: list[Any] = [_connecting, _drivers, imports, native_event, board, pinned, writer]
+    parts: list[Any] = [_connecting, _drivers, imports, native_event, board, pinned, trace_file]
     parts += board._held.values()
     for part in parts:
         yield from _locks_in(part)

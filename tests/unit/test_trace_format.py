@@ -12,11 +12,27 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-from ipcsync._trace import layout, reader
-from ipcsync._trace.layout import ENTRIES, ENTRIES_AT, ENTRY, FILE_BYTES, NAMES, Kind, Outcome
+from ipcsync._trace.file import (
+    ENTRIES,
+    ENTRIES_AT,
+    ENTRY,
+    FILE_BYTES,
+    MAGIC,
+    NAMES,
+    SUFFIX,
+    Entry,
+    Kind,
+    Outcome,
+    ProcessTrace,
+    TraceError,
+    Use,
+    Writer,
+    files_in,
+    prepare,
+    read,
+    writer_in,
+)
 from ipcsync._trace.merge import Merge, Summary
-from ipcsync._trace.reader import Entry, ProcessTrace, TraceError, read
-from ipcsync._trace.writer import Use, Writer, prepare, writer_in
 from tests import trace_rules
 
 _USE = Use(b"e" * 16, 3, 7, "kv/ready", "event", "decode")
@@ -80,9 +96,9 @@ def test_an_entry_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
     assert trace.lost == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * FILE_BYTES, layout.MAGIC + bytes(FILE_BYTES - 8)])
+@pytest.mark.parametrize("content", [b"", b"x" * FILE_BYTES, MAGIC + bytes(FILE_BYTES - 8)])
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / f"1-x{layout.SUFFIX}"
+    path = tmp_path / f"1-x{SUFFIX}"
     path.write_bytes(content)
     with pytest.raises(TraceError, match="is not a trace"):
         read(path)
@@ -106,7 +122,7 @@ def test_a_forked_child_writes_nothing_to_its_parents_file(tmp_path: Path) -> No
         os._exit(0 if writer.is_of_parent and writer_in(tmp_path) is not writer else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert read(writer.path).entries == []
-    assert len(reader.files_in(tmp_path)) == 2
+    assert len(files_in(tmp_path)) == 2
     assert writer_in(tmp_path) is writer
 
 
@@ -120,7 +136,7 @@ def test_a_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def _trace(pid: int, entries: list[Entry], client: str = "decode") -> ProcessTrace:
-    path = Path(f"{pid}-0{layout.SUFFIX}")
+    path = Path(f"{pid}-0{SUFFIX}")
     return ProcessTrace(path, pid, "python worker.py", "boot", 0, 5_000, {1: _USE._replace(client=client)}, entries, 0)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ipcsync._board import layout as board
-from ipcsync._trace import layout as trace
+from ipcsync._trace import file as trace
 from ipcsync._wire import messages, point
 from ipcsync._wire.codec import fields_of, wire
 from ipcsync._wire.messages import Message, Name, Text
@@ -51,7 +51,7 @@ _RELEASED = {
 _PRESENT: dict[str, tuple[Callable[[], Any], int, str]] = {
     "wire": (wire, messages.VERSION, "ipcsync/_wire/messages.py"),
     "board": (lambda: _layout(board), board.VERSION, "ipcsync/_board/layout.py"),
-    "trace": (lambda: _layout(trace), trace.VERSION, "ipcsync/_trace/layout.py"),
+    "trace": (lambda: _layout(trace), trace.VERSION, "ipcsync/_trace/file.py"),
 }
 
 
