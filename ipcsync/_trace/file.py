@@ -1,4 +1,4 @@
-"""The trace file of one process and directory: a header, a ring of names, a ring of entries. All numbers are little-endian.
+"""The trace file of one process: a header, a ring of names, a ring of entries. All numbers are little-endian.
 
 An entry is 64 bytes and ends with its number, counted from 1: entry n stands at place n mod `ENTRIES`, over an older
 one. `struct` clears the place first and writes the number last, so an entry in which its process was killed counts as
