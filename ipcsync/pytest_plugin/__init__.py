@@ -13,16 +13,19 @@ one for the whole run; every worker shares it, and it is gone when the run is, h
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import secrets
+import subprocess
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ipcsync._linux.child import PYTHON, environment
 from ipcsync._linux.process import is_running
-from ipcsync.pytest_plugin import gpu, run
+from ipcsync.pytest_plugin import run
 
 if TYPE_CHECKING:
     from ipcsync.client import Client
@@ -36,6 +39,10 @@ _RUN: pytest.StashKey[Run] = pytest.StashKey()
 _CHILDREN: pytest.StashKey[Children] = pytest.StashKey()
 _WORKER_KEY = "ipcsync_run"
 _DEFAULT_TIMEOUT_S = 30.0
+# NVIDIA's kernel driver: on a PC or server, under WSL, on a Tegra. The software driver has none of them.
+_KERNEL_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu")
+_COUNT = "import ipcsync; print(ipcsync.device_count())"
+_ASK_S = 60.0
 
 
 # --- hooks ------------------------------------------------------------------------------------------------------------
@@ -93,7 +100,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests that need a GPU if there is none."""
     if _needs_gpu(item):
-        reason = gpu.why_not()
+        reason = why_no_gpu()
         if reason:
             pytest.skip(reason)
 
@@ -104,6 +111,30 @@ def _needs_gpu(item: pytest.Item) -> bool:
     # Other suites may have a marker of that name too, for GPUs of other makers.
     uses_us = any(name.startswith("ipcsync_") for name in getattr(item, "fixturenames", ()))
     return uses_us and item.get_closest_marker("gpu") is not None
+
+
+@functools.cache
+def why_no_gpu() -> str | None:
+    """Why no test that needs a GPU can run here; None if it can.
+
+    The first call may start a process for a second: CUDA is not loaded into this one.
+    """
+    if not any(os.path.exists(path) for path in _KERNEL_DRIVERS):
+        return "no real GPU here: NVIDIA's kernel driver is not loaded"
+    try:
+        asked = subprocess.run(
+            [*PYTHON, "-c", _COUNT],
+            env=environment({"IPCSYNC_DRIVER": "cuda"}),
+            capture_output=True,
+            text=True,
+            timeout=_ASK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no usable GPU here: the CUDA driver did not answer within {_ASK_S:g} s"
+    if asked.returncode != 0:
+        return f"no usable GPU here: {(asked.stderr.strip() or 'the CUDA driver does not load').splitlines()[-1]}"
+    return None if int(asked.stdout) > 0 else "no GPU is visible here"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

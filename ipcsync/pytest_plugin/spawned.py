@@ -1,4 +1,7 @@
-"""Processes that a test spawns: their results, and their end.
+"""Processes that a test spawns: what they do, their results, and their end.
+
+A process runs one function with a client, answers over the pipe, and ends: by itself, when its time is over, or with
+its parent.
 
 Function, arguments and answer are pickled, and travel over a pipe that only the two processes have: nothing pickled is
 read from a socket to which others can connect.
@@ -7,27 +10,103 @@ read from a socket to which others can connect.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import importlib.util
 import os
 import pickle
 import signal
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
-from types import MethodType
-from typing import Any
+from multiprocessing.connection import Connection
+from types import MethodType, ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 
 from ipcsync._linux import child
 from ipcsync._linux.files import memory_file
-from ipcsync.pytest_plugin import spawned_main
-from ipcsync.pytest_plugin.spawned_main import Task
 
 _END_S = 10.0
 _GRACE_S = 2.0  # for a child that ends at its own time limit and writes its traceback
 _UNASKED_S = 1.0  # from its function's begin, for a child whose result the test did not ask for
 _DELIBERATE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)  # how a test may have ended it
+_BEGUN = "begun"  # the message that the function is called now; the other one is the answer
+
+
+# --- in such a process ------------------------------------------------------------------------------------------------
+
+
+class Task(NamedTuple):
+    """The function to run, and the client's names."""
+
+    module: str
+    name: str
+    file: str | None
+    endpoint: str
+    namespace: str
+    label: str
+    limit: float
+
+
+def _run(pipe: Connection, task: Task, args: bytes, trace_fd: int) -> None:
+    """Do one task, and answer over the pipe; tracebacks of a crash or a time-out go to `trace_fd`."""
+    faulthandler.enable(trace_fd)
+    # A watchdog in C, which needs no GIL: it writes every thread's traceback and ends the process.
+    faulthandler.dump_traceback_later(task.limit, exit=True, file=trace_fd)
+    answer = _answer(pipe, task, args)
+    try:
+        pipe.send(answer)
+    except Exception as error:  # noqa: BLE001 - an answer that does not pickle
+        pipe.send(("raised", *_told(error)))
+    pipe.close()
+
+
+def _answer(pipe: Connection, task: Task, args: bytes) -> tuple[str, Any, str]:
+    try:
+        fn: Any = _load(task.module, task.file)
+        for part in task.name.split("."):
+            fn = getattr(fn, part)
+        values = pickle.loads(args)  # noqa: S301 - from the pipe of our own parent; after the module that may define them
+        from ipcsync.pytest_plugin.namespaced import NamespacedClient
+
+        with NamespacedClient(task.endpoint, task.namespace, task.label, task.limit) as client:
+            pipe.send(_BEGUN)
+            return ("returned", fn(client, *values), "")
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
+        return ("raised", *_told(error))
+
+
+def _load(name: str, file: str | None) -> ModuleType:
+    """The module by its name, or from its file where the name leads elsewhere (pytest's import mode importlib)."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if file is None or (spec is not None and spec.origin is not None and os.path.samefile(spec.origin, file)):
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {name} from {file}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _told(error: BaseException) -> tuple[bytes | None, str]:
+    """An error as a message: pickled, if it can be unpickled again, and its traceback."""
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)  # noqa: S301 - what was just written
+    except Exception:  # noqa: BLE001 - whatever its own methods raise
+        return None, trace
+    return pickled, trace
+
+
+# --- in the test's process --------------------------------------------------------------------------------------------
 
 
 class ChildError(AssertionError):
@@ -56,7 +135,7 @@ class Child:
         pickled = pickle.dumps(args)  # separately: the child needs the module before it can unpickle them
         self._trace = memory_file("ipcsync-child")
         try:
-            self._child = child.Child(spawned_main.run, task, pickled, self._trace, fds=[self._trace])
+            self._child = child.Child(_run, task, pickled, self._trace, fds=[self._trace])
         except BaseException:
             os.close(self._trace)
             raise
@@ -107,7 +186,7 @@ class Child:
             except (EOFError, ConnectionResetError):
                 self._child.has_ended(_END_S)  # the pipe's end came first
                 return
-            if said == spawned_main.BEGUN:
+            if said == _BEGUN:
                 self._has_begun = True
             else:
                 self._answer = said

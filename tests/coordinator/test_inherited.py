@@ -220,7 +220,7 @@ def test_all_our_processes_are_started_in_one_place() -> None:
     ]
     assert sorted(found) == [
         "ipcsync/_linux/child.py: subprocess.Popen",
-        "ipcsync/pytest_plugin/gpu.py: subprocess.run",  # of nvidia-smi
+        "ipcsync/pytest_plugin/__init__.py: subprocess.run",  # of nvidia-smi
         "services/ipcsync_bridge/upgrade.py: asyncio.create_subprocess_exec",  # of itself, only to ask for its versions
     ]
 

@@ -21,7 +21,7 @@ from ipcsync import pytest_plugin
 from ipcsync._linux.process import start_time
 from ipcsync.client import Client
 from ipcsync.errors import ConnectError, ProtocolError, RecorderLost
-from ipcsync.pytest_plugin import gpu, run, spawned_main
+from ipcsync.pytest_plugin import run, spawned
 from ipcsync.pytest_plugin.namespaced import NamespacedClient
 from ipcsync.pytest_plugin.run import Run, RunCoordinator
 from ipcsync.pytest_plugin.spawned import Child, ChildError, Children
@@ -34,9 +34,9 @@ from tests.kit.descriptors import descriptors
 @pytest.fixture
 def fresh_gpu() -> Iterator[None]:
     """What was found out about the GPU is asked anew, before and after."""
-    gpu.why_not.cache_clear()
+    pytest_plugin.why_no_gpu.cache_clear()
     yield
-    gpu.why_not.cache_clear()
+    pytest_plugin.why_no_gpu.cache_clear()
 
 
 @pytest.mark.process
@@ -89,7 +89,7 @@ def test_a_wrong_option_is_a_usage_error(pytester: pytest.Pytester, wrong: str) 
 def test_the_gpu_marker_skips_with_the_reason_where_there_is_none(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, why_not: str | None, outcome: str
 ) -> None:
-    monkeypatch.setattr(gpu, "why_not", lambda: why_not)
+    monkeypatch.setattr(pytest_plugin, "why_no_gpu", lambda: why_not)
     pytester.makepyfile(
         """
         import pytest
@@ -122,7 +122,7 @@ def test_the_gpu_marker_skips_with_the_reason_where_there_is_none(
 
 def test_the_tests_of_other_suites_are_left_alone(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their marker `gpu` may mean a GPU of any kind, and one that is here."""
-    monkeypatch.setattr(gpu, "why_not", lambda: pytest.fail("nobody asked for a GPU of NVIDIA's"))
+    monkeypatch.setattr(pytest_plugin, "why_no_gpu", lambda: pytest.fail("nobody asked for a GPU of NVIDIA's"))
     pytester.makepyfile(
         """
         import unittest
@@ -146,23 +146,23 @@ def test_the_tests_of_other_suites_are_left_alone(pytester: pytest.Pytester, mon
 
 
 def test_without_nvidias_kernel_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, fresh_gpu: None) -> None:
-    monkeypatch.setattr(gpu, "KERNEL_DRIVERS", ("/nonexistent/nvidia",))
-    assert "kernel driver is not loaded" in (gpu.why_not() or "")
+    monkeypatch.setattr(pytest_plugin, "_KERNEL_DRIVERS", ("/nonexistent/nvidia",))
+    assert "kernel driver is not loaded" in (pytest_plugin.why_no_gpu() or "")
 
 
 @pytest.mark.process
 def test_what_the_cuda_driver_says_is_the_reason(
     monkeypatch: pytest.MonkeyPatch, fresh_gpu: None, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gpu, "KERNEL_DRIVERS", (str(tmp_path),))
-    monkeypatch.setattr(gpu, "_COUNT", "import ipcsync; raise ipcsync.NoDriver('it is asleep')")
-    assert gpu.why_not() == "no usable GPU here: ipcsync.errors.NoDriver: it is asleep"
-    gpu.why_not.cache_clear()
-    monkeypatch.setattr(gpu, "_COUNT", "print(0)")
-    assert gpu.why_not() == "no GPU is visible here"
-    gpu.why_not.cache_clear()
-    monkeypatch.setattr(gpu, "_COUNT", "print(2)")
-    assert gpu.why_not() is None
+    monkeypatch.setattr(pytest_plugin, "_KERNEL_DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(pytest_plugin, "_COUNT", "import ipcsync; raise ipcsync.NoDriver('it is asleep')")
+    assert pytest_plugin.why_no_gpu() == "no usable GPU here: ipcsync.errors.NoDriver: it is asleep"
+    pytest_plugin.why_no_gpu.cache_clear()
+    monkeypatch.setattr(pytest_plugin, "_COUNT", "print(0)")
+    assert pytest_plugin.why_no_gpu() == "no GPU is visible here"
+    pytest_plugin.why_no_gpu.cache_clear()
+    monkeypatch.setattr(pytest_plugin, "_COUNT", "print(2)")
+    assert pytest_plugin.why_no_gpu() is None
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -288,10 +288,10 @@ def test_what_is_no_function_of_a_module_is_refused() -> None:
 def test_a_module_that_is_not_to_be_found_by_its_name_is_loaded_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "some_file.py"
     file.write_text("class Thing:\n    x = 1\n")
-    module = spawned_main._load("an_ipcsync_test.deep", str(file))
+    module = spawned._load("an_ipcsync_test.deep", str(file))
     assert module.Thing.x == 1
     assert sys.modules.pop("an_ipcsync_test.deep") is module
-    assert spawned_main._load("json", None) is sys.modules["json"]
+    assert spawned._load("json", None) is sys.modules["json"]
 
 
 class UnpicklableError(Exception):
@@ -304,7 +304,7 @@ def test_an_error_travels_with_its_traceback() -> None:
         try:
             raise error
         except BaseException as raised:  # noqa: BLE001 - it is what is looked at
-            return spawned_main._told(raised)
+            return spawned._told(raised)
 
     pickled, trace = told(RecorderLost("gone", generation=3))
     assert pickled is not None
