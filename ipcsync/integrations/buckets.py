@@ -24,7 +24,7 @@ from ipcsync._deadline import deadline_of, left_of
 from ipcsync._native.context import stream_call
 from ipcsync._native.stream import stream_handle
 from ipcsync.errors import HandleError, IpcSyncError, RecorderLost
-from ipcsync.integrations.losses import failing_once
+from ipcsync.integrations import failing_once
 from ipcsync.testing import Memory
 from ipcsync.typing import StreamLike
 

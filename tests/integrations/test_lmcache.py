@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 _LMCACHE = Path(sys.executable).with_name("lmcache")
 _HELD_BACK = Path(__file__).with_name("held_back.py")
-_OURS = "ipcsync.integrations.lmcache.events:CpuEventBackend"
+_OURS = "ipcsync.integrations.lmcache:CpuEventBackend"
 _STOCK = "lmcache.v1.platform.base.event_ipc:DefaultEventIPCBackend"
 _HELD_S = 0.3
 _FOR_EVER_S = 3600.0

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 import ipcsync
-from ipcsync.integrations import losses
-from ipcsync.integrations.lmcache.events import CpuEventBackend, IpcSyncEventBackend
+from ipcsync import integrations
+from ipcsync.integrations.lmcache import CpuEventBackend, IpcSyncEventBackend
 from ipcsync.testing import StreamGate
 from tests.kit.peer import Peer
 from tests.kit.until import until
@@ -45,7 +45,7 @@ def process(coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch) -
 def test_a_servers_stream_serves_the_next_engine_after_one_that_died(
     coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(losses, "_RESUME_S", 30.0)
+    monkeypatch.setattr(integrations, "_RESUME_S", 30.0)
     backend, stream = IpcSyncEventBackend(), ipcsync.Stream()
     dead, healthy = (new_peer(IPCSYNC_ENDPOINT=coordinator.endpoint) for _ in range(2))
     backend.wait_event(backend.import_event(dead.call(_export_held_back), 0), stream)

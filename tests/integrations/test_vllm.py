@@ -35,9 +35,8 @@ from vllm.distributed.weight_transfer import (
 )
 
 from ipcsync.integrations import vllm as plugin
-from ipcsync.integrations.vllm import message
 from ipcsync.integrations.vllm.errors import WorkerAsleep
-from ipcsync.integrations.vllm.trainer import PointTrainerInitInfo
+from ipcsync.integrations.vllm.trainer import PointTrainerInitInfo, dtype_of
 from ipcsync.integrations.vllm.worker import PointWeightTransferEngine
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -303,7 +302,7 @@ def test_a_message_that_does_not_fit_itself_is_refused() -> None:
     with pytest.raises(ValueError, match="Invalid update_info"):
         worker.parse_update_info({**good, "ipc_handles_pickled": "x"})
     with pytest.raises(ValueError, match="'nn' is not a dtype"):
-        message.dtype_of("nn")
+        dtype_of("nn")
 
 
 def test_a_trainer_that_died_after_its_weights_were_complete_is_a_recorder_lost(two: tuple[Peer, Peer]) -> None:

@@ -13,7 +13,7 @@ from lmcache.v1.platform.devices.cpu import CpuDeviceSpec
 from lmcache.v1.platform.devices.cpu.stub_cpu_device import StubCPUDevice
 from lmcache.v1.platform.devices.cuda import CudaDeviceSpec
 
-from ipcsync.integrations.lmcache.events import CpuEventBackend, IpcSyncEventBackend
+from ipcsync.integrations.lmcache import CpuEventBackend, IpcSyncEventBackend
 
 BACKEND = "ipcsync"
 _CPU_MODULE = "_ipcsync_lmcache_cpu"

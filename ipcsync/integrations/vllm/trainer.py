@@ -1,4 +1,7 @@
-"""The trainer's side: it records behind its weights, and sends the workers their location and the points."""
+"""The trainer's side: it records behind its weights, and sends the workers their location and the points.
+
+Its message about a bucket has names, layouts, and for each device the bucket and its point.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,51 @@ from vllm.distributed.weight_transfer.base import (
     TrainerWeightTransferEngine,
     VLLMWeightSyncClient,
     WeightSource,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
 )
 
 import ipcsync
-from ipcsync.integrations.buckets import Bucket, Sent, device_of, size_of
-from ipcsync.integrations.vllm import BACKEND, message
+from ipcsync.integrations.buckets import Bucket, Layout, Sent, device_of, size_of
+from ipcsync.integrations.vllm import BACKEND
 from ipcsync.integrations.vllm.errors import RankFailed
+
+
+@dataclass
+class PointInitInfo(WeightTransferInitInfo):
+    """No parameters: points and handles are enough."""
+
+
+@dataclass
+class PointUpdateInfo(WeightTransferUpdateInfo):
+    """The message about one bucket of an update, in JSON types: vLLM's HTTP client need not pickle it.
+
+    ValueError if its lists are of different lengths.
+    """
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    buckets: dict[str, Sent]
+    """By the UUID of the device that it is on; all hold the same weights, in this order."""
+
+    def __post_init__(self) -> None:
+        if len({len(self.names), len(self.dtype_names), len(self.shapes)}) != 1:
+            raise ValueError("names, dtype_names and shapes must have the same length")
+        self.buckets = {place: told if isinstance(told, Sent) else Sent(**told) for place, told in self.buckets.items()}
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """The shape and dtype of each weight. ValueError for an unknown dtype."""
+        return [(shape, dtype_of(name)) for shape, name in zip(self.shapes, self.dtype_names, strict=True)]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a name. ValueError for an unknown one."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not a dtype")
+    return dtype
 
 
 @dataclass
@@ -113,8 +155,8 @@ def _refuse_others(named: list[tuple[str, torch.Tensor]], part: list[ParamMeta])
             raise ValueError(f"the source's metadata names {was}, but iter_full() gave {is_}")
 
 
-def _update(part: list[ParamMeta], buckets: dict[str, Sent]) -> message.PointUpdateInfo:
-    return message.PointUpdateInfo(
+def _update(part: list[ParamMeta], buckets: dict[str, Sent]) -> PointUpdateInfo:
+    return PointUpdateInfo(
         names=[meta.name for meta in part],
         dtype_names=[str(meta.dtype).removeprefix("torch.") for meta in part],
         shapes=[list(meta.shape) for meta in part],

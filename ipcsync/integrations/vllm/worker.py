@@ -11,8 +11,8 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import SUCCESS
 from ipcsync.integrations.buckets import received
-from ipcsync.integrations.vllm import message
 from ipcsync.integrations.vllm.errors import WorkerAsleep
+from ipcsync.integrations.vllm.trainer import PointInitInfo, PointUpdateInfo
 
 _MAPPED = CUpointer_attribute.CU_POINTER_ATTRIBUTE_MAPPED
 
@@ -26,10 +26,10 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
     it may keep them, as vLLM's layerwise reload does.
     """
 
-    init_info_cls = message.PointInitInfo
-    update_info_cls = message.PointUpdateInfo
+    init_info_cls = PointInitInfo
+    update_info_cls = PointUpdateInfo
 
-    def init_transfer_engine(self, init_info: message.PointInitInfo) -> None:
+    def init_transfer_engine(self, init_info: PointInitInfo) -> None:
         """Connect now, so that a missing coordinator is found early. Raises ConnectError."""
         ipcsync.default_client()
 
@@ -62,7 +62,7 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         self._refuse_asleep("an update")
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: message.PointUpdateInfo) -> None:
+    def receive_weights(self, update_info: PointUpdateInfo) -> None:
         """Wait for the trainer's point, and load the weights. ValueError if no bucket is on this worker's device."""
         place = ipcsync.get_device_properties(self.device.index if self.device.type == "cuda" else None).uuid
         told = update_info.buckets.get(place)
