@@ -161,9 +161,9 @@ def test_a_process_that_calls_exec_is_told_at_once_and_keeps_no_slot(
 
 _ENDS_SLOWLY = """
 import atexit, ctypes, sys, ipcsync
-from ipcsync.testing import gate
+import ipcsync.testing
 from ipcsync.testing import StreamGate
-atexit.unregister(gate._release_all)  # what is in flight stays so to the end
+atexit.unregister(ipcsync.testing._release_all)  # what is in flight stays so to the end
 libc = ctypes.CDLL(None)
 # An exit handler of C's that takes long, as a driver's may.
 libc["__cxa_atexit"](ctypes.cast(libc.pause, ctypes.c_void_p), None, None)
