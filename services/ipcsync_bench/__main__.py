@@ -59,9 +59,9 @@ def main(as_json: bool, quick: bool, rounds: int | None, only: tuple[str, ...]) 
       ipcsync bench --only hand_over --only records
       ipcsync bench --json > bench.json
     """
-    from ipcsync_bench import report
+    from ipcsync_bench.rows import show
 
-    report.show(measure(BENCHMARKS, only or BENCHMARKS, rounds, quick=quick), as_json=as_json)
+    show(measure(BENCHMARKS, only or BENCHMARKS, rounds, quick=quick), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from ipcsync_bench.workers import Worker
 Call = Callable[[], object]
 BURST = 100
 """A stream takes in about 1,024 operations and then blocks its caller: then the GPU would be measured, not the call."""
-_ENGINES: tuple[EngineName, ...] = ("event", "timeline")
-_QUERY = "bare cuEventQuery"
+ENGINES: tuple[EngineName, ...] = ("event", "timeline")
+QUERY = "bare cuEventQuery"
 
 
 def driver_call(function: str, *arguments: Any) -> Any:
@@ -101,36 +101,23 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
 
 
 def completed(rounds: int, scale: float) -> Iterator[Row]:
-    """wait and query on a completed point, of another client's event; and the first wait on one's own."""
+    """wait and query on a completed point, of another client's event."""
     count = max(5 * BURST, int(20_000 * scale))
     driver = _drivers.load()
-    target = {_QUERY: below(0.2, "µs")}
+    target = {QUERY: below(0.2, "µs")}
     with connected(2) as (client, other):
         stream, native = ipcsync.Stream(), ipcsync.Event(interprocess=True)
         native.record(stream)
-        raw = native.cuda_event
-
-        query: Call = partial(driver.cuEventQuery, raw)
-
-        for engine in _ENGINES:
+        query: Call = partial(driver.cuEventQuery, native.cuda_event)
+        for engine in ENGINES:
             recorder = client.event(f"bench/{engine}", recorder=True, engine=engine)
             point = other.point(bytes(recorder.record(stream)))
             point.synchronize(10)
             calls: dict[str, Call] = {"query": point.query, "wait": partial(point.wait, stream)}
             for what, ours in calls.items():
                 row = f"{what} on a completed point ({engine})"
-                contest = {"ipcsync": ours, _QUERY: query}
+                contest = {"ipcsync": ours, QUERY: query}
                 yield from compare_calls(row, contest, stream.synchronize, count, rounds, target)
-            mine = client.event(f"bench/mine/{engine}", recorder=True, engine=engine, depth=BURST)
-
-            def wait_once(mine: ipcsync.SharedEvent = mine) -> float:
-                points = iter([mine.record(stream) for _ in range(BURST)])
-                stream.synchronize()  # each is complete, which nobody knows yet
-                return time_call(lambda: next(points).wait(stream), BURST)
-
-            once: dict[str, Callable[[], float]] = {"ipcsync": wait_once, _QUERY: partial(time_call, query, BURST)}
-            row = f"wait on one's own completed point, the first ({engine})"
-            yield from compare(row, interleave(once, 4 * rounds), "µs", target)
 
 
 def _hold_and_record(state: dict[str, Any], endpoint: str, engine: EngineName) -> bytes:

@@ -6,7 +6,7 @@ import click
 
 from ipcsync.cli.output import one_line_for_errors
 from ipcsync_bench.__main__ import BENCHMARKS, measure
-from ipcsync_bench.report import show
+from ipcsync_bench.rows import show
 from tests.benchmarks import report
 
 LABORATORY: dict[str, tuple[str, str]] = {
@@ -14,6 +14,7 @@ LABORATORY: dict[str, tuple[str, str]] = {
         "tests.benchmarks.calls",
         "record without waiters, both engines, own and foreign streams, now and then",
     ),
+    "completed": ("tests.benchmarks.calls", "wait and query on a completed point, and the first wait on one's own"),
     "chained": ("tests.benchmarks.calls", "wait on a pending point and record behind it"),
     "wake_up": ("tests.benchmarks.wake_up", "a wait on the host for work that lasts milliseconds"),
     "graphs": ("tests.benchmarks.graphs", "a replay of a graph that waits for points and records"),

@@ -17,7 +17,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_bench import calls
 from ipcsync_bench.calls import BURST, Call, compare_calls
-from ipcsync_bench.rows import Row, at_most_more, compare, interleave
+from ipcsync_bench.rows import Row, at_most_more, below, compare, interleave
 from ipcsync_bench.workers import Worker
 
 _APART_S = 100e-6
@@ -53,6 +53,29 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
         yield from compare_calls(row, held, stream.synchronize, count, rounds, {peer: at_most_more(0.3, "µs")})
         if event.engine == "event":
             yield from _two_streams(event, stream, native, count, rounds)
+
+
+def completed(rounds: int, scale: float) -> Iterator[Row]:
+    """The rows of `ipcsync bench`, and the first wait on one's own point."""
+    yield from calls.completed(rounds, scale)
+    with calls.connected(1) as (client,):
+        stream, native = ipcsync.Stream(), ipcsync.Event(interprocess=True)
+        native.record(stream)
+        query = partial(_drivers.load().cuEventQuery, native.cuda_event)
+        for engine in calls.ENGINES:
+            mine = client.event(f"bench/mine/{engine}", recorder=True, engine=engine, depth=BURST)
+
+            def wait_once(mine: ipcsync.SharedEvent = mine) -> float:
+                points = iter([mine.record(stream) for _ in range(BURST)])
+                stream.synchronize()  # each is complete, which nobody knows yet
+                return calls.time_call(lambda: next(points).wait(stream), BURST)
+
+            contest: dict[str, Callable[[], float]] = {
+                "ipcsync": wait_once,
+                calls.QUERY: partial(calls.time_call, query, BURST),
+            }
+            row = f"wait on one's own completed point, the first ({engine})"
+            yield from compare(row, interleave(contest, 4 * rounds), "µs", {calls.QUERY: below(0.2, "µs")})
 
 
 class _Foreign:

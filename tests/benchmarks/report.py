@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from ipcsync_bench.report import HEADS, cells, device, figure
-from ipcsync_bench.rows import Row, Target
+from ipcsync_bench.rows import HEADS, Row, Target, cells, device, figure
 
 Older = Mapping[tuple[str, str], Mapping[str, Any]]
 """The rows of an older run, by row and peer."""

@@ -10,8 +10,7 @@ import pytest
 
 import ipcsync
 from ipcsync_bench import rows
-from ipcsync_bench.report import show
-from ipcsync_bench.rows import Row
+from ipcsync_bench.rows import Row, show
 from tests.benchmarks import report
 
 _FIGURES = {"ipcsync": [3.0, 1.0, 2.0], "one <peer>": [1.0, 2.0, 4.0], "another": [4.0, 4.0, 4.0]}
