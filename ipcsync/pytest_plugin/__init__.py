@@ -240,9 +240,6 @@ def ipcsync_spawn(
 
     ipcsync_coordinator.check()
     timeout = request.config.getoption("--ipcsync-timeout")
-    children = Children(ipcsync_coordinator.endpoint, ipcsync_namespace, timeout)
-    request.node.stash[_CHILDREN] = children
-    try:
+    with Children(ipcsync_coordinator.endpoint, ipcsync_namespace, timeout) as children:
+        request.node.stash[_CHILDREN] = children
         yield children.spawn
-    finally:
-        children.close()

@@ -27,6 +27,7 @@ from ipcsync.errors import ConnectError
 
 _START_S = 30.0
 _STOP_S = 5.0
+_FILE = "coordinator.json"  # its lock too
 _TAIL_LINES = 20
 _TAIL_BYTES = 16_384
 
@@ -79,19 +80,19 @@ def join(run: Run, driver: str, log: Path) -> RunCoordinator:
     Raises ConnectError if it does not start, or has ended since; the message names its log.
     """
     _make_private(run.directory)
-    with open(run.directory / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # held during a start, and released by the kernel after a crash
-        found = _read(run)
+    with open(run.directory / _FILE, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # held during a start, and released by the kernel after a crash
+        found = _known(run)
         if found is None:
             found = _start(run, driver, log)
-            _write(run, found)
+            file.write(json.dumps(found))
     found.check()
     return found
 
 
 def stop(run: Run) -> None:
     """Stop the run's coordinator, if one was started, and wait until it is gone."""
-    found = _read(run)
+    found = _known(run)
     if found is not None:
         _end(found)
     shutil.rmtree(run.directory, ignore_errors=True)
@@ -120,18 +121,12 @@ def _make_private(directory: Path) -> None:
         raise ConnectError(f"{directory} is not a directory of mode 0700 of this user: remove it")
 
 
-def _read(run: Run) -> RunCoordinator | None:
+def _known(run: Run) -> RunCoordinator | None:
     try:
-        text = (run.directory / "coordinator.json").read_text()
+        text = (run.directory / _FILE).read_text()
     except FileNotFoundError:
         return None
-    return RunCoordinator(*json.loads(text))
-
-
-def _write(run: Run, coordinator: RunCoordinator) -> None:
-    draft = run.directory / "coordinator.json.new"
-    draft.write_text(json.dumps(coordinator))
-    draft.rename(run.directory / "coordinator.json")
+    return RunCoordinator(*json.loads(text)) if text else None
 
 
 # --- the daemon -------------------------------------------------------------------------------------------------------

@@ -241,10 +241,11 @@ class Child:
         return f"<Child {self._label} pid={self.pid}>"
 
 
-class Children:
-    """The processes of one test."""
+class Children(contextlib.ExitStack):
+    """The processes of one test: each is ended behind the block, also if another one's end raises."""
 
     def __init__(self, endpoint: str, namespace: str, limit: float) -> None:
+        super().__init__()
         self._endpoint = endpoint
         self._namespace = namespace
         self._limit = limit
@@ -262,20 +263,16 @@ class Children:
         file = getattr(sys.modules.get(module), "__file__", None)
         label = f"{name.rpartition('.')[2]}-{len(self._children) + 1}"
         task = Task(module, name, file, self._endpoint, self._namespace, label, self._limit)
-        self._children.append(Child(task, args, label))
-        return self._children[-1]
+        made = Child(task, args, label)
+        self.callback(made.close)
+        self._children.append(made)
+        return made
 
     def raise_unasked(self) -> None:
         """Raise the error of the first that failed and whose result the test did not ask for."""
         __tracebackhide__ = True
         for each in self._children:
             each.raise_unasked()
-
-    def close(self) -> None:
-        """End all of them."""
-        with contextlib.ExitStack() as stack:  # so that each is ended, also if another one's end raises
-            for child in self._children:
-                stack.callback(child.close)
 
 
 def _block(trace: str) -> str:

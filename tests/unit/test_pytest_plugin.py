@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -217,7 +218,7 @@ def test_a_run_with_a_dead_coordinator_says_so_and_starts_no_other(
     mine.directory.mkdir(mode=0o700)
     log = tmp_path / "log"
     log.write_text("it said farewell\n")
-    run._write(mine, RunCoordinator("ipc:///x", os.getpid(), 1, str(log)))
+    (mine.directory / run._FILE).write_text(json.dumps(RunCoordinator("ipc:///x", os.getpid(), 1, str(log))))
     with pytest.raises(ConnectError, match=r"has ended; its log is .*\nit said farewell"):
         run.join(mine, "host", log)
     run.stop(mine)
