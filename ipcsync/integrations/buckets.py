@@ -34,7 +34,7 @@ _ALIGNMENT = 256
 _END_S = 1.0  # of a process that dies, or of the device's work
 _left: list[Memory] = []
 """What could not be closed yet."""
-_own: weakref.WeakValueDictionary[bytes, Bucket] = weakref.WeakValueDictionary()
+_own: weakref.WeakValueDictionary[bytes, Memory] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Bucket:
     def __init__(self, size: int, device: torch.device) -> None:
         self._memory = Memory(max(size, 1), device.index if device.type == "cuda" else None)
         self._handle = self._memory.handle()
-        _own[self._handle] = self
+        _own[self._handle] = self._memory
 
     @property
     def place(self) -> str:
@@ -81,11 +81,6 @@ class Bucket:
         with failing_once(stream):
             point = ipcsync.default_client().record(stream)
         return Sent(bytes(point).hex(), self._handle.hex(), os.getpid())
-
-    @property
-    def address(self) -> int:
-        """Its address in this process."""
-        return self._memory.address
 
     def close(self) -> None:
         """Free it, now or later. No process may be reading it; one that is not closed stays as long as this process."""
@@ -179,18 +174,12 @@ def _close(memory: Memory) -> None:
         with suppress(IndexError):  # another thread took it
             found.append(_left.pop())
     for each in found:
-        if _is_done(each.device, left_of(deadline)):
-            each.close()
-        else:
+        try:
+            ipcsync.synchronize(each.device, timeout=left_of(deadline))
+        except IpcSyncError:  # noqa: PERF203 - the next one may be done
             _left.append(each)
-
-
-def _is_done(device: ipcsync.Device, seconds: float) -> bool:
-    try:
-        ipcsync.synchronize(device, timeout=seconds)
-    except IpcSyncError:
-        return False
-    return True
+        else:
+            each.close()
 
 
 def _offsets(layouts: Sequence[Layout]) -> tuple[list[int], int]:
