@@ -9,8 +9,6 @@ a stage's host waits for no GPU work. To copy: these two classes and `stage`, wi
 for `Memory`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

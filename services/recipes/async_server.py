@@ -8,8 +8,6 @@ request it concerns. The request is then given to the next prefill, once nothing
     python services/recipes/async_server.py
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -10,8 +10,6 @@ messages carry points.
     python services/recipes/cache_daemon.py
 """
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 

@@ -9,8 +9,6 @@ slot. A consumer that dies ends the encoder by an error, rather than blocking it
     python services/recipes/encoder_fanout.py
 """
 
-from __future__ import annotations
-
 from multiprocessing.connection import Connection
 
 from processes import SPAWN, coordinator, run

@@ -11,8 +11,6 @@ records is lost.
     python services/recipes/graph_layers.py --break    # the graph has no waits: it must fail
 """
 
-from __future__ import annotations
-
 import sys
 from multiprocessing.connection import Connection
 

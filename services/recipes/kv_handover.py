@@ -10,8 +10,6 @@ each of these is an error that is raised: on the host, wait for points, since a 
     python services/recipes/kv_handover.py
 """
 
-from __future__ import annotations
-
 from multiprocessing.connection import Connection
 
 from processes import SPAWN, coordinator, run

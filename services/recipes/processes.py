@@ -1,7 +1,5 @@
 """What every recipe has around it: a coordinator, and processes that end together."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

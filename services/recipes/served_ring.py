@@ -9,8 +9,6 @@ the first item that was not confirmed: under names of a new round, so that nothi
     python services/recipes/served_ring.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess

@@ -9,15 +9,12 @@ since each start has its own epoch. So the rule is: get the client, open, and wo
     python services/recipes/survive_restart.py        (always with a coordinator of its own, which it kills)
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TypeVar
 
 from processes import DEADLINE_S, SPAWN, start
 
@@ -26,10 +23,8 @@ import ipcsync
 STEPS = 6
 RESTART_AFTER = 3
 
-T = TypeVar("T")
 
-
-def survive(step: Callable[[ipcsync.Client], T]) -> T:
+def survive(step: Callable[[ipcsync.Client], bytes]) -> bytes:
     """What `step(client)` returns; done again with a new client as often as the coordinator is lost, for 60 s."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
@@ -45,7 +40,7 @@ def worker(consumer: Connection) -> None:
     """Do each step that it is asked for, and answer with its point. Doing one twice does no harm."""
     stream = ipcsync.Stream()
     while consumer.recv() is not None:
-        consumer.send(bytes(survive(lambda client: client.record(stream))))
+        consumer.send(survive(lambda client: bytes(client.record(stream))))
 
 
 def main() -> None:

@@ -10,8 +10,6 @@ posting it.
     python services/recipes/two_nodes.py --break    # records when the transfer is merely posted: decode reads too early
 """
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

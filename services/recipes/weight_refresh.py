@@ -10,8 +10,6 @@ that it has been used.
     python services/recipes/weight_refresh.py
 """
 
-from __future__ import annotations
-
 from multiprocessing.connection import Connection
 from threading import Barrier
 
