@@ -11,7 +11,6 @@ import json
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -53,21 +52,6 @@ class Slice(NamedTuple):
     args: Event
 
 
-@dataclass
-class Summary:
-    """Counts of a merge."""
-
-    processes: int = 0
-    records: int = 0
-    waits: int = 0
-    synchronizations: int = 0
-    arrows: int = 0
-    lost: int = 0
-    """Entries that were written over by later ones."""
-    unmatched: int = 0
-    """Releases whose record is in none of the files."""
-
-
 class Merge:
     """The document of one or more processes. TraceError if their clocks cannot be compared."""
 
@@ -77,18 +61,18 @@ class Merge:
             files = ", ".join(sorted(trace.path.name for trace in traces))
             raise TraceError(f"these files are of {len(boots)} boots or machines, whose clocks differ: {files}")
         kinds = Counter(entry.kind for trace in traces for entry in trace.entries)
-        self.summary = Summary(
+        self._counts = Counter(
             processes=len(traces),
             records=kinds[Kind.RECORD],
             waits=kinds[Kind.WAIT] + kinds[Kind.PASSED],
             synchronizations=kinds[Kind.SYNCHRONIZE],
-            lost=sum(trace.lost for trace in traces),
+            lost=sum(trace.lost for trace in traces),  # written over by later entries
         )
         self._start = min((entry.began for trace in traces for entry in trace.entries), default=0)
         self._traces = traces
 
-    def write(self, file: IO[str]) -> Summary:
-        """Write the document, an event a line."""
+    def write(self, file: IO[str]) -> Counter[str]:
+        """Write the document, an event a line; the counts of what is in it."""
         file.write('{"displayTimeUnit": "ns",\n"traceEvents": [')
         separator = "\n"
         for event in self._events():
@@ -96,9 +80,9 @@ class Merge:
             separator = ",\n"
         first = self._traces[0]
         start = first.realtime_ns - first.monotonic_ns + self._start
-        other = {"made by": "ipcsync trace merge", "lost entries": self.summary.lost, "start, ns since 1970": start}
+        other = {"made by": "ipcsync trace merge", "lost entries": self._counts["lost"], "start, ns since 1970": start}
         file.write(f'\n],\n"otherData": {json.dumps(other)}}}\n')
-        return self.summary
+        return self._counts
 
     def _events(self) -> Iterator[Event]:
         processes = [_Process(trace, pid) for trace, pid in zip(self._traces, _pids(self._traces), strict=True)]
@@ -125,11 +109,11 @@ class Merge:
     def _arrows(self, process: _Process, sources: dict[Key, tuple[_Process, Track, int]]) -> Iterator[Event]:
         for key, track, drawn, point in process.releases:
             if key not in sources:
-                self.summary.unmatched += 1
+                self._counts["unmatched"] += 1  # the record is in none of the files
                 continue
             source, theirs, began = sources[key]
-            self.summary.arrows += 1
-            number = self.summary.arrows
+            self._counts["arrows"] += 1
+            number = self._counts["arrows"]
             yield self._event("s", point, source.pid, source.tids[theirs], began, id=number)
             end = self._event("f", point, process.pid, process.tids[track], drawn.began, id=number, bp="e")
             # Inside of the release's slice: at its edge lies the end of the call that it follows.

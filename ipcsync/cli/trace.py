@@ -11,7 +11,8 @@ from ipcsync.cli.output import Failed, WrongCall, echo, forget_output
 
 if TYPE_CHECKING:
     from ipcsync._trace.file import ProcessTrace
-    from ipcsync._trace.merge import Summary
+
+_COUNTED = ("processes", "records", "waits", "synchronizations", "arrows")
 
 
 @click.group
@@ -51,7 +52,7 @@ def merge(directory: str, output: str) -> None:
     try:
         merged = Merge(_read(directory))
         with click.open_file(output, "w", encoding="utf-8") as file:
-            summary = merged.write(file)
+            counts = merged.write(file)
             file.flush()
     except TraceError as error:
         raise Failed(str(error)) from None
@@ -59,7 +60,12 @@ def merge(directory: str, output: str) -> None:
         if output == "-":
             forget_output()
         raise WrongCall(f"cannot write {output}: {error.strerror}") from None
-    echo(_told(summary, output), err=True)
+    text = ", ".join(f"{counts[what]} {what}" for what in _COUNTED)
+    if counts["unmatched"]:
+        text += f"; {counts['unmatched']} releases whose record is in none of the files"
+    if counts["lost"]:
+        text += f"; {counts['lost']} entries lost, overwritten by later ones"
+    echo(f"{output}: {text}", err=True)
 
 
 def _read(directory: str) -> list[ProcessTrace]:
@@ -82,15 +88,3 @@ def _read(directory: str) -> list[ProcessTrace]:
     if not found:
         raise Failed(f"none of the {len(paths)} files in {directory} is a readable trace")
     return found
-
-
-def _told(summary: Summary, output: str) -> str:
-    text = (
-        f"{output}: {summary.processes} processes, {summary.records} records, {summary.waits} waits, "
-        f"{summary.synchronizations} synchronizations, {summary.arrows} arrows"
-    )
-    if summary.unmatched:
-        text += f"; {summary.unmatched} releases whose record is in none of the files"
-    if summary.lost:
-        text += f"; {summary.lost} entries lost, overwritten by later ones"
-    return text
