@@ -12,8 +12,7 @@ from cuda.bindings.driver import CUipcMemHandle
 
 from ipcsync import _drivers
 from ipcsync._closing import Closing
-from ipcsync._drivers import SUCCESS
-from ipcsync._drivers.constants import STREAM_NON_BLOCKING, STREAM_WAIT_VALUE_GEQ
+from ipcsync._drivers import STREAM_NON_BLOCKING, STREAM_WAIT_VALUE_GEQ, SUCCESS
 from ipcsync._linux.futex import Futex
 from ipcsync._native import context, fork, pinned
 from ipcsync._native import device as devices

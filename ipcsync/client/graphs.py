@@ -12,8 +12,7 @@ from collections import OrderedDict
 from typing import ClassVar, NoReturn
 
 from ipcsync import _drivers
-from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._drivers import STREAM_NON_BLOCKING
+from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject, unwrap
 from ipcsync._engines import Engine
 from ipcsync._engines.core import Bracket, Lane, Place, ReplayingBase, Wait, lanes_of_process
 from ipcsync._engines.engine import bind

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 from ipcsync._board import Board, Peer
-from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
 from ipcsync._linux.files import holders
+from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
 from ipcsync._linux.process import PidFd, PidFdError, is_running, start_time
 from ipcsync._logs import fields
 from ipcsync_coordinator.registry import Registry
