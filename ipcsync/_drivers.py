@@ -38,8 +38,7 @@ DIRECTORY = "IPCSYNC_HOST_DIR"
 WARNED = "IPCSYNC_WARNED_OF_NO_DRIVER"
 """The environment variable that is set once a parent process has warned that there is no CUDA driver."""
 
-# Numbers for arguments and results, by their names in cuda.h: an enum of the binding costs more to compare or pass than
-# the rest of some calls.
+# Arguments and results by their names in cuda.h: an enum of the binding costs more than the rest of some calls.
 EVENT_BLOCKING_SYNC = 1
 EVENT_DISABLE_TIMING = 2
 EVENT_INTERPROCESS = 4
@@ -159,8 +158,7 @@ def may_be_served() -> bool:
     """Whether a CUDA MPS server may do this process's GPU work: its contexts are the server's, which lives on.
 
     The driver has an attribute of each device (CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUDA 12.3); with an older one, the
-    control daemon's pipe says so, which a process uses if it finds it. A wrong True is harmless: the end of the
-    process's work is then unknown.
+    control daemon's pipe says so, which a process uses if it finds it. After a wrong True the end of work is unknown.
     """
     if name() == "cuda" and os.path.exists(os.path.join(mps_directory(), "control")):
         return True

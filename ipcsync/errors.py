@@ -92,10 +92,7 @@ class IpcSyncError(RuntimeError):
 
 
 class DriverError(IpcSyncError):
-    """A driver call returned something other than CUDA_SUCCESS.
-
-    `code` is the CUresult value, `name` its name ("CUDA_ERROR_…"), `call` the function ("cuEventCreate").
-    """
+    """The driver's function `call` ("cuEventCreate") returned the CUresult `code`, by its `name` "CUDA_ERROR_…"."""
 
     code: int = 0
     name: str = ""
@@ -219,8 +216,7 @@ class NodeLost(RecorderLost):
     - "replaced": another machine has taken its name;
     - "stopped": its bridge said goodbye.
 
-    A lost node need not be dead: its GPU and its network card may go on writing. Revoke their access to memory before
-    you use it again.
+    A lost node need not be dead: revoke its GPU's and its network card's access to memory before you use that again.
     """
 
     node: str = ""
@@ -276,10 +272,7 @@ class NodeNameTaken(IpcSyncError):
 
 
 class FleetUnavailable(IpcSyncError):
-    """The store of the fleet's names (nodes, events) did not answer within `timeout` seconds, nor did a name's node.
-
-    Linked events go on; only names cannot be looked up.
-    """
+    """The store of the fleet's names, or a name's node, did not answer in `timeout` seconds. Linked events go on."""
 
     timeout: float | None = None
 

@@ -98,8 +98,7 @@ class Board(Line):
     def create(cls, path: str, epoch: bytes, sessions: int, slots: int) -> Board:
         """Make a new board file at `path` (which must not exist), hold its lifeline, and map it (coordinator).
 
-        It gets its name last: a process that finds it finds it complete and locked, and a failure or a death before
-        that leaves nothing behind.
+        It gets its name last: who finds it finds it complete and locked, and a failure before that leaves nothing.
         """
         fd = os.open(os.path.dirname(path), os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:

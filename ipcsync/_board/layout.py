@@ -6,8 +6,7 @@ the second, so that the two never share a cache line. (Two words of the slot's f
 stand there too: by them a waiter asks to be woken.) All words are 8 bytes, aligned, native-endian.
 
 Counts never go back: a generation g of a slot's present use stands in `recorded` and `completed` as base + g, where
-base is what `recorded` held when that use began. So a count goes on from use to use, and a timeline word only
-grows while its use is open.
+base is what `recorded` held when that use began. So a timeline word only grows while its use is open.
 """
 
 from __future__ import annotations
@@ -127,8 +126,7 @@ def full_fence() -> None:
 class SessionLine(Line):
     """One session's words; its name is `label` bytes into the board.
 
-    `serial` is (count << 16) | line number, and is never reused. `doorbell` is a futex that wakes the session's client,
-    on a word that is never stored to.
+    `serial` is (count << 16) | line number, and never reused. `doorbell`, never stored to, wakes the session's client.
     """
 
     __slots__ = ("_label", "doorbell", "offset", "owner_address", "probe_address", "state_and_serial_address")
@@ -261,8 +259,7 @@ class SlotLine(Line):
     def _hazards(self) -> memoryview[int]:
         """A byte for each session line, which is odd while that session has announced a hazard.
 
-        From before its last look whether a generation is complete until a stream's wait for that one is queued in the
-        driver.
+        From before its last look at a generation until a stream's wait for that one is queued in the driver.
         """
         first = self._at.hazards + self._index * self._at.hazards_row
         return self._data[first : first + self._at.hazards_row]

@@ -1,7 +1,6 @@
 """Python child processes: start one, talk to it over a pipe, end and reap it. It ends when its parent does.
 
-A child first waits for its work. So a start that an exception interrupts leaves no process behind: this process's end
-of the pipe is closed, and the child ends.
+A child first waits for its work: if an exception interrupts its start, the pipe is closed, and the child ends.
 """
 
 from __future__ import annotations
@@ -253,8 +252,7 @@ class Child(Closing):
     def kill(self, *, with_group: bool = False) -> bool:
         """Kill it by SIGKILL and reap it, `with_group` together with its process group; whether that worked.
 
-        A process that is stuck in the kernel cannot be killed: after five seconds it is left alone. In a forked
-        child nothing happens.
+        A process that is stuck in the kernel is left alone after five seconds. In a forked child nothing happens.
         """
         if os.getpid() != self._owner:
             return False
@@ -284,8 +282,7 @@ class WorkerError(Exception):
 class Worker(Child):
     """A child that runs functions, one after another: `call`, or `begin` and later `result`.
 
-    Arguments and results are pickled. If there is no result, `error` is raised, with `name` for the worker in its
-    text.
+    Arguments and results are pickled. If there is no result, `error` is raised, which names the worker by `name`.
     """
 
     error: type[WorkerError] = WorkerError

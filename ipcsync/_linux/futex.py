@@ -76,15 +76,14 @@ class Futex:
         raise OSError(code, f"futex wait: {errno.errorcode.get(code, code)}")
 
 
-class Word:
+class Word(Futex):
     """A word of this process's own, to wake a `FutexSet` by."""
 
-    __slots__ = ("_futex", "_word", "address")
+    __slots__ = ("_word",)
 
     def __init__(self) -> None:
         self._word = ctypes.c_uint32(0)
-        self.address = ctypes.addressof(self._word)
-        self._futex = Futex(self.address)
+        super().__init__(ctypes.addressof(self._word))
 
     @property
     def value(self) -> int:
@@ -93,8 +92,8 @@ class Word:
 
     def bump(self) -> None:
         """Change it, and wake its waiters."""
-        self._word.value = (self._word.value + 1) & 0xFFFFFFFF
-        self._futex.wake()
+        self._word.value += 1  # and 0 after the last number
+        self.wake()
 
 
 class _Waiter(ctypes.Structure):

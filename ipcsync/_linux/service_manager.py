@@ -17,8 +17,7 @@ class ServiceManager:
 
     They are meant for the process that the manager started ($SYSTEMD_EXEC_PID, from systemd 248): another one of its
     service says nothing. They are removed from the environment. What a manager that does not read has no room for is
-    sent at a later tick. If it cannot be reached, that is logged once; only signs of life are then still sent, since it
-    may come back.
+    sent at a later tick. If it cannot be reached, that is logged once, and only signs of life are still sent.
     """
 
     def __init__(self) -> None:

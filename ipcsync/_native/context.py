@@ -8,8 +8,7 @@ instance) fails and invalidates that capture; in relaxed thread mode it succeeds
 cuThreadExchangeStreamCaptureMode). The mode belongs to the thread and costs 0.2 µs to change, so it is always changed.
 
 The driver's wait for work cannot be bounded, and a stream that waits for the work of a dead process may never go on. So
-work behind waits for other processes is waited for in slices, with looks at these waits in between; all other work in
-the driver.
+work behind waits for other processes is waited for in slices, with looks at these waits in between.
 """
 
 from __future__ import annotations
@@ -184,8 +183,7 @@ class OnDevice:
 def stream_call(handle: DriverObject, ordinal: int, name: str, *args: Any) -> DriverObject:
     """`call(name, *args)` for the stream `handle` of the device `ordinal`.
 
-    A context of that device is current during the call if the stream is a default one, whose handle has no meaning
-    without it, or if the thread has none yet.
+    A context of that device is current during the call if the thread has none, or the handle has no meaning without.
     """
     if int(handle) not in LEGACY:
         result = getattr(driver(), name)(*args)

@@ -94,7 +94,6 @@ def parse(device: DeviceLike | None) -> int:
 
     Raises InvalidDevice if this process has no such device, TypeError for an argument of another type.
     """
-    index: int | None = None
     if isinstance(device, str):
         if _UUID.fullmatch(device):
             return ordinal_of(device)
@@ -106,7 +105,7 @@ def parse(device: DeviceLike | None) -> int:
         index = None if match[1] is None else int(match[1])
     elif kind_of(device) != "cuda":
         raise InvalidDevice(f"{device!r} is not a CUDA device")
-    elif device is not None:
+    else:
         index = _index(device)
     if index is None:
         index = current_ordinal()
@@ -117,8 +116,8 @@ def parse(device: DeviceLike | None) -> int:
     raise InvalidDevice(f"{named} is not a device of this process, which sees {here}, from 0 on")
 
 
-def _index(device: DeviceLike) -> int | None:
-    """The number in an int or in a device object; None in an object that names the current one."""
+def _index(device: DeviceLike | None) -> int | None:
+    """The number in an int or in a device object; None for the current one: None itself, or an object that names it."""
     names = ("index", "device_id", "id")  # torch's, cuda.core's, cupy's
     for candidate in (device, *(getattr(device, name) for name in names if hasattr(device, name))):
         if candidate is None:

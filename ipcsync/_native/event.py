@@ -43,8 +43,7 @@ _RECORDS_CONTEXTS = 12050  # the first version of the driver that has cuCtxRecor
 _WHAT = "record everything"
 _LEGACY = 1  # CU_STREAM_LEGACY; not 0, which is the thread's own default stream if the binding is set up so
 
-# What the driver returns when it cannot open a handle of an event or of memory, and what that means. CUDA describes
-# these codes for other calls.
+# What the codes mean that the driver returns for a handle of an event or of memory; CUDA describes other meanings.
 _GONE = "no such handle, or its exporter has destroyed the {} or is gone"
 _HANDLE_FAULTS = {
     _drivers.ERROR_INVALID_VALUE: _GONE,
@@ -72,9 +71,8 @@ class Event:
     """A CUDA event, created at its first record or export, on that stream's (or the current) device.
 
     `enable_timing` makes `elapsed_time` work; `blocking` makes `synchronize` sleep rather than spin; `interprocess`
-    lets `ipc_handle` export it, and excludes timing (ValueError). For an interprocess event an H100's driver spins all
-    the same. An exported event must outlive its imports: using one after its export is gone is undefined in CUDA.
-    Destruction never raises.
+    lets `ipc_handle` export it, and excludes timing (ValueError); with it an H100's driver spins all the same. An
+    exported event must outlive its imports: their use is then undefined in CUDA. Destruction never raises.
     """
 
     __slots__ = ("__weakref__", "_behind", "_export", "_flags", "_handle", "_imported", "_index", "_owner", "_recorded")
@@ -130,8 +128,7 @@ class Event:
     def record(self, stream: StreamLike | None = None) -> None:
         """Have the event stand for the work submitted to a stream so far; None is the current stream.
 
-        A wait that was queued earlier keeps waiting for the earlier work. Raises DeviceMismatch on a stream of another
-        device than the event's.
+        A wait queued earlier keeps waiting for the earlier work. DeviceMismatch if the stream is of another device.
         """
         fork.arm()
         handle, index = stream_handle(stream)
@@ -259,8 +256,7 @@ class Event:
         with OnDevice(index, None if is_plain else call("cuStreamGetCtx", stream)) as inside, inside:
             handle = call("cuEventCreate", self._flags)
             if self._flags & _drivers.EVENT_INTERPROCESS:
-                # Now, because it needs a current context. If it fails, `ipc_handle` raises the same later: within this
-                # process the event is usable.
+                # Now: it needs a current context. If it fails, `ipc_handle` raises the same; the event is usable here.
                 with contextlib.suppress(DriverError):
                     self._export = _drivers.handle_bytes(call("cuIpcGetEventHandle", handle))
         self._bind(handle, index)
@@ -331,8 +327,7 @@ def _event_behind_all(ordinal: int, stacklevel: int, asks: Stream | None = None)
 def _known(ordinal: int) -> list[Stream]:
     """The streams of a device that surely exist: the default one, those made here, and this thread's current ones.
 
-    The default stream stands for all blocking streams of its context, by whichever code made. None of the others is
-    destroyed while the list is kept.
+    The default stream stands for all blocking ones of its context. No other is destroyed while the list is kept.
     """
     legacy = wrap(context.driver().CUstream(_LEGACY), ordinal)
     others = dict.fromkeys([*made_here(), resolve(None, ordinal), current_stream(ordinal)])

@@ -46,17 +46,16 @@ def stream_pointer(stream: StreamLike | None) -> int:
     """
     refuse_small_number(stream, _AFTER_LEGACY)
     address = pointer(stream, "stream")
-    if address is not None:
-        return address
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None and not isinstance(stream, type):
+    thing = None if isinstance(stream, type) else stream  # a class has the attributes of its objects, but no stream
+    protocol = getattr(thing, "__cuda_stream__", None)
+    if address is None and protocol is not None:
         answer = protocol() if callable(protocol) else protocol
         if not isinstance(answer, tuple) or len(answer) != 2 or answer[0] != 0:
             raise TypeError(f"__cuda_stream__ of {type(stream).__name__} must give (0, pointer), but gave {answer!r}")
         address = pointer(answer[1], "stream")
     for name in ("cuda_stream", "ptr"):
-        if address is None and not isinstance(stream, type):
-            address = pointer(getattr(stream, name, None), "stream")
+        if address is None:
+            address = pointer(getattr(thing, name, None), "stream")
     if address is None:
         raise TypeError(
             "a stream is an ipcsync.Stream, an int pointer, or an object with __cuda_stream__, cuda_stream or ptr, "

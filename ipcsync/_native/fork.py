@@ -46,8 +46,7 @@ def arm() -> None:
     global _mark  # noqa: PLW0603 - one mark a process, for its whole life
     if _mark is None:
         open_standard()  # before anything is opened that processes share
-        # No lock: of two threads that arm at the same time the later mark wins, and either is right. A lock could be
-        # held during a fork.
+        # No lock, which a fork could leave held: of two threads that arm at once the later mark wins; either is right.
         _mark = ForkMark()
     else:
         check()
@@ -72,8 +71,7 @@ def keep_from_children(make: Callable[[], T], drop: Callable[[T], None]) -> tupl
     made by C code calls nothing. Taking it back twice does nothing.
 
     Another thread may fork between the two, and its child have what was made: then it is dropped here, and made anew.
-    After 0.3 s the last one stays all the same: a function that some library has called before a fork may wait for this
-    very thread.
+    After 0.3 s the last one stays: a function that some library calls before a fork may wait for this very thread.
     """
     until = time.monotonic() + _PATIENCE_S
     while True:

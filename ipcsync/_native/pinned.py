@@ -78,8 +78,7 @@ def keep(address: int) -> None:
 def unpin(address: int, length: int) -> bool:
     """Unregister those pages, to which no queued work may write any more; whether none is left registered.
 
-    A driver may let this stand still behind any stream of the process. So it is called without the lock that who
-    registers a page takes.
+    A driver may let this stand still behind any stream of the process, so no lock is held that a register takes.
     """
     if fork.is_in_bad_fork() or any(address <= start < address + length for start in list(_kept)):
         return False
@@ -101,9 +100,8 @@ def unpin(address: int, length: int) -> bool:
 def take(ordinal: int, kind: str, size: int) -> tuple[int, int]:
     """The address of a word of `size` bytes that is 0 and nothing else uses, for the host and for the device `ordinal`.
 
-    Those of a kind lie together, in the order in which they are taken. Every context of the process reaches them. They
-    are never freed nor given to another use: a graph that was captured with one may be launched for as long as the
-    process lives.
+    Those of a kind lie together, in the order in which they are taken. Every context of the process reaches them. None
+    is freed or used again: a graph that was captured with one may be launched for as long as the process lives.
     """
     return under(_taking, _take, ordinal, kind, size)
 

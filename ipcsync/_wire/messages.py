@@ -174,15 +174,12 @@ class Attach(RequestBody, frozen=True):
 
 
 class Close(RequestBody, frozen=True):
-    """Finish one's use of a slot. `released`: nothing of this process can touch it any more.
-
-    `drained`, of a recorder that has not released it yet: all that it recorded is complete.
-    """
+    """Finish one's use of a slot."""
 
     slot: Count
     incarnation: Count
-    released: bool = True
-    drained: bool = False
+    released: bool = True  # nothing of this process can touch it any more
+    drained: bool = False  # of a recorder that has not released it yet: all that it recorded is complete
 
 
 class Break(RequestBody, frozen=True):
@@ -224,10 +221,7 @@ class Origin(Message, frozen=True):
 
 
 class Attachment(Message, frozen=True):
-    """What a session needs to use a shared event. `serials` number the CUDA events behind `handles`; none is reused.
-
-    `origin`: of a mirror, what it mirrors.
-    """
+    """What a session needs to use a shared event."""
 
     name: str
     slot: Count
@@ -238,8 +232,8 @@ class Attachment(Message, frozen=True):
     depth: int
     recorder: bool
     handles: list[bytes]
-    serials: list[int]
-    origin: Origin | None = None
+    serials: list[int]  # of the CUDA events behind the handles; none is reused
+    origin: Origin | None = None  # of a mirror: what it mirrors
 
 
 class Remains(Message, frozen=True):
@@ -343,10 +337,7 @@ class Remote(RequestBody, frozen=True):
 
 
 class Import(RequestBody, frozen=True):
-    """Create a mirror of another node's slot, on which the bridge then records, and answer the `want` for it.
-
-    The reply is a Failure for a use that is lost for good on this node.
-    """
+    """Create a mirror of another node's slot for the bridge, and answer the `want`. Failure: its use is lost here."""
 
     want: Count
     epoch: Token
@@ -365,16 +356,12 @@ class Answer(RequestBody, frozen=True):
 
 
 class Finish(RequestBody, frozen=True):
-    """End a mirror. `state`: "broken", "closed" (what was recorded may still complete), or "unwanted".
-
-    `reason`, of a broken one, is why its node is lost, or else "died" or "expired" of its recorder there. One that
-    other sessions still use is not ended as unwanted.
-    """
+    """End a mirror. One that other sessions still use is not ended as unwanted."""
 
     slot: Count
     incarnation: Count
-    state: Text
-    reason: Text = ""
+    state: Text  # "broken", "closed" (what was recorded may still complete), or "unwanted"
+    reason: Text = ""  # of a broken one: why its node is lost, or else "died" or "expired" of its recorder there
 
 
 class ListWants(Query, frozen=True):
@@ -407,8 +394,7 @@ class PeerInfo(Message, frozen=True):
 
     `mirrored` counts its events that are waited for here, `followed` those of this node that it waits for, `pending`
     of these those whose newest state it does not have yet. `state` is "linked", or "lost", and `reason` then says why.
-    `last_heard_s` is None if nothing was heard of it. At most 400 are told of: those that are linked, then the newest
-    of the lost ones.
+    `last_heard_s` is None if nothing was heard of it. At most 400 are told of: the linked ones, then the newest lost.
     """
 
     name: str

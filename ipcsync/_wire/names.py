@@ -12,8 +12,7 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 def why_not(name: str, limit: int = MAX_BYTES) -> str | None:
     """Why `name` is invalid for an event or stream; None if it is valid.
 
-    A name is 1 to 255 bytes of UTF-8, without control characters, and without an empty, `.` or `..` segment between
-    slashes.
+    It has 1 to 255 bytes of UTF-8, no control character, and no empty, `.` or `..` segment between slashes.
     """
     try:
         length = len(name.encode())
