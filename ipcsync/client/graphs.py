@@ -167,7 +167,8 @@ def _make_lane(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
         least = Stream.priority_range()[1]
         own = Stream(ordinal, least), Stream(ordinal, least)
         ids = _id_of(own[0]._handle), _id_of(own[1]._handle)
-        lane = Lane(ordinal, home, own, ids, [take(ordinal, "lane", 8) for _ in range(4)])
+        words = {name: take(ordinal, "lane", 8) for name in ("over", "drained", "armed", "fed")}
+        lane = Lane(ordinal, home, own, ids, words)
     lane.serve(launch, stream_id, key)
     return lane
 

@@ -146,7 +146,7 @@ class _Counted:
         self._replays = Replays(client, other, layers)
         lane, _ = lane_of(self._replays.stream._handle, 0)
         for name in ("over", "drained"):  # no bracket is ever in flight
-            c_uint64.from_address(lane.words[name]).value = 1 << 40
+            c_uint64.from_address(lane.words[name][0]).value = 1 << 40
 
     def own(self) -> float:
         """Microseconds of a block, all of whose points are recorded, and none is complete."""

@@ -36,7 +36,7 @@ class Log:
             lane.feeder.cuda_stream: "F",
             lane.drainer.cuda_stream: "D",
         }
-        self._names = {address: (name, 0) for name, address in lane.words.items()}
+        self._names = {address: (name, 0) for name, (_, address) in lane.words.items()}
         for number, (wait, record) in enumerate(zip(layers.waits, layers.records, strict=True)):
             self._names |= {wait._address: ("gate", number), record._address: ("tap", number)}
 
@@ -142,7 +142,7 @@ def test_gates_of_one_point_are_opened_behind_one_wait(stage: Stage) -> None:
 
 
 def test_who_has_the_words_next_waits_for_the_number_under_which_they_were_given_back(stage: Stage) -> None:
-    over, awaited = lane_of(stage.layers.stream._handle, 0)[0].words["over"], list[int]()
+    over, awaited = lane_of(stage.layers.stream._handle, 0)[0].words["over"][1], list[int]()
 
     def note(real: Call, stream: int, count: int, address: int, flags: int) -> int:
         fields = list((c_uint64 * (_FIELDS * count)).from_address(address))

@@ -174,7 +174,7 @@ cdef class Chain:
         """The last generation such that all up to it count; at most `done`, which was found complete before."""
         cdef Core view = self.view()
         cdef Entry entry
-        cdef int64_t settled, first = FOREVER
+        cdef int64_t first = FOREVER
         cdef Py_ssize_t count = len(self.entries)
         cdef bint is_good = self.loss is None and are_good(view, load(view.place, RECORDER) & 0xFFFF, NULL)
         self.is_stored = False

@@ -85,7 +85,6 @@ cdef int64_t sleep_ns = 100000  # how long the shortest sleep takes here
 cdef void measure_sleep() noexcept:
     global sleep_ns
     cdef uint32_t word = 0
-    cdef int64_t began
     for _ in range(5):
         began = ipcsync_now()
         ipcsync_futex_wait(&word, True, 0, 1000)
@@ -115,9 +114,8 @@ cdef bint await_work(
     caller's next call meets.
     """
     cdef plan how = plan_of(last, sleep_ns)
-    cdef int64_t before, now = ipcsync_now(), pause = 1
-    cdef uint64_t seen
-    cdef int error, mode = RELAXED, slack = 0
+    cdef int64_t now = ipcsync_now(), pause = 1
+    cdef int mode = RELAXED, slack = 0
     cdef bint is_there, has_waited = False, is_interrupted = False
     cdef bint is_relaxed = event != NULL and cuThreadExchangeStreamCaptureMode(&mode) == 0
     while True:

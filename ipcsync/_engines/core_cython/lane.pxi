@@ -103,7 +103,6 @@ cdef class Bracket:
 
     cdef int fill(self, dict waits, dict records, replaying) except -1:
         """Take in what a replay is to have; of the right types, else TypeError."""
-        cdef int most
         self.kept = [*waits, *records] if self._is_ahead else []
         with cython.critical_section(waits, records):
             most = len(waits) + len(records)
@@ -154,7 +153,6 @@ cdef class Bracket:
     cdef Use *use_of(self, Core core, int first, int *count) noexcept nogil:
         """That of an event, among the uses from `first` on, of which there are `count`."""
         cdef Use *use = self.uses + first
-        cdef int index
         for index in range(count[0] - 1, -1, -1):
             if use[index].core == <PyObject *>core:
                 return &use[index]
@@ -172,9 +170,6 @@ cdef class Bracket:
 
     cdef Spot *claim(self, PyObject *lane, int64_t number) noexcept nogil:
         """Have all gates and taps be of bracket `number` of a lane; or none, and the first that an open bracket has."""
-        cdef Item *item
-        cdef Spot *spot
-        cdef int index
         self.other_count = 0
         for index in range(self.gates + self.taps):
             item = &self.items[index]
@@ -190,14 +185,12 @@ cdef class Bracket:
 
     cdef void unclaim(self, int count) noexcept nogil:
         """Have the first of them be of the brackets that they were of before."""
-        cdef int index
         for index in range(count):
             self.items[index].spot.lane = self.items[index].lane
             self.items[index].spot.number = self.items[index].number
 
     cdef void add_other(self, PyObject *lane, int64_t number) noexcept nogil:
         """Have it depend on a bracket of another lane, which had some of its words last."""
-        cdef int index
         for index in range(self.other_count):
             if self.others[index].lane == lane:
                 self.others[index].number = max(self.others[index].number, number)
@@ -207,7 +200,6 @@ cdef class Bracket:
 
     def _record_of(self, record):
         """The event of that record, and its generation, 0 if it was not made."""
-        cdef int index
         for index in range(self.gates, self.gates + self.taps if isinstance(record, Place) else 0):
             if self.items[index].spot == (<Place>record).spot:
                 return <object>self.items[index].value, self.items[index].generation
@@ -245,7 +237,8 @@ cdef class Lane:
     cdef readonly uint64_t stream_id, feeder_id, drainer_id
     cdef readonly int64_t key  # of the launch stream's list of waits
     cdef Handle launch, feeding, draining, context
-    cdef Word over, drained, armed, fed
+    cdef Word over, drained
+    cdef uint64_t armed, fed  # addresses
     cdef Stage stage  # of the open bracket: what is done or under way
     cdef int64_t number  # of the newest bracket
     cdef int64_t claimed  # the one that the open one's gates and taps have; 0: none is open
@@ -253,6 +246,7 @@ cdef class Lane:
     cdef Operation *operations
     cdef int room
 
+    cdef readonly object words  # host and device addresses, by their names
     cdef readonly object home, feeder, drainer  # the launch stream's context, and its own streams
     cdef Lock lock
     cdef Bracket bracket  # the open one
@@ -269,14 +263,13 @@ cdef class Lane:
         self.context = <Handle><uintptr_t>int(home)
         self.feeding, self.draining = <Handle><uintptr_t>feeder._pointer, <Handle><uintptr_t>drainer._pointer
         self.feeder_id, self.drainer_id = ids
-        (self.over.host, self.over.address), (self.drained.host, self.drained.address), *others = words
-        (_, self.armed.address), (_, self.fed.address) = others
+        (self.over.host, self.over.address), (self.drained.host, self.drained.address) = words["over"], words["drained"]
+        self.armed, self.fed, self.words = words["armed"][1], words["fed"][1], words
         self.lock = Lock()
 
     def serve(self, launch, uint64_t stream_id, int64_t key):
         """Be the lane of this launch stream, whose list of waits is `key`, if all brackets are over; whether it is."""
         cdef Handle handle = <Handle><uintptr_t>int(launch)
-        cdef uint64_t before
         if self.lock.mine() or not self.lock.take():
             return False
         try:
@@ -297,18 +290,9 @@ cdef class Lane:
             return False
         return not any([wait.known_outcome() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
 
-    @property
-    def words(self):
-        """The addresses of its words, by their names."""
-        return {"over": self.over.address, "drained": self.drained.address, "armed": self.armed.address,
-                "fed": self.fed.address}
-
     cdef bint open(self, Bracket bracket, int64_t deadline, timeout) except -1:
         """Prepare and feed a bracket that has been claimed."""
-        cdef Core core
-        cdef Marker *marker
-        cdef Operation *grown
-        cdef int index, result, most = bracket.most()
+        cdef int most = bracket.most()
         if most > self.room:
             grown = <Operation *>realloc(self.operations, most * sizeof(Operation))
             if grown == NULL:
@@ -320,10 +304,9 @@ cdef class Lane:
         # good, all are, and what loses one of them has lost the replay as a whole. The end of no record proves that a
         # lane's own stream waits for nothing more, so none is marked as queued.
         for index in range(bracket.fed):
-            if bracket.uses[index].highest:
-                add(self.key, <Core>bracket.uses[index].core, bracket.uses[index].highest, self.feeder_id)
-        for index in range(bracket.fed):
             core = <Core>bracket.uses[index].core
+            if bracket.uses[index].highest:
+                add(self.key, core, bracket.uses[index].highest, self.feeder_id)
             if core.has_ring and bracket.uses[index].highest > known_of(core):
                 queue_wait(core, self.feeding, self.ordinal, bracket.uses[index].highest, deadline, timeout, False)
         take_turns(self, bracket.uses, bracket.fed, self.feeder_id, deadline, timeout)
@@ -351,7 +334,6 @@ cdef class Lane:
 
     cdef object close(self, Bracket bracket, bint is_whole, replaying):
         """End and drain the open bracket; what a record raised, once all is queued, or None."""
-        cdef int result
         cdef object error = None
         if is_whole and bracket.taps and not bracket.is_slow and take_records(self, bracket):
             error = record_all(self, bracket)
@@ -384,12 +366,11 @@ cdef class Lane:
 
     cdef int finish_steps(self, Bracket bracket) noexcept nogil:
         cdef Stage stage = self.stage
-        cdef Operation *at
         cdef int result = 0
         if stage == PREPARING:
             result = prepare(self, bracket)  # perhaps again
         if result == 0 and stage <= FEEDING:  # this takes the place of a feed, of which F may have a part, or all
-            at = put_one(self.operations, WRITE_64, self.fed.address, self.prepared)
+            at = put_one(self.operations, WRITE_64, self.fed, self.prepared)
             result = give_operations(self, self.feeding, at)
         if result == 0 and stage != DRAINING:
             result = end_launch(self, bracket)
@@ -398,7 +379,6 @@ cdef class Lane:
     cdef void forget(self):
         """The open bracket is over for the host."""
         cdef Bracket bracket = self.bracket
-        cdef int index
         if self.stage == IDLE:
             bracket.unclaim(bracket.gates + bracket.taps)
         elif self.number != self.claimed:

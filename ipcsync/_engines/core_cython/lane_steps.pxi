@@ -43,7 +43,6 @@ cdef int give_operations(Lane self, Handle stream, const Operation *end) noexcep
 cdef int give_launch(Lane self, const Operation *end) noexcept nogil:
     """On L; the legacy stream is that of its context."""
     cdef Handle before = NULL
-    cdef int result
     if <uintptr_t>self.launch > DEFAULT_STREAMS:
         return give_operations(self, self.launch, end)
     cuCtxGetCurrent(&before)
@@ -57,13 +56,12 @@ cdef int prepare(Lane self, Bracket bracket) noexcept nogil:
     self.stage = PREPARING
     at = put_one(at, WAIT_64, self.drained.address, self.prepared - 1)
     at = put_all(at, bracket.items + bracket.gates, bracket.taps, 0)
-    at = put_one(at, WRITE_64, self.armed.address, self.prepared)
+    at = put_one(at, WRITE_64, self.armed, self.prepared)
     return give_launch(self, at)
 
 cdef int feed(Lane self, Bracket bracket) noexcept nogil:
     cdef Operation *at = put_others(self.operations, bracket)
-    cdef int index, first = 0
-    cdef Item *gate
+    cdef int first = 0
     self.stage = FEEDING
     at = put_one(at, WAIT_64, self.over.address, self.prepared - 1)
     for index in range(bracket.gates):
@@ -73,7 +71,7 @@ cdef int feed(Lane self, Bracket bracket) noexcept nogil:
             at = put_wait(at, gate.use, gate.generation)
             gate.use.fed, first = gate.generation, index
     at = put_all(at, bracket.items + first, bracket.gates - first, 1)
-    at = put_one(at, WRITE_64, self.fed.address, self.prepared)
+    at = put_one(at, WRITE_64, self.fed, self.prepared)
     return give_operations(self, self.feeding, at)
 
 cdef int end_launch(Lane self, Bracket bracket) noexcept nogil:
@@ -81,17 +79,14 @@ cdef int end_launch(Lane self, Bracket bracket) noexcept nogil:
     if self.stage == ENDING:  # perhaps it is over by now, and once more under its number would spoil the next one
         self.number += 1
     self.stage = ENDING
-    at = put_one(at, WAIT_64, self.fed.address, self.prepared)
+    at = put_one(at, WAIT_64, self.fed, self.prepared)
     at = put_all(at, bracket.items, bracket.gates, 0)
     at = put_one(at, WRITE_64, self.over.address, self.number)
     return give_launch(self, at)
 
 cdef int drain(Lane self, Bracket bracket, bint records) noexcept nogil:
     """Wait for the taps; with `records`, make behind them those of all events that are in."""
-    cdef Operation *at = put_one(self.operations, WAIT_64, self.armed.address, self.prepared)
-    cdef int index
-    cdef Item *tap
-    cdef Use *use
+    cdef Operation *at = put_one(self.operations, WAIT_64, self.armed, self.prepared)
     self.stage = DRAINING
     for index in range(bracket.fed, bracket.fed + bracket.recorded):
         use = &bracket.uses[index]
@@ -132,8 +127,6 @@ cdef inline Operation *put_all(Operation *at, const Item *items, int count, uint
 
 cdef Operation *put_others(Operation *at, Bracket bracket) noexcept nogil:
     """Wait for the brackets of other lanes that had some of its words."""
-    cdef Other *other
-    cdef int index
     for index in range(bracket.other_count):
         other = &bracket.others[index]
         at = put_one(at, WAIT_64, (<Lane>other.lane).over.address, other.number)
@@ -148,7 +141,6 @@ cdef inline int check_taken(int result) except -1:
 
 cdef int take_turns(Lane self, Use *uses, int count, uint64_t stream, int64_t deadline, timeout) except -1:
     """Take the turns of the calls on these events, all or none, each with a marker for `stream`."""
-    cdef Core core
     cdef int index = 0
     while index < count:
         core = <Core>uses[index].core
@@ -157,8 +149,8 @@ cdef int take_turns(Lane self, Use *uses, int count, uint64_t stream, int64_t de
             if not core.calls.take():
                 give_turns(uses, index)
                 index = 0
-                if not enter_calls(core, deadline):
-                    core.raise_timeout(core._recorded + 1, timeout, "reached (another thread's call blocks)")
+                why = "reached (another thread's call blocks)"
+                enter_calls(core, deadline, core._recorded + 1, timeout, why)
                 leave_calls(core)
                 continue
             ipcsync_turns(1)
@@ -170,7 +162,6 @@ cdef int take_turns(Lane self, Use *uses, int count, uint64_t stream, int64_t de
         index += 1
 
 cdef void give_turns(Use *uses, int count) noexcept:
-    cdef int index
     for index in range(count):
         if uses[index].is_in:
             leave_calls(<Core>uses[index].core)
@@ -179,7 +170,6 @@ cdef bint take_records(Lane self, Bracket bracket) except -1:
     """Take the turns for all records; False, and none is taken, if an event's last one was refused: each call makes
     such a one again first."""
     cdef Use *uses = bracket.uses + bracket.fed
-    cdef int index
     take_turns(self, uses, bracket.recorded, self.drainer_id, FOREVER, None)
     for index in range(bracket.recorded):
         if (<Core>uses[index].core)._begun != (<Core>uses[index].core)._recorded:
@@ -193,8 +183,6 @@ cdef object record_all(Lane self, Bracket bracket):
     What may raise comes before the driver's calls, and these are made in one go.
     """
     cdef Use *uses = bracket.uses + bracket.fed
-    cdef Core core
-    cdef int index, marked, result
     cdef object error = None
     try:
         for index in range(bracket.recorded):
@@ -224,11 +212,7 @@ cdef object record_all(Lane self, Bracket bracket):
                 publish_record(core, core._recorded)
     finally:
         give_turns(uses, bracket.recorded)
-    if result:
-        for index in range(bracket.gates, bracket.gates + bracket.taps):
-            bracket.items[index].generation = 0
-        check_taken(result)
-    for index in range(bracket.recorded):
+    for index in range(0 if result else bracket.recorded):
         core = <Core>uses[index].core
         if uses[index].is_in:
             if is_awaited(core):
@@ -240,8 +224,9 @@ cdef object record_all(Lane self, Bracket bracket):
                 except IpcSyncError as refusal:
                     error = error or refusal
     for index in range(bracket.gates, bracket.gates + bracket.taps):
-        if not bracket.items[index].use.is_in:
+        if result or not bracket.items[index].use.is_in:
             bracket.items[index].generation = 0
+    check_taken(result)
     return error
 
 cdef int begin_records(Lane self, Use *use) except -1:
@@ -263,14 +248,10 @@ cdef int begin_records(Lane self, Use *use) except -1:
 cdef object record_each(Lane self, Bracket bracket, replaying):
     """Drain with one record behind each tap, by the calls of events; of an event, none behind one that failed."""
     cdef object error = None
-    cdef Item *tap
-    cdef Item *gate
-    cdef Operation *at
-    cdef int index, other, result
     cdef list waits = latest(self.key)
     if bracket._is_ahead:  # a record depends on those points alone that are not surely captured after it
         waits = bracket.before + [wait for wait in waits if wait.stream != self.feeder_id]
-    at = put_one(self.operations, WAIT_64, self.armed.address, self.prepared)
+    at = put_one(self.operations, WAIT_64, self.armed, self.prepared)
     for index in range(bracket.gates, bracket.gates + bracket.taps):
         tap = &bracket.items[index]
         at = put_one(at, WAIT_32, tap.address, 1)

@@ -23,7 +23,6 @@ cdef enum:
 
 cdef inline bint is_unchanged(const uint64_t *header, const uint64_t *running) noexcept nogil:
     """Whether a board's header is that of its running coordinator."""
-    cdef int index
     for index in range(HEADER):
         if ipcsync_load(header + index) != running[index]:
             return False
@@ -119,7 +118,6 @@ cdef inline const uint64_t *session_of(Line self, uint64_t serial) noexcept nogi
 cdef inline bint lives(Line self, uint64_t serial) noexcept nogil:
     """Whether the session `serial` is known to live, by its line; False too if the kernel is to be asked."""
     cdef const uint64_t *line = session_of(self, serial)
-    cdef uint64_t owner
     step(b"recorder alive?")
     if (serial & 0xFFFF) >= self.sessions:
         return False
@@ -129,7 +127,6 @@ cdef inline bint lives(Line self, uint64_t serial) noexcept nogil:
 cdef inline bint session_is_good(Line self, uint64_t index, uint64_t valid_as_of) noexcept nogil:
     """Whether that line's session lives, and is among the first `valid_as_of` sessions."""
     cdef const uint64_t *line = session_of(self, index)
-    cdef uint64_t owner
     step(b"session good?")
     if index >= self.sessions:
         return False
@@ -153,7 +150,6 @@ cdef inline bint is_lost(Line self, int64_t generation) noexcept nogil:
 
 cdef bint is_clear(Line self, int64_t generation) noexcept nogil:
     """Whether all is well with what `generation` depends on; else its recorder is asked to resolve."""
-    cdef uint64_t recorder
     if not depends(self, generation):
         return True
     recorder = load(self.place, RECORDER)
@@ -169,8 +165,6 @@ cdef bint are_good(Line self, uint64_t own, uint64_t *copy) noexcept nogil:
     If so, they are in `copy`, unless that is null.
     """
     cdef uint64_t bits[MOST_BITS]
-    cdef uint64_t valid_as_of, index, rest
-    cdef int word
     valid_as_of = load(self.place, VALID_AS_OF)
     step(b"load bits")
     for word in range(self.bit_words):
@@ -221,8 +215,6 @@ cdef inline bint sleep_on(uint64_t *place, uint64_t recorded, int64_t ns) noexce
 # --- for the recorder -------------------------------------------------------------------------------------------------
 
 cdef void store_bits(Line self, number, bint adds):
-    cdef uint64_t before, after
-    cdef int word
     for word in range(self.bit_words):
         if adds and not number:
             break

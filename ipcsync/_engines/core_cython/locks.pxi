@@ -52,7 +52,6 @@ cdef class Lock:
 
     cdef bint await_turn(self, int64_t deadline, guard=None) except -1:
         """Take it, with Python's signals handled and the session looked at between slices; False once `deadline` is over."""
-        cdef int64_t left
         cdef bint taken = self.take()
         while not taken:
             left = deadline - ipcsync_now()

@@ -91,8 +91,7 @@ cdef bint sleep_until_recorded(Core self, int64_t generation, int64_t deadline) 
     Each slice ends with the looks of `end_slice`, by what the kernel marks. The GIL is seldom asked for: that alone may
     take longer than a slice in a busy process.
     """
-    cdef uint64_t recorded
-    cdef int64_t left, now, last = 0
+    cdef int64_t last = 0
     cdef bint is_interrupted
     while True:
         recorded = load(self.place, RECORDED)
@@ -110,7 +109,6 @@ cdef bint sleep_until_recorded(Core self, int64_t generation, int64_t deadline) 
 
 cdef int64_t end_slice(Core self, int64_t generation, int64_t last, bint is_interrupted) except -1 nogil:
     """Check this session, the coordinator and the recorder; `last` is when Python last had its turn, or has now."""
-    cdef int64_t now
     if self.session is None or not self.session.is_good() or not coordinator_is_good(self):
         with gil:
             self.guard.check_liveness()
@@ -128,9 +126,8 @@ cdef int64_t end_slice(Core self, int64_t generation, int64_t last, bint is_inte
 
 cdef int sleep_until_complete(Core self, int64_t generation, int64_t deadline, int64_t since) except -1 nogil:
     """Block until `generation` is complete: 1. Once `deadline` is over: 0 if it is recorded by then, else 2."""
-    cdef int64_t until, now, last = ipcsync_now()
+    cdef int64_t last = ipcsync_now()
     cdef int64_t began = since if <int64_t>(ipcsync_load(self.place + RECORDED) - self.base) >= generation else 0
-    cdef int found
     if not sleep_until_recorded(self, generation, deadline):
         return 2
     began = began or ipcsync_now()
@@ -156,7 +153,6 @@ cdef int sleep_until_complete(Core self, int64_t generation, int64_t deadline, i
 cdef int await_driver(Core self, int64_t generation, int64_t began, int64_t until) except -2 nogil:
     """Wait until the driver calls `generation` complete: 1; 0 once `until` is over, -1 if a signal came."""
     cdef Handle event = NULL
-    cdef uint64_t count
     cdef bint is_there
     if self.has_ring:
         if is_done(self, generation, -1):  # often it is complete already
@@ -185,7 +181,6 @@ cdef int await_driver(Core self, int64_t generation, int64_t began, int64_t unti
 
 cdef bint says_complete(Core self, int64_t generation) except -1 nogil:
     """Whether the driver calls a record complete, of the ring."""
-    cdef int result
     step(b"cuEventQuery")
     if not has_import(self, generation):
         return False
@@ -197,14 +192,12 @@ cdef bint says_complete(Core self, int64_t generation) except -1 nogil:
 
 cdef int open_pending(Core self) except -1:
     """Open the imports of this session's records that are not complete: an earlier use may have made them."""
-    cdef int64_t generation
     if self.has_ring and not self.is_unused:
         for generation in range(self._completed + 1, max(self._recorded, self._begun) + 1):
             open_import(self, generation, -1)
 
 cdef int64_t harvest(Core self) except -1 nogil:
     """Up to where this session's records are complete, whatever they depend on; -2: released. With `state`."""
-    cdef uint64_t count
     cdef int64_t done = self._completed
     cdef int64_t newest = self._recorded
     if not self.has_ring:
@@ -229,7 +222,6 @@ cdef bint store_completed(Core self, int64_t done) except -1 nogil:
 
 cdef bint publish(Core self) except -1:
     """Publish what is complete, and resolve what it depends on, unless another call does now."""
-    cdef int64_t done
     open_pending(self)
     if not self.state.take():
         return False
@@ -255,7 +247,6 @@ cdef bint publish(Core self) except -1:
 cdef bint end_waits(Core self) except -1:
     """Forget what was queued for this slot and destroy the markers; False while any of it is pending."""
     cdef bint are_decided = False
-    cdef int sleepers
     if self.state.mine():
         return False
     enter_state(self)

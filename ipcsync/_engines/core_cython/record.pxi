@@ -22,7 +22,6 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
     """
     cdef uint64_t stream = 0
     cdef int64_t generation = 0
-    cdef int found
     cdef bint depends = further is not None
     cdef Refusal refusal = Refusal(0, 0, 0)
     while True:
@@ -35,10 +34,8 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
         if found == UNKNOWN:
             return 0
         elif found == BUSY:
-            if not enter_calls(self, deadline):
-                self.raise_timeout(
-                    self._recorded + 1, timeout, "recorded (another thread's record or wait is under way)"
-                )
+            why = "recorded (another thread's record or wait is under way)"
+            enter_calls(self, deadline, self._recorded + 1, timeout, why)
             leave_calls(self)
         elif found == NO_ROOM:
             make_room(self, self._recorded + 1, deadline, timeout)
@@ -60,7 +57,6 @@ cdef int begin_record(
 ) except -1 nogil:
     """GO_ON or DEPENDS, with the turn; or what is to be done before the next try."""
     cdef unsigned long long id = 0
-    cdef int64_t next
     if not is_usable(self, handle):
         return UNUSABLE
     if self._begun == self._recorded and not find_room(self, self._recorded + 1):
@@ -125,7 +121,6 @@ cdef inline int give_turn(Core self, int found) noexcept nogil:
 
 cdef inline bint is_of_device(Core self, uint64_t stream) noexcept nogil:
     """Whether this event was recorded on the stream lately, which then is of its device."""
-    cdef int index
     for index in range(RECENT):
         if self.recent[index] == stream and stream != 0:
             return True
@@ -147,7 +142,8 @@ cdef int get_needed(Core self, Handle handle, uint64_t stream, int64_t generatio
     open_import(self, generation, -1)
     if must_follow(self, stream, generation):
         open_import(self, generation - 1, -1)
-    if not self.has_ring and enter_calls(self, INT64_MAX):
+    if not self.has_ring:
+        enter_calls(self)
         try:
             make_marker(self, stream, self.ordinal)
         finally:
@@ -193,7 +189,6 @@ cdef list depend_on(Core self, int64_t key, uint64_t stream, int64_t generation,
 
 cdef int follow_refused(Core self, Handle handle, uint64_t stream) except -1:
     """Have the stream wait for all records before the refused one, and for that one if it was made; the error."""
-    cdef Marker *last
     cdef int result = 0
     renew_markers(self)
     last = marker_of(self, self.last_stream)
@@ -230,7 +225,6 @@ cdef void raise_room(Core self) noexcept nogil:
     """Let records go on behind what is complete, unless another process may be about to queue a wait on a CUDA event
     that would be recorded again."""
     cdef const uint64_t *words = <const uint64_t *>self.hazards
-    cdef uint64_t word
     if self._room >= self._completed + self.depth:
         return
     fence()  # behind the store of `completed`: who announces later sees that
@@ -285,8 +279,7 @@ cdef int look_for_room(Core self) except -1:
     publish_room(self)
 
 cdef int await_oldest(Core self, int64_t oldest, int64_t deadline, timeout) except -1:
-    cdef int64_t now, first = ipcsync_now()
-    cdef int found
+    cdef int64_t first = ipcsync_now()
     while oldest > self._completed:
         now = ipcsync_now()
         if now >= deadline:

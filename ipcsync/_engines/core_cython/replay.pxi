@@ -96,7 +96,6 @@ cdef class ReplayingBase:
     cdef Lane try_enter(self, Lane lane):
         """The lane, if the bracket is open; None if it serves another stream now."""
         cdef Bracket bracket = self._replay
-        cdef int index
         self.check_items(bracket)
         if bracket._is_ahead:
             self._check_passing()
@@ -124,11 +123,8 @@ cdef class ReplayingBase:
 
     cdef int check_items(self, Bracket bracket) except -1:
         """Look at gates and taps, and at what they wait for or record on."""
-        cdef Item *item
         cdef Use *use = NULL
-        cdef PyObject *core
         cdef PyObject *event = NULL
-        cdef int index
         bracket.recorded = 0
         self.check_spots(bracket.items, bracket.gates)
         self.check_spots(bracket.items + bracket.gates, bracket.taps)
@@ -152,8 +148,6 @@ cdef class ReplayingBase:
         """Have gates, or taps, in the order of their captures. Raises unless all are captured, on this device."""
         cdef int64_t last = 0
         cdef bint is_sorted = True
-        cdef int index
-        cdef Spot *spot
         for index in range(count):
             spot = items[index].spot
             if spot.index != self._ordinal or spot.order == 0:
@@ -176,7 +170,6 @@ cdef class ReplayingBase:
     cdef int check_use(self, Bracket bracket, Use *use) except -1:
         """Wait until the points of an event are recorded; raises if they may not be waited for."""
         cdef Core core = <Core>use.core
-        cdef int index
         use.is_in, use.known, use.fed = False, FOREVER, FOREVER
         if ask(core, use.highest, -1):
             use.highest = 0
@@ -198,11 +191,7 @@ cdef class ReplayingBase:
 
     cdef int check_events(self, Bracket bracket, Lane lane) except -1:
         """Raise unless the records are possible."""
-        cdef Core core
-        cdef Use *use
         cdef Wait wait
-        cdef int64_t oldest
-        cdef int index
         bracket.is_slow = bracket._is_ahead
         for index in range(bracket.fed, bracket.fed + bracket.recorded):
             use = &bracket.uses[index]
@@ -248,8 +237,6 @@ cdef class ReplayingBase:
 
     cdef int claim(self, Bracket bracket, Lane lane) except -1:
         """Have the lane's next bracket be this one. CaptureError if one is open there, or over any of these words."""
-        cdef Lane other
-        cdef Spot *held
         if lane.bracket is not None:
             if lane.owner != NULL:
                 self._raise_open()
@@ -287,7 +274,6 @@ cdef class ReplayingBase:
 
     def _leave(self, error, elsewhere=None):
         """Queue what comes behind the launch; without records if the block raised, or ended `elsewhere`."""
-        cdef Lane lane
         if self.lane == NULL:
             self._raise_ended()
         lane = <Lane>self.lane

@@ -37,7 +37,6 @@ cdef inline void note(Core self, int64_t generation) noexcept nogil:
 cdef int64_t board_completed(Core self) noexcept nogil:
     """Up to where the board says that all is complete."""
     cdef uint64_t count = load(self.place, COMPLETED)  # before the state, which shows that it was released
-    cdef int64_t first, done
     if is_broken(self) or count == INT64_MAX:
         count = load(self.place, WATERMARK)
     done = <int64_t>(count - self.base)
@@ -54,8 +53,6 @@ cdef int64_t board_completed(Core self) noexcept nogil:
 
 cdef int look(Core self, int64_t generation) noexcept nogil:
     """By the board and this process's memory: COMPLETE, PENDING, or why that is not known any more."""
-    cdef int64_t done
-    cdef int found
     if generation <= known_of(self):
         return COMPLETE
     if generation >= self._lost_from:
@@ -125,7 +122,6 @@ cdef int check_coordinator(Core self) except -1 nogil:
 cdef bint recorder_lives(Core self) except -1 nogil:
     """Whether the recorder's process lives; True while there is no recorder."""
     cdef uint64_t serial = load(self.place, RECORDER)
-    cdef int64_t now
     if serial == 0:
         now = ipcsync_now()
         self.nobody_since = self.nobody_since or now
@@ -171,7 +167,6 @@ cdef object find_outcome(Core self, int64_t generation):
 
     Raises nothing; this use may be closed already, since records that depend on it ask.
     """
-    cdef uint64_t state
     if generation <= known_of(self) or is_on_board(self, generation):
         return True
     state = load(self.place, STATE)

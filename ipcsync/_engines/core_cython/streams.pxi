@@ -14,7 +14,6 @@ cdef object plain_stream = None  # the first class that was seen without `__cuda
 
 cdef inline uintptr_t unsigned(value) noexcept:
     """An int of 64 bits; 0 if it is anything else."""
-    cdef unsigned long result
     if not PyLong_CheckExact(value):
         return 0
     result = PyLong_AsUnsignedLong(value)
@@ -26,7 +25,6 @@ cdef inline uintptr_t unsigned(value) noexcept:
 cdef uintptr_t address_of(stream) except? 0:
     """The CUstream address of anybody's stream; 0 if that is for the Python engine to find, as of None."""
     global plain_stream
-    cdef uintptr_t address
     if stream is None:
         return 0
     if type(stream) is our_stream:
@@ -56,8 +54,10 @@ def know_streams(cls):
 
 # --- the turns of a use's calls ---------------------------------------------------------------------------------------
 
-cdef bint enter_calls(Core self, int64_t deadline) except -1:
-    """Take the turn of calls that queue work; False once `deadline` is over. `leave_calls` gives it.
+cdef int enter_calls(
+    Core self, int64_t deadline=INT64_MAX, int64_t generation=0, timeout=None, str what=""
+) except -1:
+    """Take the turn of calls that queue work, which `leave_calls` gives; WaitTimeout once `deadline` is over.
 
     A call within another one of its thread, which has a turn too, waits half a second at most: two such might wait
     for each other. On the thread that beats, the wait beats.
@@ -72,9 +72,8 @@ cdef bint enter_calls(Core self, int64_t deadline) except -1:
         if not self.calls.await_turn(deadline, self.guard):
             if is_within:
                 self.raise_reentered()
-            return False
+            self.raise_timeout(generation, timeout, what)
     ipcsync_turns(1)
-    return True
 
 cdef inline void leave_calls(Core self) noexcept:
     step(b"unlock")
@@ -112,9 +111,7 @@ cdef inline bint has_import(Core self, int64_t generation) noexcept nogil:
 
 cdef bint open_import(Core self, int64_t generation, double patience_s) except -1:
     """Have it be there; False if another thread opens one for longer than `patience_s` (below 0: it is waited for)."""
-    cdef int index
     cdef bint is_unused
-    cdef Handle handle
     if has_import(self, generation):
         return True
     if not self.has_ring:
@@ -151,7 +148,6 @@ cdef inline int give_wait(Core self, Handle stream, int64_t generation) noexcept
 
 cdef inline Marker *marker_of(Core self, uint64_t stream) noexcept nogil:
     """The stream's marker; null if it has none, or if that was found complete."""
-    cdef int index
     for index in range(self.marker_count):
         if self.markers[index].stream == stream:
             return &self.markers[index]
@@ -159,8 +155,6 @@ cdef inline Marker *marker_of(Core self, uint64_t stream) noexcept nogil:
 
 cdef int make_marker(Core self, uint64_t stream, int ordinal) except -1:
     """Have a marker for the stream. Called with the turn."""
-    cdef Handle event
-    cdef Marker *grown
     if marker_of(self, stream) != NULL:
         return 0
     event = <Handle><uintptr_t>int(self.create_event(ordinal))
@@ -187,7 +181,6 @@ cdef int make_marker(Core self, uint64_t stream, int ordinal) except -1:
 cdef inline int mark(Core self, Handle handle, uint64_t stream) noexcept nogil:
     """Record the stream's marker behind the work just queued; the driver's result."""
     cdef Marker *marker = marker_of(self, stream)
-    cdef int result
     step(b"mark")
     result = cuEventRecord(marker.event, handle)
     marker.handle = NULL if result == 0 else handle
@@ -195,9 +188,7 @@ cdef inline int mark(Core self, Handle handle, uint64_t stream) noexcept nogil:
 
 cdef bint renew_markers(Core self) noexcept:
     """Record the markers that are owed, or were refused; whether every stream has its marker now. With the turn."""
-    cdef int index
     cdef bint is_settled = True
-    cdef Marker *marker
     with nogil:  # the driver may need the GIL for another's call
         for index in range(self.marker_count):
             marker = &self.markers[index]
@@ -209,7 +200,6 @@ cdef bint renew_markers(Core self) noexcept:
 cdef bint drop_markers(Core self, bint all) noexcept nogil:
     """Destroy the complete ones (`all`: any), unless their streams may have later work; whether none is left."""
     cdef int index = 0
-    cdef Marker *marker
     while index < self.marker_count:
         marker = &self.markers[index]
         if all or is_past(marker):
@@ -235,8 +225,6 @@ cdef Marker take_unpassed(Core self, uint64_t stream) noexcept nogil:
 
 cdef inline uint64_t known_stream(Core self, uint64_t stream) noexcept nogil:
     """What was seen of a stream: its id << 8 | its device << 1 | whether it is a blocking one. 0: nothing."""
-    cdef uint64_t known
-    cdef int index
     for index in range(RECENT):
         known = ipcsync_load(&self.known_streams[index])
         if known != 0 and known >> 8 == stream:
@@ -248,7 +236,6 @@ cdef int64_t key_of(Core self, Handle handle, uint64_t stream, int ordinal) exce
     other, one for each device."""
     cdef uint64_t known = known_stream(self, stream)
     cdef unsigned int flags = 0
-    cdef int result
     if known == 0:
         with nogil:
             step(b"cuStreamGetFlags")
@@ -273,7 +260,6 @@ cdef int check_usable(Core self, Handle handle, str what) except -1:
 
 cdef uint64_t id_of(Core self, Handle handle) except 0 nogil:
     cdef unsigned long long stream = 0
-    cdef int result
     step(b"cuStreamGetId")
     result = cuStreamGetId(handle, &stream)
     if result != 0:

@@ -103,7 +103,6 @@ cdef class Released:
 
     cdef void forget(self) noexcept nogil:
         """Destroy the marker, complete or not."""
-        cdef Handle event
         self.asking.take_soon()
         event, self.marker.event = self.marker.event, NULL
         self.asking.give()  # from here on nobody asks about it

@@ -197,7 +197,6 @@ cdef class Core(Line):
         One that has waited for it, once it was recorded, since `since` in ns looks as seldom as after so long.
         """
         cdef int64_t deadline = deadline_of(timeout, began)
-        cdef int found
         check_use(self)
         if is_complete(self, generation):
             return
@@ -309,7 +308,6 @@ cdef class Core(Line):
 
         False also while another thread has the lock. Raises Reentered within a call of this thread that has it.
         """
-        cdef Marker *marker
         cdef bint has = True
         cdef bint needs_marker = False
         if self.is_unused:
@@ -331,7 +329,6 @@ cdef class Core(Line):
 
     def ordinal_of(self, uint64_t stream):
         """The device of the stream with that id; -1 if nothing that this use queued there is pending."""
-        cdef Marker *marker
         cdef int ordinal = -1
         if not self.state.mine() and enter_state(self):
             marker = marker_of(self, stream)

@@ -83,8 +83,6 @@ cdef class EventBase(AttachedBase):
 
     def record(self, stream=None, *, timeout=None, after=NOTHING):
         cdef PointBase point
-        cdef int64_t generation
-        cdef uintptr_t address
         if self._is_open and self._is_recorder and timeout is None and after is NOTHING and self.core is not None:
             address = address_of(stream)
             generation = 0 if address == 0 else try_record(self.core, address)

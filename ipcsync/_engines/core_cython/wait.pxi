@@ -48,9 +48,6 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     NO_STREAM, and nothing is changed: `ordinal` is below 0, and it is not known of which device the stream is.
     """
     cdef uint64_t stream = 0
-    cdef uint64_t known
-    cdef int64_t key
-    cdef int found
     cdef Wait listed
     cdef Refusal refusal = Refusal(0, 0, 0)
     with nogil:
@@ -73,8 +70,7 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     while True:
         if not has_import(self, generation):
             open_import(self, generation, -1)  # before the hazard: opening one takes long
-        if not enter_calls(self, deadline):
-            self.raise_timeout(generation, timeout, "waited for (another thread's wait or record blocks)")
+        enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)")
         try:
             if marker_of(self, stream) == NULL:
                 make_marker(self, stream, ordinal)
