@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ipcsync._native.stream import *
     from ipcsync.client import *
     from ipcsync.client.aio.client import *
+    from ipcsync.client.aio.event import *
 
 __version__ = "0.2.0.dev0"
 __compiled__ = True
@@ -40,9 +41,9 @@ _HOME = {
             "NodeInfo Notice PeerInfo Point Replay Replaying Reservation SessionInfo SharedEvent synchronize_all "
             "Upcoming wait_all"
         ),
-        "ipcsync.client.aio.client": (
-            "aconnect AsyncClient AsyncPoint AsyncReplay AsyncReplaying AsyncReservation AsyncSharedEvent "
-            "AsyncUpcoming Connecting"
+        "ipcsync.client.aio.client": "aconnect AsyncClient Connecting",
+        "ipcsync.client.aio.event": (
+            "AsyncPoint AsyncReplay AsyncReplaying AsyncReservation AsyncSharedEvent AsyncUpcoming"
         ),
     }.items()
     for name in names.split()

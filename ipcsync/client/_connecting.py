@@ -73,12 +73,11 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
     session stay lost: compare `client.session_id` with the one you kept, or give `on_connect`. It is called once with
     the present client, at once, and once with each later one, by the call that connects it. That call raises its
     exceptions; the next one then tells those that were not told yet. It is kept for the life of the process: give a
-    function of a module, not a new one each time.
+    function of a module, not a new one each time. Of threads that ask at the same time one connects and tells; the
+    others wait until it has, and get the same client.
 
-    Of threads that ask at the same time one connects and tells; the others wait until it has, and get the same client.
-
-    In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked later, and
-    as `connect`.
+    In a child forked before the first use it is the child's own; in one forked later, and otherwise, it raises as
+    `connect`.
     """
     fork.arm()  # before the lock, which may be held for ever in a forked child
     return under(outer, _get, on_connect)  # reentrant: a finalizer may ask in the middle of a connect

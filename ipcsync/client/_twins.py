@@ -270,9 +270,7 @@ class PointView:
         return is_recorded
 
     def __copy__(self) -> Self:
-        """Itself: it is immutable. An unpickled one may be of another client of the process."""
-        return self
+        return self  # it is immutable; an unpickled one may be of another client of the process
 
     def __deepcopy__(self, _memo: dict[int, object]) -> Self:
-        """The same."""
         return self

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 from msgspec.structs import replace
 
 from ipcsync._closing import Closing
-from ipcsync._deadline import deadline_of, pauses
+from ipcsync._deadline import deadline_of
 from ipcsync._engines import queued
 from ipcsync._native import device as devices
 from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
@@ -28,16 +28,16 @@ from ipcsync._wire.names import plain
 from ipcsync.client._twins import ClientView, several, warn_if_dropped
 from ipcsync.client.event import (
     SharedEvent,
+    check_engine,
     check_name,
     check_node,
     depth_of,
-    engine_of,
     note_depth,
     open_events,
     short,
 )
 from ipcsync.client.graphs import GraphRecord, GraphWait, Replaying, Upcoming, beside, end_all
-from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over
+from ipcsync.client.point import Point, bound, looks
 from ipcsync.client.unnamed import RING, Reservation, UnnamedEvents
 from ipcsync.errors import ConnectError, DeviceMismatch, InvalidDevice, IpcSyncError, WaitTimeout
 from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
@@ -87,7 +87,11 @@ class Client(ClientView, Closing):
         except (ValueError, FileNotFoundError) as error:
             raise ConnectError(f"the default endpoint cannot be used: {error}") from None
         self._session = Session(address, name, behind_all=chains == "session", shown=self._shown)
-        self._session.engine, self._session.depth = engine_of(engine), depth_of(depth)
+        check_engine(engine)
+        if engine == "auto":
+            engine = cast("EngineChoice", os.environ.get("IPCSYNC_ENGINE") or "auto")
+            check_engine(engine, "IPCSYNC_ENGINE")
+        self._session.engine, self._session.depth = engine, depth_of(depth)
         self._unnamed = UnnamedEvents(self._session)
         self._finalizer = warn_if_dropped(self, self._session)
 
@@ -207,13 +211,12 @@ class Client(ClientView, Closing):
         """Record on this client's unnamed event for `stream`: the usual way to hand work on.
 
         On the `event` engine it blocks while `depth` records of the stream are in flight (1 to 1024, the client's by
-        default; that of the stream's first record holds), at most `timeout` seconds. The first record on
-        a stream asks the coordinator, at most `client.timeout` seconds; later ones send nothing. Once the client has 32
-        such events, a new stream takes over the event of one whose work is complete, and lost events are closed, points
-        and all, so a program may make a stream for each piece of work.
-
-        It depends on the same waits as `SharedEvent.record`. Once part of its work is lost, a new event takes its
-        place. Raises as `SharedEvent.record`, and at a stream's first record as `event`.
+        default; that of the stream's first record holds), at most `timeout` seconds. The first record on a stream asks
+        the coordinator, at most `client.timeout` seconds; later ones send nothing. Once the client has 32 such events,
+        a new stream takes over the event of one whose work is complete, and lost events are closed, points and all, so
+        a program may make a stream for each piece of work. It depends on the same waits as `SharedEvent.record`. Once
+        part of its work is lost, a new event takes its place. Raises as `SharedEvent.record`, and at a stream's first
+        record as `event`.
         """
         self._session.check()
         handle, ordinal = stream_handle(stream)
@@ -262,7 +265,6 @@ class Client(ClientView, Closing):
         """A point that this session will record later, on any stream of `device` (the current one by default).
 
         For programs that must send the point before its record. Each reservation takes a slot until it is closed.
-
         Raises EngineMismatch, QuotaExceeded and WaitTimeout; ValueError for an invalid engine or timeout.
         """
         openings = [AttachmentRef(self._session.waits)]
@@ -348,11 +350,9 @@ class Client(ClientView, Closing):
 
         If its sender has closed or died by now, the point is complete if it was known complete, and else raises
         RecorderLost at its use. Once another event has its slot, after a while, this raises RecorderLost of cause
-        "gone".
-
-        Raises ProtocolError for invalid bytes, StalePoint for a point of an earlier coordinator, after which this
-        client is as good as before. Where a bridge runs or ran, a point of another epoch is another node's: NodeLost if
-        that node is lost or not known, NoBridge if no bridge runs.
+        "gone". Raises ProtocolError for invalid bytes, StalePoint for a point of an earlier coordinator, after which
+        this client is as good as before. Where a bridge runs or ran, a point of another epoch is another node's:
+        NodeLost if that node is lost or not known, NoBridge if no bridge runs.
         """
         self._session.check()
         key = wire.unpack(data)
@@ -373,12 +373,11 @@ class Client(ClientView, Closing):
         if not isinstance(point, Point):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
         attached, left = point._bound_within(timeout)
-        for pause_s in pauses(left, *BETWEEN_LOOKS_S):
-            is_over = look_whether_over(attached.engine)
-            if is_over is not False:
-                break
+        for is_over, pause_s in looks(attached.engine, left):
+            if is_over:
+                return True
             time.sleep(pause_s)
-        return bool(is_over)
+        return False
 
     def stream(
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None
@@ -386,10 +385,8 @@ class Client(ClientView, Closing):
         """A new stream of this process with the named specification, which is the same for every worker.
 
         The first session that opens the name decides device (the current one by default) and priority, a number from
-        -1024 to 1024.
-
-        Raises DeviceMismatch if `device` is another one, or if this process does not see the specification's;
-        InvalidDevice, QuotaExceeded, and ProtocolError for an invalid name or priority.
+        -1024 to 1024. Raises DeviceMismatch if `device` is another one, or if this process does not see the
+        specification's; InvalidDevice, QuotaExceeded, and ProtocolError for an invalid name or priority.
         """
         body = messages.OpenStream(
             name=self._full(name),
@@ -452,9 +449,8 @@ class Client(ClientView, Closing):
     def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:
         """Which engines work between this process and the coordinator on a device, tested with real calls.
 
-        {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works.
-
-        The coordinator makes a CUDA context on the device for it, as for an event of the engine `event`, and keeps it.
+        {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works. The coordinator makes a
+        CUDA context on the device for it, as for an event of the engine `event`, and keeps it.
 
         Raises InvalidDevice, DeviceMismatch for a device that the coordinator does not serve, TypeError for no device.
         """
@@ -484,8 +480,6 @@ class Client(ClientView, Closing):
             notice if notice.kind.startswith("session_") else dataclasses.replace(notice, name=self._shown(notice.name))
             for notice in notices
         )
-
-    # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the session and all that it opened. A second call, and a call in a forked child, do nothing.

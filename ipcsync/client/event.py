@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import DynamicClassAttribute
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from ipcsync._closing import Closing
 from ipcsync._deadline import deadline_of, left_of, pauses
@@ -139,15 +139,6 @@ def check_node(node: str) -> None:
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-def engine_of(engine: EngineChoice) -> EngineChoice:
-    """The engine of a client, from the environment in place of "auto". ValueError for an invalid one."""
-    check_engine(engine)
-    if engine == "auto":
-        engine = cast("EngineChoice", os.environ.get("IPCSYNC_ENGINE") or "auto")
-        check_engine(engine, "IPCSYNC_ENGINE")
-    return engine
-
-
 def check_engine(engine: str, what: str = "engine") -> None:
     """ValueError for an invalid one."""
     if engine not in ("auto", "event", "timeline"):
@@ -218,12 +209,11 @@ def _are_elsewhere(session: Session, names: Sequence[str], device: str, timeout:
     """Whether all the events exist, on other devices. Asks nobody if the coordinator serves this device alone."""
     if session.lease.welcome.devices == [device]:
         return False
-
-    def is_elsewhere(name: str) -> bool:
-        found = session.request(messages.ListEvents(name), messages.EventList, timeout).events
-        return any(event.name == name and event.device != device for event in found)
-
-    return all(name and is_elsewhere(name) for name in names)
+    for name in names:
+        found = session.request(messages.ListEvents(name), messages.EventList, timeout).events if name else []
+        if not any(event.name == name and event.device != device for event in found):
+            return False
+    return True
 
 
 def note_depth(event: SharedEvent, wanted: int | None) -> None:
@@ -259,8 +249,21 @@ def _open_elsewhere(
     if engine == "event":
         told = ", ".join(map(repr, names))
         raise EngineMismatch(f"the engine 'event' does not work between nodes: open {told} with engine='timeline'")
+    index = devices.parse(device)
+    bodies = [messages.Remote("open", node or "", name, default_device=uuid_of(index)) for name in names]
+
+    def open_to_wait(seconds: float | None) -> list[SharedEvent]:
+        session.open(bodies, openings, seconds)
+        opened = [SharedEvent(session, opening, is_recorder=False) for opening in openings]
+        for event in opened:
+            if device is not None and event.device.index != index:
+                raise DeviceMismatch(
+                    f"{event.name!r} of node {event.node!r} is waited for on {event.device} here, not on device {index}"
+                )
+        return opened
+
     if node is not None:
-        return _open_to_wait(session, names, openings, device, timeout, node)
+        return open_to_wait(timeout)
     seconds, why = session.timeout if timeout is None else timeout, ""
     deadline = deadline_of(seconds)
     if recorder:
@@ -273,29 +276,9 @@ def _open_elsewhere(
     for pause_s in pauses(seconds, _FIRST_PAUSE_S, _LONGEST_PAUSE_S):  # each look asks the fleet's store
         try:
             session.check()
-            return _open_to_wait(session, names, openings, device, left_of(deadline))
+            return open_to_wait(left_of(deadline))
         except WaitTimeout as error:
             why = str(error)
         time.sleep(pause_s)
     text = f"no process in the fleet has opened {names[0]!r} as its recorder within {seconds} s: {why}"
     raise WaitTimeout(text, event=names[0], timeout=seconds)
-
-
-def _open_to_wait(
-    session: Session,
-    names: Sequence[str],
-    openings: Sequence[AttachmentRef],
-    device: DeviceLike | None,
-    timeout: float | None,
-    node: str = "",  # whichever has the fleet's event of a name
-) -> list[SharedEvent]:
-    index = devices.parse(device)
-    bodies = [messages.Remote("open", node, name, default_device=uuid_of(index)) for name in names]
-    session.open(bodies, openings, timeout)
-    opened = [SharedEvent(session, opening, is_recorder=False) for opening in openings]
-    for event in opened:
-        if device is not None and event.device.index != index:
-            raise DeviceMismatch(
-                f"{event.name!r} of node {event.node!r} is waited for on {event.device} here, not on device {index}"
-            )
-    return opened

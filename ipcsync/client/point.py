@@ -25,9 +25,6 @@ from ipcsync.client._twins import PointView, several
 from ipcsync.errors import EngineMismatch, IpcSyncError, RecorderLost, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike
 
-BETWEEN_LOOKS_S: tuple[float, float] = (0.001, 0.02)
-"""Between looks whether a process has ended, at first and at most: the kernel's wait for a file lock has no timeout."""
-
 _SLICE_S = 0.05
 _PASSING_S = 1.0  # within which streams pass each other, or never do
 _STREAMS = 3  # that are asked whether they do
@@ -188,12 +185,18 @@ def bound(points: Iterable[Point]) -> list[tuple[Engine, int]]:
     return found
 
 
-def look_whether_over(engine: Engine) -> bool | None:
-    """Whether a lost recorder's GPU work has ended, None if that is never known. Raises what ends any wait."""
-    is_over = engine.recorder_is_over()
-    engine.guard.check_liveness()
-    engine.check()  # after the look: it proves that the words were this use's
-    return is_over
+def looks(engine: Engine, timeout: float | None) -> Iterator[tuple[bool, float]]:
+    """Whether a lost recorder's GPU work has ended, look by look, each with the seconds to sleep behind it.
+
+    It ends after `timeout` seconds, and where that is never known. Raises what ends any wait.
+    """
+    for pause_s in pauses(timeout, 0.001, 0.02):  # the kernel's wait for a file lock has no timeout
+        is_over = engine.recorder_is_over()
+        engine.guard.check_liveness()
+        engine.check()  # after the look: it proves that the words were this use's
+        if is_over is None:
+            return
+        yield is_over, pause_s
 
 
 # --- waits ahead of their records -------------------------------------------------------------------------------------
@@ -293,25 +296,23 @@ def _each(
             hint = ": an asynchronous client has methods of the same name"
             name = type(point).__name__
             raise TypeError(f"points are ipcsync.Points, but got {name}{hint if name == 'AsyncPoint' else ''}")
-    waiting, skipped = asked.copy(), set[int]()  # by their ids
-    while waiting:
-        first, left_s, others = waiting[0], left_of(deadline), list[Point]()
-        seconds = min(_SLICE_S, left_s)
-        try:
-            wait(first, seconds)
-            del waiting[0]
-            continue
-        except RecorderLost:
-            if lost == "raise":
-                raise
-            skipped.add(id(first))
-        except WaitTimeout as error:
-            if left_s <= _SLICE_S:
-                text = str(error).replace(f"within {seconds} s", f"within {timeout} s")
-                raise WaitTimeout(text, event=error.event, generation=error.generation, timeout=timeout) from None
-            others = waiting[1:]
-        skipped.update(_lost(others, deadline, lost))  # one of them may be, while the first is still to come
-        waiting = [point for point in waiting if id(point) not in skipped]
+    skipped = set[int]()  # by their ids
+    for place, point in enumerate(asked):
+        while id(point) not in skipped:
+            left_s = left_of(deadline)
+            seconds = min(_SLICE_S, left_s)
+            try:
+                wait(point, seconds)
+                break
+            except RecorderLost:
+                if lost == "raise":
+                    raise
+                skipped.add(id(point))
+            except WaitTimeout as error:
+                if left_s <= _SLICE_S:
+                    text = str(error).replace(f"within {seconds} s", f"within {timeout} s")
+                    raise WaitTimeout(text, event=error.event, generation=error.generation, timeout=timeout) from None
+                skipped.update(_lost(asked[place + 1 :], deadline, lost))  # while this one is still to come
     return [point for point in asked if id(point) in skipped]
 
 

@@ -197,7 +197,6 @@ class Reservation(Closing):
 
     Its point may be sent at once. A wait for it blocks until the record is made, or goes `ahead` of it; it never ends
     because nothing was recorded so far. It raises RecorderLost if it is closed, or its process dies, before the record.
-
     A context manager that closes it; close it once the record is made. Dropping it closes it with a ResourceWarning.
     """
 

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ipcsync._closing import AsyncClosing
-from ipcsync._deadline import pauses
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
 from ipcsync._native.foreign import refuse_small_number
@@ -28,7 +27,6 @@ from ipcsync.client._twins import ClientView, warn_if_dropped
 from ipcsync.client.aio._runner import Pool, request, run, taking, twin
 from ipcsync.client.aio.event import (
     AsyncPoint,
-    AsyncReplay,
     AsyncReplaying,
     AsyncReservation,
     AsyncSharedEvent,
@@ -42,21 +40,11 @@ from ipcsync.client.aio.event import (
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent, note_depth
 from ipcsync.client.graphs import GraphRecord, GraphWait
-from ipcsync.client.point import BETWEEN_LOOKS_S, Point, bound, look_whether_over, wait_all
+from ipcsync.client.point import Point, bound, looks, wait_all
 from ipcsync.client.unnamed import Reservation
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
-__all__ = [
-    "AsyncClient",
-    "AsyncPoint",
-    "AsyncReplay",
-    "AsyncReplaying",
-    "AsyncReservation",
-    "AsyncSharedEvent",
-    "AsyncUpcoming",
-    "Connecting",
-    "aconnect",
-]
+__all__ = ["AsyncClient", "Connecting", "aconnect"]
 
 
 @taking(connect)
@@ -77,7 +65,6 @@ class Connecting(Coroutine[Any, Any, "AsyncClient"]):
 
     def __init__(self, open_session: Callable[[], Client]) -> None:
         self._opening = _open(open_session)
-        self._client: AsyncClient | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
         return self._opening.__await__()
@@ -99,8 +86,7 @@ class Connecting(Coroutine[Any, Any, "AsyncClient"]):
         return self._client
 
     async def __aexit__(self, *_: object) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self._client.close()
 
 
 async def _open(open_session: Callable[[], Client]) -> AsyncClient:
@@ -264,12 +250,11 @@ class AsyncClient(ClientView, AsyncClosing):
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
         attached, left = await point._attach(timeout)
-        for pause_s in pauses(left, *BETWEEN_LOOKS_S):
-            is_over = look_whether_over(attached.engine)
-            if is_over is not False:
-                break
+        for is_over, pause_s in looks(attached.engine, left):
+            if is_over:
+                return True
             await asyncio.sleep(pause_s)
-        return bool(is_over)
+        return False
 
     @twin(Client.stream)
     def stream(self, stream: Stream) -> Stream:
@@ -336,10 +321,7 @@ class AsyncClient(ClientView, AsyncClosing):
             is_over.set()
             own.submit(notices.close)  # after a read that may still be under way, for 50 ms at most
 
-    # --- the end ------------------------------------------------------------------------------------------------------
-
     async def close(self) -> None:
         """Close the session and all that it opened, as `Client.close`. If it is cancelled, the close goes on."""
-        if fork.is_in_bad_fork():
-            return
-        await run(self._client.close, surely=True)
+        if not fork.is_in_bad_fork():
+            await run(self._client.close, surely=True)

@@ -27,6 +27,8 @@ from ipcsync.client.unnamed import Reservation
 from ipcsync.errors import ConnectError, IpcSyncError, RecorderLost, WaitTimeout
 from ipcsync.typing import StreamLike
 
+__all__ = ["AsyncPoint", "AsyncReplay", "AsyncReplaying", "AsyncReservation", "AsyncSharedEvent", "AsyncUpcoming"]
+
 T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
