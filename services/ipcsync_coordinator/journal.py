@@ -54,7 +54,7 @@ class AttachmentRecord(NamedTuple):
     A slot's own row has as many as hold it, so the record of each that comes or goes would grow with their number.
     """
 
-    index: int
+    slot: int
     serial: int
     state: str
 

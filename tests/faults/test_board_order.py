@@ -466,7 +466,7 @@ def _run_effect(rig: Coordinators, kind: str) -> list[str]:
         slot.ended = "broken" if rig.case.state == board_world.BROKEN else "closed"
     rig.line.recorder = 1
     rig.line.incarnation = 0 if kind == "opened" else 1
-    effects._lines[0] = rig.line
+    effects.line = lambda _: rig.line
     rig.log.clear()
     if kind == "opened":
         slot.base = effects.line(0).recorded

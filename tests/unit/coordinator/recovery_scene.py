@@ -202,7 +202,7 @@ def _folded(read: list[journal.Record]) -> object:
             holders[slot.index] = dict.fromkeys(slot.active, "active")
             holders[slot.index] |= dict.fromkeys(slot.draining, "draining")
         for each in record.attachments:
-            holders[each.index][each.serial] = each.state
+            holders[each.slot][each.serial] = each.state
         for one in record.sessions:
             sessions[one.serial] = asdict(one) | {"forgotten": 0}
             if one.state == "gone":

@@ -13,7 +13,7 @@ from ipcsync_coordinator import journal
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError, Transactions
 from ipcsync_coordinator.pool import Pool
-from ipcsync_coordinator.state import Slot
+from ipcsync_coordinator.state import SessionTable, Slot
 from ipcsync_keeper import journal_files
 from tests.kit.examples import LONG
 from tests.models.restart_world import MISTAKES
@@ -140,12 +140,14 @@ def _mark_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_the_reply_last(patch: pytest.MonkeyPatch) -> None:
-    commit, keep = Transactions.commit, Transactions._keep
-    patch.setattr(Transactions, "_keep", lambda *_: None)
+    commit = Transactions.commit
 
     def commit_and_keep(self: Transactions, reply: journal.Reply | None = None, *, is_refusal: bool = False) -> None:
-        commit(self, reply, is_refusal=is_refusal)
-        keep(self, reply)
+        with pytest.MonkeyPatch.context() as meanwhile:
+            meanwhile.setattr(SessionTable, "keep", lambda *_: None)
+            commit(self, reply, is_refusal=is_refusal)
+        if reply is not None:
+            self.sessions.keep(reply.token, reply.id, reply.kept)
 
     patch.setattr(Transactions, "commit", commit_and_keep)
 
