@@ -137,7 +137,12 @@ class Lane:
     is_free: bool
     words: dict[str, tuple[int, int]]
     def __init__(
-        self, ordinal: int, home: object, own: tuple[Stream, Stream], ids: tuple[int, int], words: dict[str, tuple[int, int]]
+        self,
+        ordinal: int,
+        home: object,
+        own: tuple[Stream, Stream],
+        ids: tuple[int, int],
+        words: dict[str, tuple[int, int]],
     ) -> None: ...
     def serve(self, launch: DriverObject, stream_id: int, key: int) -> bool: ...
     def end_from_outside(self, of_whom: object) -> None: ...
