@@ -92,7 +92,10 @@ def _choose(wanted: str) -> str:
         return _load_software(hidden=False)
     if wanted == "auto" and _is_software(_loaded()):
         return _load_software(hidden=None)
-    reason = (_why_absent() if wanted == "auto" else None) or _why_not()
+    if wanted == "auto" and _loaded() is None and not any(map(glob.glob, _DEVICE_FILES)):
+        reason: str | None = "there is no device file of a GPU"  # told without loading anything
+    else:
+        reason = _why_not()
     if reason is None:
         return "cuda"
     if wanted == "cuda":
@@ -123,13 +126,6 @@ def name() -> str:
 
 
 # --- NVIDIA's driver --------------------------------------------------------------------------------------------------
-
-
-def _why_absent() -> str | None:
-    """Why there can be no GPU here, told without loading anything; None if there may be one."""
-    if _loaded() is not None or any(map(glob.glob, _DEVICE_FILES)):
-        return None
-    return "there is no device file of a GPU"
 
 
 def _why_not() -> str | None:
@@ -173,15 +169,11 @@ def may_be_served() -> bool:
 
 def files_survive_exec() -> bool:
     """Whether any file of the driver stays open across exec."""
-    return any(_is_kept(name) for name in os.listdir("/proc/self/fd"))
-
-
-def _is_kept(descriptor: str) -> bool:
-    try:
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        return path.startswith(_FILES) and os.get_inheritable(int(descriptor))
-    except OSError:  # it was closed meanwhile
-        return False
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            if os.readlink(f"/proc/self/fd/{name}").startswith(_FILES) and os.get_inheritable(int(name)):
+                return True
+    return False
 
 
 # --- the software driver ----------------------------------------------------------------------------------------------
@@ -286,10 +278,7 @@ def handle_bytes(handle: DriverObject) -> bytes:
 
 
 def handle_from_bytes(kind: type[DriverObject], data: bytes | bytearray | memoryview) -> DriverObject:
-    """A handle of the binding's class `kind`, CUipcEventHandle or CUipcMemHandle, from its 64 bytes.
-
-    Raises HandleError for another length, in torch's words, and TypeError for what is not bytes-like.
-    """
+    """The handle of class `kind`, CUipcEventHandle or CUipcMemHandle, of 64 bytes; else HandleError or TypeError."""
     try:
         content = bytes(memoryview(data))
     except TypeError:

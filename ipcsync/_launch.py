@@ -24,10 +24,7 @@ from ipcsync.typing import CoordinatorSettings
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = [
-    "Coordinator",
-    "launch",
-]
+__all__ = ["Coordinator", "launch"]
 
 _START_S = 30.0
 _STOP_S = 5.0
@@ -162,10 +159,7 @@ def directory_prefix() -> str:
 
 
 def _remove_abandoned() -> None:
-    """Remove the directories of processes of this pid namespace that were killed together with their coordinators.
-
-    One that is still locked has a coordinator, which is about to end as well: it would see its directory disappear.
-    """
+    """Remove the directories of processes of this pid namespace that were killed, unless a coordinator serves there."""
     prefix = os.path.join(tempfile.gettempdir(), directory_prefix())
     for path in glob.glob(f"{glob.escape(prefix)}*"):
         # Others may make directories of any name there.

@@ -72,18 +72,8 @@ class Lines(logging.Formatter):
         return " ".join(f"{key}={quoted(value)}" for key, value in parts.items())
 
 
-def _message_of(record: logging.LogRecord) -> str:
-    try:
-        return record.getMessage()
-    except Exception:  # noqa: BLE001 - as logging does with values that its text has no place for: it tells of them later
-        return str(record.msg)
-
-
 class Seldom(logging.Filter):
-    """Lets a warning that comes again and again through the first time, the 10th, the 100th, …, with its count.
-
-    asyncio warns at each attempt of a connection over TLS, for instance, and those may be twenty a second.
-    """
+    """Lets a warning that comes again and again through the first time, the 10th, the 100th, …, with its count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,9 +85,12 @@ class Seldom(logging.Filter):
             return True
         if len(self._counts) >= _MOST_TEXTS:
             self._counts.clear()
-        text = record.name, _message_of(record)
-        self._counts[text] += 1
-        count = self._counts[text]
+        try:
+            message = record.getMessage()
+        except Exception:  # noqa: BLE001 - logging tells later of values that its text has no place for
+            message = str(record.msg)
+        self._counts[record.name, message] += 1
+        count = self._counts[record.name, message]
         if count > 1:
             vars(record).update(fields(count=count))
         return is_round(count)
@@ -148,10 +141,7 @@ class Unwaiting(logging.Handler):
 
 
 def _unblocking(descriptor: int) -> int:
-    """Of a pipe or a terminal another open file, whose writes do not wait; else the same descriptor.
-
-    The open file that was given is the parent's too, and stays as it is.
-    """
+    """Of a pipe or a terminal, which the parent has too, another open file that never makes wait; else the same one."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         with suppress(OSError):

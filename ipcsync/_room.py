@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import errno
+import glob
 import mmap
 import os
 import re
@@ -138,17 +139,14 @@ def _no_descriptors(what: str) -> QuotaExceeded:
 
 
 def _holders() -> str:
-    """What has the descriptors, by kind: " (812 sockets, …)"; empty if there is none left to look with."""
+    """What has the descriptors, by kind: " (812 of kind socket, …)"; empty if there is none left to look with."""
     kinds: Counter[str] = Counter()
-    try:
-        for name in os.listdir("/proc/self/fd"):
-            with suppress(FileNotFoundError):
-                to = os.readlink(f"/proc/self/fd/{name}")
-                inode = re.match(r"(?:anon_inode:)?\[?([a-z]+)[\]:]", to)
-                kinds[inode[1] if inode else "file"] += 1
-    except OSError:
-        return ""
-    return " (" + ", ".join(f"{count} of kind {kind}" for kind, count in kinds.most_common(3)) + ")"
+    for path in glob.iglob("/proc/self/fd/*"):
+        with suppress(OSError):  # it was closed meanwhile
+            inode = re.match(r"(?:anon_inode:)?\[?([a-z]+)[\]:]", os.readlink(path))
+            kinds[inode[1] if inode else "file"] += 1
+    most = ", ".join(f"{count} of kind {kind}" for kind, count in kinds.most_common(3))
+    return f" ({most})" if most else ""
 
 
 def _no_threads(what: str) -> QuotaExceeded:

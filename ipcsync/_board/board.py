@@ -151,10 +151,7 @@ class Board(Line):
         return (label, pid) if line.serial == serial else ("", 0)
 
     def show_life(self) -> bool:
-        """Have the kernel mark this process's death in the header (coordinator, before a client opens the board).
-
-        False if the kernel refuses or no thread can be started: the header then shows a stop only.
-        """
+        """Have the kernel mark this process's death in the header (coordinator, at its start); False if it cannot."""
         self._life = DeathMark(self.address + layout.H_OWNER * 8)
         self._life.show()
         owner = self.running_header[layout.H_OWNER] = self.words[layout.H_OWNER]

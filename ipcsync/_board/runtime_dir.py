@@ -41,15 +41,12 @@ class RuntimeDirError(Exception):
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """The process that serves a runtime directory. `pid` is valid in its pid namespace; 0: it is not known.
+    """The process that serves a runtime directory."""
 
-    `sockets` tells the sockets that it bound from those that are made later at their paths.
-    """
-
-    pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+    pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]  # valid in its pid namespace; 0: it is not known
     role: str
     namespace: int
-    sockets: tuple[str, str] = ("", "")
+    sockets: tuple[str, str] = ("", "")  # the marks of those that it bound, unlike others made later at their paths
 
 
 class Outcome(msgspec.Struct, frozen=True):

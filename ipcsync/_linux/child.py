@@ -63,10 +63,7 @@ def run(fd: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process as soon as its parent is gone, also inside a driver's call; at once if it is.
-
-    The kernel's parent is a thread (prctl(2), PR_SET_PDEATHSIG): a child goes with the thread that started it.
-    """
+    """Have the kernel kill this process when the thread that started it is gone (PR_SET_PDEATHSIG); now if it is."""
     refused = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if refused or os.getppid() != parent:  # it was gone before we asked
         os._exit(1)

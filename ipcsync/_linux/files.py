@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import socket
 import struct
@@ -14,10 +15,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whe
 
 
 def memory_file(name: str) -> int:
-    """The descriptor of an empty one, closed by exec. `name` is for those who look at /proc. OSError if there is none.
-
-    Where a sandbox refuses memfd_create(2), it is on /dev/shm, whose room it takes.
-    """
+    """The descriptor of an empty one, closed by exec, `name` in /proc; on /dev/shm if memfds are refused. OSError."""
     try:
         return os.memfd_create(name)
     except OSError as refused:
@@ -111,17 +109,9 @@ class LastLock:
 
 def holders(inodes: set[int]) -> dict[int, list[int]]:
     """The processes that have the sockets of these `LastLock`s, as far as /proc shows them to this one."""
-    found: dict[str, list[int]] = {f"socket:[{inode}]": [] for inode in inodes}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        for target in _open_files(pid) & found.keys():
-            found[target].append(int(pid))
-    return dict(zip(inodes, found.values(), strict=True))
-
-
-def _open_files(pid: str) -> set[str]:
-    files = set()
-    with suppress(OSError):  # it is gone, or another user's
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):  # it was closed meanwhile
-                files.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return files
+    found: dict[str, set[int]] = {f"socket:[{inode}]": set() for inode in inodes}
+    for path in glob.iglob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):  # it was closed meanwhile
+            if (target := os.readlink(path)) in found:
+                found[target].add(int(path.split("/")[2]))
+    return dict(zip(inodes, map(sorted, found.values()), strict=True))

@@ -57,11 +57,7 @@ class Futex:
         _short_syscall(_SYS_FUTEX, ctypes.c_void_p(self.address), _WAKE, _EVERYBODY)
 
     def wait(self, expected: int, timeout_ns: int) -> bool:
-        """Sleep while the word equals `expected`, with the GIL released.
-
-        Returns False when `timeout_ns` ran out, True otherwise: after a wake, a signal, or at once if the word is
-        different. A True is only a reason to look again.
-        """
+        """Sleep, without the GIL, while the word equals `expected`; False after `timeout_ns`, else True: look again."""
         if timeout_ns <= 0:
             return False
         limit = ctypes.byref(_Timespec(*divmod(timeout_ns, 10**9)))

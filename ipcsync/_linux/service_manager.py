@@ -49,7 +49,7 @@ class ServiceManager:
     def alive(self) -> None:
         """Called with each tick; tells the watchdog twice a period."""
         now = time.monotonic()
-        self._tell_owed()
+        self._tell()
         if self._period_s and now >= self._next and self._send("WATCHDOG=1"):
             self._next = now + self._period_s
 
@@ -60,11 +60,8 @@ class ServiceManager:
             self._socket.close()
         self._address, self._period_s = "", 0.0
 
-    def _tell(self, text: str) -> None:
-        self._owed.append(text)
-        self._tell_owed()
-
-    def _tell_owed(self) -> None:
+    def _tell(self, *texts: str) -> None:
+        self._owed += texts
         while self._owed and (not self._address or self._was_unreachable or self._send(self._owed[0])):
             del self._owed[0]
 

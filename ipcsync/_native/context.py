@@ -38,6 +38,7 @@ LEGACY = (0, 1, 2)
 """The default streams' handles: legacy (or per-thread, by build mode), legacy, per-thread. They belong to a context."""
 
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+_DEFAULT_MODE = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 _INSTEAD = {
     "record": ": capture an ipcsync.GraphRecord, and name the event at Client.replay",
     "wait": ": capture an ipcsync.GraphWait, and name the point at Client.replay",
@@ -116,10 +117,7 @@ def primary(ordinal: int) -> DriverObject:
 
 
 def ensure_context(ordinal: int) -> None:
-    """Make a context of this device current on the calling thread: the current one if it fits, else the primary one.
-
-    It stays current, so this is for a thread's first use of a device and for `set_device`. OnDevice restores.
-    """
+    """Make a context of this device current on this thread for good: the present one if it fits, else the primary."""
     result = driver().cuCtxGetDevice()  # which may fail: another library may have destroyed the current context
     if result[0] is not SUCCESS or _ordinals()[int(result[1])] != ordinal:
         call("cuCtxSetCurrent", primary(ordinal))
@@ -193,12 +191,7 @@ def stream_call(handle: DriverObject, ordinal: int, name: str, *args: Any) -> Dr
         return call(name, *args)
 
 
-class _Thread(threading.local):
-    # The last mode found on the thread other than relaxed; CUDA's default at first.
-    mode: DriverObject = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
-
-
-_thread = _Thread()
+_thread = threading.local()  # `mode`: the last one found on the thread other than relaxed
 
 
 def relaxed_call(function: Callable[..., T], *args: Any) -> T:
@@ -212,7 +205,7 @@ def relaxed_call(function: Callable[..., T], *args: Any) -> T:
     except BaseException:
         if previous is None:  # it may have come before the mode was known
             now = exchange(_RELAXED)[1]
-            previous = _thread.mode if now == _RELAXED else now
+            previous = getattr(_thread, "mode", _DEFAULT_MODE) if now == _RELAXED else now
         _thread.mode = previous
         exchange(previous)
         raise
@@ -232,10 +225,7 @@ def is_capturing(handle: DriverObject) -> bool | None:
 
 
 def refuse_capturing(handle: DriverObject, what: str) -> None:
-    """Raise StreamCapturing if `what` ("record", "wait") on this stream would go into a graph, or break a capture.
-
-    The legacy stream breaks one: nothing may use it while a blocking stream of its context captures.
-    """
+    """Raise StreamCapturing if `what` ("record", "wait") on this stream would go into a graph, or break a capture."""
     state = is_capturing(handle)
     if state is None:
         raise StreamCapturing(f"cannot {what} on the legacy stream while a stream that waits for it is being captured")

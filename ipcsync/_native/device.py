@@ -90,10 +90,7 @@ def kind_of(device: DeviceLike | None) -> str:
 
 
 def parse(device: DeviceLike | None) -> int:
-    """The ordinal of a device given in any of the ways of the public API; None and "cuda" are the current one.
-
-    Raises InvalidDevice if this process has no such device, TypeError for an argument of another type.
-    """
+    """The ordinal of a device as users give it; of the current one for None and "cuda". Raises as `set_device`."""
     if isinstance(device, str):
         if _UUID.fullmatch(device):
             return ordinal_of(device)

@@ -35,10 +35,9 @@ _taking = CallLock()
 
 
 def page(address: int, mapping: object) -> int:
-    """The device pointer of the page at `address`, registered at the first call.
+    """The device pointer of the page at `address`, registered in the current context at first; `mapping` is kept.
 
-    `mapping`, by which it is mapped, is kept while it is registered. A context must be current. Raises DriverError if
-    the driver refuses, as it does for pages of a file on disk.
+    Raises DriverError if the driver refuses, as it does for pages of a file on disk.
     """
     if address not in _registered:
         under(_lock, _register, address, mapping)

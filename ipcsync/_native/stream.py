@@ -289,16 +289,13 @@ def _default(index: int) -> Stream:
 
 
 def default_stream(device: DeviceLike | None = None) -> Stream:
-    """The device's default stream, whose address is 0. Raises InvalidDevice and TypeError as `current_stream`."""
+    """The device's default stream, whose address is 0. Raises InvalidDevice and TypeError as `set_device`."""
     fork.arm()
     return _default(parse(device))
 
 
 def current_stream(device: DeviceLike | None = None) -> Stream:
-    """The stream that `set_stream` or `stream` made current on this thread for the device, else its default stream.
-
-    Raises InvalidDevice if this process has no such device, TypeError for an argument of another type.
-    """
+    """This thread's stream of the device, by `set_stream` or `stream`, else its default one. Raises as `set_device`."""
     fork.arm()
     index = parse(device)
     return _thread.streams.get(index) or _default(index)

@@ -24,8 +24,8 @@ from ipcsync._session.connection import Connection
 from ipcsync._session.finished import Finished
 from ipcsync._session.owner import SessionLease
 from ipcsync._session.waits import Waits
+from ipcsync._wire.codec import PointKey
 from ipcsync._wire.messages import Attachment, Break, Close, Message, Remains
-from ipcsync._wire.point import PointKey
 from ipcsync.errors import (
     ClientClosed,
     ConnectError,

@@ -36,8 +36,8 @@ from ipcsync._session.feed import Notice
 from ipcsync._session.owner import LONGEST_BEAT_S, Owner, SessionLease, block_signals, check_may_wait
 from ipcsync._session.waits import Waits
 from ipcsync._wire import messages
+from ipcsync._wire.codec import PointKey
 from ipcsync._wire.messages import Message
-from ipcsync._wire.point import PointKey
 from ipcsync._worker import Job, Latch, check_threads, has_a_beat, start
 from ipcsync.errors import (
     ClientClosed,

@@ -1,14 +1,19 @@
-"""Frames: one MessagePack array each, checked as they are read.
+"""What travels as bytes: frames, which are one MessagePack array each, and points. Both are checked as they are read.
 
 A request is [version, id, op, token, deadline, body], a reply [version, id, op, body], an announcement [version, body].
 `id` counts a session's requests, so that a retry is known; `deadline` is CLOCK_MONOTONIC in ns, after which the client
 waits no more; `body` is a map. The coordinator's `decode` reads requests, which any process may send.
+
+A point is 48 bytes, little-endian: `ipc1`, the slot in 4 bytes, the epoch in 16, incarnation and generation in 8 each,
+4 zero bytes, and the CRC-32 of these 44.
 """
 
 from __future__ import annotations
 
+import struct
+import zlib
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -22,6 +27,11 @@ MAX_REPLY = 64 * 1024 * 1024
 # Besides msgspec's own: ValueError for bad UTF-8; TypeError, up to 0.21, for a map as a map's key.
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
 _ARRAY = 0x90  # the first byte of a short array, whose low half is the length
+
+POINT_SIZE = 48
+_BODY = struct.Struct("<4sI16sQQI")
+_CRC = struct.Struct("<I")
+_MAGIC = b"ipc1"
 
 _M = TypeVar("_M", bound=Message)
 _reply = msgspec.msgpack.Decoder(tuple[int, int, str, msgspec.Raw])
@@ -128,6 +138,39 @@ def error_of(failure: Failure) -> IpcSyncError:
             setattr(error, key, value)
     assert isinstance(error, IpcSyncError)
     return error
+
+
+# --- points -----------------------------------------------------------------------------------------------------------
+
+
+class PointKey(NamedTuple):
+    """The fields of a point."""
+
+    epoch: bytes
+    slot: int
+    incarnation: int
+    generation: int
+
+
+def pack(key: PointKey) -> bytes:
+    """The 48 bytes."""
+    body = _BODY.pack(_MAGIC, key.slot, key.epoch, key.incarnation, key.generation, 0)
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def unpack(data: bytes | bytearray | memoryview) -> PointKey:
+    """The point in 48 bytes-like bytes; TypeError for another type, ProtocolError for invalid bytes."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"a point is {POINT_SIZE} bytes, not {type(data).__name__}")
+    raw = bytes(data)
+    if len(raw) != POINT_SIZE:
+        raise ProtocolError(f"a point is {POINT_SIZE} bytes, but got {len(raw)}", code="point")
+    magic, slot, epoch, incarnation, generation, zero = _BODY.unpack_from(raw)
+    if magic != _MAGIC or zero or _CRC.unpack_from(raw, _BODY.size)[0] != zlib.crc32(raw[: _BODY.size]):
+        raise ProtocolError("these 48 bytes are not a point", code="point")
+    if generation < 1 or generation >= 1 << 62:
+        raise ProtocolError(f"generation {generation} is out of range", code="point")
+    return PointKey(epoch, slot, incarnation, generation)
 
 
 # --- all that two programs must read alike, as plain data: what versions are compared by ----------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_BYTES = 255
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MAX_NODE = 63
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -20,8 +21,7 @@ def why_not(name: str, limit: int = MAX_BYTES) -> str | None:
         return "is not UTF-8"
     if not 1 <= length <= limit:
         return f"has {length} bytes, but 1 to {limit} are allowed"
-    is_plain = name.isascii() and name.isprintable()
-    if not is_plain and any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in name):
+    if _CONTROL.search(name):
         return "has a control character"
     if any(segment in ("", ".", "..") for segment in name.split("/")):
         return "has an empty, '.' or '..' segment"

@@ -21,8 +21,8 @@ from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.feed import Notice
 from ipcsync._session.session import DEFAULT_TIMEOUT_S, Session
+from ipcsync._wire import codec as wire
 from ipcsync._wire import endpoints, messages
-from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync._wire.names import plain
 from ipcsync.client._twins import ClientView, several, warn_if_dropped

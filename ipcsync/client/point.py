@@ -19,8 +19,8 @@ from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import is_here, session_of
 from ipcsync._session.waits import Pending
-from ipcsync._wire import point as wire
-from ipcsync._wire.point import PointKey
+from ipcsync._wire import codec as wire
+from ipcsync._wire.codec import PointKey
 from ipcsync.client._twins import PointView, several
 from ipcsync.errors import EngineMismatch, IpcSyncError, RecorderLost, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike

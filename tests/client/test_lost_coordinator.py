@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._wire import point as wire
-from ipcsync._wire.point import PointKey
+from ipcsync._wire import codec as wire
+from ipcsync._wire.codec import PointKey
 from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate

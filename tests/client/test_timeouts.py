@@ -16,7 +16,7 @@ import pytest
 
 import ipcsync
 from ipcsync._session.session import Session
-from ipcsync._wire import point as wire
+from ipcsync._wire import codec as wire
 from ipcsync._worker import Job
 from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import ipcsync
-from ipcsync._wire.point import pack, unpack
+from ipcsync._wire.codec import pack, unpack
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.events.stage import NewClient

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import ipcsync
-from ipcsync._wire.point import PointKey, pack
+from ipcsync._wire.codec import PointKey, pack
 from ipcsync.typing import EngineName
 from tests.kit.peer import Peer
 from tests.kit.until import until

@@ -10,7 +10,7 @@ import pytest
 
 import ipcsync
 from ipcsync._engines import queued
-from ipcsync._wire.point import pack, unpack
+from ipcsync._wire.codec import pack, unpack
 from ipcsync.client.graphs import lane_of
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName

@@ -13,7 +13,7 @@ import pytest
 
 from ipcsync._board import layout as board
 from ipcsync._trace import file as trace
-from ipcsync._wire import messages, point
+from ipcsync._wire import codec, messages
 from ipcsync._wire.codec import fields_of, wire
 from ipcsync._wire.messages import Message, Name, Text
 
@@ -95,7 +95,7 @@ def test_a_change_of_the_wire_is_seen() -> None:
 
 def test_the_bytes_of_a_point_are_these_for_ever() -> None:
     """Users store and send them: another layout gets another magic, and this one is still read."""
-    key = point.PointKey(epoch=bytes(range(16)), slot=7, incarnation=8, generation=9)
+    key = codec.PointKey(epoch=bytes(range(16)), slot=7, incarnation=8, generation=9)
     data = bytes.fromhex("6970633107000000000102030405060708090a0b0c0d0e0f0800000000000000090000000000000000000000")
-    assert point.pack(key)[:44] == data
-    assert point.unpack(point.pack(key)) == key
+    assert codec.pack(key)[:44] == data
+    assert codec.unpack(codec.pack(key)) == key

@@ -20,7 +20,7 @@ from ipcsync._native.context import LEGACY
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
-from ipcsync._wire import point as wire
+from ipcsync._wire import codec as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client._connecting import connect
 from ipcsync.client._twins import ClientView, warn_if_dropped

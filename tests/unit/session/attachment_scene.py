@@ -12,8 +12,8 @@ from ipcsync._native import context
 from ipcsync._session.attachments import AttachmentRef, AttachmentTable
 from ipcsync._session.driving import Driving
 from ipcsync._session.waits import Waits
+from ipcsync._wire.codec import PointKey
 from ipcsync._wire.messages import Attachment, Break, Close
-from ipcsync._wire.point import PointKey
 from ipcsync.errors import IpcSyncError
 from tests.kit.until import until
 

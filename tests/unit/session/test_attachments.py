@@ -17,8 +17,8 @@ from ipcsync._native import context
 from ipcsync._session.attachments import AttachmentRef, Life
 from ipcsync._session.waits import Pending, Waits
 from ipcsync._wire import messages
+from ipcsync._wire.codec import PointKey
 from ipcsync._wire.messages import Break, Close
-from ipcsync._wire.point import PointKey
 from ipcsync.errors import (
     DeviceMismatch,
     IpcSyncError,

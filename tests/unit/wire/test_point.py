@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipcsync._wire.point import SIZE, PointKey, pack, unpack
+from ipcsync._wire.codec import POINT_SIZE, PointKey, pack, unpack
 from ipcsync.errors import ProtocolError
 from tests.kit.examples import examples
 
@@ -26,7 +26,7 @@ _KEY = PointKey(bytes(range(16)), 3, 4, 5)
 
 def test_the_layout_is_the_one_written_down() -> None:
     data = pack(_KEY)
-    assert len(data) == SIZE == 48
+    assert len(data) == POINT_SIZE == 48
     assert data[:4] == b"ipc1"
     assert struct.unpack_from("<I16sQQI", data, 4) == (3, bytes(range(16)), 4, 5, 0)
     assert struct.unpack_from("<I", data, 44) == (zlib.crc32(data[:44]),)
@@ -48,7 +48,7 @@ def test_any_other_bytes_are_a_protocol_error(data: bytes) -> None:
 
 
 @_MANY
-@given(_keys, st.integers(0, SIZE * 8 - 1))
+@given(_keys, st.integers(0, POINT_SIZE * 8 - 1))
 def test_one_flipped_bit_is_a_protocol_error(key: PointKey, bit: int) -> None:
     data = bytearray(pack(key))
     data[bit // 8] ^= 1 << bit % 8
