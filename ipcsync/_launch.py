@@ -111,8 +111,8 @@ def launch(
     `keeper`, whose process `pid` then is, another coordinator goes on when one dies.
 
     Raises ConnectError if it does not start, with the reason on stderr; QuotaExceeded if this process has no room for
-    it (descriptors, processes, memory, a disk's bytes); TypeError for an unknown setting, or for a
-    value that is neither text, a number nor a bool; ValueError for text with a NUL; IpcSyncError as `connect`.
+    it (descriptors, processes, memory, a disk's bytes); TypeError for an unknown setting, or a value that is not text,
+    a number or a bool; ValueError for text with a NUL; IpcSyncError as `connect`.
     """
     check_threads()
     unknown = sorted(settings.keys() - SETTINGS)

@@ -17,9 +17,8 @@ class Event(EventInfo, frozen=True, kw_only=True):
     """One event in one sample. `rate` in generations a second, null until two samples have it and once it is finished.
 
     `label` tells it from the others, also without a name. `pending_s` is for how many seconds `completed` has not grown
-    while more was recorded, by the samples: the recorder publishes it when it records, synchronizes or closes, and else
-    every third of its TTL, so the work may have been complete for that long. `lane` holds [seconds, generation,
-    completed] of the samples of the last minute; the stream sends it once.
+    while more was recorded, by the samples; work may be complete for a third of the TTL before the recorder says so.
+    `lane` holds [seconds, generation, completed] of the samples of the last minute; the stream sends it once.
     """
 
     label: str

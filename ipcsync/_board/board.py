@@ -1,11 +1,10 @@
 """The board file itself, made by the coordinator, mapped by every client; and whether the processes of sessions live.
 
 A process is over once it, and every child forked from it, has closed all files. A driver tears down a process's GPU
-work when the last descriptor of its files is closed. A forked child that lives (a library may fork, to write a
-checkpoint for example) keeps them, and the dead process's work may then go on. So each session has a shared lock of a
-byte of its own, far behind the board's end, through an open file that children keep and the kernel closes last
-(`LastLock`). The byte is never another session's, unlike the line. The line says whether the lock was taken. A session
-whose work is done by a server (CUDA MPS) does not take it: there closed files prove nothing.
+work when the last descriptor of its files is closed: while a forked child keeps them, it may go on. So each session has
+a shared lock of a byte of its own, far behind the board's end, through an open file that children keep and the kernel
+closes last (`LastLock`). The byte is never another session's, unlike the line, which says whether the lock was taken. A
+session whose work is done by a server (CUDA MPS) does not take it: there closed files prove nothing.
 """
 
 from __future__ import annotations
@@ -42,10 +41,8 @@ class Board(Line):
     """A mapped board: `words` is all of it as 8-byte words; in this process it lies at `address`, `length` bytes long.
 
     `header` equals `running_header` while the coordinator has neither died nor stopped, and no program has overwritten
-    the header. The kernel marks a death there by a robust futex; `has_mark` is False if it has none.
-
-    The file is allocated in full when it is made, and never truncated. Not promised: if another program truncates it,
-    every process that has it mapped dies of SIGBUS.
+    the header. The kernel marks a death there by a robust futex; `has_mark` is False if it has none. The file is
+    allocated in full, and never truncated. Not promised: if another program does, who has it mapped dies of SIGBUS.
     """
 
     epoch: bytes

@@ -159,10 +159,9 @@ def held(address: int, *, wakes: bool = False) -> Iterator[bool]:
     The word is the thread's id while the thread is inside, and 0 once it has left. If the thread ends inside, by its
     process's death or exec too, the kernel stores OWNER_DIED, and does so before the process gives up its memory and
     files, and with them its device work (do_exit: exit_mm begins with the robust futexes; exit_files comes later). It
-    touches the word only while that is the thread's id. `wakes`: the word has WAITERS too, before and after.
-
-    Gives False, and leaves the word alone, if the kernel refuses. Inside, libc's own robust mutexes of this thread are
-    not robust: a thread has one list. `Abandon` raised inside ends here, with the word still held.
+    touches the word only while that is the thread's id. `wakes`: the word has WAITERS too, before and after. Gives
+    False, and leaves the word alone, if the kernel refuses. Inside, libc's own robust mutexes of this thread are not
+    robust: a thread has one list. `Abandon` raised inside ends here, with the word still held.
     """
     before, length = ctypes.c_void_p(), ctypes.c_size_t()
     # Shared memory: if memory is short, the kernel may free private pages before the threads end (oom_reaper).
@@ -198,10 +197,9 @@ class DeathMark:
     """A word at `address`: not 0 once `show` returned, OWNER_DIED after this process's death or exec.
 
     With a `doorbell` the mark wakes one process that waits on the word, and the thread calls `on_ring` when another
-    process wakes `doorbell`, a word that stays 0. It calls nothing else: a
-    library may have robust mutexes of its own, and a thread has one list of them. A ring that comes while it is awake
-    is missed, so a process that needs an answer rings again. If no thread can be started, or the kernel refuses, the
-    word stays 0, and other processes have to ask the kernel.
+    process wakes `doorbell`, a word that stays 0. It calls nothing else: a library may have robust mutexes of its own,
+    and a thread has one list of them. A ring that comes while it is awake is missed: who needs an answer repeats it. If
+    no thread can be started, or the kernel refuses, the word stays 0, and other processes have to ask the kernel.
     """
 
     def __init__(self, address: int, doorbell: Futex | None = None) -> None:

@@ -170,7 +170,6 @@ class Process:
     `is_alive` costs about 1 µs. It asks whether the process has memory (proc(5), statm): a dying process loses its
     memory before its files are closed, and so before its device work is torn down (do_exit: exit_mm, then exit_files).
     A pidfd is readable only afterwards (exit_notify): before that a driver may report unfinished work as complete.
-
     Threads may ask at the same time: the descriptor stays open until `close`, or until the object is collected.
     """
 

@@ -124,17 +124,12 @@ def ensure_context(ordinal: int) -> None:
 
 
 class OnDevice:
-    """A `with` block in which a context of the device `ordinal` is current on this thread; it is entered twice.
+    """A `with` block in which a context of the device `ordinal` is current on this thread.
 
-        with OnDevice(ordinal) as inside, inside:
-            …
-
-    A signal's handler may raise in an `__exit__` before its first step. Here the outer one then does what the inner one
-    did not: the user's next call would go to another device.
-
-    Afterwards the thread's earlier context is current again. A thread that had none keeps this one, as after any first
-    call of the CUDA runtime. The current one is replaced, and none pushed: an exception between the driver's call and
-    the next line leaves the thread's stack of contexts as deep as it was.
+    It is entered twice, `with OnDevice(ordinal) as inside, inside:`, because a signal's handler may raise in an
+    `__exit__` before its first step: the outer one then does what the inner one did not. Afterwards the thread's
+    earlier context is current again; a thread that had none keeps this one, as after a first call of the CUDA runtime.
+    None is pushed: an exception between two lines leaves the thread's stack of contexts as deep as it was.
     """
 
     __slots__ = ("_before", "_context", "_is_entered", "_ordinal")

@@ -2,9 +2,8 @@
 
 CUDA records all of a context with one call (cuCtxRecordEvent, CUDA 12.5). While any stream of the context is being
 captured, this call fails *and invalidates every such capture*. CUDA cannot say whether anything in a context is being
-captured. It can say so of a stream, but only of one that surely exists. So the known streams are asked first, and the
-call is not made if one of them is being captured. A capture on another library's non-blocking stream is not seen, and
-is invalidated, as it is by cuCtxSynchronize (`torch.cuda.synchronize`).
+captured. It can say so of a stream, but only of one that surely exists. So the known streams are asked first. A capture
+on another library's non-blocking stream is not seen, and is invalidated, as by `torch.cuda.synchronize`.
 """
 
 from __future__ import annotations
@@ -160,8 +159,7 @@ class Event:
 
         At once if nothing was recorded. Without a `timeout` CUDA's own call may run, which Ctrl-C does not end: with
         one, it raises KeyboardInterrupt. Raises WaitTimeout; RecorderLost, of cause "behind", if the record stands
-        behind a wait that ipcsync queued on its stream, whose recorder was lost, and on which the stream may stand
-        still for ever; ValueError for a timeout that is negative or NaN.
+        behind a wait that ipcsync queued and whose recorder was lost; ValueError for a negative timeout or NaN.
         """
         fork.check()
         self._await(None, timeout)
@@ -353,9 +351,9 @@ def synchronize(device: DeviceLike | None = None, timeout: float | None = None) 
     Returns at once for a device that this process has no context on, and makes none. Raises WaitTimeout; RecorderLost,
     of cause "behind", if ipcsync has queued a wait on a stream of the device whose recorder was lost, and on which that
     stream may stand still for ever; InvalidDevice if this process has no such device, TypeError for an argument of
-    another type, ValueError for a timeout that is negative or NaN, DriverError if work on the device failed. With a
-    timeout, or while such waits are queued, StreamCapturing as `Client.record_all`. Without a `timeout` CUDA's own call
-    runs, which Ctrl-C does not end: with one, it raises KeyboardInterrupt.
+    another type, ValueError for a negative timeout or NaN, DriverError if work on the device failed. With a timeout, or
+    while such waits are queued, StreamCapturing as `Client.record_all`. Without a `timeout` CUDA's own call runs, which
+    Ctrl-C does not end: with one, it raises KeyboardInterrupt.
     """
     deadline_of(timeout)
     ordinal = parse(device)

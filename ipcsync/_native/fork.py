@@ -1,10 +1,8 @@
 """The fork guard: whether this process was forked after ipcsync was used.
 
 CUDA does not survive a fork, nor do sockets, threads and leases. So the first use arms a mark that the kernel wipes in
-every child, by whichever code, and each call checks it before it touches CUDA, a socket or the board. A child forked
-before the first use has no mark, and arms its own.
-
-`check` is for hot paths. It costs about 0.04 µs.
+every child, by whichever code, and each call checks it before it touches CUDA, a socket or the board, in about 0.04 µs.
+A child forked before the first use has no mark, and arms its own.
 """
 
 from __future__ import annotations

@@ -23,12 +23,11 @@ PAGE = mmap.PAGESIZE
 _FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP  # those of cuMemHostAlloc have the same numbers
 _ALREADY_REGISTERED, _NOT_REGISTERED = 712, 713
 _lock = CallLock()
-# By page: a device whose context was current when it was registered. While a page is missing in the second set, an
-# exception may have ended the call, with the page registered or not.
-_ordinals: dict[int, int] = {}
+# By page: a device whose context was current when it was registered, and its mapping. While a page is missing in the
+# second set, an exception may have ended the call, with the page registered or not.
+_pages: dict[int, tuple[int, object]] = {}
 _registered: set[int] = set()
 _kept: set[int] = set()
-_mappings: dict[int, object] = {}  # by page
 # Words of this process that graphs and streams wait for and write: by device and kind, those that nobody has taken.
 _free: dict[tuple[int, str], list[tuple[int, int]]] = {}
 _taking = CallLock()
@@ -47,8 +46,8 @@ def page(address: int, mapping: object) -> int:
 def _register(address: int, mapping: object) -> None:
     if address in _registered:
         return
-    was_begun, ordinal = address in _ordinals, context.current_ordinal()
-    _mappings[address], _ordinals[address] = mapping, ordinal
+    was_begun = address in _pages
+    entry = _pages[address] = context.current_ordinal(), mapping
     # CUDA counts this as an unsafe call, which would break another thread's capture.
     result = relaxed_call(_drivers.load().cuMemHostRegister, address, PAGE, _FLAGS)
     is_ours = was_begun or address in _registered  # by a handler within this call
@@ -56,10 +55,9 @@ def _register(address: int, mapping: object) -> None:
         try:
             unwrap(result, "cuMemHostRegister")
         except DriverError:
-            _ordinals.pop(address, None)
-            _mappings.pop(address, None)
+            _pages.pop(address, None)
             raise
-    _mappings[address], _ordinals[address] = mapping, ordinal  # again: another thread's `unpin` may have come before it
+    _pages[address] = entry  # again: another thread's `unpin` may have come before it
     _registered.add(address)
 
 
@@ -81,9 +79,9 @@ def unpin(address: int, length: int) -> bool:
     """
     if fork.is_in_bad_fork() or any(address <= start < address + length for start in list(_kept)):
         return False
-    for start in [start for start in list(_ordinals) if address <= start < address + length]:
+    for start in [start for start in list(_pages) if address <= start < address + length]:
         try:
-            with OnDevice(_ordinals[start]) as inside, inside:
+            with OnDevice(_pages[start][0]) as inside, inside:
                 result = relaxed_call(_drivers.load().cuMemHostUnregister, start)
             if start in _registered or result[0] != _NOT_REGISTERED:
                 unwrap(result, "cuMemHostUnregister")
@@ -91,8 +89,7 @@ def unpin(address: int, length: int) -> bool:
             log.debug("a page stays registered: %s", error)
             return False
         _registered.discard(start)
-        _ordinals.pop(start, None)
-        _mappings.pop(start, None)
+        _pages.pop(start, None)
     return True
 
 

@@ -305,7 +305,6 @@ def set_stream(stream: StreamLike | None) -> None:
     """Make a stream current on this thread for its device, and that device current; None does nothing.
 
     From then on a stream of None is ipcsync's current one on this thread, for all devices, and no longer torch's.
-
     Raises TypeError for an argument that is not a stream, DriverError for an address that the driver does not know.
     """
     fork.arm()
