@@ -66,11 +66,9 @@ class LoopCalls:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
-        inbox = _inboxes.get(self._loop)
-        if inbox is None:
-            inbox = _inboxes[self._loop] = Inbox(lambda call: call())
-        inbox.call_anyway()
-        self._inbox: Inbox[Callable[[], object]] = inbox  # it lives as long as anybody may use it
+        # It lives as long as anybody may use it.
+        self._inbox: Inbox[Callable[[], object]] = _inboxes.setdefault(self._loop, Inbox(lambda call: call()))
+        self._inbox.call_anyway()
 
     def soon(self, fn: Callable[..., object], *args: Any) -> None:
         """Have the loop call `fn(*args)`, on any thread; without effect once the loop is closed."""

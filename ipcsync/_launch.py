@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinator", "launch"]
 
+SETTINGS = tuple(CoordinatorSettings.__annotations__)
 _START_S = 30.0
 _STOP_S = 5.0
 
@@ -91,9 +92,6 @@ class Coordinator:
 
     def __repr__(self) -> str:
         return f"<ipcsync.Coordinator pid={self.pid} {self.endpoint}>"
-
-
-SETTINGS = tuple(CoordinatorSettings.__annotations__)
 
 
 def launch(

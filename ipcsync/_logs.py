@@ -36,9 +36,7 @@ def is_round(count: int) -> bool:
 def quoted(value: object) -> str:
     """A value as it is written after `=`: in quotes and escaped if any character in it could end it."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    if _PLAIN.fullmatch(text):
-        return text
-    return printable(json.dumps(text, ensure_ascii=False))
+    return text if _PLAIN.fullmatch(text) else printable(json.dumps(text, ensure_ascii=False))
 
 
 def printable(text: str) -> str:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 _MEMORY = 8 << 20
 _END_S = 1.0
 _USUAL_DESCRIPTORS = 1024
-_ZEROMQ = {"descriptors": 8, "threads": 3}  # libzmq 4.3.5 takes 5 and 2, and a socket one descriptor more
-_SOCKETS = 1023  # libzmq's default
 
 
 def look(what: str, *, descriptors: int, threads: int) -> None:
@@ -47,11 +45,11 @@ def look(what: str, *, descriptors: int, threads: int) -> None:
         raise shortage(error, what) or error from None
 
 
-def new_context(sockets: int = _SOCKETS) -> zmq.Context[zmq.Socket[bytes]]:
-    """A ZeroMQ context for that many sockets. QuotaExceeded if this process lacks what it takes."""
+def new_context(sockets: int = 1023) -> zmq.Context[zmq.Socket[bytes]]:
+    """A ZeroMQ context for that many sockets, libzmq's default. QuotaExceeded if this process lacks what it takes."""
     import zmq  # not before it is needed
 
-    look("ZeroMQ", **_ZEROMQ)
+    look("ZeroMQ", descriptors=8, threads=3)  # libzmq 4.3.5 takes 5 and 2, and a socket one descriptor more
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, sockets)
     context.socket(zmq.PAIR).close()  # it starts with its first socket: now, while there is room

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import platform
-import struct
 from _thread import allocate_lock
 from collections.abc import Callable
 
@@ -23,6 +22,7 @@ from ipcsync._linux.futex import Futex
 MAGIC = 0x31_44_52_41_4F_42_49_50  # "PIBOARD1"
 VERSION = 4
 LINE = 128
+WORDS = LINE // 8
 HEADER = 4096
 PAGE = 4096
 LABEL = 64  # bytes of a session's name
@@ -51,8 +51,6 @@ L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED, L_REASON = range(6)
 L_AWAITED, L_FOLLOWED = 6, 7  # the waiters' and the bridge's
 L_RECORDED, L_COMPLETED, L_FIRST_DEPENDENT, L_VALID_AS_OF, L_LOST, L_ROOT_CAUSE = range(8, 14)
 L_ANNOUNCED = 14  # stored by those who announce a hazard
-
-WORDS = LINE // 8
 
 
 class Layout:
@@ -190,8 +188,7 @@ class SessionLine(Line):
         self.heartbeat, self.owner = now_ns, 0
         self._pid, self._started, self._namespace = pid, started, namespace
         data = label.encode()[:LABEL].decode(errors="ignore").encode()  # cut between two characters
-        for index, word in enumerate(struct.unpack(f"={LABEL // 8}Q", data.ljust(LABEL, b"\0")), self._label):
-            self.words[index] = word
+        self.words[self._label : self._label + LABEL // 8] = memoryview(data.ljust(LABEL, b"\0")).cast("Q")
         self.serial = serial
         fence()
         self.state = LIVE

@@ -136,7 +136,10 @@ class RuntimeDir(Place):
         except RuntimeDirError:
             self._leave()
             raise
-        self._remove_abandoned_boards()
+        for start in (os.path.join(path, "board"), f"{_SHARED_BOARDS}-{os.getuid()}"):
+            for board in filter(is_abandoned, glob.glob(f"{glob.escape(start)}-*")):
+                with suppress(FileNotFoundError):
+                    os.unlink(board)
 
     def sign(self, role: str = "") -> None:
         """Say who serves here, in which role, and by which sockets, which are bound by now."""
@@ -153,13 +156,6 @@ class RuntimeDir(Place):
         if is_tmpfs(self.path):
             return os.path.join(self.path, f"board-{epoch.hex()}")
         return f"{_SHARED_BOARDS}-{os.getuid()}-{epoch.hex()}"
-
-    def _remove_abandoned_boards(self) -> None:
-        for start in (os.path.join(self.path, "board"), f"{_SHARED_BOARDS}-{os.getuid()}"):
-            for board in glob.glob(f"{glob.escape(start)}-*"):
-                if is_abandoned(board):
-                    with suppress(FileNotFoundError):
-                        os.unlink(board)
 
     def close(self) -> None:
         """Remove all files that were made here, and the directory itself if it was made here and is empty."""

@@ -86,7 +86,7 @@ class Engine(Core):
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         bind()
-        super().__init__(board, guard, attachment, ordinal, fork.mark())
+        super().__init__(board, guard, attachment, ordinal, fork.arm())
         self._driver = context.driver()
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self._serials = attachment.serials

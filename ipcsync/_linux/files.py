@@ -56,7 +56,6 @@ class LastLock:
     """Shared locks of bytes of the file at `path`, held while any process lives that has this one's open files.
 
     Such a process is this one, until it ends or calls exec, and each child forked from it. No method releases one lock.
-
     The kernel closes a dying process's files one by one, the youngest first since Linux 4.3, and a driver's may take
     long. The locks must be released last, so no descriptor holds them: the open file lies unread in a socket. Closing
     the socket is one of those steps, and adds the close of the file in it after all others (task_work_run).

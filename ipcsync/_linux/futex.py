@@ -23,7 +23,6 @@ _SYS_FUTEX, _SYS_SET, _SYS_GET = _CALLS[platform.machine()]
 _SYS_FUTEX_WAITV = 449  # of every machine; Linux 5.16
 MOST_FUTEXES = 128  # of one call of it
 _SIZE_U32 = 2
-_CLOCK_MONOTONIC = 1
 _WAIT, _WAKE = 0, 1  # the shared forms: the word may lie in a page of several processes
 _EVERYBODY = 0x7FFFFFFF
 
@@ -125,7 +124,7 @@ class FutexSet:
     def wait(self, timeout_ns: int) -> None:
         """Sleep while all words have their expected values, for at most `timeout_ns`, with the GIL released."""
         limit = _Timespec(*divmod(time.monotonic_ns() + timeout_ns, 10**9))
-        count, clock = ctypes.c_uint(self.count), ctypes.c_int(_CLOCK_MONOTONIC)
+        count, clock = ctypes.c_uint(self.count), ctypes.c_int(time.CLOCK_MONOTONIC)
         if _syscall(_SYS_FUTEX_WAITV, self._waiters, count, 0, ctypes.byref(limit), clock) < 0:
             code = ctypes.get_errno()
             if code in (errno.ENOSYS, errno.EPERM, errno.EINVAL):

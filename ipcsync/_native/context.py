@@ -44,6 +44,7 @@ _INSTEAD = {
     "wait": ": capture an ipcsync.GraphWait, and name the point at Client.replay",
 }
 _primary: dict[int, Any] = {}
+_thread = threading.local()  # `mode`: the last one found on the thread other than relaxed
 _CHECK_NS = 50_000_000
 _SPIN_NS = 20_000
 
@@ -93,7 +94,7 @@ def current_ordinal() -> int:
 
 def has_primary(ordinal: int) -> bool:
     """Whether the primary context of a device is retained in this process. Asking creates nothing."""
-    _flags, is_active = unwrap(driver().cuDevicePrimaryCtxGetState(devices()[ordinal]), "cuDevicePrimaryCtxGetState")
+    _flags, is_active = call("cuDevicePrimaryCtxGetState", devices()[ordinal])
     return bool(is_active)
 
 
@@ -184,9 +185,6 @@ def stream_call(handle: DriverObject, ordinal: int, name: str, *args: Any) -> Dr
             return unwrap(result, name)
     with OnDevice(ordinal) as inside, inside:
         return call(name, *args)
-
-
-_thread = threading.local()  # `mode`: the last one found on the thread other than relaxed
 
 
 def relaxed_call(function: Callable[..., T], *args: Any) -> T:

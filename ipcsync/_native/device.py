@@ -15,6 +15,7 @@ from ipcsync import _drivers
 from ipcsync._drivers import ERROR_NO_DEVICE, DriverObject
 from ipcsync._native import context, fork
 from ipcsync._native.context import call, current_ordinal, ordinal_of, uuid_of
+from ipcsync._native.fork import is_in_bad_fork
 from ipcsync.errors import DriverError, ForkedProcessError, InvalidDevice, NoDriver
 from ipcsync.typing import DeviceLike
 
@@ -131,7 +132,7 @@ def driver_name() -> str:
     In a forked child it is the parent's, and no driver is touched. Raises NoDriver if neither works,
     ValueError for another value of IPCSYNC_DRIVER.
     """
-    if not fork.is_in_bad_fork():
+    if not is_in_bad_fork():
         fork.arm()
     return _drivers.name()
 
@@ -159,11 +160,6 @@ def device_count() -> int:
         if error.code == ERROR_NO_DEVICE:
             return 0
         raise
-
-
-def is_in_bad_fork() -> bool:
-    """Whether this process was forked after ipcsync was used, so that nothing of it works here. Touches no driver."""
-    return fork.is_in_bad_fork()
 
 
 def current_device() -> int:

@@ -38,6 +38,9 @@ from ipcsync.typing import DeviceLike, StreamLike
 
 __all__ = ["Event", "synchronize"]
 
+# Held while an event is created, so that two threads that record at the same time create one. Reentrant, because the
+# garbage collector may run a finalizer that records.
+_creating = CallLock()
 _RECORDS_CONTEXTS = 12050  # the first version of the driver that has cuCtxRecordEvent
 _WHAT = "record everything"
 _LEGACY = 1  # CU_STREAM_LEGACY; not 0, which is the thread's own default stream if the binding is set up so
@@ -59,11 +62,6 @@ _HANDLE_FAULTS = {
 def handle_fault(code: DriverObject, what: str) -> str:
     """Why the driver did not open a handle of `what`; empty for a code that says nothing of the handle."""
     return _HANDLE_FAULTS.get(int(code), "").format(what)
-
-
-# Held while an event is created, so that two threads that record at the same time create one. Reentrant, because the
-# garbage collector may run a finalizer that records.
-_creating = CallLock()
 
 
 class Event:

@@ -14,7 +14,6 @@ from ipcsync.typing import EventLike, StreamLike
 
 _POINTERS = 1 << 64
 _NO_OBJECT = 4096  # no object lies below this address
-_AFTER_LEGACY = 3
 
 
 def pointer(value: Any, noun: str) -> int | None:  # noqa: ANN401 - whatever a user gave
@@ -44,7 +43,7 @@ def stream_pointer(stream: StreamLike | None) -> int:
     Raises TypeError for an argument that is not a stream, also for an int from 3 to 4095 (0, 1 and 2 are the default
     streams); ValueError for an int that is not an address.
     """
-    refuse_small_number(stream, _AFTER_LEGACY)
+    refuse_small_number(stream, 3)  # below are the default streams
     address = pointer(stream, "stream")
     thing = None if isinstance(stream, type) else stream  # a class has the attributes of its objects, but no stream
     protocol = getattr(thing, "__cuda_stream__", None)
@@ -65,10 +64,9 @@ def stream_pointer(stream: StreamLike | None) -> int:
 
 
 def ordinal_of_stream(address: int, hint: object = None) -> int:
-    """The device of the stream at `address`.
+    """The device of the stream at `address`; `hint` is the stream object's own `device_index`, if it has one.
 
-    `hint` is the stream object's own `device_index`, if it has one. Default streams belong to the current device. A
-    stream in a capture is not asked, since that may break the capture: it is taken to be the current device's.
+    Default streams, and those in a capture, which a question may break, are taken to be of the current device.
     """
     if isinstance(hint, int) and 0 <= hint < context.count():
         return hint

@@ -39,8 +39,11 @@ def check() -> None:
         raise ForkedProcessError
 
 
-def arm() -> None:
-    """Mark this process as one that has used ipcsync, or `check`: ForkedProcessError in a child forked after that."""
+def arm() -> ForkMark:
+    """Mark this process as one that has used ipcsync, or `check`: ForkedProcessError in a child forked after that.
+
+    Returns the mark, whose one byte is 0 in a child forked after this, for hot paths that look themselves.
+    """
     global _mark  # noqa: PLW0603 - one mark a process, for its whole life
     if _mark is None:
         open_standard()  # before anything is opened that processes share
@@ -48,12 +51,6 @@ def arm() -> None:
         _mark = ForkMark()
     else:
         check()
-
-
-def mark() -> ForkMark:
-    """The mark itself, armed: its one byte is 0 in a child forked after this. For hot paths that look themselves."""
-    arm()
-    assert _mark is not None
     return _mark
 
 
@@ -67,7 +64,6 @@ def keep_from_children(make: Callable[[], T], drop: Callable[[T], None]) -> tupl
 
     `drop` releases what only the parent may hold; it must touch neither CUDA nor a socket nor the board's words. A fork
     made by C code calls nothing. Taking it back twice does nothing.
-
     Another thread may fork between the two, and its child have what was made: then it is dropped here, and made anew.
     After 0.3 s the last one stays: a function that some library calls before a fork may wait for this very thread.
     """

@@ -35,6 +35,9 @@ __all__ = [
 ]
 
 _KIND_CUDA = 1  # torch's DeviceType of CUDA
+# The streams that were made here, by address. Their owners are objects of their own: one whose finalizer has begun is
+# not found here any more, and one that is found is not destroyed before the reference goes.
+_made: WeakValueDictionary[int, Stream] = WeakValueDictionary()
 
 
 class Stream:
@@ -248,11 +251,6 @@ class ExternalStream(Stream):
         self._bind(handle, index)
 
 
-# The streams that were made here, by address. Their owners are objects of their own: one whose finalizer has begun is
-# not found here any more, and one that is found is not destroyed before the reference goes.
-_made: WeakValueDictionary[int, Stream] = WeakValueDictionary()
-
-
 def made_here() -> list[Stream]:
     """The streams that ipcsync has made, and that somebody still has."""
     return [stream for reference in _made.valuerefs() if (stream := reference()) is not None]
@@ -374,8 +372,7 @@ def resolve(stream: StreamLike | None, device: int | None = None) -> Stream:
 def stream_handle(stream: StreamLike | None, device: int | None = None) -> tuple[Any, int]:
     """The same as (CUstream, device ordinal), for hot paths: no driver call is made for a Stream of ours.
 
-    The default streams' handles are valid only while a context of their device is current: see `stream_call`. For a
-    Stream the caller checks the fork guard, as it does anyway before it uses anything shared.
+    See `stream_call` for the handles of default streams. For a Stream of ours the caller checks the fork guard.
     """
     chosen = stream if isinstance(stream, Stream) else resolve(stream, device)
     return chosen._handle, chosen._index

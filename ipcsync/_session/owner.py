@@ -102,7 +102,7 @@ class SessionLease:
             lease.check_slowly()
 
         self.session_check: SessionCheck = SessionCheck(
-            fork.mark(), board, self.line, welcome.serial, LIVE, check_slowly
+            fork.arm(), board, self.line, welcome.serial, LIVE, check_slowly
         )
         self.session_check.good_until = self._last_ns + self._ttl_ns
         self.check: Callable[[], None] = self.session_check.check

@@ -146,7 +146,7 @@ class Writer:
     @property
     def is_of_parent(self) -> bool:
         """Whether this process was forked after it was made."""
-        return self._fork_mark.in_child
+        return not self._fork_mark.byte[0]
 
     def put(
         self, kind: int, use: int, generation: int, stream: int, began: int, ended: int, outcome: int = Outcome.OK

@@ -129,14 +129,12 @@ def failure_of(error: IpcSyncError) -> Failure:
 
 def error_of(failure: Failure) -> IpcSyncError:
     """The error of a message; an unknown kind becomes a plain IpcSyncError."""
-    kind = getattr(errors, failure.kind, None) if failure.kind in errors.__all__ else None
-    if kind is None:
+    if failure.kind not in errors.__all__:
         return IpcSyncError(f"{failure.kind}: {failure.message}")
-    error = kind(failure.message)
+    error: IpcSyncError = getattr(errors, failure.kind)(failure.message)
     for key, value in failure.attributes.items():
         if key in vars(error):
             setattr(error, key, value)
-    assert isinstance(error, IpcSyncError)
     return error
 
 

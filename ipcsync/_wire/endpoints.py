@@ -13,8 +13,7 @@ MAX_PATH = 107  # sockaddr_un
 
 def runtime_dir() -> str:
     """$IPCSYNC_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ipcsync, else /tmp/ipcsync-<uid>."""
-    chosen = os.environ.get("IPCSYNC_RUNTIME_DIR")
-    if chosen:
+    if chosen := os.environ.get("IPCSYNC_RUNTIME_DIR"):
         return os.path.abspath(chosen)
     xdg = os.environ.get("XDG_RUNTIME_DIR")
     return os.path.abspath(os.path.join(xdg, "ipcsync")) if xdg else f"/tmp/ipcsync-{os.getuid()}"  # noqa: S108 - mode 0700 is checked

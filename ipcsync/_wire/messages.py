@@ -17,6 +17,7 @@ Name = Annotated[str, Meta(max_length=255)]
 Token = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Text = Annotated[str, Meta(max_length=1024)]
+RemainsCause: TypeAlias = Literal["died", "expired", "closed", "behind"]
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -148,9 +149,6 @@ class ProbeReply(Message, frozen=True):
 
 
 # --- shared events and named streams: how a session opens, closes and lists them --------------------------------------
-
-
-RemainsCause: TypeAlias = Literal["died", "expired", "closed", "behind"]
 
 
 class Open(RequestBody, frozen=True):

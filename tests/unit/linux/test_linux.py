@@ -143,16 +143,16 @@ def _marks_in_children() -> dict[str, list[bool]]:
         if (child := fork()) == 0:
             own = ForkMark()
             if (grandchild := fork()) == 0:
-                os.write(write, bytes([mark.in_child, own.in_child]))
+                os.write(write, bytes([not mark.byte[0], not own.byte[0]]))
                 os._exit(0)
             os.waitpid(grandchild, 0)
-            os.write(write, bytes([mark.in_child, own.in_child]))
+            os.write(write, bytes([not mark.byte[0], not own.byte[0]]))
             os._exit(0)
         os.waitpid(child, 0)
         found[name] = [bool(each) for each in os.read(read, 16)]
         os.close(read)
         os.close(write)
-    found["here"] = [mark.in_child]
+    found["here"] = [not mark.byte[0]]
     return found
 
 
