@@ -60,8 +60,8 @@ ERROR_NOT_READY = 600
 ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
 ERROR_STREAM_CAPTURE_IMPLICIT = 906
 
-_FILES = "/dev/nvidia"
-_DEVICE_FILES = (f"{_FILES}*", "/dev/dxg", "/dev/nvhost*", "/dev/nvgpu*")  # of a GPU, in WSL, of a Tegra
+_NVIDIA = "/dev/nvidia"
+_DEVICE_FILES = (f"{_NVIDIA}*", "/dev/dxg", "/dev/nvhost*", "/dev/nvgpu*")  # of a GPU, in WSL, of a Tegra
 _NOT_INITIALIZED = 3
 _JOIN = "ipcsync_softcuda_join"
 _lock = CallLock()
@@ -169,9 +169,9 @@ def may_be_served() -> bool:
 
 def files_survive_exec() -> bool:
     """Whether any file of the driver stays open across exec."""
-    for name in os.listdir("/proc/self/fd"):
+    for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # it was closed meanwhile
-            if os.readlink(f"/proc/self/fd/{name}").startswith(_FILES) and os.get_inheritable(int(name)):
+            if os.readlink(f"/proc/self/fd/{number}").startswith(_NVIDIA) and os.get_inheritable(int(number)):
                 return True
     return False
 

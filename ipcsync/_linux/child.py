@@ -172,6 +172,11 @@ def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
 class Child(Closing):
     """A fresh Python process that runs `program(connection, *arguments)`, a function of a module, and ends.
 
@@ -199,7 +204,7 @@ class Child(Closing):
             undo.callback(ours.close)
             command = [*self._command(theirs.fileno()), name]
             process = spawn(command, env=environment(env), fds=(theirs.fileno(), *fds), output=output)
-            undo.callback(lambda: (process.kill(), process.wait()))  # in one step: one that is not killed does not end
+            undo.callback(_end, process)  # in one step: a wait for one that is not killed does not end
             theirs.close()
             self._process = process
             self.pid: int = process.pid

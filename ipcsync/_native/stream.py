@@ -159,7 +159,7 @@ class Stream:
 
         Without a `timeout` CUDA's own call may run, which Ctrl-C does not end: with one, it raises KeyboardInterrupt.
         Raises StreamCapturing as `query`; WaitTimeout; RecorderLost, of cause "behind", if ipcsync has queued a wait
-        here whose recorder was lost, and on which the stream may stand still for ever; ValueError for a bad timeout.
+        here whose recorder was lost, and that may never end; ValueError for a timeout that is negative or NaN.
         """
         fork.check()
         deadline_of(timeout)

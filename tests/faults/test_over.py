@@ -371,7 +371,7 @@ def test_under_mps_what_a_dead_recorders_work_may_write_is_never_used_again(new_
 
 
 def test_a_file_of_the_drivers_that_survives_exec_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_drivers, "_FILES", "/dev/null")
+    monkeypatch.setattr(_drivers, "_NVIDIA", "/dev/null")
     fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
         os.set_inheritable(fd, True)
