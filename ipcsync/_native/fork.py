@@ -40,10 +40,7 @@ def check() -> None:
 
 
 def arm() -> ForkMark:
-    """Mark this process as one that has used ipcsync, or `check`: ForkedProcessError in a child forked after that.
-
-    Returns the mark, whose one byte is 0 in a child forked after this, for hot paths that look themselves.
-    """
+    """The mark of this process as one that has used ipcsync, made once; ForkedProcessError in a child forked since."""
     global _mark  # noqa: PLW0603 - one mark a process, for its whole life
     if _mark is None:
         open_standard()  # before anything is opened that processes share
