@@ -65,7 +65,7 @@ class Stream:
             if isinstance(priority, bool):
                 raise TypeError("a stream's priority is an int, but got a bool")
             with OnDevice(index) as inside, inside:
-                least, greatest = self.priority_range()
+                least, greatest = call("cuCtxGetStreamPriorityRange")
                 clamped = max(greatest, min(least, operator.index(priority)))
                 handle = call("cuStreamCreateWithPriority", STREAM_NON_BLOCKING, clamped)
             self._bind(handle, index, context.Owner("cuStreamDestroy", handle))
