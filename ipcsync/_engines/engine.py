@@ -20,12 +20,12 @@ from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, DriverObject, unwrap
 from ipcsync._engines import imports
-from ipcsync._engines.core import Core, Wait, bind_driver, know_streams
+from ipcsync._engines.core import Core, SessionCheck, Wait, bind_driver
 from ipcsync._engines.loss import Cause, Loss, Reason
 from ipcsync._native import context, fork, pinned
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
-from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._native.stream import stream_handle
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import (
     DeviceMismatch,
@@ -33,15 +33,17 @@ from ipcsync.errors import (
     EngineMismatch,
     EventClosed,
     IpcSyncError,
-    NoDriver,
     NotRecorder,
     RecorderLost,
     Reentered,
     WaitTimeout,
 )
-from ipcsync.typing import EngineName, EventState, StreamLike
+from ipcsync.typing import EventState, StreamLike
 
 log = logging.getLogger("ipcsync")
+
+bind = cache(bind_driver)
+"""Give the compiled core the driver's functions, once."""
 
 _ANYWHERE: AbstractContextManager[AbstractContextManager[object]] = nullcontext(nullcontext())
 _CAN_FLUSH = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
@@ -50,8 +52,8 @@ _CAN_FLUSH = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
 class Guard(Protocol):
     """The part of a session that its uses need."""
 
-    def check(self) -> None:
-        """Raise if the process was forked or the session cannot be used; cheap, called at every use."""
+    session_check: SessionCheck
+    """Whether the process was not forked and the session can be used; cheap, asked at every use."""
 
     def check_liveness(self) -> None:
         """As `check`, and whether the coordinator lives; called in every slice of a wait."""
@@ -79,8 +81,6 @@ class Engine(Core):
     does not know the order that they create.
     """
 
-    name: str
-    kind: EngineName
     _peer: Peer | None = None
     _has_logged_full = False
 
@@ -89,16 +89,12 @@ class Engine(Core):
         super().__init__(board, guard, attachment, ordinal, fork.arm())
         self._driver = context.driver()
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
-        self._serials = attachment.serials
+        self._imports = [(board.epoch, serial) for serial in attachment.serials]
         self.has_warned_of_depth = False
-        if self.node:
-            self._flags |= self._flush()
-
-    def _flush(self) -> int:
-        """For mirrors: the flag that makes a network card's earlier writes visible after a wait, if there is one."""
-        device = unwrap(self._driver.cuDeviceGet(self.ordinal), "cuDeviceGet")
-        can = unwrap(self._driver.cuDeviceGetAttribute(_CAN_FLUSH, device), "cuDeviceGetAttribute")
-        return STREAM_WAIT_VALUE_FLUSH if can else 0
+        if self.node:  # a mirror: a network card's earlier writes are to be visible after a wait
+            device = unwrap(self._driver.cuDeviceGet(ordinal), "cuDeviceGet")
+            if unwrap(self._driver.cuDeviceGetAttribute(_CAN_FLUSH, device), "cuDeviceGetAttribute"):
+                self._flags |= STREAM_WAIT_VALUE_FLUSH
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -173,21 +169,18 @@ class Engine(Core):
     def open_event(self, index: int, patience_s: float | None) -> DriverObject | None:
         """The CUevent of the ring at `index`; None if another thread opens one for `patience_s`."""
         try:
-            return imports.acquire(self, self._key(index), self.handles[index], self.ordinal, patience_s)
+            return imports.acquire(self, self._imports[index], self.handles[index], self.ordinal, patience_s)
         except DriverError:
             self.guard.check_liveness()  # a lost coordinator explains the error
             raise
 
     def close_event(self, index: int) -> bool | None:
         """Close it, for this use; falsy while another thread opens or destroys some."""
-        return imports.release(self, self._key(index))
+        return imports.release(self, self._imports[index])
 
     def close_events(self) -> bool:
         """Close all of them; False while another thread opens or destroys some."""
-        return all(self.close_event(index) for index in range(len(self.handles)))
-
-    def _key(self, index: int) -> tuple[bytes, int]:
-        return self.board.epoch, self._serials[index]
+        return all(self.close_event(index) for index in range(len(self._imports)))
 
     def create_event(self, ordinal: int) -> DriverObject:
         """A CUDA event of this process, for a marker on a stream of that device."""
@@ -390,12 +383,3 @@ class Engine(Core):
 def _within(handle: DriverObject, ordinal: int) -> AbstractContextManager[AbstractContextManager[object]]:
     """A block, entered twice, in which a context of the device is current if the stream is a default one."""
     return OnDevice(ordinal) if int(handle) in LEGACY else _ANYWHERE
-
-
-@cache
-def bind() -> None:
-    """Give the compiled core the driver's functions."""
-    know_streams(Stream)
-    why_not = bind_driver()
-    if why_not is not None:
-        raise NoDriver(f"the binding lacks a function that ipcsync needs: {why_not}: install a newer cuda-bindings")

@@ -41,7 +41,7 @@ class Finished:
 
     def check(self) -> None:
         """Raise if the process was forked or the session cannot be used."""
-        self.guard.check()
+        self.guard.session_check.check()
 
     def check_liveness(self, _generation: int) -> None:
         """Raise if the session or its coordinator is lost."""

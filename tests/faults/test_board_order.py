@@ -243,13 +243,12 @@ def test_what_users_call_takes_the_same_steps(name: str, run: Any, monkeypatch: 
 def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
     slot = "INCARNATION STATE RECORDER WATERMARK AWAITED FOLLOWED RECORDED COMPLETED FIRST_DEPENDENT VALID_AS_OF LOST"
     slot += " ROOT_CAUSE ANNOUNCED"
-    assert (
-        layout.H_STATE + 1,
-        layout.H_NEWEST,
-        *(getattr(layout, f"L_{name}") for name in slot.split()),
-        *(layout.S_STATE, layout.S_SERIAL, layout.S_OWNER, layout.S_DOORBELL),
-        *(layout.HEADER // 8, layout.WORDS, LIVE, OPEN, BROKEN, CLOSED, DIED),
-    ) == core.LAYOUT
+    names = {name: getattr(layout, f"L_{name}") for name in slot.split()}
+    names |= {name: getattr(layout, name) for name in ("S_STATE", "S_SERIAL", "S_OWNER", "S_DOORBELL")}
+    names |= {"HEADER": layout.H_STATE + 1, "NEWEST": layout.H_NEWEST}
+    names |= {"FIRST_SESSION": layout.HEADER // 8, "LINE": layout.WORDS}
+    names |= {"LIVE": LIVE, "OPEN": OPEN, "BROKEN": BROKEN, "CLOSED": CLOSED, "OWNER_DIED": DIED}
+    assert {name: getattr(core, name) for name in names} == names
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

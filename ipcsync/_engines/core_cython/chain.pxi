@@ -229,7 +229,7 @@ cdef class Chain:
             store(view.place, ROOT_CAUSE, self.loss.serial)
             store(view.place, LOST, view.base + self.lost_from)
             fence()
-            wake_all(view.place)
+            wake(view)
         self.is_stored = True
 
 

@@ -19,10 +19,13 @@ from sys import modules
 cimport cython
 from cpython.object cimport PyObject
 
+cdef object Loss, Stream  # which are looked up at each call
+
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import describe
 from ipcsync._engines.loss import Loss
-from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError
+from ipcsync._native.stream import Stream
+from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError, NoDriver
 
 INTERFACE = 23  # as in `__init__`
 

@@ -46,14 +46,14 @@ def bind_functions(dict addresses):
 
 
 def bind_driver():
-    """Take the driver's functions from the binding, as it chose them; why not, or None."""
+    """Take the driver's functions from the binding, as it chose them. NoDriver if it lacks one."""
     try:
         from cuda.bindings import cydriver
         own = cydriver.__pyx_capi__
         bind_functions({name: <uintptr_t>PyCapsule_GetPointer(own[name], kind) for name, kind in FUNCTIONS.items()})
     except (ImportError, AttributeError, KeyError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+        why = f"the binding lacks a function that ipcsync needs: {type(error).__name__}: {error}"
+        raise NoDriver(f"{why}: install a newer cuda-bindings") from None
 
 
 # --- waits of the host -------------------------------------------------------------------------------------------------
@@ -108,11 +108,8 @@ cdef bint await_work(
 ) noexcept nogil:
     """Wait until the driver says that `event` is complete, or the word has reached `wanted`, which is looked at all the
     same: the event may be another generation's by now. Without an event only for the word. The wait began at `began`,
-    maybe with an earlier call.
-
-    Whether to look; else `until` passed, a signal came, the slot is broken, or the driver has an error, which the
-    caller's next call meets.
-    """
+    maybe with an earlier call. Whether to look; else `until` passed, a signal came, the slot is broken, or the driver
+    has an error, which the caller's next call meets."""
     cdef plan how = plan_of(last, sleep_ns)
     cdef int64_t now = ipcsync_now(), pause = 1
     cdef int mode = RELAXED, slack = 0

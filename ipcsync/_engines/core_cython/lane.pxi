@@ -290,7 +290,7 @@ cdef class Lane:
             return False
         return not any([wait.known_outcome() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
 
-    cdef bint open(self, Bracket bracket, int64_t deadline, timeout) except -1:
+    cdef int open(self, Bracket bracket, int64_t deadline, timeout) except -1:
         """Prepare and feed a bracket that has been claimed."""
         cdef int most = bracket.most()
         if most > self.room:
@@ -330,39 +330,35 @@ cdef class Lane:
         for index in range(bracket.fed):
             if bracket.uses[index].is_in:
                 check_queued(<Core>bracket.uses[index].core, bracket.uses[index].highest)
-        return True
 
     cdef object close(self, Bracket bracket, bint is_whole, replaying):
         """End and drain the open bracket; what a record raised, once all is queued, or None."""
-        cdef object error = None
-        if is_whole and bracket.taps and not bracket.is_slow and take_records(self, bracket):
-            error = record_all(self, bracket)
-            self.forget()
-            return error
-        with nogil:
-            result = end_launch(self, bracket)
-        check_taken(result)
-        self.stage = DRAINING
-        if is_whole and bracket.taps:
-            error = record_each(self, bracket, replaying)
-            self.forget()
-        else:
+        if not (is_whole and bracket.taps):
             self.finish()
+            return None
+        if not bracket.is_slow and take_records(self, bracket):
+            error = record_all(self, bracket)
+        else:
+            with nogil:
+                result = end_launch(self, bracket)
+            check_taken(result)
+            self.stage = DRAINING
+            error = record_each(self, bracket, replaying)
+        self.forget()
         return error
 
-    cdef bint finish(self) except -1:
+    cdef int finish(self) except -1:
         """End the open bracket, whatever a refused call or an exception left of it, without records."""
         cdef Bracket bracket = self.bracket
         cdef int result = 0
         if bracket is None:
-            return False
+            return 0
         bracket._is_over = True
         if self.stage != IDLE:
             with nogil:
                 result = self.finish_steps(bracket)
         check_taken(result)
         self.forget()
-        return True
 
     cdef int finish_steps(self, Bracket bracket) noexcept nogil:
         cdef Stage stage = self.stage

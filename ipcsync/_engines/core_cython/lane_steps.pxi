@@ -178,10 +178,8 @@ cdef bint take_records(Lane self, Bracket bracket) except -1:
     return True
 
 cdef object record_all(Lane self, Bracket bracket):
-    """End, and drain with all records, which are of timelines and have their turns; the first error of an event.
-
-    What may raise comes before the driver's calls, and these are made in one go.
-    """
+    """End, and drain with all records, which are of timelines and have their turns; the first error of an event. What
+    may raise comes before the driver's calls, and these are made in one go."""
     cdef Use *uses = bracket.uses + bracket.fed
     cdef object error = None
     try:

@@ -160,10 +160,8 @@ cdef bint is_clear(Line self, int64_t generation) noexcept nogil:
     return False
 
 cdef bint are_good(Line self, uint64_t own, uint64_t *copy) noexcept nogil:
-    """Whether the bit of line `own` is not set, and every session that the bits name lives.
-
-    If so, they are in `copy`, unless that is null.
-    """
+    """Whether the bit of line `own` is not set, and every session that the bits name lives. If so, they are in `copy`,
+    unless that is null."""
     cdef uint64_t bits[MOST_BITS]
     valid_as_of = load(self.place, VALID_AS_OF)
     step(b"load bits")

@@ -73,10 +73,8 @@ def has_turn():
 
 cdef inline bint begin(Lock lock) noexcept:
     """Begin a section of this process's objects: with the lock, and without the collector; what `end` is to be given.
-
     No section waits for anything, so neither does this for long, and no exception keeps what is about to be listed from
-    it. Up to Python 3.11 a collection may begin wherever an object is made, and its finalizers may call anything.
-    """
+    it. Up to Python 3.11 a collection may begin wherever an object is made, and its finalizers may call anything."""
     if not lock.take():
         with nogil:
             lock.take_soon()

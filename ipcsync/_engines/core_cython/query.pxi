@@ -3,10 +3,8 @@
 # --- the driver's answer, and whether it counts -----------------------------------------------------------------------
 
 cdef int is_done(Core self, int64_t generation, double patience_s) except -1 nogil:
-    """Whether the driver calls `generation`, which was recorded, complete; 0 too if it cannot be asked now.
-
-    The import is not destroyed meanwhile, and no lock is held: the question may have to wait for another's call.
-    """
+    """Whether the driver calls `generation`, which was recorded, complete; 0 too if it cannot be asked now. The import
+    is not destroyed meanwhile, and no lock is held: the question may have to wait for another's call."""
     if not self.has_ring:
         return is_on_board(self, generation)
     if not enter_driver(self, generation, patience_s):
@@ -32,11 +30,8 @@ cdef bint enter_driver(Core self, int64_t generation, double patience_s) except 
     return True
 
 cdef bint confirm(Core self, int64_t generation) except -1 nogil:
-    """After the driver said complete: whether that counts. Recorder and coordinator must live now, after it.
-
-    What the generation depends on must be good too: False while that is unknown.
-    """
-    cdef bint is_good
+    """After the driver said complete: whether that counts. Recorder and coordinator must live now, after it. What the
+    generation depends on must be good too: False while that is unknown."""
     if depends(self, generation):
         if self.is_recorder:
             if is_complete_now(self, generation):
@@ -86,13 +81,10 @@ cdef bint ask(Core self, int64_t generation, double patience_s) except -1:
 # --- synchronize ------------------------------------------------------------------------------------------------------
 
 cdef bint sleep_until_recorded(Core self, int64_t generation, int64_t deadline) except -1 nogil:
-    """Block until `generation` is recorded; False once `deadline` is over.
-
-    Each slice ends with the looks of `end_slice`, by what the kernel marks. The GIL is seldom asked for: that alone may
-    take longer than a slice in a busy process.
-    """
+    """Block until `generation` is recorded; False once `deadline` is over. Each slice ends with the looks of
+    `end_slice`, by what the kernel marks. The GIL is seldom asked for: that alone may take longer than a slice in a
+    busy process."""
     cdef int64_t last = 0
-    cdef bint is_interrupted
     while True:
         recorded = load(self.place, RECORDED)
         if <int64_t>(recorded - self.base) >= generation:
@@ -109,7 +101,7 @@ cdef bint sleep_until_recorded(Core self, int64_t generation, int64_t deadline) 
 
 cdef int64_t end_slice(Core self, int64_t generation, int64_t last, bint is_interrupted) except -1 nogil:
     """Check this session, the coordinator and the recorder; `last` is when Python last had its turn, or has now."""
-    if self.session is None or not self.session.is_good() or not coordinator_is_good(self):
+    if not self.session.is_good() or not coordinator_is_good(self):
         with gil:
             self.guard.check_liveness()
     if was_closed(self) or load(self.place, INCARNATION) != self.incarnation:
@@ -153,7 +145,6 @@ cdef int sleep_until_complete(Core self, int64_t generation, int64_t deadline, i
 cdef int await_driver(Core self, int64_t generation, int64_t began, int64_t until) except -2 nogil:
     """Wait until the driver calls `generation` complete: 1; 0 once `until` is over, -1 if a signal came."""
     cdef Handle event = NULL
-    cdef bint is_there
     if self.has_ring:
         if is_done(self, generation, -1):  # often it is complete already
             return 1
@@ -279,7 +270,6 @@ cdef bint end_waits(Core self) except -1:
     return drop_all_markers(self, True)
 
 cdef bint drop_all_markers(Core self, bint all) except -1:
-    cdef bint are_gone
     enter_state(self)
     with nogil:
         are_gone = drop_markers(self, all)
@@ -288,10 +278,9 @@ cdef bint drop_all_markers(Core self, bint all) except -1:
 
 cdef bint says(Core self, int64_t generation) except -1:
     """As `says_complete`: the driver is asked without the GIL, of which it may need another's call."""
-    cdef bint says
     with nogil:
-        says = says_complete(self, generation)
-    return says
+        result = says_complete(self, generation)
+    return result
 
 cdef bint is_drained_now(Core self) except -1:
     """Whether all that was recorded here is complete. With the turn."""

@@ -15,11 +15,9 @@ cdef int64_t try_record(Core self, uintptr_t address) except -1:
     return record_on(self, <Handle>address, False, FOREVER, None, None)
 
 cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline, timeout, further) except -1:
-    """Record the next generation; 0, and nothing is done: it is not known whether the stream is of this device.
-
-    A number is never given to two records. If the driver refused one that the stream may have all the same, the
-    next call makes it again, behind its possible place and all records before it, and then one of its own number.
-    """
+    """Record the next generation; 0, and nothing is done: it is not known whether the stream is of this device. A
+    number is never given to two records. If the driver refused one that the stream may have all the same, the next call
+    makes it again, behind its possible place and all records before it, and then one of its own number."""
     cdef uint64_t stream = 0
     cdef int64_t generation = 0
     cdef bint depends = further is not None
@@ -40,7 +38,7 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
         elif found == NO_ROOM:
             make_room(self, self._recorded + 1, deadline, timeout)
         elif found == NEEDS:
-            get_needed(self, handle, stream, generation)
+            get_needed(self, stream, generation)
         elif found == UNUSABLE:
             check_usable(self, handle, "record")
             with nogil:
@@ -138,7 +136,7 @@ cdef inline bint has_needed(Core self, uint64_t stream, int64_t generation) noex
         and (not must_follow(self, stream, generation) or has_import(self, generation - 1))
     )
 
-cdef int get_needed(Core self, Handle handle, uint64_t stream, int64_t generation) except -1:
+cdef int get_needed(Core self, uint64_t stream, int64_t generation) except -1:
     open_import(self, generation, -1)
     if must_follow(self, stream, generation):
         open_import(self, generation - 1, -1)
@@ -217,7 +215,8 @@ cdef inline bint is_awaited(Core self) noexcept nogil:
     return load(self.place, AWAITED) != 0 or load(self.place, FOLLOWED) != 0
 
 cdef inline void wake(Core self) noexcept nogil:
-    wake_all(self.place)
+    step(b"wake")
+    ipcsync_futex_wake(self.place + RECORDED, False, 0x7FFFFFFF)
 
 # --- room in the ring -------------------------------------------------------------------------------------------------
 
@@ -297,11 +296,9 @@ cdef int await_oldest(Core self, int64_t oldest, int64_t deadline, timeout) exce
                 pause(self, deadline)
 
 cdef int await_hazards(Core self, int64_t oldest, int64_t deadline, timeout) except -1:
-    """Wait while a process may be about to queue a wait for a complete generation whose CUDA event is next.
-
-    Such a call takes microseconds. Those of processes found dead, which the coordinator ends, do not count, nor
-    what has been seen for long: its process may be stopped, its stream's queue be full.
-    """
+    """Wait while a process may be about to queue a wait for a complete generation whose CUDA event is next. Such a call
+    takes microseconds. Those of processes found dead, which the coordinator ends, do not count, nor what has been seen
+    for long: its process may be stopped, its stream's queue be full."""
     cdef int64_t done = self._completed
     cdef int64_t pause = 0
     hazards = hazards_left(self)

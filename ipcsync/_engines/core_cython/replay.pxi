@@ -59,7 +59,7 @@ cdef class ReplayingBase:
             self._raise_used()
         self.check_session()
         self.has_begun = True
-        if type(self._stream) is our_stream:
+        if type(self._stream) is Stream:
             self._address, self._ordinal = unsigned(self._stream._pointer), self._stream._index
         else:
             self._address, self._ordinal = self._find_stream()
@@ -73,11 +73,10 @@ cdef class ReplayingBase:
 
     def _enter(self):
         """Wait until all can be queued, and queue what comes before the launch."""
-        cdef Lane lane = None
         self.began = ipcsync_now()
         self.deadline = FOREVER if self.ns == FOREVER else self.began + self.ns
-        while lane is None:  # another thread may take the lane for another stream
-            lane = self.try_enter(self.lane_of())
+        while not self.try_enter(self.lane_of()):  # another thread may take the lane for another stream
+            pass
 
     cdef Lane lane_of(self):
         """The lane of the launch stream. StreamCapturing if that captures."""
@@ -93,8 +92,8 @@ cdef class ReplayingBase:
             lane, self.stream_id = self._find_lane()
         return lane
 
-    cdef Lane try_enter(self, Lane lane):
-        """The lane, if the bracket is open; None if it serves another stream now."""
+    cdef bint try_enter(self, Lane lane) except -1:
+        """Open the bracket; False if the lane serves another stream now."""
         cdef Bracket bracket = self._replay
         self.check_items(bracket)
         if bracket._is_ahead:
@@ -109,7 +108,7 @@ cdef class ReplayingBase:
             self._raise_no_room(0)
         try:
             if lane.stream_id != self.stream_id:
-                return None
+                return False
             self.claim(bracket, lane)
             try:
                 lane.open(bracket, self.deadline, self._timeout)
@@ -119,7 +118,7 @@ cdef class ReplayingBase:
                 raise
         finally:
             lane.lock.give()
-        return lane
+        return True
 
     cdef int check_items(self, Bracket bracket) except -1:
         """Look at gates and taps, and at what they wait for or record on."""

@@ -19,11 +19,8 @@ cdef inline bint is_broken(Core self) noexcept nogil:
     return load(self.place, STATE) == BROKEN
 
 cdef inline bint was_closed(Core self) noexcept nogil:
-    """Whether this use was closed here.
-
-    Asked *after* words of the board were read, it also proves that they were this use's: the slot is reused only
-    once this process has closed and released it.
-    """
+    """Whether this use was closed here. Asked *after* words of the board were read, it also proves that they were this
+    use's: the slot is reused only once this process has closed and released it."""
     step(b"own is_closed")
     return self.is_closed
 
@@ -94,18 +91,14 @@ cdef inline bint check_open(Core self) except -1 nogil:
 
 cdef int check_use(Core self) except -1:
     """Raise if this use is over: by a fork, the session, the coordinator, a close, or a later use of the slot."""
-    if self.session is None:
-        self.guard.check()
-    elif not self.session.is_good():
+    if not self.session.is_good():
         self.session.slowly()
     if was_closed(self) or load(self.place, INCARNATION) != self.incarnation:
         self.raise_closed()
 
 cdef bint is_orphaned(Core self) except -1 nogil:
-    """Whether the coordinator has died or stopped: then a driver may say anything about its CUDA events.
-
-    The kernel marks the header before it tears down a dying process's exports.
-    """
+    """Whether the coordinator has died or stopped: then a driver may say anything about its CUDA events. The kernel
+    marks the header before it tears down a dying process's exports."""
     if coordinator_is_good(self):
         return False
     with gil:
@@ -163,10 +156,8 @@ cdef int check_finished(Core self, int64_t generation) except -1 nogil:
             self.raise_lost(generation)
 
 cdef object find_outcome(Core self, int64_t generation):
-    """The outcome of `generation`, by the board and this process's memory: True (good), a Loss, or None (open).
-
-    Raises nothing; this use may be closed already, since records that depend on it ask.
-    """
+    """The outcome of `generation`, by the board and this process's memory: True (good), a Loss, or None (open). Raises
+    nothing; this use may be closed already, since records that depend on it ask."""
     if generation <= known_of(self) or is_on_board(self, generation):
         return True
     state = load(self.place, STATE)

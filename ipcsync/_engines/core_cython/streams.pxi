@@ -9,7 +9,6 @@ cdef extern from "Python.h":
 cdef enum:
     MANY_MARKERS = 16
 
-cdef object our_stream = None  # the class Stream
 cdef object plain_stream = None  # the first class that was seen without `__cuda_stream__`: to look for that again is slow
 
 cdef inline uintptr_t unsigned(value) noexcept:
@@ -27,7 +26,7 @@ cdef uintptr_t address_of(stream) except? 0:
     global plain_stream
     if stream is None:
         return 0
-    if type(stream) is our_stream:
+    if type(stream) is Stream:
         return unsigned(stream._pointer)
     if PyLong_CheckExact(stream):
         address = unsigned(stream)
@@ -46,22 +45,14 @@ cdef uintptr_t address_of(stream) except? 0:
     version = (<tuple>answer)[0]
     return unsigned((<tuple>answer)[1]) if PyLong_CheckExact(version) and not version else 0
 
-
-def know_streams(cls):
-    """Which class has the address of its stream in `_pointer`."""
-    global our_stream
-    our_stream = cls
-
 # --- the turns of a use's calls ---------------------------------------------------------------------------------------
 
 cdef int enter_calls(
     Core self, int64_t deadline=INT64_MAX, int64_t generation=0, timeout=None, str what=""
 ) except -1:
-    """Take the turn of calls that queue work, which `leave_calls` gives; WaitTimeout once `deadline` is over.
-
-    A call within another one of its thread, which has a turn too, waits half a second at most: two such might wait
-    for each other. On the thread that beats, the wait beats.
-    """
+    """Take the turn of calls that queue work, which `leave_calls` gives; WaitTimeout once `deadline` is over. A call
+    within another one of its thread, which has a turn too, waits half a second at most: two such might wait for each
+    other. On the thread that beats, the wait beats."""
     cdef bint is_within = ipcsync_turns(0) > 0
     step(b"lock")
     if not self.calls.take():
@@ -111,7 +102,6 @@ cdef inline bint has_import(Core self, int64_t generation) noexcept nogil:
 
 cdef bint open_import(Core self, int64_t generation, double patience_s) except -1:
     """Have it be there; False if another thread opens one for longer than `patience_s` (below 0: it is waited for)."""
-    cdef bint is_unused
     if has_import(self, generation):
         return True
     if not self.has_ring:

@@ -203,7 +203,6 @@ def drop(waits):
 def release(Core view):
     """Remove the waits for a view, which have their outcomes. Others, without the view, take the place of the lost."""
     cdef Wait wait, kept
-    cdef bint collects
     waits = waits_on(view)
     lost = {wait: wait.stream for wait in waits if isinstance(wait.outcome, Loss)}
     enter_state(view)

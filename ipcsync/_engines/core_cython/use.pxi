@@ -74,9 +74,7 @@ cdef class Core(Line):
             else (origin.epoch, origin.slot, origin.incarnation)
         )
         self.hazards = <uint8_t *><uintptr_t>self.line.hazards_address
-        check = getattr(guard, "session_check", None)
-        self.session = check if isinstance(check, SessionCheck) else None
-        self.own, self.depends_on_all = guard.line_index, guard.depends_on_all
+        self.session, self.own, self.depends_on_all = guard.session_check, guard.line_index, guard.depends_on_all
         self.fork_mark = <const uint8_t *><uintptr_t>fork_mark.address
         self.calls, self.state, self.chain, self.watched = Lock(), Lock(), Chain(self), {}
         self._lost_from, self._flags = FOREVER, WAIT_GEQ
@@ -142,18 +140,13 @@ cdef class Core(Line):
         open_import(self, generation, -1)
 
     def query(self, int64_t generation, double patience_s=-1):
-        """Whether `generation` is complete.
-
-        Another thread may open the import that is to be asked about, in a driver's call that blocks: after `patience_s`
-        seconds (below 0: without a limit) this is False.
-        """
+        """Whether `generation` is complete. Another thread may open the import that is to be asked about, in a driver's
+        call that blocks: after `patience_s` seconds (below 0: without a limit) this is False."""
         return ask(self, generation, patience_s)
 
     def accepts(self, int64_t generation):
-        """Whether a waiter would accept `generation` now; asks the driver, raises nothing.
-
-        False also while another thread has the lock, and for this process's own events, which it resolves itself.
-        """
+        """Whether a waiter would accept `generation` now; asks the driver, raises nothing. False also while another
+        thread has the lock, and for this process's own events, which it resolves itself."""
         cdef bint is_accepted = False
         if self.is_recorder or self.is_unused or last_of(self) < generation:
             return False
@@ -185,17 +178,14 @@ cdef class Core(Line):
 
     def await_recorded(self, int64_t generation, int64_t deadline_ns, timeout):
         """Block until `generation` is recorded; else WaitTimeout, RecorderLost, or an error of `check_liveness`."""
-        cdef bint is_recorded
         with nogil:
             is_recorded = sleep_until_recorded(self, generation, deadline_ns)
         if not is_recorded:
             self.raise_timeout(generation, timeout, "recorded")
 
     def await_complete(self, int64_t generation, timeout, int64_t began=0, int64_t since=0):
-        """As `synchronize`, and for the client's own threads, of which a trace does not show it.
-
-        One that has waited for it, once it was recorded, since `since` in ns looks as seldom as after so long.
-        """
+        """As `synchronize`, and for the client's own threads, of which a trace does not show it. One that has waited
+        for it, once it was recorded, since `since` in ns looks as seldom as after so long."""
         cdef int64_t deadline = deadline_of(timeout, began)
         check_use(self)
         if is_complete(self, generation):
@@ -216,9 +206,7 @@ cdef class Core(Line):
 
     def queue(self, handle, int ordinal, int64_t generation, timeout, bint ahead, int64_t began, str what="wait"):
         """Have the CUstream `handle` of device `ordinal` wait for `generation`; the stream's id, or 0: it was complete.
-
-        `timeout` counts from `began` in ns; the context of a default stream is current.
-        """
+        `timeout` counts from `began` in ns; the context of a default stream is current."""
         cdef Handle stream = <Handle><uintptr_t>int(handle)
         check_usable(self, stream, what)
         if generation <= known_of(self) and not ahead:
@@ -240,11 +228,9 @@ cdef class Core(Line):
         return True
 
     def close(self):
-        """End this use: later calls raise EventClosed, and those that wait now do within 50 ms.
-
-        A record that is under way is published when this returns, unless the driver keeps it for longer. Wait by
-        `await_calls` before, with no lock held that the heartbeat's thread needs.
-        """
+        """End this use: later calls raise EventClosed, and those that wait now do within 50 ms. A record that is under
+        way is published when this returns, unless the driver keeps it for longer. Wait by `await_calls` before, with no
+        lock held that the heartbeat's thread needs."""
         cdef bint has_turn = False
         try:
             has_turn = not self.calls.mine() and self.calls.await_turn(ipcsync_now() + <int64_t>SLICE_NS)
@@ -255,11 +241,9 @@ cdef class Core(Line):
             wake(self)
 
     def try_release(self):
-        """Release everything if no thread is inside the driver, no queued wait pending and no record unfinished.
-
-        A thread that waits on the host for a record only reads the board, and checks that this use is open after each
-        read, so it does not count. Does not wait for a thread that has the turn.
-        """
+        """Release everything if no thread is inside the driver, no queued wait pending and no record unfinished. A
+        thread that waits on the host for a record only reads the board, and checks that this use is open after each
+        read, so it does not count. Does not wait for a thread that has the turn."""
         if self.is_released or not self.calls.take():
             return self.is_released
         ipcsync_turns(1)
@@ -276,12 +260,10 @@ cdef class Core(Line):
         return self.is_released
 
     def free_streams(self):
-        """If the coordinator is lost and streams of this process wait, release the timeline's word as it does at a break.
-
-        The board is void, so nobody reads more from the word than that. Only a kernel's word that the coordinator has
-        ended, or its own, counts: one that is silent may release it with a watermark yet. A dead process's late write
-        may lower the word, so this is repeated.
-        """
+        """If the coordinator is lost and streams of this process wait, release the timeline's word as it does at a
+        break. The board is void, so nobody reads more from the word than that. Only a kernel's word that the
+        coordinator has ended, or its own, counts: one that is silent may release it with a watermark yet. A dead
+        process's late write may lower the word, so this is repeated."""
         if self.has_ring or load(self.place, COMPLETED) == INT64_MAX:
             return
         if self.guard.coordinator_is_alive():
@@ -304,10 +286,8 @@ cdef class Core(Line):
             self.calls.give()
 
     def has_passed(self, uint64_t stream):
-        """Whether the stream with that id is past all that this use queued there; asks the driver.
-
-        False also while another thread has the lock. Raises Reentered within a call of this thread that has it.
-        """
+        """Whether the stream with that id is past all that this use queued there; asks the driver. False also while
+        another thread has the lock. Raises Reentered within a call of this thread that has it."""
         cdef bint has = True
         cdef bint needs_marker = False
         if self.is_unused:

@@ -16,7 +16,7 @@ cdef object NOTHING = ()
 
 cdef inline void count(Core core, bint is_short):
     """Count a call; not `is_short`: one whose arguments Python looks at first."""
-    if core is not None and core.session is not None:
+    if core is not None:
         core.session.shortcuts += is_short
         core.session.slow_calls += not is_short
 
@@ -110,10 +110,8 @@ cdef object described(kind, function):
 
 
 def shortened(names):
-    """A class decorator: the core's methods replace the methods `names`, which they call as `_slow_…` if need be.
-
-    Each has the method's docstring, and its signature without the annotations, which CPython has for no builtin.
-    """
+    """A class decorator: the core's methods replace the methods `names`, which they call as `_slow_…` if need be. Each
+    has the method's docstring, and its signature without the annotations, which CPython has for no builtin."""
     def shorten(cls):
         for name in names.split():
             slow = cls.__dict__[name]

@@ -43,10 +43,8 @@ cdef int look_before(Core self, Handle handle, int64_t generation, int64_t deadl
 
 cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generation, int64_t deadline, timeout, bint ahead
 ) except? 0:
-    """The id of the stream on which the wait was queued; 0 if there was nothing to wait for.
-
-    NO_STREAM, and nothing is changed: `ordinal` is below 0, and it is not known of which device the stream is.
-    """
+    """The id of the stream on which the wait was queued; 0 if there was nothing to wait for. NO_STREAM, and nothing is
+    changed: `ordinal` is below 0, and it is not known of which device the stream is."""
     cdef uint64_t stream = 0
     cdef Wait listed
     cdef Refusal refusal = Refusal(0, 0, 0)

@@ -42,7 +42,7 @@ def set_times(*, int64_t nobody_ns=10_000_000_000, int64_t patience_ns=1_000_000
     NOBODY_NS, PATIENCE_NS = nobody_ns, patience_ns
 
 
-cdef enum:  # of the board: `layout.py` is held against these by a test
+cpdef enum:  # of the board: `layout.py` is held against these by a test
     HEADER = 9
     NEWEST = 12
     INCARNATION = 0
@@ -67,15 +67,8 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     LIVE = 1
     OPEN = 1
     BROKEN = 2
-    OWNER_DIED = 0x40000000
-    FREE = 0
     CLOSED = 3
-
-LAYOUT = (
-    HEADER, NEWEST, INCARNATION, STATE, RECORDER, WATERMARK, AWAITED, FOLLOWED, RECORDED, COMPLETED, FIRST_DEPENDENT,
-    VALID_AS_OF, LOST, ROOT_CAUSE, ANNOUNCED, S_STATE, S_SERIAL, S_OWNER, S_DOORBELL, FIRST_SESSION, LINE, LIVE, OPEN,
-    BROKEN, CLOSED, OWNER_DIED,
-)
+    OWNER_DIED = 0x40000000
 
 ctypedef void (*Hook)(const char *) noexcept nogil
 cdef Hook hook = NULL
@@ -106,9 +99,3 @@ cdef inline void store(uint64_t *place, int word, uint64_t value) noexcept nogil
 cdef inline void fence() noexcept nogil:
     step(b"fence")
     ipcsync_fence()
-
-
-cdef inline void wake_all(uint64_t *place) noexcept nogil:
-    """Wake those who wait for a slot."""
-    step(b"wake")
-    ipcsync_futex_wake(place + RECORDED, False, 0x7FFFFFFF)

@@ -63,7 +63,7 @@ class Chain:
             handles=[],
             serials=[],
         )
-        engine = Engine(self.board, Lease(), reply, 0)
+        engine = Engine(self.board, Lease(self.board), reply, 0)
         engine.open_first()
         self.engines.append(engine)
         return engine

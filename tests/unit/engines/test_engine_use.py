@@ -239,7 +239,7 @@ def test_a_recorder_that_comes_again_goes_on_where_it_left(row: Row) -> None:
     assert (again._recorded, waiter._recorded) == (5, 0)
     assert (again._begun, again._completed, waiter._completed) == (5, 3, 0)
     assert again.handles == (b"0" * 64, b"1" * 64, b"2" * 64)
-    assert [again._key(index) for index in range(3)] == [(row.board.epoch, serial) for serial in (11, 12, 13)]
+    assert again._imports == [(row.board.epoch, serial) for serial in (11, 12, 13)]
     row.line.store_completed(BASE + 9)
     assert row.event_engine(recorder=True)._completed == 5
     row.line.store_completed(0)

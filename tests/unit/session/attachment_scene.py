@@ -6,9 +6,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ipcsync._board import Board
+from ipcsync._board import LIVE, Board
 from ipcsync._deadline import deadline_of
-from ipcsync._native import context
+from ipcsync._engines.core import SessionCheck
+from ipcsync._native import context, fork
 from ipcsync._session.attachments import AttachmentRef, AttachmentTable
 from ipcsync._session.driving import Driving
 from ipcsync._session.waits import Waits
@@ -49,6 +50,10 @@ class Lease:
     period_s = 60.0
     welcome = SimpleNamespace(token=b"")
 
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.session_check = SessionCheck(fork.mark(), board, board.session(0), 0, LIVE, self.check)
+
     def beat(self) -> None: ...
 
     def check_coordinator(self) -> None: ...
@@ -69,8 +74,7 @@ class Scene:
     def __init__(self, board: Board) -> None:
         self.board = board
         self.coordinator = Coordinator()
-        self.lease = cast("Any", Lease())
-        self.lease.board = board
+        self.lease = cast("Any", Lease(board))
         connection: Any = self.coordinator
         self.table = AttachmentTable(self.lease, connection, Waits())
         owner: Any = SimpleNamespace(post=lambda call: call(), wake=self.table.beat)
