@@ -61,8 +61,8 @@ class Guard(Protocol):
     def coordinator_is_alive(self) -> bool:
         """Whether the coordinator has not stopped, and its process lives; asks the kernel."""
 
-    def count_full_ring(self) -> None:
-        """Count a record that had to wait for room in its ring."""
+    full_rings: int
+    """How many records had to wait for room in their rings."""
 
     line_index: int
     """Which line of the board is the session's."""

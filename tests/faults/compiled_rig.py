@@ -127,6 +127,7 @@ class Guard:
     """A session's part in the calls."""
 
     depends_on_all = False
+    full_rings = 0
 
     def __init__(self, rig: Rig, session_check: Any) -> None:
         self._rig, self.session_check = rig, session_check
@@ -139,9 +140,6 @@ class Guard:
         self._rig.log.append("guard.check_liveness")
         if self._rig.is_orphaned or not self.session_check.good_until:
             self._rig.slowly()
-
-    def count_full_ring(self) -> None:
-        """Not a step of the protocol."""
 
 
 def _raiser(kind: type[Exception]) -> Callable[..., NoReturn]:

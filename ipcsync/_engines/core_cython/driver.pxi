@@ -1,7 +1,6 @@
 # The driver's functions, as the binding chose them: taken from its capsules, by name and signature.
 
-cdef extern from "Python.h":
-    void *PyCapsule_GetPointer(object capsule, const char *name) except NULL
+from cpython.pycapsule cimport PyCapsule_GetPointer
 
 ctypedef void *Handle
 cdef int (*cuEventRecord)(Handle, Handle) noexcept nogil

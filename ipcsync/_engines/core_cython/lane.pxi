@@ -220,10 +220,6 @@ cdef struct Operation:  # CUstreamBatchMemOpParams
     uint64_t flags
     uint64_t alias, unused  # the driver's, whatever they are
 
-cdef struct Word:
-    uintptr_t host
-    uint64_t address
-
 
 cdef dict lanes = {}  # of the process, by the ids of their launch streams
 lanes_of_process = lanes
@@ -237,8 +233,8 @@ cdef class Lane:
     cdef readonly uint64_t stream_id, feeder_id, drainer_id
     cdef readonly int64_t key  # of the launch stream's list of waits
     cdef Handle launch, feeding, draining, context
-    cdef Word over, drained
-    cdef uint64_t armed, fed  # addresses
+    cdef uint64_t over, drained, armed, fed  # the addresses of its words
+    cdef uintptr_t over_host, drained_host  # of these for the host
     cdef Stage stage  # of the open bracket: what is done or under way
     cdef int64_t number  # of the newest bracket
     cdef int64_t claimed  # the one that the open one's gates and taps have; 0: none is open
@@ -263,7 +259,7 @@ cdef class Lane:
         self.context = <Handle><uintptr_t>int(home)
         self.feeding, self.draining = <Handle><uintptr_t>feeder._pointer, <Handle><uintptr_t>drainer._pointer
         self.feeder_id, self.drainer_id = ids
-        (self.over.host, self.over.address), (self.drained.host, self.drained.address) = words["over"], words["drained"]
+        (self.over_host, self.over), (self.drained_host, self.drained) = words["over"], words["drained"]
         self.armed, self.fed, self.words = words["armed"][1], words["fed"][1], words
         self.lock = Lock()
 
@@ -285,7 +281,7 @@ cdef class Lane:
     @property
     def is_free(self):
         """Whether all brackets are over, and nothing lost stands in the way of its own streams."""
-        cdef int64_t over = ipcsync_load(<const uint64_t *>self.over.host)
+        cdef int64_t over = ipcsync_load(<const uint64_t *>self.over_host)
         if self.bracket is not None or self.number != over or self.number != now_drained(self):
             return False
         return not any([wait.known_outcome() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
@@ -316,7 +312,7 @@ cdef class Lane:
                     check_open(<Core>bracket.uses[index].core)  # while it is open, its word stays
                     marker = marker_of(<Core>bracket.uses[index].core, self.feeder_id)
                     # If somebody asks before L is past this bracket, it is recorded behind all that F has then.
-                    marker.handle, marker.over, marker.number = self.feeding, self.over.host, self.number + 1
+                    marker.handle, marker.over, marker.number = self.feeding, self.over_host, self.number + 1
             self.number += 1
             self.prepared = self.number
             with nogil:

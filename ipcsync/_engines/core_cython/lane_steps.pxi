@@ -27,7 +27,7 @@ cdef enum:
     DEFAULT_STREAMS = 2  # up to this handle: they belong to the current context
 
 cdef inline int64_t now_drained(Lane self) noexcept nogil:
-    return <int64_t>ipcsync_load(<const uint64_t *>self.drained.host)
+    return <int64_t>ipcsync_load(<const uint64_t *>self.drained_host)
 
 cdef int give_operations(Lane self, Handle stream, const Operation *end) noexcept nogil:
     """Have a stream do the operations before `end`, by as few calls as possible; the driver's error. Between two
@@ -54,7 +54,7 @@ cdef int give_launch(Lane self, const Operation *end) noexcept nogil:
 cdef int prepare(Lane self, Bracket bracket) noexcept nogil:
     cdef Operation *at = put_others(self.operations, bracket)
     self.stage = PREPARING
-    at = put_one(at, WAIT_64, self.drained.address, self.prepared - 1)
+    at = put_one(at, WAIT_64, self.drained, self.prepared - 1)
     at = put_all(at, bracket.items + bracket.gates, bracket.taps, 0)
     at = put_one(at, WRITE_64, self.armed, self.prepared)
     return give_launch(self, at)
@@ -63,7 +63,7 @@ cdef int feed(Lane self, Bracket bracket) noexcept nogil:
     cdef Operation *at = put_others(self.operations, bracket)
     cdef int first = 0
     self.stage = FEEDING
-    at = put_one(at, WAIT_64, self.over.address, self.prepared - 1)
+    at = put_one(at, WAIT_64, self.over, self.prepared - 1)
     for index in range(bracket.gates):
         gate = &bracket.items[index]
         if gate.use != NULL and gate.generation > gate.use.fed:
@@ -81,7 +81,7 @@ cdef int end_launch(Lane self, Bracket bracket) noexcept nogil:
     self.stage = ENDING
     at = put_one(at, WAIT_64, self.fed, self.prepared)
     at = put_all(at, bracket.items, bracket.gates, 0)
-    at = put_one(at, WRITE_64, self.over.address, self.number)
+    at = put_one(at, WRITE_64, self.over, self.number)
     return give_launch(self, at)
 
 cdef int drain(Lane self, Bracket bracket, bint records) noexcept nogil:
@@ -99,7 +99,7 @@ cdef int drain(Lane self, Bracket bracket, bint records) noexcept nogil:
             tap.use.highest += 1
             tap.generation = tap.use.highest
             at = put_one(at, WRITE_64, tap.use.address, tap.use.base + <uint64_t>tap.generation)
-    at = put_one(at, WRITE_64, self.drained.address, self.number)
+    at = put_one(at, WRITE_64, self.drained, self.number)
     return give_operations(self, self.draining, at)
 
 cdef inline Operation *put_one(Operation *at, uint64_t kind, uint64_t address, uint64_t value) noexcept nogil:
@@ -129,8 +129,8 @@ cdef Operation *put_others(Operation *at, Bracket bracket) noexcept nogil:
     """Wait for the brackets of other lanes that had some of its words."""
     for index in range(bracket.other_count):
         other = &bracket.others[index]
-        at = put_one(at, WAIT_64, (<Lane>other.lane).over.address, other.number)
-        at = put_one(at, WAIT_64, (<Lane>other.lane).drained.address, other.number)
+        at = put_one(at, WAIT_64, (<Lane>other.lane).over, other.number)
+        at = put_one(at, WAIT_64, (<Lane>other.lane).drained, other.number)
     return at
 
 cdef inline int check_taken(int result) except -1:
@@ -267,7 +267,7 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
         except IpcSyncError as refusal:
             tap.use.is_in = False
             error = error or refusal
-    at = put_one(at, WRITE_64, self.drained.address, self.number)
+    at = put_one(at, WRITE_64, self.drained, self.number)
     with nogil:
         result = give_operations(self, self.draining, at)
     check_taken(result)

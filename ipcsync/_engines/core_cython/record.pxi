@@ -257,7 +257,7 @@ cdef int make_room(Core self, int64_t generation, int64_t deadline, timeout) exc
         self.raise_reentered()
     publish_room(self)
     if generation > self._room and oldest > self._completed:
-        self.guard.count_full_ring()
+        self.guard.full_rings += 1
         await_oldest(self, oldest, deadline, timeout)
     if generation > self._room:
         await_hazards(self, oldest, deadline, timeout)

@@ -46,8 +46,12 @@ class Lease:
     """A session that lives."""
 
     depends_on_all = False
+<<<<<<< HEAD
     line_index = 0
     period_s = 60.0
+=======
+    line_index = full_rings = 0
+>>>>>>> 84b64fd2 (A lane has the addresses of its words; a lease counts full rings itself)
     welcome = SimpleNamespace(token=b"")
 
     def __init__(self, board: Board) -> None:
@@ -64,8 +68,6 @@ class Lease:
 
     def coordinator_is_alive(self) -> bool:
         return True
-
-    def count_full_ring(self) -> None: ...
 
 
 class Scene:
