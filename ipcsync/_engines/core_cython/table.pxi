@@ -84,11 +84,9 @@ cdef class Released:
     cdef Lock asking  # held while the driver is asked about the marker
     cdef Marker marker  # without an event: the stream is past them
 
-    def __init__(self, Core view, uint64_t stream):
+    def __init__(self, view):
         self.name, self.label, self.kind, self.is_recorder = view.name, view.label, view.kind, view.is_recorder
         self.asking = Lock()
-        with nogil:
-            self.marker = take_unpassed(view, stream)
 
     def has_passed(self, _):
         cdef bint has_passed
@@ -203,13 +201,16 @@ def drop(waits):
 def release(Core view):
     """Remove the waits for a view, which have their outcomes. Others, without the view, take the place of the lost."""
     cdef Wait wait, kept
+    cdef Released left
+    cdef uint64_t stream
     waits = waits_on(view)
     lost = {wait: wait.stream for wait in waits if isinstance(wait.outcome, Loss)}
+    released = {each: Released(view) for each in set(lost.values())}
     enter_state(view)
-    try:
-        released = {stream: Released(view, stream) for stream in set(lost.values())}
-    finally:
-        view.state.give()
+    for stream, left in released.items():
+        with nogil:
+            left.marker = take_unpassed(view, stream)
+    view.state.give()
     collects = begin(table)
     try:
         for wait in waits:
