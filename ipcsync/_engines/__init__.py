@@ -7,7 +7,7 @@ from ipcsync import _locks
 
 __all__ = ["INTERFACE", "Engine", "Guard"]
 
-INTERFACE = 23
+INTERFACE = 24
 """The version of what this package and the core expect of each other; raised on both sides with each change of it."""
 
 _INSTALL = "install ipcsync again (pip install .)"

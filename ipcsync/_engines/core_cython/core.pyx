@@ -27,7 +27,7 @@ from ipcsync._engines.loss import Loss
 from ipcsync._native.stream import Stream
 from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError, NoDriver
 
-INTERFACE = 23  # as in `__init__`
+INTERFACE = 24  # as in `__init__`
 
 log = logging.getLogger("ipcsync")
 
