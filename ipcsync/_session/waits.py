@@ -6,7 +6,6 @@ It uses no driver callbacks, in which Python can deadlock.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -54,7 +53,6 @@ class Pending:
         self._failing_since = 0.0
 
     def has_ended(self) -> bool:
-        """Whether it is over; does not block."""
         try:
             has_ended = self._look()
         except Exception as error:  # noqa: BLE001 - the waiter gets it
@@ -124,13 +122,15 @@ class Waits:
 
     A look that the driver does not answer delays those for other events by 50 ms at most: then another thread looks.
     One more thread calls the users' callbacks, in the order in which their waits ended. A callback that does not return
-    delays the others for a second: then another thread goes on with them.
+    delays the others for a second: then another thread goes on with them. Who was replaced ends once it returns.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Pending, None] = {}  # in the order in which they came
         self._due: deque[Pending] = deque()
-        self._lookers = [self._new_looker()]  # the last one goes on, the others look at one wait each
+        self._doing: dict[Worker, tuple[float, Engine | None, int]] = {}
+        """What may take long: by when it should be over, whose driver call it is, the id of its thread."""
+        self._looker = self._new_looker()
         self._watch = Worker("ipcsync-watch", lambda: len(self._waiting) > 1, self._replace_stuck)
         self._caller = self._new_caller()
 
@@ -141,7 +141,7 @@ class Waits:
         """
         pending.notify, pending.is_callback = notify, is_callback
         self._waiting[pending] = None
-        self._lookers[-1].ensure()
+        self._looker.ensure()
         if len(self._waiting) > 1:
             self._watch.ensure()
 
@@ -154,38 +154,55 @@ class Waits:
         """How many waits are not over."""
         return len(self._waiting)
 
-    def _new_looker(self) -> _Thread:
-        return _Thread("ipcsync-waits", lambda: bool(self._waiting or self._due), self._poll)
+    def _new_looker(self) -> Worker:
+        def has_work() -> bool:
+            return bool(self._waiting or self._due) and looker is self._looker
 
-    def _new_caller(self) -> _Thread:
-        return _Thread("ipcsync-callbacks", lambda: bool(self._due), self._call)
+        looker = Worker("ipcsync-waits", has_work, lambda: self._poll(looker))
+        return looker
+
+    def _new_caller(self) -> Worker:
+        def has_work() -> bool:
+            return bool(self._due) and caller is self._caller
+
+        caller = Worker("ipcsync-callbacks", has_work, lambda: self._call(caller))
+        return caller
+
+    def _begin(self, worker: Worker, seconds: float, engine: Engine | None = None) -> None:
+        self._doing[worker] = time.monotonic() + seconds, engine, threading.get_ident()
+
+    def _is_stuck(self, worker: Worker) -> bool:
+        return (doing := self._doing.get(worker)) is not None and time.monotonic() > doing[0]
+
+    def _asked_by_others(self) -> set[Engine]:
+        """The engines whose looks do not return to threads that were replaced."""
+        doing = self._doing.copy().items()
+        return {engine for worker, (_, engine, _) in doing if engine and worker is not self._looker}
 
     def _replace_stuck(self) -> None:
         time.sleep(_WATCH_S)
-        *others, last = self._lookers
-        lookers = [*(looker for looker in others if looker.engine is not None), last]
-        if len(lookers) < _LOOKERS and last.is_stuck:
-            lookers.append(self._new_looker())
-        self._lookers = lookers
-        lookers[-1].ensure()
+        if len(self._asked_by_others()) < _LOOKERS - 1 and self._is_stuck(self._looker):
+            self._looker = self._new_looker()
+        self._looker.ensure()
 
-    def _poll(self, looker: _Thread) -> None:
-        blocked = {other.engine for other in self._lookers[:-1]}
+    def _poll(self, looker: Worker) -> None:
+        blocked = self._asked_by_others()
         waiting = [pending for pending in self._waiting if pending.engine not in blocked]
         began = time.monotonic()
         # Asked from the last to the first, reported from the first to the last: of two waits that end at this moment,
         # the one that was added first is first.
         over = []
         for pending in reversed(waiting):
-            looker.begin(_LOOK_S, pending.engine)
+            self._begin(looker, _LOOK_S, pending.engine)
             if pending.has_ended():
                 over.append(pending)
-            if looker.end():
+            del self._doing[looker]
+            if looker is not self._looker:
                 return  # the next one looks at all of these again
         for pending in reversed(over):
             self._notify(pending)
         if self._due:
-            if self._caller.is_stuck:
+            if self._is_stuck(self._caller):
                 self._caller = self._new_caller()
             self._caller.ensure()
         if over:
@@ -194,9 +211,9 @@ class Waits:
         took = time.monotonic() - began
         if waiting:
             seconds = _ALONE_S if len(waiting) == 1 else max(_AMONG_S, took)
-            looker.begin(seconds + _LOOK_S, waiting[0].engine)
+            self._begin(looker, seconds + _LOOK_S, waiting[0].engine)
             waiting[0].pause(seconds)
-            looker.end()
+            del self._doing[looker]
         elif self._waiting:
             time.sleep(_WATCH_S)
         else:
@@ -210,12 +227,12 @@ class Waits:
         else:
             pending.end()
 
-    def _call(self, caller: _Thread) -> None:
-        caller.begin(_STUCK_S)
+    def _call(self, caller: Worker) -> None:
+        self._begin(caller, _STUCK_S)
         try:
             self._due.popleft().end()
         finally:
-            caller.end()
+            del self._doing[caller]
 
     def join(self, timeout: float, closer: int, pause: Callable[[float], object] = time.sleep) -> None:
         """Wait until every callback was called; the client is closed, so each of them is due.
@@ -223,32 +240,6 @@ class Waits:
         `closer` is the id of the thread that waits for this: a callback may close its own client.
         """
         deadline = time.monotonic() + timeout
-        self._lookers[-1].join(timeout, pause)
-        if self._caller.id != closer:
+        self._looker.join(timeout, pause)
+        if self._doing.get(self._caller, (0, None, 0))[2] != closer:
             self._caller.join(max(0.0, deadline - time.monotonic()), pause)
-
-
-class _Thread(Worker):
-    """Does one thing after another, until one of them does not return in time: then it ends with that."""
-
-    def __init__(self, name: str, has_work: Callable[[], bool], work: Callable[[_Thread], None]) -> None:
-        self.engine: Engine | None = None  # that it asks now
-        self.is_replaced = False
-        self.id = 0
-        self._due = math.inf  # by when it should have done what it does
-        super().__init__(name, lambda: has_work() and not self.is_replaced, lambda: work(self))
-
-    def begin(self, seconds: float, engine: Engine | None = None) -> None:
-        """It does what may take so long."""
-        self.id, self.engine, self._due = threading.get_ident(), engine, time.monotonic() + seconds
-
-    def end(self) -> bool:
-        """It has done it. Whether another one has taken over meanwhile."""
-        self.engine, self._due = None, math.inf
-        return self.is_replaced
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether it should have done it by now; then this one does nothing further."""
-        self.is_replaced = time.monotonic() > self._due
-        return self.is_replaced
