@@ -13,15 +13,18 @@ import enum
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 from weakref import WeakMethod, WeakValueDictionary
 
-from ipcsync._deadline import left_of
-from ipcsync._engines import Engine
+from ipcsync._board import Board, peer_of
+from ipcsync._deadline import deadline_of, left_of
+from ipcsync._engines import Engine, Guard
+from ipcsync._engines.loss import Loss
 from ipcsync._native import context
 from ipcsync._native.device import Device
+from ipcsync._native.foreign import refuse_small_number
+from ipcsync._native.stream import stream_handle
 from ipcsync._session.connection import Connection
-from ipcsync._session.finished import Finished
 from ipcsync._session.owner import SessionLease
 from ipcsync._session.waits import Waits
 from ipcsync._wire.codec import PointKey
@@ -37,14 +40,14 @@ from ipcsync.errors import (
     SessionLost,
     WaitTimeout,
 )
-
-if TYPE_CHECKING:
-    from ipcsync._session.traced import Tracing
+from ipcsync.typing import StreamLike
 
 log = logging.getLogger("ipcsync")
 
 Key: TypeAlias = tuple[int, int]
 """One use of a slot: its number and its incarnation."""
+NewEngine: TypeAlias = Callable[[Board, Guard, Attachment, int], Engine]
+"""An engine, or what makes one like it."""
 
 MANY_POINTS = 64  # attachments for points, most of which may be over by now and hold slots of others
 _BEAT_S = 0.05  # for a close that no call waits for
@@ -98,6 +101,76 @@ class Use:
         self.has_failed: bool = False  # the driver has, for it, which was logged
 
 
+class Finished:
+    """What an attachment's engine is to a point, for a use that was over before this process saw a point of it.
+
+    It was free of all sessions then, and the coordinator remembers how it ended until its slot is used again. So there
+    is no attachment, and nothing to ask a driver about. It never changes. Thread-safe.
+    """
+
+    node = ""
+
+    def __init__(self, board: Board, guard: Guard, remains: Remains, ordinal: int, name: str) -> None:
+        self._board = board
+        self._remains = remains
+        self.guard = guard
+        self.ordinal = ordinal
+        self.name = name
+        self.label: str = repr(name) if name else f"an unnamed event (slot {remains.slot})"
+        self.origin: tuple[bytes, int, int] = (board.epoch, remains.slot, remains.incarnation)
+        self.generation: int = remains.recorded
+
+    def check(self) -> None:
+        self.guard.session_check.check()
+
+    def check_liveness(self, _generation: int) -> None:
+        self.guard.check_liveness()
+
+    def outcome_of(self, generation: int) -> Loss | bool:
+        """True if `generation` was known complete, else why it is lost."""
+        left = self._remains
+        return generation <= left.good or Loss(left.cause, left.serial, left.session, left.pid)
+
+    def query(self, generation: int, *_: object) -> bool:
+        """True, or RecorderLost: there is nothing to wait for."""
+        self.check()
+        self.raise_if_over(generation)
+        return True
+
+    def raise_if_over(self, generation: int) -> None:
+        """Raise RecorderLost if `generation` never was known complete."""
+        outcome = self.outcome_of(generation)
+        if isinstance(outcome, Loss):
+            is_over = outcome.cause != "behind" and self.recorder_is_over()
+            raise outcome.error(self.name, self.label, generation, over=True if is_over else None)
+
+    def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, _ahead: bool) -> None:
+        """There is nothing to wait for. Raises for a stream that no wait may be queued on, as any wait does."""
+        deadline_of(timeout)
+        refuse_small_number(stream, 0)
+        handle, ordinal = stream_handle(stream)
+        with context.OnDevice(ordinal) as inside, inside:
+            context.refuse_capturing(handle, "wait")
+        self.query(generation)
+
+    wait_on: Callable[..., bool] = query
+    await_complete: Callable[..., bool] = query
+    await_recorded: Callable[..., bool] = query
+
+    def synchronize(self, generation: int, timeout: float | None, _began: int = 0) -> None:
+        deadline_of(timeout)
+        self.query(generation)
+
+    def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
+        """No trace shows it."""
+
+    def recorder_is_over(self) -> bool | None:
+        """Whether the recorder's process and its GPU work have ended for good; None if that is never known."""
+        serial = self._remains.serial
+        is_over = peer_of(self._board, serial).is_over() if serial else None
+        return is_over and self.guard.coordinator_is_alive()  # in this order
+
+
 class AttachmentTable:
     """All attachments of one client. The session's owner calls its methods; any thread may call `find`.
 
@@ -110,7 +183,7 @@ class AttachmentTable:
         lease: SessionLease,
         connection: Connection,
         waits: Waits,
-        tracing: Tracing | None = None,
+        new_engine: NewEngine = Engine,
         shown: Callable[[str], str] = str,
         check_caller: Callable[[], object] | None = None,
     ) -> None:
@@ -118,7 +191,7 @@ class AttachmentTable:
         self._lease = lease
         self._connection = connection
         self._waits = waits
-        self._tracing = tracing
+        self._new_engine = new_engine
         self._shown = shown
         self._check_caller = check_caller and WeakMethod(check_caller)  # of the session, which has this
         self.uses: dict[Key, Use] = {}
@@ -133,7 +206,6 @@ class AttachmentTable:
     # --- attaching ----------------------------------------------------------------------------------------------------
 
     def find(self, key: PointKey) -> AttachmentRef | None:
-        """The attachment to a point's event, of this node or of another one, if there is one."""
         if (use := self._use_of(key)) is not None:
             return use.attached
         return self._finished.get((key.slot, key.incarnation)) if key.epoch == self._board.epoch else None
@@ -159,15 +231,12 @@ class AttachmentTable:
                 self._mirrors[use.engine.origin] = use.key
         use.engine.is_recorder = use.engine.is_recorder or reply.recorder
         if opening is not None:
-            return self._open(use, opening)
+            opening.bind(use.engine, use)
+            use.openings.add(opening)
+            return opening
         self.since_beat += 1
         assert use.attached is not None
         return use.attached
-
-    def _open(self, use: Use, opening: AttachmentRef) -> AttachmentRef:
-        opening.bind(use.engine, use)
-        use.openings.add(opening)
-        return opening
 
     def _make(self, reply: Attachment, here: int) -> Engine:
         try:
@@ -175,8 +244,7 @@ class AttachmentTable:
             ordinal = here if reply.origin is not None else context.ordinal_of(reply.device)
         except InvalidDevice as error:
             raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
-        traced = self._tracing and self._tracing.engine(self._board, self._lease, reply, ordinal, self._waits)
-        engine = traced or Engine(self._board, self._lease, reply, ordinal)
+        engine = self._new_engine(self._board, self._lease, reply, ordinal)
         engine.name = self._shown(reply.name)
         for old in self.ending:
             # What this session recorded there, attached to again: both share the chain. Of a use that only waited, the
@@ -186,7 +254,6 @@ class AttachmentTable:
         return engine
 
     def _finish(self, remains: Remains, here: int) -> AttachmentRef:
-        """A use that is over, and free of all sessions."""
         try:
             ordinal = context.ordinal_of(remains.device)
         except InvalidDevice:
@@ -220,12 +287,10 @@ class AttachmentTable:
         use.engine.close()
 
     def give_up(self, key: PointKey) -> None:
-        """No caller has what was attached to for a point."""
         if (use := self._use_of(key)) is not None:
             use.is_given_up = True
 
     def give_back(self, late: Message) -> None:
-        """Close an attachment whose request was given up."""
         if not isinstance(late, Attachment):
             return
         key = late.slot, late.incarnation
@@ -249,7 +314,6 @@ class AttachmentTable:
                 self._end(use)
 
     def advance(self, use: Use, life: Life) -> None:
-        """How far a use that was closed is, by the driver's word."""
         if life > use.life:
             use.life, self.is_due = life, True
 
@@ -266,12 +330,10 @@ class AttachmentTable:
 
     @property
     def is_draining(self) -> bool:
-        """Whether any closed use is not released."""
         return any(use.life < Life.RELEASED for use in self.ending)
 
     @property
     def has_closes(self) -> bool:
-        """Whether there is something to tell."""
         return bool(self._late) or any(use.told < use.life for use in self.ending)
 
     def tell(self, seconds: float = _BEAT_S) -> None:
@@ -299,7 +361,6 @@ class AttachmentTable:
             raise WaitTimeout(text, timeout=timeout)
 
     def _tell(self, use: Use, seconds: float) -> bool:
-        """Whether the coordinator knows how far a use has come."""
         life = max(use.life, Life.DRAINING)
         if use.told < life and (body := self._close_of(use, life)) is not None and not self._sent(body, seconds):
             return False
@@ -351,7 +412,6 @@ class AttachmentTable:
         self._lease.check_coordinator()
 
     def forget_closes(self) -> None:
-        """The goodbye of the session covers them."""
         self.ending = [use for use in self.ending if use.life < Life.RELEASED]
         self._late.clear()
 

@@ -164,9 +164,6 @@ class SessionLease:
             return self.board.coordinator_holds_lifeline
         return self._coordinator.is_alive()
 
-    def count_full_ring(self) -> None:
-        self.full_rings += 1
-
     def lose(self, error: IpcSyncError) -> None:
         """The session cannot be used any more, for good: every check raises this error, if it is the first."""
         if self._problem is None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -24,12 +24,12 @@ from ipcsync import _drivers
 from ipcsync import _room as room
 from ipcsync._board import Board
 from ipcsync._deadline import bounded, deadline_of, left_of
-from ipcsync._engines import imports, queued
+from ipcsync._engines import Engine, imports, queued
 from ipcsync._native import device as devices
 from ipcsync._native import fork, pinned
 from ipcsync._native.context import count, current_ordinal, uuid_of
 from ipcsync._session import feed, handshake
-from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable, Life, Use
+from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable, Life, NewEngine, Use
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
@@ -49,9 +49,6 @@ from ipcsync.errors import (
     WaitTimeout,
 )
 from ipcsync.typing import EngineChoice
-
-if TYPE_CHECKING:
-    from ipcsync._session.traced import Tracing
 
 log = logging.getLogger("ipcsync")
 
@@ -120,13 +117,13 @@ class Session:
             self.owner.ring()
 
     def begin(
-        self, timeout: float = DEFAULT_TIMEOUT_S, lease_ttl: float | None = None, tracing: Tracing | None = None
+        self, timeout: float = DEFAULT_TIMEOUT_S, lease_ttl: float | None = None, new_engine: NewEngine = Engine
     ) -> None:
         """Open it, once. ConnectError if there is no coordinator, or one of another uid, protocol version or driver."""
         check_threads()
         _drivers.load()  # here, so that its errors and warnings are this caller's
         _arm_exit()
-        begun = self._begun = Job(partial(self._begin, timeout, lease_ttl, tracing))
+        begun = self._begun = Job(partial(self._begin, timeout, lease_ttl, new_engine))
         try:
             start(partial(self._run, begun), "ipcsync-owner", begun.fail)
             begun.wait()
@@ -419,7 +416,7 @@ class Session:
         finally:
             self._has_ended.set()
 
-    def _begin(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None) -> None:
+    def _begin(self, timeout: float, lease_ttl: float | None, new_engine: NewEngine) -> None:
         """Open everything, or nothing."""
         with ExitStack() as undo:
             self.connection = connection = Connection(self.endpoint)
@@ -452,7 +449,7 @@ class Session:
             undo.callback(self.lease.mark.end)
             self.owner = Owner(self.lease)
             self.attachments = AttachmentTable(
-                self.lease, connection, self.waits, tracing, self._shown, self._check_caller
+                self.lease, connection, self.waits, new_engine, self._shown, self._check_caller
             )
             self.driving = Driving(self.attachments, self.lease, self.owner, self.check)
             self.lease.mark.on_ring = self.driving.wake  # another process waits for what only this one can say

@@ -17,6 +17,7 @@ from ipcsync._board import BROKEN, Board
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine, Guard
+from ipcsync._session.attachments import NewEngine
 from ipcsync._session.waits import Pending, Waits
 from ipcsync._trace.file import Kind, Outcome, Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
@@ -28,23 +29,24 @@ _RECORD, _WAIT, _PASSED, _RELEASED, _SYNCHRONIZE = map(int, Kind)
 _OK, _FAILED, _UNSEEN = map(int, Outcome)
 
 
-class Tracing:
-    """The shared part of a client's traced engines; the first of them creates the process's file."""
+def traced_engines(directory: Path, client: str, waits: Waits) -> NewEngine:
+    """What makes a client's engines: traced ones, the first of which creates the process's file.
 
-    def __init__(self, directory: Path, client: str) -> None:
-        self._directory = directory
-        self._client = client
-        self._has_stopped = False
+    Plain ones if it cannot be created, which is logged once.
+    """
+    has_stopped = False
 
-    def engine(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int, waits: Waits) -> Engine:
-        """A traced engine; a plain one if the process's file cannot be created, which is logged once."""
+    def make(board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> Engine:
+        nonlocal has_stopped
         try:
-            if not self._has_stopped:
-                return Traced(board, guard, attachment, ordinal, waits, writer_in(self._directory), self._client)
+            if not has_stopped:
+                return Traced(board, guard, attachment, ordinal, waits, writer_in(directory), client)
         except OSError as error:  # the disk is full, or the directory gone: the program goes on
-            self._has_stopped = True
-            log.warning("no trace of %r in %s: %s", self._client, self._directory, error.strerror or error)
+            has_stopped = True
+            log.warning("no trace of %r in %s: %s", client, directory, error.strerror or error)
         return Engine(board, guard, attachment, ordinal)
+
+    return make
 
 
 def _ranges(event: str) -> dict[Kind, AbstractContextManager[object]]:
@@ -123,7 +125,6 @@ class Traced(Engine):
         return stream_id
 
     def synchronize(self, generation: int, timeout: float | None = None, began: int = 0) -> None:
-        """Block until `generation` is complete."""
         began = began or monotonic_ns()
         is_complete = False
         try:

@@ -103,13 +103,13 @@ class Client(ClientView, Closing):
     ) -> None:
         """Open the session. Whoever calls it drops that if an exception comes before anybody has the client."""
         directory = os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace
-        tracing = None
-        if os.fspath(directory):
-            from ipcsync._session.traced import Tracing
-            from ipcsync._trace.file import prepare
+        if not os.fspath(directory):
+            self._session.begin(timeout, lease_ttl)
+            return
+        from ipcsync._session.traced import traced_engines
+        from ipcsync._trace.file import prepare
 
-            tracing = Tracing(prepare(directory), self.name)
-        self._session.begin(timeout, lease_ttl, tracing)
+        self._session.begin(timeout, lease_ttl, traced_engines(prepare(directory), self.name, self._session.waits))
 
     def _full(self, name: str) -> str:
         """The coordinator's name, and so every other client's: with the prefix. ProtocolError if it is invalid."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ipcsync
-from ipcsync._session.finished import Finished
+from ipcsync._session.attachments import Finished
 from ipcsync._session.session import is_here
 from ipcsync.typing import EngineName
 from tests.kit.descriptors import descriptors

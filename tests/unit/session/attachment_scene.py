@@ -46,17 +46,13 @@ class Lease:
     """A session that lives."""
 
     depends_on_all = False
-<<<<<<< HEAD
-    line_index = 0
-    period_s = 60.0
-=======
     line_index = full_rings = 0
->>>>>>> 84b64fd2 (A lane has the addresses of its words; a lease counts full rings itself)
+    period_s = 60.0
     welcome = SimpleNamespace(token=b"")
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.session_check = SessionCheck(fork.mark(), board, board.session(0), 0, LIVE, self.check)
+        self.session_check = SessionCheck(fork.arm(), board, board.session(0), 0, LIVE, self.check)
 
     def beat(self) -> None: ...
 
