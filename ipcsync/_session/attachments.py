@@ -70,7 +70,6 @@ class AttachmentRef:
         self.use: Use | None = None
 
     def bind(self, engine: Engine, use: Use | None = None) -> None:
-        """The coordinator has granted it; without a `use` if that is over."""
         self.engine, self.device, self.use = engine, Device(engine.ordinal), use
 
 
@@ -132,13 +131,11 @@ class Finished:
         return generation <= left.good or Loss(left.cause, left.serial, left.session, left.pid)
 
     def query(self, generation: int, *_: object) -> bool:
-        """True, or RecorderLost: there is nothing to wait for."""
         self.check()
         self.raise_if_over(generation)
         return True
 
     def raise_if_over(self, generation: int) -> None:
-        """Raise RecorderLost if `generation` never was known complete."""
         outcome = self.outcome_of(generation)
         if isinstance(outcome, Loss):
             is_over = outcome.cause != "behind" and self.recorder_is_over()
@@ -161,8 +158,7 @@ class Finished:
         deadline_of(timeout)
         self.query(generation)
 
-    def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
-        """No trace shows it."""
+    def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None: ...  # no trace shows it
 
     def recorder_is_over(self) -> bool | None:
         """Whether the recorder's process and its GPU work have ended for good; None if that is never known."""
@@ -195,8 +191,7 @@ class AttachmentTable:
         self._shown = shown
         self._check_caller = check_caller and WeakMethod(check_caller)  # of the session, which has this
         self.uses: dict[Key, Use] = {}
-        self.ending: list[Use] = []
-        """Those closed here, until the coordinator knows that they are released."""
+        self.ending: list[Use] = []  # closed here, until the coordinator knows that they are released
         self._late: list[Key] = []  # what requests that were given up have attached to, and nothing here uses
         self._mirrors: dict[tuple[bytes, int, int], Key] = {}  # by what they mirror
         self._finished: WeakValueDictionary[Key, AttachmentRef] = WeakValueDictionary()  # uses that others had finished

@@ -130,7 +130,6 @@ class Connection:
                     self._late[request.id] = request
 
     def result_of(self, request: Request, timeout: float) -> Message:
-        """The reply's body; raises the error in it, or WaitTimeout if none came."""
         reply = request.reply
         if reply is None:
             text = f"the coordinator at {self.endpoint} did not answer within {timeout} s"
@@ -252,7 +251,6 @@ class Connection:
 
     @property
     def has_late(self) -> bool:
-        """Whether `drain_late` may soon have something to do."""
         return any(time.monotonic_ns() < late.deadline + _RETRY_NS for late in self._late.values())
 
     def drain_late(self) -> None:
@@ -277,7 +275,6 @@ class Connection:
 
 
 def expect(reply: Message, kind: type[_M]) -> _M:
-    """The reply, if it is of that kind; else ProtocolError."""
     if not isinstance(reply, kind):
         raise ProtocolError(
             f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply"

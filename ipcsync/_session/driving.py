@@ -123,7 +123,6 @@ class Driving:
         return is_alive and any(use.engine.chain.is_due for use in uses)
 
     def settle(self, use: Use) -> None:
-        """Release a closed use if possible, and have the owner know how far it is."""
         if (life := self.progress(use)) > use.life:
             self._owner.post(partial(self._table.advance, use, life))
 
@@ -172,7 +171,6 @@ class Driving:
         return self._why_not[ordinal]
 
     def check_engines(self, reply: ProbeReply, ordinal: int) -> EngineChecks:
-        """The result of `Client.check`."""
         return self._tried(lambda: _check_engines(reply, self._lease.line, ordinal), -1)
 
     def _tried(self, function: Callable[[], T], seconds: float) -> T:

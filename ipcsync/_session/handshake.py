@@ -155,7 +155,6 @@ class Reader(Closing):
         return cast("CoordinatorStats", self._answer(messages.Stats(), messages.Counters).stats)
 
     def list_events(self) -> list[EventInfo]:
-        """The shared events, those in quarantine included."""
         return self._answer(messages.ListEvents(), messages.EventList).events
 
     def list_sessions(self) -> list[SessionInfo]:

@@ -108,12 +108,10 @@ class SessionLease:
         self.check: Callable[[], None] = self.session_check.check
         self.line.heartbeat = self._last_ns
         self.mark: DeathMark = DeathMark(self.line.owner_address, self.line.doorbell)
-        """By it peers see on the board when this process dies."""
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
     def check_slowly(self) -> None:
-        """Something is wrong: say what."""
         fork.check()
         if self._problem is None and self.is_judged:
             self.lose(self._diagnosis())
@@ -215,10 +213,8 @@ class Owner:
         self._lease = lease
         self._queue: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self.job: Job[Any] | None = None
-        """The one under way."""
         self._is_due = False  # a beat, whatever the time
-        self.is_over: bool = False
-        """Set by the owner before it works for the last time."""
+        self.is_over: bool = False  # set by the owner before it works for the last time
         self._beats_until_ns = 0  # in calls within a beat
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._bell = ctypes.c_int(self._fd)
@@ -273,7 +269,6 @@ class Owner:
             self._queue.get()()
 
     def do(self, job: Job[Any]) -> None:
-        """Do a job, unless its caller is gone; other threads `post` that."""
         if job.is_wanted:
             self.job = job
             job.run()

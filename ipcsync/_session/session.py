@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TypeVar
@@ -66,10 +67,7 @@ _SOON_S = 0.1  # to the next beat, while what was given up is not given back yet
 _BEAT_S = 0.05  # for a request at a beat
 
 
-class _CallerGone(Exception):  # noqa: N818 - nobody gets it
-    """The caller of the job under way is gone."""
-
-
+_register_at_exit = functools.cache(atexit.register)
 living: list[Session] = []  # some still drain after they were closed
 
 
@@ -122,7 +120,7 @@ class Session:
         """Open it, once. ConnectError if there is no coordinator, or one of another uid, protocol version or driver."""
         check_threads()
         _drivers.load()  # here, so that its errors and warnings are this caller's
-        _arm_exit()
+        _register_at_exit(_end_at_exit)  # once
         begun = self._begun = Job(partial(self._begin, timeout, lease_ttl, new_engine))
         try:
             start(partial(self._run, begun), "ipcsync-owner", begun.fail)
@@ -193,7 +191,6 @@ class Session:
             raise
 
     def _result_of(self, job: Job[_T], deadline: int, timeout: float) -> _T:
-        """The same of a job that was posted, and that nothing gives up."""
         owner = self.owner
         while not job.wait(0 if owner.is_over else min(_SLICE_S, left_of(deadline) + 0.001)):
             fork.check()
@@ -226,7 +223,6 @@ class Session:
         return expect(self.connection.result_of(request, seconds), kind)
 
     def _exchange(self, requests: Sequence[Request], deadline: int) -> None:
-        """On the owner's thread, as all that it is called by."""
         self.check()
         self.connection.exchange(requests, self.token, deadline, self._check_asked)
 
@@ -241,7 +237,7 @@ class Session:
         if self.owner.job is not None and self.is_closed:
             raise self._closed()
         if self.owner.is_unwanted:
-            raise _CallerGone
+            raise CancelledError  # which nobody gets
 
     def open(
         self,
@@ -274,7 +270,7 @@ class Session:
         asks: NodeLost if there is no such node, or it is lost; NoBridge; StalePoint if there never was a bridge.
         """
         self.check()
-        if (found := self.find(key)) is not None:
+        if (found := self.attachments.find(key)) is not None:
             return found
         if key.epoch == self.epoch:
             body: Message = messages.Attach(key.slot, key.incarnation)
@@ -283,10 +279,6 @@ class Session:
             body = messages.Remote("attach", "", "", key.epoch, key.slot, key.incarnation, device)
         seconds = self.timeout if timeout is None else timeout
         return self._attach([body], [], deadline_of(seconds), seconds, key)[0]
-
-    def find(self, key: PointKey) -> AttachmentRef | None:
-        """The attachment to a point's event, if there is one."""
-        return self.attachments.find(key)
 
     def _attach(
         self,
@@ -322,7 +314,7 @@ class Session:
         key: PointKey | None,
     ) -> list[AttachmentRef]:
         table = self.attachments
-        if key is not None and (known := self.find(key)) is not None:
+        if key is not None and (known := table.find(key)) is not None:
             return [known]
         if table.since_beat >= MANY_POINTS:
             # A thread that attaches in a loop holds slots for which others wait, and beats are rare with a long TTL.
@@ -347,7 +339,6 @@ class Session:
         return found
 
     def abandon(self, openings: Sequence[AttachmentRef]) -> None:
-        """Close openings that no caller has."""
         if openings and self._has_begun and not fork.is_in_bad_fork():
             self.owner.post(partial(self._close, openings))
 
@@ -417,7 +408,6 @@ class Session:
             self._has_ended.set()
 
     def _begin(self, timeout: float, lease_ttl: float | None, new_engine: NewEngine) -> None:
-        """Open everything, or nothing."""
         with ExitStack() as undo:
             self.connection = connection = Connection(self.endpoint)
             undo.callback(connection.close)
@@ -470,13 +460,11 @@ class Session:
             raise ClientClosed("the session was closed before it had begun", client=self.name, endpoint=self.endpoint)
 
     def _work(self) -> None:
-        """Do the jobs, and tell what came of them."""
         self.owner.work()
         if self.attachments.is_due and not self.is_closed:
             self.attachments.tell()
 
     def _at_beat(self) -> float:
-        """Called at each beat; returns in how many seconds there is more to do."""
         self.connection.drain_late()
         self.attachments.beat()
         self.driving.standing_s()
@@ -540,13 +528,11 @@ class Session:
             self.attachments.forget_closes()
 
     def _is_complete(self) -> bool:
-        """Whether everything is released, and a living coordinator was told of it."""
         if not self.lease.coordinator_is_alive():
             return True
         return self._has_said_goodbye and not self._drains and not self.attachments.has_closes
 
     def _stop(self) -> None:
-        """Take no more calls; those that came are answered."""
         self.owner.is_over = True
         with suppress(ValueError):  # these modules were reloaded meanwhile
             living.remove(self)
@@ -576,7 +562,6 @@ class Session:
 
 
 def is_here(epoch: bytes, serial: int) -> bool:
-    """Whether that session of a coordinator is one of this process."""
     return any(session.epoch == epoch and session.lease.welcome.serial == serial for session in living.copy())
 
 
@@ -608,11 +593,6 @@ def _hush_daemons() -> None:
             told(args)
 
     threading.excepthook = tell
-
-
-@functools.cache
-def _arm_exit() -> None:
-    atexit.register(_end_at_exit)
 
 
 def _end_at_exit() -> None:

@@ -88,7 +88,6 @@ class Traced(Engine):
     def record_next(
         self, handle: DriverObject, deadline_ns: int, timeout: float | None, further: Sequence[Wait] | None
     ) -> int:
-        """Record the next generation, and write that."""
         since = monotonic_ns()
         with self._ranges[Kind.RECORD]:
             generation: int = super().record_next(handle, deadline_ns, timeout, further)
@@ -105,7 +104,6 @@ class Traced(Engine):
         began: int,
         what: str = "wait",
     ) -> int:
-        """Queue a wait, and write that; of one that was complete at once too."""
         since = began or monotonic_ns()
         try:
             with self._ranges[Kind.WAIT]:
@@ -119,8 +117,7 @@ class Traced(Engine):
             self._put(_PASSED, self._use, generation, 0, since, now)
         else:
             self._put(_WAIT, self._use, generation, stream_id, since, now)
-            wait = (generation, stream_id, now)
-            self._queued.add(wait)
+            self._queued.add((generation, stream_id, now))
             self._look_for(generation)
         return stream_id
 

@@ -103,7 +103,6 @@ class Pending:
         return f"generation {self._generation} of {self.engine.label}"
 
     def pause(self, seconds: float) -> None:
-        """Sleep until it may be over, at most `seconds`."""
         try:
             if self._recorded:
                 self.engine.await_recorded(self._generation, deadline_of(seconds), seconds)
@@ -151,7 +150,6 @@ class Waits:
 
     @property
     def count(self) -> int:
-        """How many waits are not over."""
         return len(self._waiting)
 
     def _new_looker(self) -> Worker:

@@ -207,7 +207,7 @@ class AsyncClient(ClientView, AsyncClosing):
         """The point in 48 bytes from any process; as `Client.point`."""
         self._session.check()
         key = wire.unpack(data)
-        found = self._session.find(key)
+        found = self._session.attachments.find(key)
         if found is None:
             found = await request(self._session, partial(self._session.attach, key), timeout)
         return AsyncPoint(Point(found, key.generation))
