@@ -60,17 +60,14 @@ class AttachmentRef:
     moment finds it there, to be closed. It has no `use` until it is granted.
     """
 
-    __slots__ = ("__weakref__", "device", "engine", "use", "waits")
-
     engine: Engine
     device: Device
+    waits: Waits  # those of its session
+    use: Use | None = None
 
-    def __init__(self, waits: Waits) -> None:
-        self.waits: Waits = waits  # those of its session
-        self.use: Use | None = None
-
-    def bind(self, engine: Engine, use: Use | None = None) -> None:
-        self.engine, self.device, self.use = engine, Device(engine.ordinal), use
+    def bind(self, engine: Engine, waits: Waits, use: Use | None = None) -> None:
+        """The coordinator has granted it; without a `use` if that is over."""
+        self.engine, self.device, self.waits, self.use = engine, Device(engine.ordinal), waits, use
 
 
 class Life(enum.IntEnum):
@@ -94,8 +91,8 @@ class Use:
         self.life: Life = Life.OPEN
         self.told: Life = Life.OPEN  # what the coordinator knows of that
         self.openings: set[AttachmentRef] = set()  # those of event objects
-        self.attached: AttachmentRef | None = AttachmentRef(waits)  # for points; None once it ends
-        self.attached.bind(engine, self)
+        self.attached: AttachmentRef | None = AttachmentRef()  # for points; None once it ends
+        self.attached.bind(engine, waits, self)
         self.is_given_up: bool = False  # its request was: it ends, unless it is used all the same
         self.has_failed: bool = False  # the driver has, for it, which was logged
 
@@ -226,7 +223,7 @@ class AttachmentTable:
                 self._mirrors[use.engine.origin] = use.key
         use.engine.is_recorder = use.engine.is_recorder or reply.recorder
         if opening is not None:
-            opening.bind(use.engine, use)
+            opening.bind(use.engine, self._waits, use)
             use.openings.add(opening)
             return opening
         self.since_beat += 1
@@ -254,8 +251,8 @@ class AttachmentTable:
         except InvalidDevice:
             ordinal = here  # nothing of it is used
         finished = Finished(self._board, self._lease, remains, ordinal, self._shown(remains.name))
-        found = AttachmentRef(self._waits)
-        found.bind(cast("Engine", finished))  # it has what a point asks of an engine
+        found = AttachmentRef()
+        found.bind(cast("Engine", finished), self._waits)  # it has what a point asks of an engine
         self._finished[remains.slot, remains.incarnation] = found
         return found
 

@@ -253,7 +253,7 @@ class Session:
         deadline = deadline_of(seconds)
         named = [body for body in bodies if isinstance(body, messages.Open) and body.recorder and body.name]
         first = [] if self._sees_all_devices else [replace(body, recorder=False) for body in named]
-        before = [AttachmentRef(self.waits) for _ in first]
+        before = [AttachmentRef() for _ in first]
         try:
             if first:
                 # Attach as a waiter first: if this process cannot use the event, leaving later as its recorder would

@@ -190,7 +190,7 @@ class Client(ClientView, Closing):
 
     def _open(self, names: Sequence[str], *options: Any, fleet: bool = False) -> list[SharedEvent]:
         full = [self._full(name) for name in names]
-        openings = [AttachmentRef(self._session.waits) for _ in full]
+        openings = [AttachmentRef() for _ in full]
         try:
             return open_events(self._session, full, openings, *options, fleet=fleet)
         except BaseException as error:
@@ -267,7 +267,7 @@ class Client(ClientView, Closing):
         For programs that must send the point before its record. Each reservation takes a slot until it is closed.
         Raises EngineMismatch, QuotaExceeded and WaitTimeout; ValueError for an invalid engine or timeout.
         """
-        openings = [AttachmentRef(self._session.waits)]
+        openings = [AttachmentRef()]
         try:
             (event,) = open_events(self._session, [""], openings, True, device, engine, RING, timeout)
             return Reservation(event)

@@ -61,7 +61,7 @@ class UnnamedEvents:
         if is_mine(self._lock):
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
         check_may_wait()
-        seconds, openings = self._session.timeout if timeout is None else timeout, [AttachmentRef(self._session.waits)]
+        seconds, openings = self._session.timeout if timeout is None else timeout, [AttachmentRef()]
         deadline, depth = deadline_of(seconds), self._session.depth if depth is None else depth
         try:
             event = under_within(self._lock, min(seconds, TIMEOUT_MAX), self._take, key, depth, openings, deadline)

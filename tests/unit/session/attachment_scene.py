@@ -108,7 +108,7 @@ class Scene:
         return self.table.add(self.reply(slot), 0)
 
     def open(self, slot: int = 0, *, recorder: bool = False, reply: Attachment | None = None) -> AttachmentRef:
-        opening = AttachmentRef(Waits())
+        opening = AttachmentRef()
         self.table.tell_all(1.0, deadline_of(1.0))
         self.table.add(reply or self.reply(slot, recorder=recorder), 0, opening)
         self.driving.test(opening.engine, 1.0)

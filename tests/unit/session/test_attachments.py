@@ -15,7 +15,7 @@ from ipcsync._deadline import deadline_of
 from ipcsync._engines import Engine
 from ipcsync._native import context
 from ipcsync._session.attachments import AttachmentRef, Life
-from ipcsync._session.waits import Pending, Waits
+from ipcsync._session.waits import Pending
 from ipcsync._wire import messages
 from ipcsync._wire.codec import PointKey
 from ipcsync._wire.messages import Break, Close
@@ -292,7 +292,7 @@ def test_a_wait_is_over_when_its_point_is_and_one_that_is_forgotten_says_nothing
 
 def test_an_opening_that_never_was_bound_is_of_no_event(scene: Scene) -> None:
     opening = scene.open()
-    fresh = AttachmentRef(Waits())
+    fresh = AttachmentRef()
     scene.close(fresh)
     assert scene.table.close([fresh]) == []
     assert _engine_of(scene.find((0, 1))) is opening.engine
