@@ -76,8 +76,8 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
     function of a module, not a new one each time. Of threads that ask at the same time one connects and tells; the
     others wait until it has, and get the same client.
 
-    In a child forked before the first use it is the child's own; in one forked later, and otherwise, it raises as
-    `connect`.
+    In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked later, and
+    as `connect`.
     """
     fork.arm()  # before the lock, which may be held for ever in a forked child
     return under(outer, _get, on_connect)  # reentrant: a finalizer may ask in the middle of a connect

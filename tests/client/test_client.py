@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -124,6 +126,22 @@ def test_a_good_name_names_an_event_and_a_stream(client: ipcsync.Client, name: s
         assert event.name == name
         assert [row.name for row in client.list_events(name)] == [name]
     assert client.stream(name).query()
+
+
+def test_the_call_of_a_first_event_is_read_in_few_files(client: ipcsync.Client) -> None:
+    package, entered = os.path.dirname(ipcsync.__file__), set[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            entered.add(os.path.relpath(frame.f_code.co_filename, package))
+
+    ipcsync.Stream()  # this process has a context by now
+    sys.setprofile(note)
+    try:
+        client.event("e")
+    finally:
+        sys.setprofile(None)
+    assert len(entered) <= 13, sorted(entered)
 
 
 def test_a_bad_name_is_refused_for_events_and_streams(client: ipcsync.Client) -> None:
