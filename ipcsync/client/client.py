@@ -81,9 +81,8 @@ class Client(ClientView, Closing):
         if name:
             check_name(name, f"the session's name {short(name)}")
         try:
-            address = endpoints.absolute(
-                endpoints.default_endpoint() if endpoint is None else plain(endpoint, "an endpoint")
-            )
+            address = endpoints.default_endpoint() if endpoint is None else plain(endpoint, "an endpoint")
+            address = endpoints.absolute(address)
         except (ValueError, FileNotFoundError) as error:
             raise ConnectError(f"the default endpoint cannot be used: {error}") from None
         self._session = Session(address, name, behind_all=chains == "session", shown=self._shown)
@@ -151,7 +150,7 @@ class Client(ClientView, Closing):
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for an invalid name,
         WaitTimeout, and ValueError for an invalid depth, engine, timeout or combination.
         """
-        return self._open([name], recorder, device, engine, depth, timeout, node, fleet=fleet)[0]
+        return self._open([name], device, engine, depth, timeout, recorder=recorder, node=node, fleet=fleet)[0]
 
     def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
         """The nodes of the fleet, as this node's bridge sees them, this node first.
@@ -186,13 +185,15 @@ class Client(ClientView, Closing):
         """
         if isinstance(names, str):
             raise TypeError(f"names are several names, but got one str, {names!r:.80}: open one by `event`")
-        return self._open(several(names, "names", "names"), recorder, device, engine, depth, timeout, node)
+        return self._open(
+            several(names, "names", "names"), device, engine, depth, timeout, recorder=recorder, node=node
+        )
 
-    def _open(self, names: Sequence[str], *options: Any, fleet: bool = False) -> list[SharedEvent]:
+    def _open(self, names: Sequence[str], *options: Any, **where: Any) -> list[SharedEvent]:
         full = [self._full(name) for name in names]
         openings = [AttachmentRef() for _ in full]
         try:
-            return open_events(self._session, full, openings, *options, fleet=fleet)
+            return open_events(self._session, full, openings, *options, **where)
         except BaseException as error:
             self._session.abandon(openings)
             if isinstance(error, IpcSyncError) and (event := getattr(error, "event", "")):
@@ -269,7 +270,7 @@ class Client(ClientView, Closing):
         """
         openings = [AttachmentRef()]
         try:
-            (event,) = open_events(self._session, [""], openings, True, device, engine, RING, timeout)
+            (event,) = open_events(self._session, [""], openings, device, engine, RING, timeout, recorder=True)
             return Reservation(event)
         except BaseException:
             self._session.abandon(openings)
@@ -339,10 +340,8 @@ class Client(ClientView, Closing):
         for handle in (first, *(each._handle for each in beside(first, ordinal))):
             while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
                 if not queued.await_passed(lost, handle, ordinal, deadline, check):
-                    raise WaitTimeout(
-                        f"the stream was not past its lost waits within {timeout} s: go on with a new stream",
-                        timeout=timeout,
-                    )
+                    text = f"the stream was not past its lost waits within {timeout} s: go on with a new stream"
+                    raise WaitTimeout(text, timeout=timeout)
                 queued.drop(lost)
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:

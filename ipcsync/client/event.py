@@ -124,15 +124,13 @@ def short(name: str) -> str:
 
 def check_name(name: str, what: str) -> None:
     """Raise ProtocolError for an invalid one."""
-    reason = event_names.why_not(name)
-    if reason:
+    if reason := event_names.why_not(name):
         raise ProtocolError(f"{what} {reason}", code="name")
 
 
 def check_node(node: str) -> None:
     """Raise ValueError for an invalid name of a node."""
-    reason = event_names.why_not_node(node)
-    if reason:
+    if reason := event_names.why_not_node(node):
         raise ValueError(f"a node's name {reason}, but got {node!r:.80}")
 
 
@@ -163,13 +161,13 @@ def open_events(
     session: Session,
     names: Sequence[str],
     openings: Sequence[AttachmentRef],
-    recorder: bool,
     device: DeviceLike | None,
     engine: EngineChoice,
     depth: int | None,
     timeout: float | None,
-    node: str | None = None,
     *,
+    recorder: bool,
+    node: str | None = None,
     fleet: bool = False,
 ) -> list[SharedEvent]:
     """Open events by their full names, "" for one without, for `openings`: all, or none. Options as of `Client.event`.
@@ -182,7 +180,7 @@ def open_events(
         raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
     session.check()
     if node is not None or fleet:
-        return _open_elsewhere(session, names, openings, recorder, device, engine, depth, timeout, node)
+        return _open_elsewhere(session, names, openings, device, engine, depth, timeout, recorder=recorder, node=node)
     here = current_ordinal()
     ordinal = here if device is None and here < count() else devices.parse(device)
     told, default = "" if device is None else uuid_of(ordinal), uuid_of(here)
@@ -222,9 +220,8 @@ def note_depth(event: SharedEvent, wanted: int | None) -> None:
     if wanted in (None, engine.depth) or engine.kind == "timeline" or engine.has_warned_of_depth:
         return
     engine.has_warned_of_depth = True
-    _log.warning(
-        "depth=%d is ignored: %s is open, with the depth %d of who opened it first", wanted, engine.label, engine.depth
-    )
+    text = "depth=%d is ignored: %s is open, with the depth %d of who opened it first"
+    _log.warning(text, wanted, engine.label, engine.depth)
 
 
 # --- events of other nodes, through the bridge ------------------------------------------------------------------------
@@ -234,11 +231,12 @@ def _open_elsewhere(
     session: Session,
     names: Sequence[str],
     openings: Sequence[AttachmentRef],
-    recorder: bool,
     device: DeviceLike | None,
     engine: EngineChoice,
     depth: int | None,
     timeout: float | None,
+    *,
+    recorder: bool,
     node: str | None,
 ) -> list[SharedEvent]:
     """Open a node's events for waiting, or without one the fleet's event of a name: to record it here, or to wait."""
@@ -267,7 +265,7 @@ def _open_elsewhere(
     seconds, why = session.timeout if timeout is None else timeout, ""
     deadline = deadline_of(seconds)
     if recorder:
-        (opened,) = open_events(session, names, openings, True, device, "timeline", depth, seconds)
+        (opened,) = open_events(session, names, openings, device, "timeline", depth, seconds, recorder=True)
         _, slot, incarnation = opened._engine.origin
         claim = messages.Remote("claim", "", names[0], slot=slot, incarnation=incarnation)
         session.request(claim, messages.Done, left_of(deadline))  # RecorderTaken if another node has the name

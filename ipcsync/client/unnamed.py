@@ -66,9 +66,8 @@ class UnnamedEvents:
         try:
             event = under_within(self._lock, min(seconds, TIMEOUT_MAX), self._take, key, depth, openings, deadline)
             if event is None:
-                raise WaitTimeout(
-                    f"other threads' first records on streams took all of the {seconds} s", timeout=seconds
-                )
+                text = f"other threads' first records on streams took all of the {seconds} s"
+                raise WaitTimeout(text, timeout=seconds)
             return event
         except BaseException:
             if key not in self.events:
@@ -86,7 +85,7 @@ class UnnamedEvents:
         if event is not None:
             return event
         try:
-            (event,) = open_events(self._session, [""], openings, True, key[2], key[3], depth, left_of(deadline))
+            (event,) = open_events(self._session, [""], openings, *key[2:], depth, left_of(deadline), recorder=True)
         except QuotaExceeded:
             if (event := self._take_over(key, depth, looks=len(self.events))) is None:
                 raise
@@ -265,6 +264,5 @@ def _drop(event: SharedEvent) -> None:
     if fork.is_in_bad_fork() or event._engine.is_closed:
         return
     event._session.abandon([event._attached])  # the session's owner tells the coordinator
-    warnings.warn(
-        f"a reservation ({event._engine.label}) was dropped before it was closed", ResourceWarning, stacklevel=2
-    )
+    text = f"a reservation ({event._engine.label}) was dropped before it was closed"
+    warnings.warn(text, ResourceWarning, stacklevel=2)
