@@ -176,11 +176,14 @@ def open_events(
     """
     check_engine(engine)
     own_depth = session.depth if depth is None else depth_of(depth)
-    if node is not None and fleet:
-        raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
+    seconds = session.timeout if timeout is None else timeout
     session.check()
     if node is not None or fleet:
-        return _open_elsewhere(session, names, openings, device, engine, depth, timeout, recorder=recorder, node=node)
+        _check_elsewhere(names, engine, node, recorder=recorder, fleet=fleet)
+        if not recorder:
+            return _open_elsewhere(session, names, openings, device, seconds, node)
+        engine = "timeline"
+    deadline = deadline_of(seconds)
     here = current_ordinal()
     ordinal = here if device is None and here < count() else devices.parse(device)
     told, default = "" if device is None else uuid_of(ordinal), uuid_of(here)
@@ -193,13 +196,16 @@ def open_events(
         or has_primary(ordinal)
         or (is_recorder and may_be_timeline and not _are_elsewhere(session, names, default, timeout))
     )
-    seconds = session.timeout if timeout is None else timeout
     why_not = session.driving.why_not_timeline(ordinal, seconds) if may_be_timeline and is_used_here else ""
     likes = default, engine, own_depth, session.engine, why_not[:_LONGEST_REASON]
-    session.open([messages.Open(name, is_recorder, told, *likes) for name in names], openings, timeout)
+    session.open([messages.Open(name, is_recorder, told, *likes) for name in names], openings, seconds)
     opened = [SharedEvent(session, opening, is_recorder=is_recorder) for opening in openings]
     for event in opened:
         note_depth(event, depth)
+        if fleet:
+            _, slot, incarnation = event._engine.origin
+            claim = messages.Remote("claim", "", names[0], slot=slot, incarnation=incarnation)
+            session.request(claim, messages.Done, left_of(deadline))  # RecorderTaken if another node has the name
     return opened
 
 
@@ -227,56 +233,47 @@ def note_depth(event: SharedEvent, wanted: int | None) -> None:
 # --- events of other nodes, through the bridge ------------------------------------------------------------------------
 
 
-def _open_elsewhere(
-    session: Session,
-    names: Sequence[str],
-    openings: Sequence[AttachmentRef],
-    device: DeviceLike | None,
-    engine: EngineChoice,
-    depth: int | None,
-    timeout: float | None,
-    *,
-    recorder: bool,
-    node: str | None,
-) -> list[SharedEvent]:
-    """Open a node's events for waiting, or without one the fleet's event of a name: to record it here, or to wait."""
+def _check_elsewhere(names: Sequence[str], engine: str, node: str | None, *, recorder: bool, fleet: bool) -> None:
     if node is not None:
+        if fleet:
+            raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
         check_node(node)
         if recorder:
             raise ValueError("an event of another node is recorded there: here it is opened for waiting only")
     if engine == "event":
         told = ", ".join(map(repr, names))
         raise EngineMismatch(f"the engine 'event' does not work between nodes: open {told} with engine='timeline'")
-    index = devices.parse(device)
+
+
+def _open_elsewhere(
+    session: Session,
+    names: Sequence[str],
+    openings: Sequence[AttachmentRef],
+    device: DeviceLike | None,
+    seconds: float,
+    node: str | None,
+) -> list[SharedEvent]:
+    """Open a node's events for waiting, or without one the fleet's event of a name, once its recorder has opened it."""
+    index, deadline, why = devices.parse(device), deadline_of(seconds), ""
     bodies = [messages.Remote("open", node or "", name, default_device=uuid_of(index)) for name in names]
-
-    def open_to_wait(seconds: float | None) -> list[SharedEvent]:
-        session.open(bodies, openings, seconds)
-        opened = [SharedEvent(session, opening, is_recorder=False) for opening in openings]
-        for event in opened:
-            if device is not None and event.device.index != index:
-                raise DeviceMismatch(
-                    f"{event.name!r} of node {event.node!r} is waited for on {event.device} here, not on device {index}"
-                )
-        return opened
-
-    if node is not None:
-        return open_to_wait(timeout)
-    seconds, why = session.timeout if timeout is None else timeout, ""
-    deadline = deadline_of(seconds)
-    if recorder:
-        (opened,) = open_events(session, names, openings, device, "timeline", depth, seconds, recorder=True)
-        _, slot, incarnation = opened._engine.origin
-        claim = messages.Remote("claim", "", names[0], slot=slot, incarnation=incarnation)
-        session.request(claim, messages.Done, left_of(deadline))  # RecorderTaken if another node has the name
-        return [opened]
     # A request that waits at the bridge delays others. So the bridge says soon that the name is not claimed yet.
     for pause_s in pauses(seconds, _FIRST_PAUSE_S, _LONGEST_PAUSE_S):  # each look asks the fleet's store
         try:
             session.check()
-            return open_to_wait(left_of(deadline))
+            session.open(bodies, openings, left_of(deadline) if node is None else seconds)
+            break
         except WaitTimeout as error:
+            if node is not None:
+                raise
             why = str(error)
         time.sleep(pause_s)
-    text = f"no process in the fleet has opened {names[0]!r} as its recorder within {seconds} s: {why}"
-    raise WaitTimeout(text, event=names[0], timeout=seconds)
+    else:
+        text = f"no process in the fleet has opened {names[0]!r} as its recorder within {seconds} s: {why}"
+        raise WaitTimeout(text, event=names[0], timeout=seconds)
+    opened = [SharedEvent(session, opening, is_recorder=False) for opening in openings]
+    for event in opened:
+        if device is not None and event.device.index != index:
+            raise DeviceMismatch(
+                f"{event.name!r} of node {event.node!r} is waited for on {event.device} here, not on device {index}"
+            )
+    return opened

@@ -232,17 +232,17 @@ def _pass_each_other(ordinal: int) -> bool:
     """Each stream waits for a word that the next one writes, so the first goes on only if all pass each other."""
     driver = context.driver()
     streams = [Stream(ordinal) for _ in range(_STREAMS)]
-    row = [take(ordinal, "lane", 8) for _ in range(_STREAMS + 1)]
+    row = [take(ordinal, "lane", 8) for _ in streams]
     cells = [ctypes.c_uint64.from_address(host) for host, _ in row]
     for number, stream in enumerate(streams):
         if number < _STREAMS - 1:
             unwrap(driver.cuStreamWaitValue64(stream._handle, row[number + 1][1], 1, 0), "cuStreamWaitValue64")
         unwrap(driver.cuStreamWriteValue64(stream._handle, row[number][1], 1, 0), "cuStreamWriteValue64")
-    has_passed = False
     for pause_s in pauses(_PASSING_S, 50e-6, 50e-6):
-        if has_passed := bool(cells[0].value):
+        if cells[0].value:
             break
         time.sleep(pause_s)
+    has_passed = bool(cells[0].value)
     for cell in cells:
         cell.value = 1
     return has_passed

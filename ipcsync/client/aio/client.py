@@ -237,12 +237,9 @@ class AsyncClient(ClientView, AsyncClosing):
         refuse_small_number(stream, 0)
         chosen, waiting = resolve(stream), checked(points, lost)
         plain = await attached(waiting)
-        unmade = [place for place, point in enumerate(plain) if not point.is_recorded]
-        waits = [partial(recorded, plain[place], timeout) for place in unmade]
-        skipped = {unmade[place] for place in await lost_of(waits, lost)}
-        left = [point for place, point in enumerate(plain) if place not in skipped]
-        lost_now = {id(point) for point in wait_all(left, chosen, timeout=0, lost=lost)}
-        return [point for place, point in enumerate(waiting) if place in skipped or id(plain[place]) in lost_now]
+        await lost_of([partial(recorded, point, timeout) for point in plain if not point.is_recorded], lost)
+        left_out = {id(point) for point in wait_all(plain, chosen, timeout=0, lost=lost)}
+        return [point for point, waited in zip(waiting, plain, strict=True) if id(waited) in left_out]
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
         """Wait until the GPU work of the lost recorder of `point` has ended; as `Client.wait_over`."""

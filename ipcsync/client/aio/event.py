@@ -9,7 +9,7 @@ from time import monotonic_ns
 from typing import Any, Literal, TypeVar
 
 from ipcsync._closing import AsyncClosing
-from ipcsync._deadline import FULL_NS, deadline_of, left_of
+from ipcsync._deadline import FULL_NS, deadline_of, left_of, pauses
 from ipcsync._engines import Engine
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
@@ -30,8 +30,6 @@ from ipcsync.typing import StreamLike
 __all__ = ["AsyncPoint", "AsyncReplay", "AsyncReplaying", "AsyncReservation", "AsyncSharedEvent", "AsyncUpcoming"]
 
 T = TypeVar("T")
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
 class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
@@ -67,30 +65,25 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
 
 async def record(event: SharedEvent, stream: Stream, timeout: float | None, after: Sequence[Point]) -> AsyncPoint:
     """Record as soon as there is room in the ring."""
-    deadline = deadline_of(timeout)
+    deadline, engine = deadline_of(timeout), event._engine
     await all_recorded(after, timeout)
-    engine, pause_s = event._engine, _FIRST_PAUSE_S
-    while True:
+    for pause_s in pauses(left_of(deadline), 0.001, 0.02):
         try:
             return AsyncPoint(event.record(stream, timeout=0, after=after))
         except WaitTimeout:
             oldest = engine.oldest_in_the_way
-        left_s = left_of(deadline)
-        if not oldest:  # one of these, which may end at any moment
-            if not left_s:
-                what = "recorded (another thread's record or another process's wait is under way)"
-                engine.raise_timeout(engine._recorded + 1, timeout, what)
-            await asyncio.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if not oldest:  # one of those below, which may end at any moment
+            await asyncio.sleep(pause_s)
             continue
-        pause_s = _FIRST_PAUSE_S
         told = asyncio.get_running_loop().call_later(FULL_NS / 1e9, engine.note_full, oldest)
         try:
-            await over(event._attached, Pending(engine, oldest, left_s))
+            await over(event._attached, Pending(engine, oldest, left_of(deadline)))
         except WaitTimeout:
             engine.raise_full(oldest, timeout)
         finally:
             told.cancel()
+    what = "recorded (another thread's record or another process's wait is under way)"
+    return engine.raise_timeout(engine._recorded + 1, timeout, what)
 
 
 class AsyncReservation(AsyncClosing):
