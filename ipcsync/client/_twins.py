@@ -223,10 +223,9 @@ class EventView(Generic[PointT]):
             raise EventClosed(f"this object of {self._engine.title} was closed", event=self.name)
 
     def __repr__(self) -> str:
-        told = f"<ipcsync.{type(self).__name__} {self.name!r} {self.engine}"
-        if not self._is_open or fork.is_in_bad_fork():
-            return f"{told} closed>"
-        return f"{told} {self.state} generation={self._engine.generation}>"
+        is_closed = not self._is_open or fork.is_in_bad_fork()
+        told = "closed" if is_closed else f"{self.state} generation={self._engine.generation}"
+        return f"<ipcsync.{type(self).__name__} {self.name!r} {self.engine} {told}>"
 
 
 class PointView:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from operator import methodcaller
 from threading import get_ident
 from types import MappingProxyType
 from typing import Any, NoReturn, cast
@@ -70,11 +71,8 @@ class Client(ClientView, Closing):
         prefix = self._prefix = plain(prefix, "a prefix")
         if prefix:
             check_name(f"{prefix}x", f"the prefix {short(prefix)}, with a name of one byte behind it,")
-
-        def without(name: str) -> str:
-            return name.removeprefix(prefix)
-
         self._session_prefix = prefix if self._shows_prefix else ""
+        without = methodcaller("removeprefix", prefix)
         self._taken: Callable[[str], str] = without if self._shows_prefix else str  # a name without the prefix
         self._shown: Callable[[str], str] = str if self._shows_prefix else without  # also one to which a point has led
         name = plain(name or "")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections import OrderedDict
 from typing import ClassVar, NoReturn
 
 from ipcsync import _drivers
@@ -34,7 +33,7 @@ _LEGACY = 1  # CU_STREAM_LEGACY
 
 _log = logging.getLogger("ipcsync")
 _capturing, _making = CallLock(), CallLock()  # of captures, and of lanes
-_captures: OrderedDict[int, list[Captured]] = OrderedDict()  # by the ids of captures: what went into each, in order
+_captures: dict[int, list[Captured]] = {}  # by the ids of captures: what went into each, in order
 
 
 # --- what is captured -------------------------------------------------------------------------------------------------
@@ -93,8 +92,8 @@ class Captured(Place):
         for other in others:
             self._behind.add(other)
             other._ahead_of.add(self)
-        while len(_captures) > _MANY_CAPTURES:
-            _captures.popitem(last=False)
+        for old in list(_captures)[:-_MANY_CAPTURES]:
+            del _captures[old]
 
     def _refuse(self, why: str) -> NoReturn:
         raise CaptureError(f"this {self._noun} cannot be captured: {why}")

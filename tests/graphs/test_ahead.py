@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
@@ -95,7 +94,7 @@ def test_a_replay_ahead_of_this_processs_own_record_is_refused_whichever_client_
 def test_a_replay_ahead_keeps_the_waits_and_records_whose_order_it_asks_for(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captures, "_captures", OrderedDict())
+    monkeypatch.setattr(captures, "_captures", {})
     stream, wait, record = ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
     captured(stream, partial(wait.capture, stream), partial(record.capture, stream))
     event = client.event("e", recorder=True, engine="timeline")
