@@ -91,49 +91,42 @@ class Handlers(Questions):
         known = self._sessions.of_nonce(hello.nonce)
         if known is not None:
             return self._welcome(known)
-        self._refuse_other_user(sender)
-        if hello.role:
-            self._raise_if_second_bridge(hello)
-        elif hello.driver != self._config.driver:
-            raise ConnectError(
-                f"this coordinator uses the driver {self._config.driver!r}, the client {hello.driver!r}: "
-                "set IPCSYNC_DRIVER to the same for both"
-            )
+        self._check_admission(hello, sender)
         ttl = self._granted_ttl(hello.lease_ttl)
-        room = self._room()
-        if len(self._sessions) >= room:
-            raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
         session = self._registry.open_session(os.urandom(4).hex(), hello.name, hello.role, self._is_held)
         session.token, session.nonce = os.urandom(16), hello.nonce
         session.opened_ns = session.beat_ns = time.monotonic_ns()
-        session.ttl_ns, session.why_not_event = int(ttl * 1e9), self._why_not_event(hello)
-        session.pid = sender.pid
+        session.ttl_ns, session.why_not_event, session.pid = int(ttl * 1e9), self._why_not_event(hello), sender.pid
         with suppress(OSError):  # descriptors are short: the TTL and the lifeline decide
             session.started = start_time(session.pid) or 0
         self._sessions.add(session)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=session.pid, ttl_s=ttl))
         return self._welcome(session)
 
-    def _refuse_other_user(self, sender: Sender) -> None:
+    def _check_admission(self, hello: messages.Hello, sender: Sender) -> None:
         mine, theirs = os.geteuid(), sender.uid
         if theirs not in ("", str(mine)):
             raise ConnectError(
                 f"this is uid {theirs}, and the coordinator is of uid {mine}: a session needs the same one, and root "
                 "may only look (ipcsync status)"
             )
+        if hello.role not in ("", "bridge"):
+            raise ProtocolError(f"a session's role must be 'bridge' or empty, not {hello.role!r:.80}", code="role")
+        if hello.role and (serving := self._sessions.bridge()) is not None:
+            raise ConnectError(
+                f"the bridge {serving.who} serves here already, and a coordinator has one: stop that one first"
+            )
+        if not hello.role and hello.driver != self._config.driver:
+            raise ConnectError(
+                f"this coordinator uses the driver {self._config.driver!r}, the client {hello.driver!r}: "
+                "set IPCSYNC_DRIVER to the same for both"
+            )
+        if len(self._sessions) >= (room := self._room()):
+            raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
 
     def _is_held(self, line: int) -> bool:
         # By a child that C code forked, after its parent's death: who gets the line would wait for the child's end.
         return self._board.has_lifeline(self._board.session(line))
-
-    def _raise_if_second_bridge(self, hello: messages.Hello) -> None:
-        if hello.role != "bridge":
-            raise ProtocolError(f"a session's role must be 'bridge' or empty, not {hello.role!r:.80}", code="role")
-        serving = self._sessions.bridge()
-        if serving is not None:
-            raise ConnectError(
-                f"the bridge {serving.who} serves here already, and a coordinator has one: stop that one first"
-            )
 
     def _granted_ttl(self, wanted: float | None) -> float:
         if wanted is None:
@@ -166,7 +159,7 @@ class Handlers(Questions):
             feed=self._feed_endpoint,
             driver=self._config.driver,
             coordinator_pid=self._config.keeper_pid,
-            devices=self._effects.pool.devices,
+            devices=self._pool.devices,
             window=self._window,
         )
 
@@ -226,7 +219,7 @@ class Handlers(Questions):
         self.transactions.commit()
 
     def _note_loss(self, session: Session, how: str) -> None:
-        session.is_dead = session.is_dead or how == "pidfd"
+        session.is_dead |= how == "pidfd"
         if session.state == "live":
             self.metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=session.pid, how=how))
@@ -247,32 +240,32 @@ class Handlers(Questions):
             self._registry.join(session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
         else:
             self._registry.check_room(session, body.name)
-            device = body.device or body.default_device or self._effects.pool.devices[0]
+            device = body.device or body.default_device or self._pool.devices[0]
             wanted = body.default_engine if body.engine == "auto" else body.engine
-            engine = self._effects.pool.choose_engine(session, wanted, device, body.why_not_timeline)
-            self._registry.kept.check(engine, self._effects.pool.left_pending)
-            ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
+            engine = self._pool.choose_engine(session, wanted, device, body.why_not_timeline)
+            self._registry.kept.check(engine, self._pool.left_pending)
+            ring = self._pool.take(device, body.depth) if engine == "event" else []
             slot = self._registry.create(
                 session, body.name, recorder=body.recorder, device=device, engine=engine, depth=body.depth, ring=ring
             )
             slot.base = self._effects.line(slot.index).recorded
-        return attachment_of(slot, session, self._effects.pool)
+        return attachment_of(slot, session, self._pool)
 
     def _attach(self, session: Session, body: messages.Attach) -> messages.Message:
         known = self._registry.slots.get(body.slot)
-        if known is not None:
+        if known is not None and known.incarnation == body.incarnation:
             _check_usable(session, known)
-            if known.incarnation == body.incarnation and known.is_over and known.origin is None:
+            if known.is_over and known.origin is None:
                 return remains_of(known, self._effects.line(known.index).recorded)
         slot = self._registry.attach(session, body.slot, body.incarnation)
-        return attachment_of(slot, session, self._effects.pool)
+        return attachment_of(slot, session, self._pool)
 
     def attachment_again(self, session: Session, use: Use) -> messages.Message:
         """The attachment that a reply gave. A session that has left the slot since has read that reply."""
         slot = self._registry.slots.get(use.slot)
         if slot is None or slot.incarnation != use.incarnation or slot.is_over:
             return codec.failure_of(EventClosed(f"the event of slot {use.slot} was closed by this session"))
-        return replace(attachment_of(slot, session, self._effects.pool), recorder=use.is_recorder)
+        return replace(attachment_of(slot, session, self._pool), recorder=use.is_recorder)
 
     def _close(self, session: Session, body: messages.Close) -> messages.Message:
         self._registry.close(session, body.slot, body.incarnation, released=body.released, drained=body.drained)
@@ -283,15 +276,15 @@ class Handlers(Questions):
         return _DONE
 
     def _stream(self, session: Session, body: messages.OpenStream) -> messages.Message:
-        default = body.default_device or self._effects.pool.devices[0]
+        default = body.default_device or self._pool.devices[0]
         device, priority = self._registry.stream(session, body.name, body.device, default, body.priority)
         return messages.StreamSpec(body.name, device, priority)
 
     def _probe(self, session: Session, body: messages.Probe) -> messages.Message:
-        device = body.device or self._effects.pool.devices[0]
-        self._effects.pool.check_served(device)
-        reason = session.why_not_event or self._effects.pool.why_not_event(device)
-        handle = b"" if reason else self._effects.pool.probe_handle(device)
+        device = body.device or self._pool.devices[0]
+        self._pool.check_served(device)
+        reason = session.why_not_event or self._pool.why_not_event(device)
+        handle = b"" if reason else self._pool.probe_handle(device)
         return messages.ProbeReply(handle, reason)
 
 

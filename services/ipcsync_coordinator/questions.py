@@ -68,6 +68,7 @@ class Questions:
         self._sessions = transactions.sessions
         self._effects = transactions.effects
         self._board = transactions.effects.board
+        self._pool = transactions.effects.pool
         self.metrics = metrics
         self._config = config
         self.serves_ns = time.monotonic_ns()  # since when requests are answered
@@ -160,7 +161,7 @@ class Questions:
 
     def stats(self) -> dict[str, object]:
         """The counts of `Client.stats()`."""
-        registry, pool = self._registry, self._effects.pool
+        registry, pool = self._registry, self._pool
         slots = [slot for slot in registry.slots.values() if not slot.is_over]
         opened_ns = [session.opened_ns for session in self._sessions if session.state == "live"]
         now_ns = time.monotonic_ns()

@@ -99,11 +99,10 @@ def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME) -> Req
 
 
 class Dispatcher:
-    """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC.
+    """Turns request frames into reply frames, once their effects are carried out. `now_ns` is CLOCK_MONOTONIC.
 
     `is_one_of_many` says of the last frame whether its call has sent others, all of whose replies the call waits for.
-    `strikes` counts the invalid messages of each connection. The effects of a request are carried out before its reply
-    is sent.
+    `strikes` counts the invalid messages of each connection.
     """
 
     def __init__(self, settings: Settings, handlers: Handlers) -> None:
@@ -118,15 +117,8 @@ class Dispatcher:
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
         """The reply to a frame, None if its client does not wait for one any more."""
         self.is_one_of_many = False
-        is_poison = self._journal.begin_request(frame)
-        try:
-            return self._handle(frame, sender, now_ns, is_poison=is_poison)
-        finally:
-            self._journal.end_request()
-            self._metrics.observe((time.monotonic_ns() - now_ns) / 1e9)
-
-    def _handle(self, frame: bytes, sender: Sender, now_ns: int, *, is_poison: bool) -> bytes | None:
         op, request_id = "", 0  # until they are known
+        is_poison = self._journal.begin_request(frame)
         try:
             if is_poison:
                 raise ProtocolError("coordinators died of this request: it is not tried again", code="poison")
@@ -147,6 +139,8 @@ class Dispatcher:
             failure = messages.Failure("IpcSyncError", "the coordinator has an internal error; see its log")
         finally:
             self._transactions.commit()  # also the changes of a request that failed
+            self._journal.end_request()
+            self._metrics.observe((time.monotonic_ns() - now_ns) / 1e9)
         return codec.encode_reply(request_id or peek_id(frame), failure)
 
     def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:

@@ -264,9 +264,10 @@ class Server:
 
     def _check(self, session: Session, now_ns: int) -> None:
         if session.peer is not None and not session.is_dead and not session.peer.is_alive():
-            # Whatever became of the thread that waits for the mark. Whether it is gone, the next tick asks.
-            self.handlers.lose(session, "pidfd")
-        elif session.state == "live":
+            self.handlers.lose(session, "pidfd")  # whatever became of the thread that waits for the mark
+        if session.state == "gone":
+            return  # its goodbye stood on the board
+        if session.state == "live":
             if self._is_silent(session, now_ns):
                 self.handlers.lose(session, "ttl")
         elif is_gone(self.board, session) or not (

@@ -50,13 +50,13 @@ def create(settings: Settings) -> Startup:
     try:
         ours, theirs = map(Link, socket.socketpair())
         DriverThread(resources).serve(Peer(theirs, os.getpid()))
-        startup = _config(ours)
+        config = _config(ours)
     except BaseException:  # there may be no descriptor or thread for it
         resources.close()
         raise
+    board, place, journal = resources.board, resources.directory, resources.journal
     requests, feed = (listening.detach() for listening in resources.sockets)
-    place, journal = resources.directory, resources.journal
-    return Startup(startup, resources.board, place, (requests, feed), journal, DriverClient(ours), resources)
+    return Startup(config, board, place, (requests, feed), journal, DriverClient(ours), resources)
 
 
 def inherit(kept: str, settings: Mapping[str, object] | None = None) -> Startup:
@@ -100,19 +100,15 @@ def _end_with_keeper(keeper: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, RELOAD):
         signal.signal(number, signal.SIG_IGN)  # the keeper handles them
     die_with(keeper)
-    try:
-        with open("/proc/self/oom_score_adj", "r+") as file:
-            score = int(file.read())
-            file.seek(0)
-            file.write(str(min(score + _OOM_SCORE, 1000)))
-    except OSError:
-        return  # a sandbox forbids it
+    with suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:  # a sandbox may forbid it
+        score = int(file.read())
+        file.seek(0)
+        file.write(str(min(score + _OOM_SCORE, 1000)))
 
 
 def _be_the_only_one(words: int) -> None:
-    """Take the journal's lock through an open file of this process alone, so that it ends with this process."""
-    own = os.open(f"/proc/self/fd/{words}", os.O_RDWR | os.O_CLOEXEC)
-    if not files.try_lock(own, 0):
+    # Through an open file of this process alone, so that the journal's lock ends with this process.
+    if not files.try_lock(os.open(f"/proc/self/fd/{words}", os.O_RDWR | os.O_CLOEXEC), 0):
         raise RuntimeError("another coordinator still has the journal")
 
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 import ipcsync
 from ipcsync import _drivers
@@ -60,8 +61,7 @@ class Resources:
     """All resources; a failure while they are made leaves nothing behind."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.started_ns = time.monotonic_ns()
+        started_ns = time.monotonic_ns()
         self.starts = 0
         self.restarts: Counter[Reason] = Counter({"died": 0, "hung": 0, "reloaded": 0})
         with ExitStack() as undo:
@@ -79,7 +79,8 @@ class Resources:
             self.sockets = [listen(path) for path in self.directory.sockets]
             self.directory.sign()
             undo.pop_all()
-        self._devices = list(devices)
+        names = list(devices)
+        self._config = StartupConfig(settings, path, _drivers.name(), names, os.getpid(), started_ns, 0, {}, 0, [])
 
     @property
     def descriptors(self) -> list[int]:
@@ -89,18 +90,8 @@ class Resources:
     def next_config(self, unserved_ns: int = 0) -> StartupConfig:
         """The config of the next start."""
         self.starts += 1
-        return StartupConfig(
-            self._settings,
-            self.board.path,
-            _drivers.name(),
-            self._devices,
-            os.getpid(),
-            self.started_ns,
-            self.starts,
-            dict(self.restarts),
-            unserved_ns,
-            self.events.held(),
-        )
+        restarts, events = dict(self.restarts), self.events.held()
+        return replace(self._config, starts=self.starts, restarts=restarts, unserved_ns=unserved_ns, events=events)
 
     def report_ready(self, manager: ServiceManager, ready_fd: int | None, **more: object) -> None:
         """Report to the log, to whoever started this process, and to the service manager that requests are served."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -330,3 +331,16 @@ def test_the_requests_of_one_call_are_known_by_their_deadline(world: World) -> N
     assert found == [False, True, False, True, False, False, False]
     world.handle(b"malformed")
     assert not world.dispatcher.is_one_of_many
+
+
+def test_a_point_of_an_earlier_use_is_refused_for_that_one_whatever_the_next_use_needs(world: World) -> None:
+    token, other = world.hello().token, world.hello().token
+    uses: Any = [world.ask(messages.Open(name, True, engine="timeline"), token) for name in ("a", "b")]
+    for use in uses:
+        world.ask(messages.Close(use.slot, use.incarnation, released=True, drained=True), token)
+    following: Any = world.ask(messages.Open("c", True, engine="event"), token)
+    assert following.slot == uses[0].slot
+    _entry(world, other).why_not_event = "it has no /dev/shm"
+    asked = [messages.Attach(each.slot, each.incarnation) for each in (uses[0], following)]
+    failures = [_refused(world, number, body, other) for number, body in enumerate(asked, 1)]
+    assert [failure.kind for failure in failures] == ["RecorderLost", "EngineMismatch"]
