@@ -27,25 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipcsync.coordinator")
 
 
-def _options(command: Command) -> Command:
-    """One option for each setting, so that flags, variables and TOML keys stay equal."""
-    for name, setting in reversed(config.FIELDS.items()):
-        kind = type(setting.default)
-        text = f"{setting.metadata['help']} [IPCSYNC_{name.upper()}; default {setting.default!r}]"
-        flag = f"--{name.replace('_', '-')}"
-        if kind is bool:
-            off = "/--no-keeper" if name == "keeper" else ""
-            option = click.Option([flag + off], is_flag=True, default=None, help=text)
-        else:
-            option = click.Option([flag], type=kind, default=None, help=text, metavar=_METAVARS[kind])
-        command.params.insert(0, option)
-    return command
-
-
 PROGRAM = ["-m", "ipcsync_coordinator"]
 """The command that a keeper starts."""
-
-_METAVARS = {str: "TEXT", int: "N", float: "S"}
 
 
 @click.command("coordinator", cls=Command, context_settings={"show_default": False})
@@ -73,15 +56,13 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
     try:
         settings = config.load(flags, config_file)
     except config.ConfigError as error:
-        if kept is not None:
-            from ipcsync_coordinator import startup
+        if kept is None:
+            raise click.UsageError(str(error)) from None
+        from ipcsync_coordinator import startup
 
-            startup.refuse(kept, str(error))
-            sys.exit(2)
-        raise click.UsageError(str(error)) from None
+        startup.refuse(kept, str(error))
+        sys.exit(2)
     configure(settings.log_level, as_json=settings.log_json)
-    if settings.keeper and kept is None:
-        _become_keeper(settings, ready_fd, exit_with)
     what = None
     if kept is not None:
         # All that serving needs is imported before this process has to serve.
@@ -89,6 +70,8 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
 
         _freeze()
         what = startup.inherit(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
+    elif settings.keeper:
+        _become_keeper(settings, ready_fd, exit_with)
     sys.exit(asyncio.run(_serve(settings, what, ready_fd, exit_with)))
 
 
@@ -141,8 +124,7 @@ async def _serve(settings: config.Settings, what: Startup | None, ready_fd: int 
         _freeze()
         start_s = round(time.monotonic() - began, 3)
         if what.resources is not None:
-            if exit_with is not None:
-                server.parent = watched(exit_with)
+            server.parent = watched(exit_with) if exit_with is not None else None
             devices = len(what.config.devices)
             what.resources.report_ready(manager, ready_fd, devices=devices, pool=settings.pool, start_s=start_s)
         else:
@@ -166,7 +148,16 @@ def _freeze() -> None:
     gc.freeze()
 
 
-main = _options(main)
+def _option(name: str, setting: dataclasses.Field[Any]) -> click.Option:
+    """The option of a setting, so that flags, variables and TOML keys stay equal."""
+    kind = type(setting.default)
+    flag = f"--{name.replace('_', '-')}" + ("/--no-keeper" if name == "keeper" else "")
+    text = f"{setting.metadata['help']} [IPCSYNC_{name.upper()}; default {setting.default!r}]"
+    metavar = {bool: None, str: "TEXT", int: "N", float: "S"}[kind]
+    return click.Option([flag], is_flag=kind is bool, type=kind, default=None, help=text, metavar=metavar)
+
+
+main.params[:0] = [_option(name, setting) for name, setting in config.FIELDS.items()]
 
 if __name__ == "__main__":
     main(prog_name="ipcsync coordinator")

@@ -23,10 +23,10 @@ from ipcsync_coordinator.state import Recorder, Session, Slot
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.resources import StartupConfig
 
+log = logging.getLogger("ipcsync.coordinator")
+
 MOST_ROWS = 4096
 """The most rows of a list that is asked for without a session."""
-
-_CAUSES: dict[str, messages.RemainsCause] = {"expired": "expired", "behind": "behind"}
 
 
 def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachment:
@@ -49,7 +49,8 @@ def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachme
 
 def remains_of(slot: Slot, recorded: int) -> messages.Remains:
     """What became of the last use of a slot, which is over; `recorded` stays on the board until the next one."""
-    cause = "closed" if slot.ended == "closed" else _CAUSES.get(slot.reason, "died")
+    ended = "closed" if slot.ended == "closed" else slot.reason if slot.reason in ("expired", "behind") else "died"
+    cause = cast("messages.RemainsCause", ended)
     who = (slot.recorder if cause != "behind" else None) or Recorder(0, "", "")  # one that lives has not ended
     recorded = max(recorded - slot.base, 0)
     good = min(slot.good, recorded)
@@ -85,8 +86,6 @@ class Questions:
         self.metrics.resyncs += body.is_resync
         return messages.SnapshotReply(self._effects.feed.number, self._events(body.prefix), self._live())
 
-    # --- events -------------------------------------------------------------------------------------------------------
-
     def _in_use(self, prefix: str) -> Iterator[Slot]:
         """The slots in use whose names begin with `prefix`, those in quarantine included."""
         return (slot for slot in self._registry.slots.values() if not slot.is_over and slot.name.startswith(prefix))
@@ -119,13 +118,9 @@ class Questions:
         )
 
     def _attachments(self, body: messages.ListAttachments, most: int | None) -> messages.Message:
-        limit = body.limit if most is None else min(body.limit, most)
-        uses = (
-            self._use(slot, serial)
-            for slot in self._in_use(body.prefix)
-            for serial in sorted(slot.active | slot.draining)
-        )
-        return messages.AttachmentList(list(islice(uses, limit)))
+        slots = self._in_use(body.prefix)
+        uses = (self._use(slot, serial) for slot in slots for serial in sorted(slot.active | slot.draining))
+        return messages.AttachmentList(list(islice(uses, body.limit if most is None else min(body.limit, most))))
 
     def _use(self, slot: Slot, serial: int) -> messages.AttachmentInfo:
         session = self._registry.sessions[serial]
@@ -138,8 +133,6 @@ class Questions:
             slot=slot.index,
             incarnation=slot.incarnation,
         )
-
-    # --- sessions -----------------------------------------------------------------------------------------------------
 
     def _live(self, most: int | None = None) -> list[messages.SessionInfo]:
         now_ns = time.monotonic_ns()
@@ -156,8 +149,6 @@ class Questions:
             connected_s=(now_ns - session.opened_ns) / 1e9,
             last_seen_s=max(now_ns - seen, 0) / 1e9,
         )
-
-    # --- counts -------------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, object]:
         """The counts of `Client.stats()`."""
@@ -196,8 +187,6 @@ class Questions:
             "keeper_memory_bytes": resident_bytes(self._config.keeper_pid),
         }
 
-
-log = logging.getLogger("ipcsync.coordinator")
 
 BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3, 500e-3, 1.0)
 """Upper bounds, in seconds, of the buckets for a request's time."""
