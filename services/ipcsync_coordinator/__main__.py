@@ -97,8 +97,7 @@ async def _serve(settings: config.Settings, what: Startup | None, ready_fd: int 
     from ipcsync_coordinator import startup
     from ipcsync_coordinator.journal import JournalError
     from ipcsync_coordinator.server import Server
-    from ipcsync_keeper.journal_files import UNREADABLE
-    from ipcsync_keeper.resources import report_failure
+    from ipcsync_keeper.resources import UNREADABLE, report_failure
 
     began, done = time.monotonic(), asyncio.Event()
     manager = ServiceManager()  # a keeper's, if there is one, is not told from here

@@ -23,6 +23,7 @@ from ipcsync_coordinator.state import UNKNOWN, Recorder, Session
 log = logging.getLogger("ipcsync.coordinator")
 
 _SLICE_NS = 250_000_000  # a stop by SIGSTOP takes a waiter out of the kernel's queue
+_PATIENCE_NS = 1_000_000_000  # before the log says who keeps what a dead one left
 _LOOK_S = 0.005  # without futex_waitv, or for a process that the kernel does not mark
 
 
@@ -134,11 +135,7 @@ def warn_without_pidfds() -> None:
 
 
 class PauseCredit:
-    """The time from which silence counts.
-
-    A coordinator that was stopped itself (its ticks are late) cannot tell which sessions were silent meanwhile: every
-    session gets a full TTL from the moment at which it goes on.
-    """
+    """From when silence counts: each session has a full TTL after a stop of the coordinator itself (late ticks)."""
 
     def __init__(self, now_ns: int, tick_ns: int) -> None:
         self.since_ns = now_ns
@@ -150,9 +147,6 @@ class PauseCredit:
         if now_ns - self._last_ns > self._late_ns:
             self.since_ns = now_ns
         self._last_ns = now_ns
-
-
-_PATIENCE_NS = 1_000_000_000  # before the log says who keeps it
 
 
 class Leftovers:
@@ -174,16 +168,12 @@ class Leftovers:
             elif 0 < self._since[serial] < now_ns - _PATIENCE_NS:
                 untold.append(serial)
         if untold and (self._telling is None or not self._telling.is_alive()):
-            self._tell(untold)
-
-    def _tell(self, serials: list[int]) -> None:
-        """Log who keeps what they left: on a thread, since it looks at all processes, and on one for all of them."""
-        whose = [self._registry.kept.by_recorder[serial] for serial in serials]
-        left = [(slots[0].held, slots[0].recorder, len(slots)) for slots in whose]
-        self._telling = threading.Thread(target=_tell, args=(left,), name="ipcsync-kept")
-        with suppress(RuntimeError):  # there may be no thread: they are told of later
-            self._telling.start()
-            self._since.update(dict.fromkeys(serials, 0))
+            # On a thread, since it looks at all processes, and on one for all of them.
+            left = [(held[serial][0].held, held[serial][0].recorder, len(held[serial])) for serial in untold]
+            self._telling = threading.Thread(target=_tell, args=(left,), name="ipcsync-kept")
+            with suppress(RuntimeError):  # there may be no thread: they are told of later
+                self._telling.start()
+                self._since.update(dict.fromkeys(untold, 0))
 
 
 def _tell(left: list[tuple[int, Recorder, int]]) -> None:

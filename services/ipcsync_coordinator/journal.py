@@ -24,7 +24,7 @@ from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Kept, Origin, Session, SessionTable, Slot, Tombstone, Touched, Use
-from ipcsync_keeper.journal_files import (
+from ipcsync_keeper.resources import (
     CARRIED_OUT,
     CRASH_COUNTERS,
     CRASHES,
@@ -150,19 +150,15 @@ class Journal:
         self._encode = msgspec.msgpack.Encoder().encode
         self._which = self._words[CURRENT] & 1
         self._end = self._words[VALID + self._which]
-        self._room = os.fstat(self._log).st_size
+        self._room = os.fstat(self._logs[self._which]).st_size
         self._limit = _LEAST_LIMIT  # the limit of the last coordinator is unknown
         self._poison = self._count_crash()
-
-    @property
-    def _log(self) -> int:
-        return self._logs[self._which]
 
     # --- records ------------------------------------------------------------------------------------------------------
 
     def read(self) -> tuple[list[Record], bool]:
         """All records, and whether the effects of the last one were carried out. Raises JournalError."""
-        data = memoryview(Path(f"/proc/self/fd/{self._log}").read_bytes())[: self._end]
+        data = memoryview(Path(f"/proc/self/fd/{self._logs[self._which]}").read_bytes())[: self._end]
         if len(data) != self._end:
             raise JournalError(f"the log has {len(data)} bytes, and {self._end} are said to be valid")
         records, at = [], 0
@@ -186,14 +182,14 @@ class Journal:
         wanted = self._end + _LEAST_ROOM + size
         if wanted > self._room:
             try:
-                os.posix_fallocate(self._log, 0, wanted + _LEAST_ROOM)
+                os.posix_fallocate(self._logs[self._which], 0, wanted + _LEAST_ROOM)
             except OSError as error:
                 raise QuotaExceeded(f"no memory for the journal: {error.strerror}", limit=self._room) from None
             self._room = wanted + _LEAST_ROOM
 
     def append(self, record: Record) -> None:
         """Append a record, which is then valid whatever happens to this process."""
-        self._end = self._write(self._log, record, self._end)
+        self._end = self._write(self._logs[self._which], record, self._end)
         self._words[VALID + self._which] = self._end
 
     def _write(self, log: int, record: Record, at: int) -> int:
@@ -235,10 +231,7 @@ class Journal:
             self.make_room()
 
     def most_replies(self, setting: int) -> int:
-        """How many replies of a session are kept: not fewer than an earlier coordinator kept.
-
-        For a session may have as many requests in flight as it was granted then.
-        """
+        """How many replies of a session are kept: not fewer than any coordinator has let it have in flight."""
         self._words[MOST_REPLIES] = max(self._words[MOST_REPLIES], setting)
         return self._words[MOST_REPLIES]
 

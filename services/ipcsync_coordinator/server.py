@@ -29,8 +29,7 @@ from ipcsync_coordinator.requests import Dispatcher, Requests
 from ipcsync_coordinator.startup import Startup
 from ipcsync_coordinator.state import Session
 from ipcsync_keeper.config import Settings
-from ipcsync_keeper.journal_files import IS_ENDING
-from ipcsync_keeper.resources import listen
+from ipcsync_keeper.resources import IS_ENDING, listen
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -167,8 +166,7 @@ class Server:
                 self.handlers.watch(session)
 
     def _died(self, serial: int) -> None:
-        session = self.registry.sessions.get(serial)
-        if session is not None:
+        if (session := self.registry.sessions.get(serial)) is not None:
             self.handlers.lose(session, "pidfd")
 
     def _forget(self, session: Session) -> None:
@@ -227,13 +225,13 @@ class Server:
         """Make single files anew that were removed; log once that the directory was, and stop with the last session."""
         if not self._is_lost:
             self._mend_place()
-        if not self._is_lost and not self._startup.place.is_own:
-            self._is_lost = True
-            log.error(
-                "the runtime directory was removed or belongs to another coordinator now: no client can connect here "
-                "any more; this coordinator ends with its last session",
-                extra=fields(path=self._startup.place.path, sessions=len(self.sessions)),
-            )
+            self._is_lost = not self._startup.place.is_own
+            if self._is_lost:
+                log.error(
+                    "the runtime directory was removed or belongs to another coordinator now: no client can connect "
+                    "here any more; this coordinator ends with its last session",
+                    extra=fields(path=self._startup.place.path, sessions=len(self.sessions)),
+                )
         if self._is_lost and not self.sessions.has_living:
             self.status = 1
             self._end()

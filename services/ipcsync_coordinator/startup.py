@@ -19,11 +19,10 @@ from ipcsync._board.runtime_dir import KEEPER, RELOAD, Place
 from ipcsync._linux import files
 from ipcsync._linux.child import die_with
 from ipcsync._wire import messages
-from ipcsync_keeper import journal_files, link
+from ipcsync_keeper import link
 from ipcsync_keeper.config import Settings
-from ipcsync_keeper.journal_files import JournalFiles
 from ipcsync_keeper.link import DriverClient, DriverThread, Link, Peer
-from ipcsync_keeper.resources import Resources, StartupConfig
+from ipcsync_keeper.resources import JOURNAL_VERSION, JournalFiles, Resources, StartupConfig
 
 _OOM_SCORE = 200  # above the keeper's, since a coordinator can be replaced
 
@@ -124,7 +123,7 @@ def versions() -> dict[str, str]:
     described = msgspec.json.encode([codec.wire(), effects], order="sorted")
     digest = hashlib.sha256(described).hexdigest()[:16]
     return {
-        "journal": str(journal_files.VERSION),
+        "journal": str(JOURNAL_VERSION),
         "board": str(layout.VERSION),
         "wire": f"{messages.VERSION}-{digest}",
         "keeper": str(link.VERSION),

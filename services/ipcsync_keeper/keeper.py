@@ -18,9 +18,8 @@ from ipcsync._linux.process import Process, has_terminal
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
 from ipcsync_keeper.config import FIXED, Settings
-from ipcsync_keeper.journal_files import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
 from ipcsync_keeper.link import CoordinatorProcess, DriverThread
-from ipcsync_keeper.resources import Resources
+from ipcsync_keeper.resources import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE, Resources
 
 log = logging.getLogger("ipcsync.coordinator")
 

@@ -32,9 +32,9 @@ def follow(path: str) -> None:
 
         startup.versions = lambda: {"journal": ["a list"]}  # type: ignore[dict-item] # as no coordinator does
     if words[0] == "version":
-        from ipcsync_keeper import journal_files
+        from ipcsync_keeper import resources
 
-        journal_files.VERSION += 1
+        resources.JOURNAL_VERSION += 1
     from ipcsync_coordinator.effects import Effects
     from ipcsync_coordinator.handlers import Handlers
     from ipcsync_coordinator.journal import Journal

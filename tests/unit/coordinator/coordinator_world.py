@@ -22,9 +22,8 @@ from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.requests import Dispatcher
 from ipcsync_coordinator.state import Session
 from ipcsync_keeper.config import Settings
-from ipcsync_keeper.journal_files import JournalFiles
 from ipcsync_keeper.link import DriverClient
-from ipcsync_keeper.resources import EventStore, SharedCudaEvent, StartupConfig, served_devices
+from ipcsync_keeper.resources import EventStore, JournalFiles, SharedCudaEvent, StartupConfig, served_devices
 from tests.kit import boards
 
 SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)

@@ -23,7 +23,7 @@ from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator import journal, startup
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.state import Origin, Tombstone
-from ipcsync_keeper import journal_files
+from ipcsync_keeper import resources
 from ipcsync_keeper.link import Link
 from tests.unit.coordinator import coordinator_world
 from tests.unit.coordinator.coordinator_world import SENDER, SETTINGS, World
@@ -38,7 +38,7 @@ def test_no_two_coordinators_have_one_journal(world: World) -> None:
 
 def test_what_was_written_and_not_made_valid_did_not_happen(world: World) -> None:
     token = world.hello().token
-    end = world.files.words[journal_files.VALID]
+    end = world.files.words[resources.VALID]
     os.pwrite(world.files.logs[0], os.urandom(100), end)
     world.begin(world.events.held())
     assert world.sessions.find(token) is not None
@@ -49,7 +49,7 @@ def test_a_damaged_journal_is_not_believed(world: World, damage: str) -> None:
     world.hello()
     words, log = world.files.words, world.files.logs[0]
     if damage == "the end":
-        words[journal_files.VALID] -= 3
+        words[resources.VALID] -= 3
     else:
         at = 12 if damage == "a byte" else 0
         os.pwrite(log, bytes([os.pread(log, 1, at)[0] ^ 0x40]), at)
@@ -61,7 +61,7 @@ def test_a_damaged_journal_is_not_believed(world: World, damage: str) -> None:
 def test_a_request_that_coordinators_died_of_is_refused_and_no_other_is(
     world: World, monkeypatch: pytest.MonkeyPatch, killed_from_outside: bool, deaths: int
 ) -> None:
-    world.files.words[journal_files.KILLED_FROM_OUTSIDE] = killed_from_outside
+    world.files.words[resources.KILLED_FROM_OUTSIDE] = killed_from_outside
     token = world.hello().token
     poison = codec.encode_request(7, messages.Open("poison"), token, 0)
     other = codec.encode_request(8, messages.Open("other"), token, 0)
@@ -129,7 +129,7 @@ def test_a_log_does_not_grow_with_the_number_of_starts(world: World, monkeypatch
             opened = ask(messages.Open("one"))
             assert isinstance(opened, messages.Attachment)
             ask(messages.Close(opened.slot, opened.incarnation))
-        longest = max(longest, *(world.files.words[journal_files.VALID + which] for which in (0, 1)))
+        longest = max(longest, *(world.files.words[resources.VALID + which] for which in (0, 1)))
         world.begin(world.events.held())
     assert longest < 50_000
 
@@ -142,9 +142,9 @@ def test_what_an_attachment_adds_does_not_grow_with_the_number_of_sessions(world
     for _ in range(5):
         token = world.hello().token
         for body in (messages.Open("one"), messages.Close(opened.slot, opened.incarnation, released=False)):
-            before = world.files.words[journal_files.VALID]
+            before = world.files.words[resources.VALID]
             assert not isinstance(world.ask(body, token), messages.Failure)
-            sizes.add((type(body), world.files.words[journal_files.VALID] - before))
+            sizes.add((type(body), world.files.words[resources.VALID] - before))
     assert len(sizes) == 2, sizes
 
 
@@ -268,7 +268,7 @@ def test_a_journal_that_finds_no_memory_for_a_shorter_one_goes_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, files = world.hello().token, world.files
-    write, current = os.pwrite, files.words[journal_files.CURRENT]
+    write, current = os.pwrite, files.words[resources.CURRENT]
 
     def write_the_current(log: int, data: bytes, at: int) -> int:
         return write(log, data if log == files.logs[current] else data[:-1], at)
@@ -278,11 +278,11 @@ def test_a_journal_that_finds_no_memory_for_a_shorter_one_goes_on(
         patch.setattr(os, "pwrite", write_the_current)
         first = world.ask(messages.Open("first", engine="timeline"), token)
     assert isinstance(first, messages.Attachment), "what was done is answered as that"
-    assert files.words[journal_files.CURRENT] == current
+    assert files.words[resources.CURRENT] == current
     assert os.fstat(files.logs[1 - current]).st_blocks == 0
     world.transactions.journal._limit = 0
     assert isinstance(world.ask(messages.Open("second", engine="timeline"), token), messages.Attachment)
-    assert files.words[journal_files.CURRENT] != current, "it is tried again"
+    assert files.words[resources.CURRENT] != current, "it is tried again"
     world.begin(world.events.held())
     assert isinstance(world.ask(messages.Attach(first.slot, first.incarnation), token), messages.Attachment)
 
@@ -291,7 +291,7 @@ def test_a_shorter_journal_is_gone_on_with_though_there_is_no_memory_for_deaths(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, files = world.hello().token, world.files
-    reserve, current = os.posix_fallocate, files.words[journal_files.CURRENT]
+    reserve, current = os.posix_fallocate, files.words[resources.CURRENT]
 
     def reserve_in_the_current(log: int, at: int, size: int) -> None:
         if log != files.logs[current]:
@@ -301,7 +301,7 @@ def test_a_shorter_journal_is_gone_on_with_though_there_is_no_memory_for_deaths(
     world.transactions.journal._limit = 0
     monkeypatch.setattr(os, "posix_fallocate", reserve_in_the_current)
     assert isinstance(world.ask(messages.Open("one", engine="timeline"), token), messages.Attachment)
-    assert files.words[journal_files.CURRENT] != current
+    assert files.words[resources.CURRENT] != current
     assert os.fstat(files.logs[current]).st_blocks == 0
 
 
@@ -321,8 +321,8 @@ def test_a_keeper_of_another_version_is_told_the_versions() -> None:
 def test_a_shorter_journal_has_memory_for_deaths(world: World) -> None:
     world.transactions.journal._limit = 0
     world.hello()
-    log = world.files.logs[world.files.words[journal_files.CURRENT]]
-    valid = world.files.words[journal_files.VALID + world.files.words[journal_files.CURRENT]]
+    log = world.files.logs[world.files.words[resources.CURRENT]]
+    valid = world.files.words[resources.VALID + world.files.words[resources.CURRENT]]
     assert os.fstat(log).st_blocks * 512 >= valid + journal._LEAST_ROOM
 
 

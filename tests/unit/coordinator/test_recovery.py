@@ -14,7 +14,7 @@ from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError, Transactions
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.state import SessionTable, Slot
-from ipcsync_keeper import journal_files
+from ipcsync_keeper import resources
 from tests.kit.examples import LONG
 from tests.models.restart_world import MISTAKES
 from tests.unit.coordinator.recovery_scene import STATES, Steps, count_and_state, die_at_each
@@ -109,9 +109,9 @@ def _swap_logs_later(patch: pytest.MonkeyPatch) -> None:
     compact = Journal._compact
 
     def compact_unseen(self: Journal) -> None:
-        current = self._words[journal_files.CURRENT]
+        current = self._words[resources.CURRENT]
         compact(self)
-        self._words[journal_files.CURRENT] = current  # the other one's turn is told by a message that never comes
+        self._words[resources.CURRENT] = current  # the other one's turn is told by a message that never comes
 
     patch.setattr(Journal, "_compact", compact_unseen)
 
@@ -134,7 +134,7 @@ def _mark_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
 
     def append_and_mark(self: Journal, record: journal.Record) -> None:
         append(self, record)
-        self._words[journal_files.CARRIED_OUT + self._which] = self._end
+        self._words[resources.CARRIED_OUT + self._which] = self._end
 
     patch.setattr(Journal, "append", append_and_mark)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ipcsync_keeper.journal_files import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES
 from ipcsync_keeper.keeper import _PATIENCE_S, _START_S, Keeper, Restarts
+from ipcsync_keeper.resources import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES
 
 
 def _child(**state: Any) -> Any:
