@@ -95,8 +95,6 @@ class Server:
         """The end begins when that process has ended."""
         self._gate.start()
 
-    # --- sockets ------------------------------------------------------------------------------------------------------
-
     def _take(self, kind: int, at: int, **options: int) -> zmq.Socket[bytes]:
         """A socket with these options (ZeroMQ's names) over the `at`-th listening one."""
         taken: zmq.Socket[bytes] = self._context.socket(kind)

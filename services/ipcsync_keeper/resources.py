@@ -236,7 +236,7 @@ MOST_REPLIES = KILLED_FROM_OUTSIDE + 1
 class JournalFiles:
     """The memory of a coordinator's journal: the descriptors of the page of words and of both logs.
 
-    Stores of a killed process survive, in order: one store of a word makes a record valid, or a new log the current one.
+    Stores of a killed process survive, in order: one store of a word makes a record valid, or a new log current.
     """
 
     def __init__(self, words: int, logs: tuple[int, int]) -> None:
