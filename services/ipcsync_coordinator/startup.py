@@ -22,7 +22,7 @@ from ipcsync._wire import messages
 from ipcsync_keeper import link
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.link import DriverClient, DriverThread, Link, Peer
-from ipcsync_keeper.resources import JOURNAL_VERSION, JournalFiles, Resources, StartupConfig
+from ipcsync_keeper.resources import JournalFiles, Resources, StartupConfig
 
 _OOM_SCORE = 200  # above the keeper's, since a coordinator can be replaced
 
@@ -118,12 +118,13 @@ def versions() -> dict[str, str]:
     """
     from ipcsync._board import layout
     from ipcsync._wire import codec
+    from ipcsync_keeper import resources
 
     effects = {op: kind.effect for op, kind in messages.REQUESTS.items()}
     described = msgspec.json.encode([codec.wire(), effects], order="sorted")
     digest = hashlib.sha256(described).hexdigest()[:16]
     return {
-        "journal": str(JOURNAL_VERSION),
+        "journal": str(resources.JOURNAL_VERSION),
         "board": str(layout.VERSION),
         "wire": f"{messages.VERSION}-{digest}",
         "keeper": str(link.VERSION),

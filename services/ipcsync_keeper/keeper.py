@@ -10,6 +10,7 @@ import select
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -55,10 +56,8 @@ class Wake:
 
     def wake(self) -> None:
         """Have the loop look again."""
-        try:
+        with suppress(BlockingIOError):  # the pipe is full, so it wakes anyway
             os.write(self._write, b"\0")
-        except BlockingIOError:
-            return  # the pipe is full, so it wakes anyway
 
     def signals(self) -> list[int]:
         """The signals that came since the last call, without SIGCHLD: that one only wakes."""

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NoReturn
 
 import msgspec
@@ -81,9 +81,7 @@ class Link:
         return message
 
     def _take(self) -> bytes | None:
-        if len(self._in) < _LENGTH:
-            return None
-        end = _LENGTH + int.from_bytes(self._in[:_LENGTH], "little")
+        end = _LENGTH + int.from_bytes(self._in[:_LENGTH], "little")  # beyond what there is while the length is cut
         if len(self._in) < end:
             return None
         frame = bytes(self._in[_LENGTH:end])
@@ -103,10 +101,8 @@ class Link:
 
     def close(self) -> None:
         """Close it for both sides: a thread that waits in `receive` raises EOFError."""
-        try:
+        with suppress(OSError):  # the other end was closed first
             self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # the other end was closed first
 
 
 # --- the coordinator's end --------------------------------------------------------------------------------------------
