@@ -75,20 +75,19 @@ class Answers:
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
         """Answer a question, or begin to. Raises ProtocolError if the message is not a question."""
-        follower = self.followers.get(sender)
-        if follower is not None:
+        if (follower := self.followers.get(sender)) is not None:
             follower.last_asked = now
         if answer is None:
             raise ProtocolError(f"{type(body).__name__} without an answer", code="invalid")
         if isinstance(body, wire.Ping):
             self.begin(answer(wire.encode(self._pong(follower))))
         elif isinstance(body, wire.Open | wire.Attach | wire.Events | wire.Follow):
-            if self._opening >= _MOST_OPENING:
+            if self._opening < _MOST_OPENING:
+                self._opening += 1
+                self.begin(self._answer(sender, body, answer, now))
+            else:
                 error = QuotaExceeded("too many questions are under way", limit=_MOST_OPENING)
                 self.begin(answer(_refusal(error)))
-                return
-            self._opening += 1
-            self.begin(self._answer(sender, body, answer, now))
         else:
             raise ProtocolError(f"{type(body).__name__} is not a request", code="invalid")
 
@@ -111,7 +110,10 @@ class Answers:
             return await self._list(body.prefix)
         if isinstance(body, wire.Follow):
             return await self._follow(sender, body, now)
-        found = await (self._open(body.name) if isinstance(body, wire.Open) else self._attach(body))
+        if isinstance(body, wire.Attach) and body.epoch != self.session.epoch:
+            node = self.settings.node
+            raise NodeLost(f"node {node!r} has another coordinator now", node=node, reason="restarted")
+        found = await (self._open(body.name) if isinstance(body, wire.Open) else self._by_key(body.key))
         if isinstance(found, Export):
             found = self._add(self._follower(sender, now), found)
         return wire.State(self.identity.term, self.identity.epoch, found)
@@ -145,11 +147,10 @@ class Answers:
             raise QuotaExceeded(f"node {follower.node!r} waits for {most} events here already", limit=most)
         follower.answered(export.key, time.monotonic())
         export.followers.add(follower)
-        return export.read()
+        return export.read()[0]
 
     def _follower(self, sender: str, now: float) -> Follower:
-        follower = self.followers.get(sender)
-        if follower is None:
+        if (follower := self.followers.get(sender)) is None:
             if len(self.followers) >= (most := self.settings.max_nodes):
                 raise QuotaExceeded(f"{most} nodes wait for events of {self.settings.node!r} already", limit=most)
             follower = self.followers[sender] = Follower(sender, now)
@@ -164,48 +165,28 @@ class Answers:
             if "uses the engine 'event'" in str(error):
                 raise EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self.settings.node)) from None
             raise
-        return self._export(attached)
-
-    def _export(self, attached: Attachment) -> Export:
         self.hold([(attached.slot, attached.incarnation)])
         return self.exports.put(attached)
 
-    async def _attach(self, body: wire.Attach) -> Export | wire.Row:
-        if body.epoch != self.session.epoch:
-            node = self.settings.node
-            raise NodeLost(f"node {node!r} has another coordinator now", node=node, reason="restarted")
-        return await self._by_key(body.key)
-
     async def _by_key(self, key: wire.Key) -> Export | wire.Row:
-        known = self.exports.get(key)
-        if known is not None:
+        if (known := self.exports.get(key)) is not None:
             return known
+        gone = wire.Row(*key, state="gone")
         try:
             reply = await self.session.ask(messages.Attach(*key))
         except RecorderLost:
-            return wire.Row(*key, state="gone")
-        except EngineMismatch:
-            raise EngineMismatch(_ONLY_TIMELINE.format(name="", node=self.settings.node)) from None
+            return gone
         if isinstance(reply, messages.Remains):
-            return self._remains(reply)
+            return _what_remains(reply) if self.settings.exports_name(reply.name) else gone
         reply = expect(reply, Attachment)
-        is_exported = self.settings.exports_name(reply.name)
-        if reply.engine == "timeline" and reply.origin is None and is_exported:
-            return self._export(reply)
-        if reply.origin is None:  # else it is a mirror, which is another node's; its recorder may not close it
-            self.hold([key])
-        if reply.origin is not None or not is_exported:
-            return wire.Row(*key, state="gone")
-        raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self.settings.node))
-
-    def _remains(self, left: messages.Remains) -> wire.Row:
-        if not self.settings.exports_name(left.name):
-            return wire.Row(left.slot, left.incarnation, state="gone")
-        if left.cause == "closed":
-            return wire.Row(left.slot, left.incarnation, left.recorded, left.good, state="closed")
-        lost = left.good + 1 if left.cause == "behind" else 0
-        cause: wire.CauseName = "expired" if left.cause == "expired" else "died"
-        return wire.Row(left.slot, left.incarnation, left.recorded, left.good, lost, "broken", cause)
+        if reply.origin is not None:  # a mirror, which is another node's; its recorder may not close it
+            return gone
+        self.hold([key])
+        if not self.settings.exports_name(reply.name):
+            return gone
+        if reply.engine != "timeline":
+            raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self.settings.node))
+        return self.exports.put(reply)
 
     async def _list(self, prefix: str) -> wire.Listed:
         reply = expect(await self.session.ask(messages.ListEvents(prefix)), messages.EventList)
@@ -265,14 +246,13 @@ class Answers:
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:
         follower.drop(keys)
         for key in keys:
-            export = self.exports.get(key)
-            if export is not None:
+            if (export := self.exports.get(key)) is not None:
                 export.followers.discard(follower)
 
     def forget(self, follower: Follower) -> None:
         """Drop a node that has asked nothing for long."""
         self._drop(follower, set(follower.keys))
-        self.followers.pop(follower.node, None)
+        del self.followers[follower.node]
 
     async def close_unused(self) -> None:
         """Release what no node follows. What attaches to something waits meanwhile."""
@@ -302,6 +282,14 @@ class Answers:
     def leave(self) -> list[wire.Key]:
         """What is attached to, for an export or for nothing."""
         return list(self._attached)
+
+
+def _what_remains(left: messages.Remains) -> wire.Row:
+    if left.cause == "closed":
+        return wire.Row(left.slot, left.incarnation, left.recorded, left.good, state="closed")
+    lost = left.good + 1 if left.cause == "behind" else 0
+    cause: wire.CauseName = "expired" if left.cause == "expired" else "died"
+    return wire.Row(left.slot, left.incarnation, left.recorded, left.good, lost, "broken", cause)
 
 
 def _refusal(error: IpcSyncError) -> bytes:

@@ -171,7 +171,7 @@ class Bridge:
             began=self._reload_began,
             term=self.me.term,
             lost=self.subscriber.lost,
-            mirrors=[mirror.attachment for mirror in self.mirrors],
+            mirrors=[mirror.attachment for mirror in self.mirrors.values()],
             held=self.answers.leave(),
             claims=self.names.claims,
             over=self.names.over,

@@ -17,7 +17,7 @@ from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.store import Owner, decode, known_owner_id
-from ipcsync_bridge.transport import WRONG_REVISION, CutOff, Transport, flushed
+from ipcsync_bridge.transport import WRONG_REVISION, Transport, flushed
 
 _ANSWER_S = 2.0
 _SOON_DAYS = 14
@@ -220,13 +220,11 @@ async def _try_to_write(transport: Transport, subject: str) -> None:
 async def _name(transport: Transport) -> Outcome:
     node = transport.settings.node
     mine = known_owner_id(transport.settings.owner_file)
-    try:
-        answer = wire.decode(await transport.ask(node, wire.encode(wire.Ping()), _ANSWER_S))
-        if isinstance(answer, wire.Pong) and answer.owner == mine:
-            return "ok", f"{node!r} is this machine's, and its bridge answers", ""
+    answers = await wire.owner_of(transport, node, _ANSWER_S)
+    if answers is not None and answers == mine:
+        return "ok", f"{node!r} is this machine's, and its bridge answers", ""
+    if answers is not None:
         return "fail", f"{node!r} is another machine's, whose bridge answers", "Give each node a name of its own."
-    except (CutOff, TimeoutError):
-        pass  # no bridge has the name now
     try:
         bucket = await transport.client.jetstream(timeout=_ANSWER_S).key_value(f"ipcsync_{transport.settings.fleet}")
         owner = decode((await bucket.get(f"nodes.{node}")).value or b"", Owner)

@@ -112,26 +112,32 @@ class Export:
             self._line.followed = not soon
         return soon
 
-    def read(self) -> Row:
-        """Its state, read in the order in which a local waiter reads it. Any thread may call it."""
-        return self._read()[0]
-
-    def watch(self) -> Row:
-        """`read`, on the thread that watches it, which notes what else it must know."""
-        row, self.is_unclear = self._read()
+    def has_changed(self) -> bool:
+        """Whether it has another row than at the last look of the thread that watches it, which calls this."""
+        if self.words == self.seen and not self.is_unclear:
+            self.is_busy = False
+            return False
+        self.seen = memoryview(self.words.tobytes()).cast("Q")  # before the look: what changes then is seen again
+        row, self.is_unclear = self.read()
         known = min(row.recorded, row.lost - 1) if row.lost else row.recorded
         self.is_in_flight = row.completed < known and row.state != "broken"
-        return row
+        self.is_busy = row.recorded - self.row.recorded >= _MANY
+        before, self.row = self.row, row
+        return row != before
 
-    def _read(self) -> tuple[Row, bool]:
-        """Its state, and whether more of it is complete and not judged yet."""
+    def read(self) -> tuple[Row, bool]:
+        """Its state, and whether more of it is complete and not judged yet. Any thread may call it.
+
+        It is read in the order in which a local waiter reads it.
+        """
         line, base = self._line, self._base
         count = line.completed  # before the state: a word that was released is seen as such
         is_unclear = False
         if count != INT64_MAX and line.state != BROKEN:
-            judged = self._judged(count - base) + base
-            is_unclear = judged < count
-            count = judged
+            first = base + self._dependencies.first_unsettled()
+            # What stands behind something counts only if all is well there.
+            if base < first <= count and not self._dependencies.is_clear(count - base):
+                count, is_unclear = first - 1, True
         state = line.state
         if state == BROKEN or count == INT64_MAX:
             count = line.watermark
@@ -143,47 +149,12 @@ class Export:
         cause: CauseName = ("expired" if line.has_expired else "died") if state == BROKEN else ""
         return Row(*self.key, recorded, completed, lost, _STATES.get(state, "gone"), cause), is_unclear
 
-    def _judged(self, done: int) -> int:
-        """The last complete generation that counts; what stands behind something counts only if all is well there."""
-        first = self._dependencies.first_unsettled()
-        return done if not first or done < first or self._dependencies.is_clear(done) else first - 1
-
-
-class Budget:
-    """How much of a core all looks together may use, by their threads' CPU time: waiting for a processor costs nothing.
-
-    What one thread does not use, the others may.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._credit_s = _CREDIT_S
-        self._now_s = time.monotonic()
-
-    def rest_s(self, used_s: float) -> float:
-        """How many seconds a thread that has used `used_s` since its last call must rest now."""
-        with self._lock:
-            now_s = time.monotonic()
-            self._credit_s = min(self._credit_s + _SHARE * (now_s - self._now_s) - used_s, _CREDIT_S)
-            self._now_s = now_s
-            return min(max(-self._credit_s / _SHARE, 0.0), _LONGEST_REST_S)
-
 
 class Watcher:
-    """A thread that looks at some exports, and calls `changed` with those that have another row now.
+    """A thread that looks at some of `all_` exports, and tells of those that have another row now."""
 
-    `failed` is called with the error that ends it. `budget` says when it must rest.
-    """
-
-    def __init__(
-        self,
-        changed: Callable[[list[Export]], None],
-        failed: Callable[[Exception], None],
-        budget: Budget,
-    ) -> None:
-        self._changed = changed
-        self._failed = failed
-        self._budget = budget
+    def __init__(self, all_: Exports) -> None:
+        self._all = all_
         self.exports: tuple[Export, ...] = ()  # another one at each change, which the thread takes up at its next look
         self._futexes = FutexSet()  # the first one is the word's
         self._word = Word()  # stored to wake the thread
@@ -211,7 +182,7 @@ class Watcher:
         try:
             self._watch_until_ended()
         except Exception as error:  # noqa: BLE001 - whatever it is: no follower hears of these exports any more
-            self._failed(error)
+            self._all.failed(error)
 
     def _watch_until_ended(self) -> None:
         pause = _FIRST_NS
@@ -225,14 +196,20 @@ class Watcher:
                     self._futexes.put(index, export.futex_address)
                     if export.seen:
                         self._futexes.expect(index, export.seen[L_RECORDED])
-            changed = [export for index, export in enumerate(exports, 1) if self._watch(index, export)]
+            changed = []
+            for index, export in enumerate(exports, 1):
+                seen = export.seen
+                if export.has_changed():
+                    changed.append(export)
+                if export.seen is not seen:
+                    self._futexes.expect(index, export.seen[L_RECORDED])
             before_s, used_s = used_s, time.thread_time()
-            rest_s = self._budget.rest_s(used_s - before_s)
+            rest_s = self._all.rest_s(used_s - before_s)
             self._futexes.count = 1 + len(exports)
             soon = [export for export in exports if export.follow()]
             if changed:  # last: the loop's thread, which this wakes, then finds the GIL free
                 pause = _FIRST_NS
-                self._changed(changed)
+                self._all.changed(changed)
             if rest_s > 0:
                 time.sleep(rest_s)
             if soon:
@@ -241,64 +218,58 @@ class Watcher:
             else:
                 self._futexes.wait(_IDLE_NS)
 
-    def _watch(self, index: int, export: Export) -> bool:
-        """Whether its row differs from that of the last look."""
-        if export.words == export.seen and not export.is_unclear:
-            export.is_busy = False
-            return False
-        export.seen = memoryview(export.words.tobytes()).cast("Q")  # before the look: what changes then is seen again
-        self._futexes.expect(index, export.seen[L_RECORDED])
-        row = export.watch()
-        export.is_busy = row.recorded - export.row.recorded >= _MANY
-        if row == export.row:
-            return False
-        export.row = row
-        return True
 
+class Exports(dict[Key, Export]):
+    """All exports of this node, and the threads that look at them.
 
-class Exports:
-    """All exports of this node, and the threads that look at them. `changed` and `failed` are called on these."""
+    These call `changed` with exports that have another row now, and `failed` with the error that ends a thread.
+    """
 
     def __init__(
         self, board: Board, changed: Callable[[list[Export]], None], failed: Callable[[Exception], None]
     ) -> None:
+        super().__init__()
         self._board = board
-        self._changed = changed
-        self._failed = failed
-        self._budget = Budget()
+        self.changed = changed
+        self.failed = failed
+        self._lock = threading.Lock()
+        self._credit_s = _CREDIT_S
+        self._now_s = time.monotonic()
         self._watchers: list[Watcher] = []
-        self._by_key: dict[Key, Export] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-    def get(self, key: Key) -> Export | None:
-        """The export of a use, None if it is not exported."""
-        return self._by_key.get(key)
 
     def put(self, attachment: Attachment) -> Export:
         """Export what this node's bridge is attached to; the existing export if there is one."""
         key = (attachment.slot, attachment.incarnation)
-        export = self._by_key.get(key)
-        if export is None:
-            export = self._by_key[key] = Export(self._board, attachment)
-            export.row = export.read()
+        if (export := self.get(key)) is None:
+            export = self[key] = Export(self._board, attachment)
+            export.row, _ = export.read()
             watcher = next((each for each in self._watchers if len(each.exports) < MOST_FUTEXES - 1), None)
             if watcher is None:
-                watcher = Watcher(self._changed, self._failed, self._budget)
+                watcher = Watcher(self)
                 self._watchers.append(watcher)
             watcher.look_at((*watcher.exports, export))
         return export
 
     def drop(self, key: Key) -> None:
         """Stop exporting a use, if it is exported."""
-        if (export := self._by_key.pop(key, None)) is None:
+        if (export := self.pop(key, None)) is None:
             return
         watcher = next(each for each in self._watchers if export in each.exports)
         watcher.look_at(tuple(each for each in watcher.exports if each is not export))
         if not watcher.exports and len(self._watchers) > 1:
             self._watchers.remove(watcher)
             watcher.end()
+
+    def rest_s(self, used_s: float) -> float:
+        """How many seconds a thread that has used `used_s` of a core since its last call must rest now.
+
+        That is by CPU time, since waiting for a processor costs nothing. What one does not use, the others may.
+        """
+        with self._lock:
+            now_s = time.monotonic()
+            self._credit_s = min(self._credit_s + _SHARE * (now_s - self._now_s) - used_s, _CREDIT_S)
+            self._now_s = now_s
+            return min(max(-self._credit_s / _SHARE, 0.0), _LONGEST_REST_S)
 
     def kick(self) -> None:
         """Have all threads look now."""

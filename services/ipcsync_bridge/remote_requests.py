@@ -174,14 +174,14 @@ class RemoteRequests:
         epochs.pop(self.settings.node, None)
         listed = [messages.NodeInfo(self.settings.node, self.session.epoch, "known", 0, 0.0)]
         for node, epoch in sorted(epochs.items()):
+            info = messages.NodeInfo(node, epoch, "known", 0)
             lost_epoch, reason = self.subscriber.lost.get(node, (b"", ""))
             if (source := sources.get(node)) is not None:
                 heard_s = now - source.last_received
-                listed.append(messages.NodeInfo(node, epoch, "linked", len(source.links), heard_s))
+                info = messages.NodeInfo(node, epoch, "linked", len(source.links), heard_s)
             elif lost_epoch == epoch:
-                listed.append(messages.NodeInfo(node, epoch, "lost", 0, None, reason))
-            else:
-                listed.append(messages.NodeInfo(node, epoch, "known", 0))
+                info = messages.NodeInfo(node, epoch, "lost", 0, None, reason)
+            listed.append(info)
         return messages.NodeList(listed)
 
     async def _open(self, want: messages.Want, timeout: float) -> None:
@@ -210,9 +210,8 @@ class RemoteRequests:
             await self.session.ask(_import(want, Origin(self.session.epoch, *key), want.node))
 
     async def _attach(self, want: messages.Want, timeout: float) -> None:
-        sources = self.subscriber.sources
-        known = next((node for node, source in sources.items() if source.epoch == want.epoch), None)
-        node = known or await self.names.nodes.node_of(want.epoch, timeout)
+        known = self.subscriber.with_epoch(want.epoch)
+        node = known.node if known is not None else await self.names.nodes.node_of(want.epoch, timeout)
         if node is None:
             text = "no node of the fleet has the epoch that this point is of"
             raise NodeLost(f"{text}: its coordinator has ended, or is of another fleet", reason="restarted")

@@ -44,16 +44,12 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 62))]
 
 @dataclass
 class Identity:
-    """What this bridge says of itself.
-
-    `owner` tells this machine's bridge from another one under the same name, `epoch` one coordinator from another.
-    `term` is that of the name.
-    """
+    """What this bridge says of itself."""
 
     node: str
-    owner: bytes
+    owner: bytes  # it tells this machine's bridge from another one under the same name
     epoch: bytes
-    term: int = 0
+    term: int = 0  # of the name
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -128,17 +124,15 @@ def left_until(deadline: float, most: float = _TRY_S) -> float:
 
 
 def known_owner_id(path: str) -> bytes | None:
-    """The same if there is one, None if no bridge of that name has run here."""
-    try:
-        with open(path, "rb") as file:
-            known = file.read()
-    except FileNotFoundError:
-        return None
-    return known if len(known) == 16 else None
+    """The owner id in a file, None if no bridge of that name has run here."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        known = file.read()
+        return known if len(known) == 16 else None
+    return None
 
 
 def owner_id(path: str) -> bytes:
-    """128 random bits in a file, by which a bridge recognises its own keys in the store."""
+    """128 random bits in a file, made if there are none, by which a bridge recognises its own keys in the store."""
     known = known_owner_id(path)
     if known is None:
         known = os.urandom(16)
@@ -158,22 +152,22 @@ class Nodes:
     ttl_s: float
     is_there: Callable[[str, float], Awaitable[bytes | None]]
 
-    @property
-    def _mine(self) -> Owner:
-        return Owner(self.me.owner.hex(), self.me.epoch.hex(), self.me.term)
+    def __post_init__(self) -> None:
+        self._owner, self._epoch = self.me.owner.hex(), self.me.epoch.hex()
 
     async def _read(self, node: str, timeout: float = STORE_S) -> tuple[Owner | None, int]:
         value, revision = await self.transport.read(f"nodes.{node}", timeout)
         return decode(value, Owner), revision
 
     async def _write(self, last: int) -> None:
-        await self.transport.cas(f"nodes.{self.me.node}", msgspec.json.encode(self._mine), last, STORE_S)
+        value = msgspec.json.encode(Owner(self._owner, self._epoch, self.me.term))
+        await self.transport.cas(f"nodes.{self.me.node}", value, last, STORE_S)
 
     async def take(self) -> None:
         """Take the node's name. Raises NodeNameTaken if another machine has it and answers within a TTL."""
         for _ in range(TRIES):
             known, revision = await self._read(self.me.node)
-            is_anothers = revision and (known is None or known.owner != self._mine.owner)  # or its owner is unknown
+            is_anothers = revision and (known is None or known.owner != self._owner)  # or its owner is unknown
             if is_anothers and await self.is_there(self.me.node, self.ttl_s) is not None:
                 raise NodeNameTaken(
                     f"another bridge, which answers, has the name {self.me.node!r} in this fleet: give each node a "
@@ -191,16 +185,16 @@ class Nodes:
         """Remove the keys of this coordinator under other names: it has one bridge, so none answers to them."""
         for key, (value, revision) in (await read_all(self.transport, "nodes.", lambda: STORE_S)).items():
             known = decode(value, Owner)
-            if known is not None and known.epoch == self._mine.epoch and key != f"nodes.{self.me.node}":
+            if known is not None and known.epoch == self._epoch and key != f"nodes.{self.me.node}":
                 with contextlib.suppress(Conflict):
                     await self.transport.cas(key, None, revision, STORE_S)
 
     async def keeps(self) -> bool:
         """Whether the name is still this node's; it is written again if the store has lost it. Raises Unavailable."""
         known, revision = await self._read(self.me.node)
-        if known is not None and known.owner != self._mine.owner:
+        if known is not None and known.owner != self._owner:
             return False
-        if known is None or known.epoch != self._mine.epoch:
+        if known is None or known.epoch != self._epoch:
             try:
                 await self._write(revision)
             except Conflict:
@@ -221,7 +215,7 @@ class Nodes:
     async def is_present(self, claim: Claim, timeout: float) -> bool:
         """Whether a claim is of the present epoch of its node. Raises Unavailable."""
         if claim.node == self.me.node:
-            return claim.epoch == self._mine.epoch
+            return claim.epoch == self._epoch
         owner, _ = await self._read(claim.node, timeout)
         return owner is not None and owner.epoch == claim.epoch
 

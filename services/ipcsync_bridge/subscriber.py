@@ -14,7 +14,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -87,31 +87,22 @@ class Mirror:
         return self._line.incarnation == self.use[1] and not is_finished
 
 
-class Mirrors:
+class Mirrors(dict[Origin, Mirror]):
     """All mirrors of a bridge. `begin` starts a task; `on_gone` is called with each mirror that has ended."""
 
     def __init__(self, session: BridgeSession, begin: Callable[[Coroutine[Any, Any, object]], None]) -> None:
+        super().__init__()
         self._session = session
         self._begin = begin
-        self._mirrors: dict[Origin, Mirror] = {}
         self._origins: dict[Key, Origin] = {}  # by the use here
         self._early: dict[Key, None] = {}  # uses that were called unwanted before the answer that makes them known
         self.on_gone: Callable[[Origin], None] = lambda _: None
 
-    def __len__(self) -> int:
-        return len(self._mirrors)
-
-    def __contains__(self, origin: Origin) -> bool:
-        return origin in self._mirrors
-
-    def __iter__(self) -> Iterator[Mirror]:
-        return iter(list(self._mirrors.values()))
-
     def put(self, origin: Origin, attached: Attachment, row: Row) -> None:
         """Add the mirror that the coordinator has made, or has attached the bridge to again."""
-        mirror = self._mirrors.get(origin)
+        mirror = self.get(origin)
         if mirror is None or mirror.use != (attached.slot, attached.incarnation):
-            mirror = self._mirrors[origin] = Mirror(self._session.board, attached, row)
+            mirror = self[origin] = Mirror(self._session.board, attached, row)
             self._origins[mirror.use] = origin
             if mirror.use in self._early:
                 del self._early[mirror.use]
@@ -119,8 +110,7 @@ class Mirrors:
 
     def store(self, origin: Origin, news: Row | None = None) -> None:
         """Store what is known of a mirrored use; end the mirror if nothing more can come."""
-        mirror = self._mirrors.get(origin)
-        if mirror is None:
+        if (mirror := self.get(origin)) is None:
             return
         row = mirror.row = mirror.row.merged(news or mirror.row)
         mirror.store()
@@ -134,7 +124,7 @@ class Mirrors:
 
     def end(self, origin: Origin, state: str, reason: str) -> None:
         """End a mirror, if it exists: "broken" with a reason, "closed", or "unwanted" unless a session uses it."""
-        mirror = self._mirrors.get(origin)
+        mirror = self.get(origin)
         if mirror is None or (mirror.ending is not None and mirror.ending[0] != "unwanted"):
             return
         is_under_way, mirror.ending = mirror.ending is not None, (state, reason)
@@ -159,14 +149,13 @@ class Mirrors:
                 self.end(origin, *following)
             return
         self._origins.pop(mirror.use, None)
-        if self._mirrors.get(origin) is mirror:
-            del self._mirrors[origin]
+        if self.get(origin) is mirror:
+            del self[origin]
             self.on_gone(origin)
 
     def unwanted(self, use: Key) -> None:
         """End a mirror that only the bridge uses, as the coordinator says."""
-        origin = self._origins.get(use)
-        if origin is not None:
+        if (origin := self._origins.get(use)) is not None:
             self.end(origin, "unwanted", "")
             return
         self._early[use] = None
@@ -175,7 +164,7 @@ class Mirrors:
 
     def drop_unwanted(self) -> None:
         """End every mirror that no session uses: the coordinator's words about them may have been missed."""
-        for origin in list(self._mirrors):
+        for origin in list(self):
             self.end(origin, "unwanted", "")
 
 
@@ -253,6 +242,10 @@ class Subscriber:
         source = self.sources.get(node)
         return 0.0 if source is None else source.last_received
 
+    def with_epoch(self, epoch: bytes) -> Source | None:
+        """The source of an epoch, if there is one."""
+        return next((source for source in self.sources.values() if source.epoch == epoch), None)
+
     def source_of(self, node: str, state: wire.State, sent: float) -> Source:
         """The source that a node's answer is of, to a question that was `sent` then. QuotaExceeded, NodeLost."""
         source = self._present(node, state)
@@ -266,13 +259,12 @@ class Subscriber:
         source.last_received = time.monotonic()
         return source
 
-    def _present(self, node: str, body: wire.State | wire.Pong | wire.News | wire.Over) -> Source | None:
+    def _present(self, node: str, body: wire.FromNode) -> Source | None:
         """The source that a message is of; None if it is of none, or of another life of the node than the present one.
 
         An answer is to a question of the present one, so it tells of a restart even if the store has lost the term.
         """
-        source = self.sources.get(node)
-        if source is None:
+        if (source := self.sources.get(node)) is None:
             return None
         is_answer = isinstance(body, wire.State | wire.Pong)
         if body.epoch != source.epoch and body.term >= source.term + (not is_answer):
@@ -298,7 +290,7 @@ class Subscriber:
         """Store on a mirror that the coordinator has made what is known: at least `row`. End it if its node is lost."""
         assert attached.origin is not None
         origin = Origin(attached.origin.epoch, attached.origin.slot, attached.origin.incarnation)
-        source = next((each for each in self.sources.values() if each.epoch == origin.epoch), None)
+        source = self.with_epoch(origin.epoch)
         if source is not None and row.key not in source.links:  # an earlier mirror of the use has ended meanwhile
             self.link(source, row)
             source.has_missed = True  # what was told of it in between
@@ -311,10 +303,9 @@ class Subscriber:
 
     def unlink(self, origin: Origin) -> None:
         """Want no news of a use any more: its mirror has ended."""
-        for source in self.sources.values():
-            if source.epoch == origin.epoch:
-                self._remember((source.node, origin), source.links.get(origin.key, Row(*origin.key)))
-                source.unlink(origin.key)
+        if (source := self.with_epoch(origin.epoch)) is not None:
+            self._remember((source.node, origin), source.links.get(origin.key, Row(*origin.key)))
+            source.unlink(origin.key)
 
     def receive(self, sender: str, body: wire.News) -> None:
         """Take in a node's news."""
@@ -327,8 +318,7 @@ class Subscriber:
 
     def _merge(self, source: Source, row: Row) -> bool:
         """Merge the row of a use that is linked; False if it is not."""
-        known = source.links.get(row.key)
-        if known is None:
+        if (known := source.links.get(row.key)) is None:
             return False
         is_gone = row.state == "gone" and not known.has_ended
         merged = known._replace(state="gone") if is_gone else known.merged(row)

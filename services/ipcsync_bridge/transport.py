@@ -1,13 +1,12 @@
 """The transport between bridges, over NATS: core messages, and a JetStream KV bucket for the fleet's names.
 
-Nothing here gives a guarantee of delivery or of order, and none is needed.
+Nothing here gives a guarantee of delivery or of order, and none is needed. No decision rests on a watch of the bucket,
+on a TTL of the server's, or on a clock that two machines share.
 
 `ipcsync.FLEET.NODE.ask.SENDER` is what a node receives, `….answer.SENDER.ID` what it asked for.
 The servers let each member publish only as the SENDER that it is. A member may however have a server reply to any
 subject, with headers or as JetStream's JSON; so nothing with headers is taken, JSON is no message of a bridge's, and
 an ID cannot be guessed.
-
-No decision rests on a watch of the bucket, on a TTL of the server's, or on a clock that two machines share.
 """
 
 from __future__ import annotations
@@ -124,17 +123,15 @@ class Transport:
             # nats-py itself tries for ever, and may wait for ever for the end of a connection.
             await _within(connecting, timeout)
         except _NOT_SENT as error:  # OSError: ssl.SSLError is one
-            why = self.last_error or str(error) or type(error).__name__
+            why = self.last_error or _said(error)
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
         await self._subscribe("answer.*.*", self._on_answer)
         self._limit_silence()
 
     async def _subscribe(self, kind: str, callback: Callable[[Msg], Awaitable[None]]) -> None:
+        subject = self.subject(self.settings.node, kind)
         await self.client.subscribe(
-            self.subject(self.settings.node, kind),
-            cb=callback,
-            pending_msgs_limit=_MOST_PENDING,
-            pending_bytes_limit=_PENDING_BYTES,
+            subject, cb=callback, pending_msgs_limit=_MOST_PENDING, pending_bytes_limit=_PENDING_BYTES
         )
 
     def _limit_silence(self) -> None:
@@ -149,8 +146,7 @@ class Transport:
 
     def _writer(self) -> asyncio.StreamWriter | None:
         """The connection's stream, if there is one. nats-py offers neither its socket nor a way to drop it."""
-        writer = getattr(self.client._transport, "_io_writer", None)  # noqa: SLF001 - see above
-        return writer if isinstance(writer, asyncio.StreamWriter) else None
+        return getattr(self.client._transport, "_io_writer", None)  # noqa: SLF001 - see above
 
     @property
     def certificate(self) -> dict[str, Any]:
@@ -165,7 +161,7 @@ class Transport:
     async def _failed(self, error: Exception) -> None:
         if self._closing not in (None, asyncio.current_task()):
             raise asyncio.CancelledError  # nats-py swallows some cancellations, and would try to connect for ever
-        self.last_error = str(error) or type(error).__name__
+        self.last_error = _said(error)
         self._errors += 1
         if is_round(self._errors):
             log.warning("nats", extra=fields(error=self.last_error, count=self._errors))
@@ -251,7 +247,7 @@ class Transport:
         try:
             await self.client.publish(subject, data, reply=reply)
         except _NOT_SENT as error:
-            self.last_error = str(error) or type(error).__name__
+            self.last_error = _said(error)
             return False
         return True
 
@@ -318,7 +314,7 @@ class Transport:
             raise Unavailable(f"the store refused: {error.description or error}") from error
         except _NOT_SENT as error:
             self._bucket = None
-            why = self.last_error or str(error) or type(error).__name__
+            why = self.last_error or _said(error)
             raise Unavailable(f"the store of the fleet's names did not answer within {timeout:g} s: {why}") from error
 
     async def cas(self, key: str, value: bytes | None, last: int, timeout: float) -> int:
@@ -371,15 +367,19 @@ class Transport:
         Not by a consumer, as nats-py lists keys: who may make one may have the server send to any subject. A key
         that no bridge writes, and that nats-py refuses to read, is left out: any member may write it.
         """
-        subject = f"$KV.ipcsync_{self.settings.fleet}."
+        bucket = f"ipcsync_{self.settings.fleet}"
 
         async def list_(_: KeyValue) -> list[str]:
             stream = self.client.jetstream(timeout=timeout)
-            info = await stream.stream_info(f"KV_ipcsync_{self.settings.fleet}", subjects_filter=f"{subject}{prefix}>")
-            found = [each.removeprefix(subject) for each in info.state.subjects or ()]
+            info = await stream.stream_info(f"KV_{bucket}", subjects_filter=f"$KV.{bucket}.{prefix}>")
+            found = [each.removeprefix(f"$KV.{bucket}.") for each in info.state.subjects or ()]
             return [key for key in found if _LAST.fullmatch(key.removeprefix(prefix))]
 
         return await self._ask_store(list_, timeout)
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 async def flushed(client: Client, timeout: float) -> None:

@@ -122,19 +122,22 @@ class Refused(_Body, frozen=True):
     text: Text
 
 
-class State(_Body, frozen=True):
-    """How the use that was asked for is; its news come by themselves from now on."""
+class FromNode(_Body, frozen=True):
+    """What a node says of itself, in this life of it."""
 
     term: Count
     epoch: Id
+
+
+class State(FromNode, frozen=True):
+    """How the use that was asked for is; its news come by themselves from now on."""
+
     row: Row
 
 
-class Pong(_Body, frozen=True):
+class Pong(FromNode, frozen=True):
     """The node is alive, and sends the asker the news of what it wants by the Follow of this `version`, 0 for none."""
 
-    term: Count
-    epoch: Id
     owner: Id
     version: Count
 
@@ -145,11 +148,9 @@ class Listed(_Body, frozen=True):
     reply: Annotated[bytes, Meta(max_length=MAX_BYTES)]
 
 
-class News(_Body, frozen=True):
+class News(FromNode, frozen=True):
     """The rows that have changed of uses that the other node mirrors. Answered by Ack, else sent again."""
 
-    term: Count
-    epoch: Id
     rows: Annotated[list[Row], Meta(max_length=MAX_ROWS)]
 
 
@@ -157,11 +158,9 @@ class Ack(_Body, frozen=True):
     """The news are taken in."""
 
 
-class Over(_Body, frozen=True):
+class Over(FromNode, frozen=True):
     """The epoch is over for other nodes; `reason` is a NodeLost's. Not answered."""
 
-    term: Count
-    epoch: Id
     reason: Text
 
 

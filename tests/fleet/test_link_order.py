@@ -110,7 +110,7 @@ def _export(**words: int) -> Export:
 
 def test_link_order_a_look_reads_the_word_before_the_state_and_caps_it_at_what_is_recorded() -> None:
     export = _export(completed=109)
-    row = export.read()
+    row, _ = export.read()
     assert (row.recorded, row.completed, row.state) == (7, 7, "open")
     order = export._line.order  # type: ignore[attr-defined]
     assert order[0] == "completed"
@@ -120,5 +120,5 @@ def test_link_order_a_look_reads_the_word_before_the_state_and_caps_it_at_what_i
 def test_link_order_a_released_word_says_nothing_and_the_watermark_counts() -> None:
     export = _export(completed=INT64_MAX, state=BROKEN)
     export._line.values["watermark"] = 104  # type: ignore[attr-defined]
-    row = export.read()
+    row, _ = export.read()
     assert (row.completed, row.state, row.cause) == (4, "broken", "died")

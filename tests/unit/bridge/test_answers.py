@@ -100,7 +100,7 @@ def test_what_nobody_follows_is_closed_once_no_question_can_be_for_it(client: ip
         while host.tasks:
             await asyncio.sleep(0.001)
         assert len(exports) == 2
-        assert set(answers.leave()) == set(exports._by_key)
+        assert set(answers.leave()) == set(exports)
         uses = await asyncio.to_thread(client.list_attachments)
         assert {use.event for use in uses if use.session == "bridge a"} == {"other", "later"}
         exports.close()
@@ -185,7 +185,7 @@ def test_what_a_node_wants_is_attached_to_and_its_news_are_sent(client: ipcsync.
                 await asyncio.sleep(0)
             assert {row.key for row in host.rows} == rows
         assert {row.state for row in host.rows} == {"open", "gone"}
-        assert [each.node for export in exports._by_key.values() for each in export.followers] == ["b"]
+        assert [each.node for export in exports.values() for each in export.followers] == ["b"]
         exports.close()
 
     on_a_session(client, scenario)
@@ -382,7 +382,7 @@ def test_what_is_being_closed_is_attached_to_again_by_a_question_for_it(client: 
         assert isinstance(wire.decode(await said.get()), wire.State)
         while host.tasks:
             await asyncio.sleep(0.001)
-        assert list(exports._by_key) == [row.key]
+        assert list(exports) == [row.key]
         uses = await asyncio.to_thread(client.list_attachments)
         assert any(use.slot == row.slot and use.session == "bridge a" for use in uses)
         exports.close()

@@ -128,11 +128,12 @@ def test_a_look_by_another_thread_takes_nothing_from_the_one_that_watches(scene:
     recorder = Recorder(scene.open(1), scene.board.words)
     export = Export(scene.board, attachment(1))
     recorder.record(completes=False)
-    assert not export.watch().completed
+    assert export.has_changed()
+    assert not export.row.completed
     scene.board.slot(1).store_completed(1)
-    assert export.read().completed == 1
+    assert export.read()[0].completed == 1
     assert export.follow(), "it looks again soon, and finds what is not told yet"
-    export.watch()
+    assert export.has_changed()
     assert not export.follow()
 
 
@@ -142,10 +143,12 @@ def test_what_is_pending_below_a_lost_generation_is_looked_for(scene: Scene) -> 
     for _ in range(4):
         recorder.record(completes=False)
     scene.board.slot(1).lose(3, 0)
-    assert export.watch().lost == 3
+    assert export.has_changed()
+    assert export.row.lost == 3
     assert export.follow()
     scene.board.slot(1).store_completed(2)
-    assert export.watch().completed == 2
+    assert export.has_changed()
+    assert export.row.completed == 2
     assert not export.follow()
 
 

@@ -16,16 +16,21 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 from ipcsync_bridge import answers, exports, wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.exports import Budget, Follower, Watcher
+from ipcsync_bridge.exports import Exports, Follower, Watcher
 from ipcsync_bridge.store import Identity
 from ipcsync_bridge.transport import CutOff
 from ipcsync_bridge.wire import Counters
 from tests.kit.until import DEADLINE_S
 
 
+def _exports(failed: Any = None) -> Exports:
+    board: Any = None
+    return Exports(board, lambda _: None, failed)
+
+
 def test_looks_that_take_more_than_their_share_rest_in_proportion() -> None:
     before = time.monotonic()
-    budget = Budget()
+    budget = _exports()
     rest = budget.rest_s(0.012)
     after = time.monotonic()
 
@@ -38,7 +43,7 @@ def test_looks_that_take_more_than_their_share_rest_in_proportion() -> None:
 
 
 def test_looks_now_and_then_never_rest_and_what_one_thread_leaves_others_may_use() -> None:
-    budget = Budget()
+    budget = _exports()
     for _ in range(20):
         time.sleep(0.002)
         assert budget.rest_s(exports._SHARE * 0.002) == 0
@@ -118,6 +123,6 @@ def test_news_that_nobody_acknowledges_are_sent_again_with_what_is_newer(
 
 def test_what_ends_a_thread_that_looks_is_told() -> None:
     failures: SimpleQueue[Exception] = SimpleQueue()
-    watcher = Watcher(lambda _: None, failures.put, Budget())
+    watcher = Watcher(_exports(failures.put))
     watcher.look_at((None,))  # type: ignore[arg-type] # no export
     assert isinstance(failures.get(timeout=DEADLINE_S), AttributeError)
