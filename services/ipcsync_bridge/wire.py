@@ -33,6 +33,8 @@ _ORDER = get_args(StateName)
 
 _Slot = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
+# Far above those of any event: a mirror's slot counts on through its uses, and no node may use its numbers up.
+_Generation = Annotated[int, Meta(ge=0, lt=1 << 50)]
 Key: TypeAlias = tuple[_Slot, _Number]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -49,9 +51,9 @@ class Row(NamedTuple):
 
     slot: _Slot
     incarnation: _Number
-    recorded: _Number = 0
-    completed: _Number = 0
-    lost: _Number = 0
+    recorded: _Generation = 0
+    completed: _Generation = 0
+    lost: _Generation = 0
     state: StateName = "open"
     cause: CauseName = ""
 

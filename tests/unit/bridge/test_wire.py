@@ -52,7 +52,8 @@ _NO_ROWS = {
     "a cause": [1, 2, 0, 0, 0, "broken", "behind"],
     "a slot": [1 << 32, 2],
     "a negative one": [1, 2, -1],
-    "a number": [1, 2, 1 << 62],
+    "a number": [1, 1 << 62],
+    "a generation that uses up a slot's": [1, 2, 1 << 50],
     "a use": [1],
 }
 
@@ -65,8 +66,8 @@ def test_rows_that_are_none_are_refused(row: list[object]) -> None:
 
 
 def test_a_message_holds_as_many_of_the_longest_rows_as_it_may() -> None:
-    most = (1 << 62) - 1
-    rows = [wire.Row((1 << 32) - 1, most, most, most, most, "broken", "expired")] * wire.MAX_ROWS
+    most, generation = (1 << 62) - 1, (1 << 50) - 1
+    rows = [wire.Row((1 << 32) - 1, most, generation, generation, generation, "broken", "expired")] * wire.MAX_ROWS
     assert wire.decode(wire.encode(wire.News(most, _ID, rows))) == wire.News(most, _ID, rows)
     keys = [((1 << 32) - 1, (1 << 32) - 1)] * wire.MAX_KEYS
     assert wire.decode(wire.encode(wire.Follow(_ID, 1, False, keys))) == wire.Follow(_ID, 1, False, keys)
