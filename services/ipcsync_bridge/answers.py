@@ -1,9 +1,8 @@
 """What other nodes are told: whether this one is alive, its events, and the news of those that they mirror.
 
 Of each use a node is sent the newest row, never more. It has one message at a time, and answers it. One without an
-answer is sent again, with what is newer by then. So none is missed, and a slow node is sent fewer. Many rows are work
-for their receiver too: after a message with many it gets none for a while, so events that change all the time keep
-neither node busy.
+answer is sent again, with what is newer by then. So none is missed, and a slow node is sent fewer. After a message with
+many rows it gets none for a while: events that change all the time keep neither node busy.
 """
 
 from __future__ import annotations

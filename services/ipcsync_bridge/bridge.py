@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import signal
 import time
 from collections.abc import Coroutine
@@ -19,25 +18,22 @@ from ipcsync._board.runtime_dir import RELOAD
 from ipcsync._linux.process import has_terminal
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields, is_round
-from ipcsync._wire import messages
 from ipcsync._wire.endpoints import endpoint_in
 from ipcsync.cli.output import Failed
 from ipcsync.errors import CoordinatorLost, IpcSyncError, NodeNameTaken, ProtocolError, SessionLost
 from ipcsync_bridge import upgrade, wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.exports import Follower
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity, Names, Nodes, owner_id
-from ipcsync_bridge.subscriber import Mirrors, Source, Subscriber
+from ipcsync_bridge.subscriber import Mirrors, Subscriber
 from ipcsync_bridge.transport import RETRY_S, Answer, Transport, Unavailable
 
 log = logging.getLogger("ipcsync.bridge")
 
 SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD))
 """The signals with a handler. They are blocked until there is one, so that none is lost or kills the process."""
-PEERS_SHOWN = 400  # which fit in one answer
 
 _ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": 3}
 _TICK_S = 1.0
@@ -80,7 +76,7 @@ class Bridge:
         self.subscriber = Subscriber(transport, self.mirrors, self.counters, self.begin)
         self.names = Names(transport, self.nodes, self.counters, self.subscriber.last_received)
         self.remote_requests = RemoteRequests(
-            session, self.names, self.subscriber, self.answers, self.counters, self.begin, self._describe
+            session, self.names, self.subscriber, self.answers, self.counters, self.begin
         )
         self._is_serving = False
         self._next_keys = 0.0
@@ -301,33 +297,6 @@ class Bridge:
             count = self.counters.invalid_messages = self.counters.invalid_messages + 1
             if is_round(count):
                 log.warning("invalid message", extra=fields(node=sender[:80], why=error, count=count))
-
-    # --- what it says of itself ---------------------------------------------------------------------------------------
-
-    def _describe(self) -> messages.BridgeInfo:
-        now = time.monotonic()
-        sources, followers, lost = self.subscriber.sources, self.answers.followers, self.subscriber.lost
-        linked = {*sources, *followers}
-        shown = [*sorted(linked), *(node for node in reversed(lost) if node not in linked)][:PEERS_SHOWN]
-        peers = [messages.PeerInfo(node, "lost", reason=lost[node][1]) for node in shown if node not in linked]
-        for node in linked.intersection(shown):
-            source = sources.get(node) or Source(node, b"", 0.0, 0.0)
-            follower = followers.get(node) or Follower(node, 0.0)
-            heard_s = round(now - max(source.last_received, follower.last_asked), 3)
-            counts = len(source.links), len(follower.keys), len(follower.rows)
-            peers.append(messages.PeerInfo(node, "linked", *counts, last_heard_s=heard_s))
-        return messages.BridgeInfo(
-            node=self._settings.node,
-            fleet=self._settings.fleet,
-            pid=os.getpid(),
-            server=self._transport.server,
-            mirrors=len(self.mirrors),
-            exports=len(self.answers.exports),
-            peers=sorted(peers, key=lambda peer: peer.name),
-            counts=self.counters.counts(),
-            nodes_lost=dict(self.counters.lost),
-            refusals=dict(self.counters.refusals),
-        )
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

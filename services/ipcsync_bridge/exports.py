@@ -1,11 +1,10 @@
 """Events of this node that others mirror: looked at by threads, which sleep while nothing happens.
 
-A thread looks at no more events than one `futex_waitv` takes. While any of them has work in flight it looks every
-50 µs, ever slower up to 1 ms, as a GPU wakes no process; else it sleeps until a recorder publishes, or the coordinator
-finishes an event. It tells each recorder whether to wake it, which is a system call for each record: not while work is
-in flight, nor while many records are made between two looks. All looks together take no more than an eighth of a core:
-where events change all the time, the rest is left to the recorders, and what they record meanwhile is in the
-newest state. A wake that comes between look and sleep is lost; the next look is a second later at most, and the
+A thread looks at no more events than one `futex_waitv` takes. While any has work in flight it looks every 50 µs, ever
+slower up to 1 ms, as a GPU wakes no process; else it sleeps until a recorder publishes, or the coordinator finishes an
+event. It tells each recorder whether to wake it, a system call for each record: not while work is in flight, nor while
+many records are made between two looks. All looks take an eighth of a core at most, and what is recorded between two is
+in the newest state. A wake that comes between look and sleep is lost; the next look is a second later at most, and the
 coordinator's feed announces an end besides.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -24,12 +25,15 @@ from ipcsync.errors import (
 )
 from ipcsync_bridge import wire
 from ipcsync_bridge.answers import Answers
+from ipcsync_bridge.exports import Follower
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Names, for_each
-from ipcsync_bridge.subscriber import Origin, Subscriber
+from ipcsync_bridge.subscriber import Origin, Source, Subscriber
 from ipcsync_bridge.wire import Counters
 
 log = logging.getLogger("ipcsync.bridge")
+
+PEERS_SHOWN = 400  # which fit in one answer
 
 _BUDGET = 256  # announcements in one turn of the loop
 
@@ -38,7 +42,7 @@ _BUDGET = 256  # announcements in one turn of the loop
 class RemoteRequests:
     """Hears of wants from the coordinator's feed, which the loop reads, and serves them.
 
-    What was missed on the feed is found by asking. `describe` describes the bridge.
+    What was missed on the feed is found by asking.
     """
 
     session: BridgeSession
@@ -47,7 +51,6 @@ class RemoteRequests:
     answers: Answers
     counters: Counters
     begin: Callable[[Coroutine[Any, Any, object]], None]
-    describe: Callable[[], messages.BridgeInfo]
 
     def __post_init__(self) -> None:
         self.transport = self.names.transport
@@ -153,7 +156,7 @@ class RemoteRequests:
         if want.what == "nodes":
             return await self._list_nodes(timeout)
         if want.what == "bridge":
-            return self.describe()
+            return self._describe()
         await (self._attach if want.what == "attach" else self._open)(want, timeout)
         return None
 
@@ -183,6 +186,31 @@ class RemoteRequests:
                 info = messages.NodeInfo(node, epoch, "lost", 0, None, reason)
             listed.append(info)
         return messages.NodeList(listed)
+
+    def _describe(self) -> messages.BridgeInfo:
+        now = time.monotonic()
+        sources, followers, lost = self.subscriber.sources, self.answers.followers, self.subscriber.lost
+        linked = {*sources, *followers}
+        shown = [*sorted(linked), *(node for node in reversed(lost) if node not in linked)][:PEERS_SHOWN]
+        peers = [messages.PeerInfo(node, "lost", reason=lost[node][1]) for node in shown if node not in linked]
+        for node in linked.intersection(shown):
+            source = sources.get(node) or Source(node, b"", 0.0, 0.0)
+            follower = followers.get(node) or Follower(node, 0.0)
+            heard_s = round(now - max(source.last_received, follower.last_asked), 3)
+            counts = len(source.links), len(follower.keys), len(follower.rows)
+            peers.append(messages.PeerInfo(node, "linked", *counts, last_heard_s=heard_s))
+        return messages.BridgeInfo(
+            node=self.settings.node,
+            fleet=self.settings.fleet,
+            pid=os.getpid(),
+            server=self.transport.server,
+            mirrors=len(self.subscriber.mirrors),
+            exports=len(self.answers.exports),
+            peers=sorted(peers, key=lambda peer: peer.name),
+            counts=self.counters.counts(),
+            nodes_lost=dict(self.counters.lost),
+            refusals=dict(self.counters.refusals),
+        )
 
     async def _open(self, want: messages.Want, timeout: float) -> None:
         if not want.node:

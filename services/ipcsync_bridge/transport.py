@@ -19,6 +19,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -137,8 +138,7 @@ class Transport:
     def _limit_silence(self) -> None:
         """Have the kernel drop the connection once what was sent is not taken in for a link's TTL.
 
-        nats-py waits for the end of the old connection before it makes a new one: TCP alone tries for a quarter of an
-        hour.
+        nats-py waits for its end before it makes a new one, and TCP alone tries for a quarter of an hour.
         """
         if (writer := self._writer()) is not None:
             milliseconds = round(1000 * self.settings.link_ttl)
@@ -337,27 +337,24 @@ class Transport:
     async def _confirm(self, bucket: KeyValue, key: str, revision: int) -> None:
         """Conflict if another write that expected the same was accepted too, and replaced this one.
 
-        Of several servers the leader checks what a write expects, and then they agree on it (seen with
-        nats-server 2.9): so of writes that come at the same time it accepts more than one, and the last one stays. They
-        stand before any later write. So once one of ours is done, the key says whose it is.
+        Of several servers the leader checks what a write expects, and then they agree on it (seen with nats-server
+        2.9). So it may accept several that come at once, of which the last one stays. All stand before any later write:
+        once one of ours is done, the key says whose it is.
         """
         await bucket.put(f"names.={self.settings.node}", b"")  # "=" is in no name's key
-        try:
-            found = (await bucket.get(key)).revision
-        except nats.js.errors.KeyNotFoundError:
-            found = None
-        if found != revision:
-            raise Conflict(f"another write of {key} was accepted at the same time")
+        with suppress(nats.js.errors.KeyNotFoundError):
+            if (await bucket.get(key)).revision == revision:
+                return
+        raise Conflict(f"another write of {key} was accepted at the same time")
 
     async def read(self, key: str, timeout: float) -> tuple[bytes, int]:
         """What a key holds, with its revision; 0 if there is no such key. Raises Unavailable."""
 
         async def get(bucket: KeyValue) -> tuple[bytes, int]:
-            try:
+            with suppress(nats.js.errors.KeyNotFoundError):
                 entry = await bucket.get(key)
-            except nats.js.errors.KeyNotFoundError:
-                return b"", 0
-            return entry.value or b"", entry.revision or 0
+                return entry.value or b"", entry.revision or 0
+            return b"", 0
 
         return await self._ask_store(get, timeout)
 
@@ -386,7 +383,7 @@ async def flushed(client: Client, timeout: float) -> None:
     """Await that the server has taken in what was sent, by two pings: the first overtakes what nats-py still keeps.
 
     Raises nats.errors.TimeoutError if one is not answered within `timeout` whole seconds, ConnectionClosedError if the
-    connection is lost before: without one nats-py's own flush returns at once.
+    connection is lost before, where nats-py's own flush returns at once.
     """
     connection = client.stats["reconnects"]
     for _ in range(2):

@@ -147,7 +147,7 @@ def _requests(session: BridgeSession, host: _Host, names: Any = None, serve: Any
     other.exports = other.mirrors = other.transport = other.settings = other
     if names is not None:
         names.transport = other
-    requests = RemoteRequests(session, names or other, other, other, Counters(), host.begin, other)
+    requests = RemoteRequests(session, names or other, other, other, Counters(), host.begin)
     requests.serve = serve  # type: ignore[method-assign]
     requests.listen()
     return requests
@@ -239,7 +239,7 @@ def test_an_event_of_this_node_is_not_closed_while_it_is_opened_for_a_session(
         monkeypatch.setattr(session, "ask", ask_noting)
         names: Any = SimpleNamespace(transport=host)
         other: Any = None
-        requests = RemoteRequests(session, names, other, answers, Counters(), host.begin, other)
+        requests = RemoteRequests(session, names, other, answers, Counters(), host.begin)
         await session.pause(0.0)
         host.begin(requests.serve(messages.Want(1, "open", 0, node="a", name="kv"), WAIT_S))
         await asyncio.sleep(0)

@@ -267,7 +267,7 @@ def test_names_that_are_opened_at_once_do_not_exceed_the_limit_together() -> Non
         none: Any = None
         session: Any = SimpleNamespace(ask=never)
         names: Any = SimpleNamespace(transport=far)
-        requests = RemoteRequests(session, names, one, none, one.counters, none, none)
+        requests = RemoteRequests(session, names, one, none, one.counters, none)
         wants = [messages.Want(slot, "open", 0, node="a", name=str(slot)) for slot in range(5)]
         opening = [asyncio.ensure_future(requests.serve(want, 1.0)) for want in wants]
         while sum(task.done() for task in opening) < 3:

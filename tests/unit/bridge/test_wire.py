@@ -16,7 +16,7 @@ from ipcsync._wire import codec
 from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync.errors import ProtocolError
 from ipcsync_bridge import wire
-from ipcsync_bridge.bridge import PEERS_SHOWN
+from ipcsync_bridge.remote_requests import PEERS_SHOWN
 from tests.unit.wire.frames import MANY
 
 _ID = b"i" * 16
