@@ -41,8 +41,8 @@ log = logging.getLogger("ipcsync.observer")
 _MOST_STREAMS = 100
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _BACKLOG = 128
-_REQUEST_S = 5.0  # within which a connection has sent a whole request
-_MOST_WAITING = 256  # connections without one; a further one ends the oldest
+_REQUEST_S = 5.0  # within which a connection has sent a whole request, and takes what it is sent
+_MOST_WAITING = 256  # connections that have not; a further one ends the oldest
 _MOST = 512  # connections in all, since descriptors are limited
 # The page brings all that it needs, and may load nothing else.
 _HEADERS = {
@@ -253,11 +253,11 @@ def _name_of(host: str) -> str:
     return (name if name and port.isdigit() else host).strip("[]").lower()
 
 
-_waiting: dict[PatientProtocol, asyncio.TimerHandle] = {}  # connections without a request, the oldest first
+_waiting: dict[PatientProtocol, asyncio.TimerHandle] = {}  # connections that are waited for, the oldest first
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 in which connections without a request lock no others out, health checks included.
+    """HTTP/1.1 in which connections that ask for nothing, or take no answer, lock no others out, nor health checks.
 
     Any process that reaches the address can open connections, and send half a request on each. uvicorn has no time
     limit for a first request, and its own limit of connections counts those too. The count is the process's.
@@ -276,8 +276,22 @@ class PatientProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Receive data."""
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_answering and not self.flow.write_paused:
             self._wait_no_more()
+
+    def pause_writing(self) -> None:
+        """Wait until what was sent is taken."""
+        super().pause_writing()
+        self._wait()
+
+    def resume_writing(self) -> None:
+        """Go on with the answer, or wait for the next request."""
+        super().resume_writing()
+        (self._wait_no_more if self._is_answering else self._wait)()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""

@@ -119,6 +119,22 @@ def test_row_50_pages_that_are_open_keep_no_health_check_out(observer: Observer)
     until(lambda: observer.get("/api/state")[0] == 200, "an answer")
 
 
+def test_row_50_a_connection_that_takes_no_answers_is_ended(observer: Observer) -> None:
+    """Hundreds of them would take all places."""
+    address = urlsplit(observer.url)
+    request = f"GET /static/app.js HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode()
+
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{observer.process.pid}/fd"))
+
+    before = descriptors()
+    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+        until(lambda: descriptors() == before + 1, "the connection")
+        connection.sendall(1000 * request)  # the answers are more than what the kernel keeps
+        until(lambda: descriptors() == before, "its end")
+    _assert_answers(observer)
+
+
 def test_row_50_a_connection_that_is_kept_alive_asks_again(observer: Observer) -> None:
     address = urlsplit(observer.url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
