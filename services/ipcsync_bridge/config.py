@@ -62,10 +62,10 @@ class Settings:
             raise ValueError("--nats names at least one server")
         for server in self.servers:
             self._check_server(server)
-        for path in (self.tls_key, self.credentials):
+        for path in filter(None, (self.tls_key, self.credentials)):
             _check_secret(path)
-        for path in (self.tls_ca, self.tls_cert):
-            if path and not os.path.isfile(path):
+        for path in filter(None, (self.tls_ca, self.tls_cert)):
+            if not os.path.isfile(path):
                 raise ValueError(f"there is no file {path}")
         if self.tls_cert and not self.tls_ca:
             raise ValueError("--tls-cert needs --tls-ca, to verify the servers")
@@ -136,8 +136,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _check_secret(path: str) -> None:
-    if not path:
-        return
     try:
         mode = os.stat(path).st_mode
     except OSError as error:

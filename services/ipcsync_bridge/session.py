@@ -11,9 +11,7 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
 
 from ipcsync._board import OPEN, Board
 from ipcsync._deadline import deadline_of
@@ -114,11 +112,9 @@ class BridgeSession:
         try:
             if error is not None and request.reply is None:
                 raise copy.copy(error)
-            reply = self._connection.result_of(request, math.inf)
+            self._loop_calls.soon(_give, outcome, self._connection.result_of(request, math.inf))
         except IpcSyncError as failure:
-            self._loop_calls.soon(_give, outcome, outcome.set_exception, failure)
-        else:
-            self._loop_calls.soon(_give, outcome, outcome.set_result, reply)
+            self._loop_calls.soon(_give, outcome, failure)
 
     def is_open(self, use: tuple[int, int]) -> bool:
         """Whether this use of a slot of the coordinator is open."""
@@ -189,6 +185,10 @@ class BridgeSession:
         self.lease.mark.end()
 
 
-def _give(outcome: asyncio.Future[Message], give: Callable[[Any], None], reply: object) -> None:
-    if not outcome.cancelled():
-        give(reply)
+def _give(outcome: asyncio.Future[Message], reply: Message | IpcSyncError) -> None:
+    if outcome.cancelled():
+        return
+    if isinstance(reply, IpcSyncError):
+        outcome.set_exception(reply)
+    else:
+        outcome.set_result(reply)
