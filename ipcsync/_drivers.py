@@ -224,7 +224,8 @@ def open_library() -> ctypes.CDLL:
         return ctypes.CDLL(os.fspath(LIBRARY), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
         raise NoDriver(
-            f"there is no software driver: {error}; it is built when ipcsync is installed (pip install .)"
+            f"there is no software driver: {error}; it is built when ipcsync is installed (pip install .), and is then "
+            "beside the installed modules: start programs outside of the checkout, or install it with pip install -e ."
         ) from None
 
 

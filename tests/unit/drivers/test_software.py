@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,21 @@ def test_a_process_that_names_it_shows_it_to_others_too() -> None:
 
 def test_under_auto_no_other_library_finds_a_device() -> None:
     run(_OTHERS_USE.format(code=NO_DEVICE), IPCSYNC_DRIVER="auto", IPCSYNC_WARNED_OF_NO_DRIVER="1")
+
+
+def test_a_checkout_that_was_not_installed_in_place_says_where_to_run(tmp_path: Path) -> None:
+    package = Path(ipcsync.__file__).parent
+    shutil.copytree(package, tmp_path / "ipcsync", ignore=shutil.ignore_patterns("*.so"))
+    done = subprocess.run(
+        [sys.executable, "-c", "import ipcsync; ipcsync.Stream()"],
+        env={**os.environ, "IPCSYNC_DRIVER": "host"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "start programs outside of the checkout, or install it with pip install -e ." in done.stderr.splitlines()[-1]
 
 
 _AT_SECOND_TRY = """
