@@ -337,7 +337,8 @@ class Engine(Core):
 
     def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
         """Raise WaitTimeout: `generation` was not `what` ("recorded" or "complete") within `timeout`."""
-        text = f"generation {generation} of {self.label} was not {what} within {timeout} s"
+        place = f" on node {self.node!r}" if self.node else ""
+        text = f"generation {generation} of {self.label}{place} was not {what} within {timeout} s"
         if serial := self.recorder:
             self._known(serial)  # for the error of a later loss: its line may be another session's by then
         else:
