@@ -34,7 +34,7 @@ def test_record_on_a_releases_stream_on_b(pair: tuple[Node, Node]) -> None:
     event = recorded(a, "kv")
     seen = b.event("kv", node="a")
     assert (seen.node, seen.engine, seen.generation) == ("a", "timeline", 0)
-    with pytest.raises(ipcsync.WaitTimeout, match="^generation 1 of 'kv' on node 'a' was not recorded within 0 s$"):
+    with pytest.raises(ipcsync.WaitTimeout, match=r"^generation 1 of 'kv' on node 'a' was not recorded within 0 s$"):
         seen.at(1).synchronize(0)
     here, there = ipcsync.Stream(), ipcsync.Stream()
     with StreamGate(here) as gate:
