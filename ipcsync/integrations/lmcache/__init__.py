@@ -20,42 +20,17 @@ class IpcSyncEvent:
     Each record gives it another point; a handle that was exported earlier still means the earlier point.
     """
 
-    __slots__ = ("_point",)
+    __slots__ = ("recorded",)
 
-    def __init__(self, point: ipcsync.Point | None = None) -> None:
-        self._point = point
+    def __init__(self, recorded: ipcsync.Point | None = None) -> None:
+        self.recorded = recorded
 
     @property
     def point(self) -> ipcsync.Point:
         """Its point. Raises RuntimeError before it is recorded, when CUDA would let every wait pass."""
-        if self._point is None:
+        if self.recorded is None:
             raise RuntimeError("this event was not recorded yet: record it before it is exported or waited for")
-        return self._point
-
-    def record(self, stream: StreamLike | None = None) -> None:
-        """Record after all work submitted to `stream` so far, with this process's default client.
-
-        Raises RecorderLost if any of that depended on a peer that died; the next record on the stream does not, once
-        the stream is past the wait for that peer.
-        """
-        with failing_once(stream):
-            self._point = ipcsync.default_client().record(stream)
-
-    def wait(self, stream: StreamLike | None = None) -> None:
-        """Have the later work of `stream` wait for it. Raises RecorderLost if it will never be complete."""
-        self.point.wait(stream)
-
-    def query(self) -> bool:
-        """Whether it is complete. Raises RecorderLost if it never will be."""
-        return self.point.query()
-
-    def synchronize(self) -> None:
-        """Block the host until it is complete. Raises RecorderLost if it never will be."""
-        self.point.synchronize()
-
-    def ipc_handle(self) -> bytes:
-        """The 48 bytes of its point."""
-        return bytes(self.point)
+        return self.recorded
 
 
 class IpcSyncEventBackend:
@@ -81,12 +56,17 @@ class IpcSyncEventBackend:
         return IpcSyncEvent()
 
     def record_event(self, event: IpcSyncEvent, stream: StreamLike) -> None:
-        """Record `event` after all work submitted to `stream` so far."""
-        event.record(stream)
+        """Record `event` after all work submitted to `stream` so far, with this process's default client.
+
+        Raises RecorderLost if any of that depended on a peer that died; the next record on the stream does not, once
+        the stream is past the wait for that peer.
+        """
+        with failing_once(stream):
+            event.recorded = ipcsync.default_client().record(stream)
 
     def export_event(self, event: IpcSyncEvent, device: object) -> bytes:
         """The 48 bytes for another process. Raises RuntimeError for an event that was not recorded yet."""
-        return event.ipc_handle()
+        return bytes(event.point)
 
     def import_event(self, handle: bytes, device: object) -> IpcSyncEvent:
         """The event that another process exported. Raises ProtocolError for other bytes, RecorderLost if it is gone.
@@ -96,16 +76,16 @@ class IpcSyncEventBackend:
         return IpcSyncEvent(ipcsync.default_client().point(handle))
 
     def wait_event(self, event: IpcSyncEvent, stream: StreamLike) -> None:
-        """Have the later work of `stream` wait for `event`."""
-        event.wait(stream)
+        """Have the later work of `stream` wait for `event`. Raises RecorderLost if it will never be complete."""
+        event.point.wait(stream)
 
     def query_event(self, event: IpcSyncEvent) -> bool:
-        """Whether `event` is complete."""
-        return event.query()
+        """Whether `event` is complete. Raises RecorderLost if it never will be."""
+        return event.point.query()
 
     def synchronize_event(self, event: IpcSyncEvent, device: object) -> None:
-        """Block the host until `event` is complete."""
-        event.synchronize()
+        """Block the host until `event` is complete. Raises RecorderLost if it never will be."""
+        event.point.synchronize()
 
 
 class CpuEventBackend(IpcSyncEventBackend):
@@ -118,8 +98,8 @@ class CpuEventBackend(IpcSyncEventBackend):
 
     def record_event(self, event: IpcSyncEvent, stream: object) -> None:
         """Record `event` after all that is on the default stream."""
-        event.record(ipcsync.default_stream())
+        super().record_event(event, ipcsync.default_stream())
 
     def wait_event(self, event: IpcSyncEvent, stream: object) -> None:
         """Block until `event` is complete: what follows is done within the next call."""
-        event.synchronize()
+        event.point.synchronize()
