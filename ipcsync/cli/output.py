@@ -33,8 +33,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 class Failed(click.ClickException):
     """Ends the command with one line on stderr and status 1: it failed."""
 
-    exit_code = 1
-
     def show(self, file: IO[Any] | None = None) -> None:
         """Write the line."""
         lines = f"ipcsync: {self.message}".split("\n")

@@ -118,7 +118,7 @@ class PointTransport(TensorTransportManager):
             return metadata
         device = device_of(tensors)
         metadata.tensor_device = device.type
-        self._release(obj_id)
+        self.garbage_collect(obj_id, metadata, tensors)
         bucket = Bucket(size_of(metadata.tensor_meta), device)
         try:
             metadata.sent = bucket.fill(tensors)
@@ -136,9 +136,6 @@ class PointTransport(TensorTransportManager):
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: object, tensors: list[torch.Tensor]) -> None:
         """Free the memory of an object without references."""
-        self._release(obj_id)
-
-    def _release(self, obj_id: str) -> None:
         bucket = self._buckets.pop(obj_id, None)
         if bucket is not None:
             bucket.close()

@@ -99,10 +99,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests that need a GPU if there is none."""
-    if _needs_gpu(item):
-        reason = why_no_gpu()
-        if reason:
-            pytest.skip(reason)
+    if _needs_gpu(item) and (reason := why_no_gpu()):
+        pytest.skip(reason)
 
 
 def _needs_gpu(item: pytest.Item) -> bool:

@@ -1,8 +1,4 @@
-"""`ipcsync doctor`: what this machine and two processes on it can do, tested with real calls.
-
-- `checks`: the checks, in order, and the advice that follows
-- `workers`: the processes, what each does, and what two of them do together; every wait for one has a deadline
-"""
+"""`ipcsync doctor`: what this machine and two processes on it can do, tested with real calls."""
 
 from __future__ import annotations
 

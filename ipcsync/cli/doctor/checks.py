@@ -33,11 +33,6 @@ class Context:
     works: dict[str, bool] = field(default_factory=dict)  # by engine
     do_streams_pass: bool = True
 
-    @property
-    def is_host(self) -> bool:
-        """Whether the driver is the software driver, which has no GPU."""
-        return bool(self.found["driver"] == "host")
-
 
 def run(endpoint: str) -> Findings:
     """Run all checks. None hangs, and their processes are gone afterwards."""
@@ -48,15 +43,12 @@ def run(endpoint: str) -> Findings:
 def _run(context: Context) -> Findings:
     found = Findings()
     for name, check, is_vital in CHECKS:
-        found.add(name, found.skips or _tried(name, check, context), is_vital=is_vital)
+        try:
+            outcome = found.skips or check(context)
+        except IpcSyncError as error:
+            outcome = "fail", str(error), _ON_FAILURE.get(name, "")
+        found.add(name, outcome, is_vital=is_vital)
     return found
-
-
-def _tried(name: str, check: Callable[[Context], Outcome], context: Context) -> Outcome:
-    try:
-        return check(context)
-    except IpcSyncError as error:
-        return "fail", str(error), _ON_FAILURE.get(name, "")
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
@@ -66,7 +58,7 @@ def _driver(context: Context) -> Outcome:
     context.found = context.workers["recorder"].call(workers.describe)
     version = context.found["version"]
     number = f"{version // 1000}.{version % 1000 // 10}"
-    if not context.is_host:
+    if context.found["driver"] != "host":
         return "ok", f"the cuda driver, CUDA {number}", ""
     if os.environ.get("IPCSYNC_DRIVER") != "host" and _has_nvidia_gpu():
         return (
@@ -117,7 +109,7 @@ def _mps(root: Path = Path("/")) -> Outcome:
 
 
 def _compute_mode(context: Context) -> Outcome:
-    if context.is_host:
+    if context.found["driver"] == "host":
         return "skipped", "no GPU here", ""
     modes = [device["compute_mode"] for device in context.found["devices"]]
     odd = ", ".join(f"device {i}: {_COMPUTE_MODES.get(mode, mode)}" for i, mode in enumerate(modes) if mode != 0)
