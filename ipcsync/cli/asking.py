@@ -10,7 +10,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -63,42 +63,27 @@ def _look(reader: Reader, tracks: Tracks) -> dict[str, Any]:
     }
 
 
-def _print_sessions(sessions: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of at least one session."""
-    print_table(
-        [
-            {
-                "session": row["name"] or "(no name)",
-                "pid": row["pid"],
-                "events": row["events"],
-                "connected s": round(row["connected_s"], 1),
-                "seen s ago": round(row["last_seen_s"], 1),
-                "id": row["id"],
-            }
-            for row in sessions
-        ]
-    )
+def _session_row(session: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        "session": session["name"] or "(no name)",
+        "pid": session["pid"],
+        "events": session["events"],
+        "connected s": round(session["connected_s"], 1),
+        "seen s ago": round(session["last_seen_s"], 1),
+        "id": session["id"],
+    }
 
 
-def _print_events(
-    events: Sequence[Mapping[str, Any]], more: Mapping[str, Callable[[Mapping[str, Any]], object]]
-) -> None:
-    """Print a table of at least one event; `more` is what stands in its further columns."""
-    print_table(
-        [
-            {
-                "event": row["label"],
-                "engine": row["engine"],
-                "state": row["state"],
-                "recorded": row["generation"],
-                "known complete": row["completed"],  # as the recorder last published it; more may be complete by now
-                "attached": row["attached"],
-                "recorder": row["recorder"] or None,
-                **{name: column(row) for name, column in more.items()},
-            }
-            for row in events
-        ]
-    )
+def _event_row(event: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        "event": event["label"],
+        "engine": event["engine"],
+        "state": event["state"],
+        "recorded": event["generation"],
+        "known complete": event["completed"],  # as the recorder last published it; more may be complete by now
+        "attached": event["attached"],
+        "recorder": event["recorder"] or None,
+    }
 
 
 # --- status -----------------------------------------------------------------------------------------------------------
@@ -147,13 +132,13 @@ def _print_status(found: dict[str, Any]) -> None:
         echo(f"{name:<{width}}  {text}")
     echo()
     if sessions:
-        _print_sessions(sessions)
+        print_table([_session_row(session) for session in sessions])
         _print_rest(stats["sessions"] - len(sessions))
     else:
         echo("no sessions")
     echo()
     if events:
-        _print_events(events, {"ended": _ended, "device": lambda event: event["device"]})
+        print_table([{**_event_row(event), "ended": _ended(event), "device": event["device"]} for event in events])
         _print_rest(stats["pool_in_use"] - len(events))
     else:
         echo("no events")
@@ -246,10 +231,11 @@ def _print_sample(found: dict[str, Any], height: int | None = None) -> None:
     echo(f"quarantined {stats['quarantined']}   deaths {deaths}   refusals {refusals}")
     if sessions:
         echo()
-        _print_sessions(sessions[:for_sessions])
+        print_table([_session_row(session) for session in sessions[:for_sessions]])
     if events:
         echo()
-        _print_events(events[:for_events], {"/s": lambda event: event["rate"], "unconfirmed": _unconfirmed})
+        shown = events[:for_events]
+        print_table([{**_event_row(event), "/s": event["rate"], "unconfirmed": _unconfirmed(event)} for event in shown])
     echo()
     _print_rest(len(sessions) - for_sessions, "sessions")
     _print_rest(len(events) - for_events, "events")
