@@ -196,7 +196,7 @@ def _ipcsync_connect(
     pytestconfig: pytest.Config, ipcsync_coordinator: RunCoordinator, ipcsync_namespace: str
 ) -> Callable[[str], Client]:
     """Opens a session of a name with the run's coordinator, with every name in the test's namespace."""
-    from ipcsync.pytest_plugin.namespaced import NamespacedClient
+    from ipcsync.pytest_plugin.spawned import NamespacedClient
 
     ipcsync_coordinator.check()
     timeout = pytestconfig.getoption("--ipcsync-timeout")

@@ -1,4 +1,4 @@
-"""Processes that a test spawns: what they do, their results, and their end.
+"""A test's client, and the processes that it spawns: what they do, their results, and their end.
 
 A process runs one function with a client, answers over the pipe, and ends: by itself, when its time is over, or with
 its parent.
@@ -28,12 +28,32 @@ import pytest
 
 from ipcsync._linux import child
 from ipcsync._linux.files import memory_file
+from ipcsync._native import fork
+from ipcsync.client import Client
 
 _END_S = 10.0
 _GRACE_S = 2.0  # for a child that ends at its own time limit and writes its traceback
 _UNASKED_S = 1.0  # from its function's begin, for a child whose result the test did not ask for
 _DELIBERATE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)  # how a test may have ended it
 _BEGUN = "begun"  # the message that the function is called now; the other one is the answer
+
+
+class NamespacedClient(Client):
+    """A client, connected as `name`, whose names of events and streams begin with `namespace` and a slash.
+
+    Names go in without it, or with it; they come out with it, by which a process with a client of its own finds the
+    event. Lists and `watch` show the namespace only, with its sessions; `stats` counts everything. Operations without a
+    name (`record`, points) need no namespace.
+    """
+
+    _shows_prefix = True
+
+    def __init__(self, endpoint: str, namespace: str, name: str, timeout: float) -> None:
+        fork.arm()
+        self.namespace = namespace
+        prefix = f"{namespace}/"
+        super().__init__(endpoint, prefix + name, prefix=prefix)
+        self._begin(timeout)
 
 
 # --- in such a process ------------------------------------------------------------------------------------------------
@@ -70,8 +90,6 @@ def _answer(pipe: Connection, task: Task, args: bytes) -> tuple[str, Any, str]:
         for part in task.name.split("."):
             fn = getattr(fn, part)
         values = pickle.loads(args)  # noqa: S301 - from the pipe of our own parent; after the module that may define them
-        from ipcsync.pytest_plugin.namespaced import NamespacedClient
-
         with NamespacedClient(task.endpoint, task.namespace, task.label, task.limit) as client:
             pipe.send(_BEGUN)
             return ("returned", fn(client, *values), "")
