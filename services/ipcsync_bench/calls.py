@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
+from ipcsync._linux.child import Worker
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Row, Target, at_most_more, below, compare, interleave
-from ipcsync_bench.workers import Worker
 
 Call = Callable[[], object]
 BURST = 100
@@ -120,20 +120,22 @@ def completed(rounds: int, scale: float) -> Iterator[Row]:
                 yield from compare_calls(row, contest, stream.synchronize, count, rounds, target)
 
 
-def _hold_and_record(state: dict[str, Any], endpoint: str, engine: EngineName) -> bytes:
+_held: list[tuple[ipcsync.Client, ipcsync.SharedEvent, StreamGate, ipcsync.Stream]] = []
+
+
+def _hold_and_record(endpoint: str, engine: EngineName) -> bytes:
     """In a worker: record behind a closed gate; the point."""
-    if "client" not in state:
-        state["client"] = ipcsync.connect(endpoint)
-    stream = state["stream"] = ipcsync.Stream()
-    state["gate"] = StreamGate(stream)
-    event = state["event"] = state["client"].event(f"bench/{engine}", recorder=True, engine=engine)
+    client, stream = ipcsync.connect(endpoint), ipcsync.Stream()
+    event = client.event(f"bench/{engine}", recorder=True, engine=engine)
+    _held.append((client, event, StreamGate(stream), stream))
     return bytes(event.record(stream))
 
 
-def _release(state: dict[str, Any]) -> None:
-    state.pop("gate").open()
-    state["stream"].synchronize()
-    state.pop("event").close()
+def _release() -> None:
+    client, _, gate, stream = _held.pop()
+    gate.open()
+    stream.synchronize()
+    client.close()
 
 
 def pending(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a held stream takes in so much and no more

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import ipcsync
+from ipcsync._linux.child import Worker
 from ipcsync._linux.futex import Futex
 from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Figures, Row, Target, at_most, at_most_more, compare, interleave, percentile
-from ipcsync_bench.workers import Worker
 
 _SLICE_NS = 1_000_000_000
+_ANSWER_S = 120.0
 MORE = 4  # so many times the rounds: how long a wake-up takes depends on the machine's other work, which changes
 FUTEX = "bare futex"
 
@@ -48,20 +49,19 @@ def rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> Times:
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
 
-def _points(
-    state: dict[str, Any], endpoint: str, round_name: str, engine: EngineName, by: str, count: int, serves: bool
-) -> Times:
+def _points(endpoint: str, round_name: str, engine: EngineName, by: str, count: int, serves: bool) -> Times:
     """ipcsync: each side records on its own event and waits for the next generation of the other's.
 
     By `synchronize`, or by `wait` on a stream, which returns once the wait is queued.
     """
-    client = state.get("client")
-    if client is None:
-        client = state["client"] = ipcsync.connect(endpoint)
     names = [f"{round_name}/a", f"{round_name}/b"]
     mine, theirs = names if serves else names[::-1]
     stream = ipcsync.Stream()
-    with client.event(mine, recorder=True, engine=engine) as recorder, client.event(theirs, engine=engine) as waiter:
+    with (
+        ipcsync.connect(endpoint) as client,
+        client.event(mine, recorder=True, engine=engine) as recorder,
+        client.event(theirs, engine=engine) as waiter,
+    ):
 
         def tell(_number: int) -> None:
             recorder.record(stream)
@@ -82,7 +82,7 @@ def _points(
     return seconds
 
 
-def _futex(_state: dict[str, Any], path: str, count: int, serves: bool) -> Times:
+def _futex(path: str, count: int, serves: bool) -> Times:
     """The limit: two words of shared memory, a plain store, a wake, a wait."""
     import ctypes
 
@@ -122,7 +122,7 @@ class Table:
         """The worse side's times. `function` plays one side; its last argument says whether it serves."""
         for player, serves in zip(self.players, (True, False), strict=True):
             player.begin(function, *arguments, serves)
-        first, second = (player.result() for player in self.players)
+        first, second = (player.result(_ANSWER_S) for player in self.players)
         return max(first[0], second[0]), max(first[1], second[1])
 
     def ours(self, engine: EngineName, count: int, by: str = "synchronize") -> Times:

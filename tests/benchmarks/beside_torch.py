@@ -13,7 +13,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_bench.calls import BURST, in_bursts, time_call
 from ipcsync_bench.rows import Row, compare, interleave, percentile
-from ipcsync_bench.workers import Worker
+from tests.benchmarks.workers import Worker
 
 _MIB = 1 << 20
 _TENSOR = 64 * _MIB

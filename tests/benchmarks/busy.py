@@ -16,7 +16,7 @@ from typing import Any
 import ipcsync
 from ipcsync import _drivers
 from ipcsync_bench.rows import Row, compare, interleave
-from ipcsync_bench.workers import Worker
+from tests.benchmarks.workers import Worker
 
 _PAUSE_S = 100e-6
 _TAKEN_IN = 900  # by a stream, before it blocks its caller

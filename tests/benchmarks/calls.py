@@ -18,7 +18,7 @@ from ipcsync.typing import EngineName
 from ipcsync_bench import calls
 from ipcsync_bench.calls import BURST, Call, compare_calls
 from ipcsync_bench.rows import Row, at_most_more, below, compare, interleave
-from ipcsync_bench.workers import Worker
+from tests.benchmarks.workers import Worker
 
 _APART_S = 100e-6
 

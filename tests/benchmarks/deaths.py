@@ -14,7 +14,7 @@ from ipcsync._linux.process import PidFd
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Row, compare, percentile
-from ipcsync_bench.workers import Worker
+from tests.benchmarks.workers import Worker
 
 _ASLEEP_S = 0.05  # until the wait sleeps
 

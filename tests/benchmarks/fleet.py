@@ -15,10 +15,10 @@ import ipcsync
 from ipcsync._board import layout
 from ipcsync._linux.futex import Futex
 from ipcsync_bench.rows import Row, at_most, below, compare, interleave, percentile
-from ipcsync_bench.workers import Worker
 from tests.benchmarks import bare_nats
 from tests.benchmarks.report import alone, at_least
 from tests.benchmarks.two_nodes import WAIT_S, Fleet, connect, two_nodes
+from tests.benchmarks.workers import Worker
 
 __all__ = ["beside", "flat_out", "idle", "opening", "words"]
 

@@ -13,14 +13,14 @@ from typing import Any
 from ipcsync_bench import handover
 from ipcsync_bench.handover import FUTEX, MORE, Contest, Table, Times, beside_futex, figures_of, ours_of, rally
 from ipcsync_bench.rows import Row, Target, at_most, compare
-from ipcsync_bench.workers import Worker
 from tests.benchmarks.busy import BUSY_THREADS, begin_busy_threads
 from tests.benchmarks.peers import Manager, Redis, RedisConnection
+from tests.benchmarks.workers import Worker
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
 
-def _redis(_state: dict[str, Any], path: str, count: int, serves: bool) -> Times:
+def _redis(path: str, count: int, serves: bool) -> Times:
     """Redis lists: LPUSH to the peer's, BLPOP from one's own."""
     names = [b"a", b"b"]
     mine, theirs = names if serves else names[::-1]
@@ -90,10 +90,6 @@ def _be_busy(_state: dict[str, Any]) -> None:
         sum(range(1000))
 
 
-def _begin_threads(_state: dict[str, Any]) -> None:
-    begin_busy_threads()
-
-
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
@@ -109,7 +105,7 @@ def hand_over(rounds: int, scale: float) -> Iterator[Row]:
             yield from _under_load(table, ours_of(table, count), rounds, count, at_most(1.1), "beside a busy process")
             busy.kill()
         for player in table.players:
-            player.call(_begin_threads)
+            player.call(begin_busy_threads)
         few = max(20, count // 80)
         ours: Contest = {"hand-over (event)": partial(table.ours, "event", few)}
         yield from _under_load(table, ours, rounds, few, at_most(1.3), f"{BUSY_THREADS} busy threads in each")

@@ -19,7 +19,7 @@ import zmq
 from ipcsync._launch import directory_prefix
 from ipcsync._linux.child import die_with
 from ipcsync._linux.process import start_time
-from ipcsync_bench.workers import Worker
+from tests.benchmarks.workers import Worker
 
 _START_S = 10.0
 _CONNECT_S = 60.0

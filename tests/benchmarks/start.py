@@ -12,9 +12,8 @@ from typing import Any
 import ipcsync
 from ipcsync._linux.child import PYTHON
 from ipcsync_bench.rows import Row, Target, at_most, at_most_more, below, compare, interleave
-from ipcsync_bench.workers import Worker
 from tests.benchmarks.report import alone
-from tests.benchmarks.workers import Workers
+from tests.benchmarks.workers import Worker, Workers
 
 
 def _seconds_of(code: str, *, inside: bool = False) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import ipcsync
 from ipcsync._linux.child import PYTHON, environment
 from ipcsync.cli.output import Failed
-from ipcsync_bench.workers import Worker
+from tests.benchmarks.workers import Worker
 
 WAIT_S = 30.0
 

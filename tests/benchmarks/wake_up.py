@@ -16,8 +16,8 @@ from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Figures, Row, at_most, at_most_more, below, compare, interleave, percentile
-from ipcsync_bench.workers import Worker
 from tests.benchmarks.busy import BUSY_THREADS, begin_busy_threads, end_busy_threads
+from tests.benchmarks.workers import Worker
 
 _REGULAR_S = (0.001, 0.02)
 _LONGEST_WORK_S = 0.012

@@ -22,8 +22,8 @@ from typing import Any
 
 import ipcsync
 from ipcsync._drivers import handle_bytes, handle_from_bytes, load
-from ipcsync_bench.workers import Worker
 from tests.benchmarks import wake_up as bench
+from tests.benchmarks.workers import Worker
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import code, ok
 
