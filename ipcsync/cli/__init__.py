@@ -65,8 +65,7 @@ class LazyGroup(Command, click.Group):
             )
         if cmd_name not in MODULES:
             return None
-        command = getattr(importlib.import_module(MODULES[cmd_name]), cmd_name)
-        assert isinstance(command, click.Command)
+        command: click.Command = getattr(importlib.import_module(MODULES[cmd_name]), cmd_name)
         return command
 
     def invoke(self, ctx: click.Context) -> object:

@@ -145,10 +145,10 @@ def _print_status(found: dict[str, Any]) -> None:
 
 
 def _processes(stats: dict[str, Any]) -> str:
-    own = f"pid {stats['pid']}, {_megabytes(stats['memory_bytes'])}"
+    own = f"pid {stats['pid']}, {stats['memory_bytes'] / 1e6:.0f} MB"
     if stats["pid"] == stats["keeper_pid"]:
         return f"{own}; no keeper: its death ends every session"
-    return f"{own}; keeper {stats['keeper_pid']}, {_megabytes(stats['keeper_memory_bytes'])}"
+    return f"{own}; keeper {stats['keeper_pid']}, {stats['keeper_memory_bytes'] / 1e6:.0f} MB"
 
 
 def _starts(stats: dict[str, Any]) -> str:
@@ -156,10 +156,6 @@ def _starts(stats: dict[str, Any]) -> str:
         return "1"
     why = ", ".join(f"{count} {reason}" for reason, count in stats["restarts"].items() if count)
     return f"{stats['starts']} ({why}); the last {stats['start_s']:.0f} s ago, after {stats['pause_s'] * 1000:.0f} ms"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.0f} MB"
 
 
 def _print_rest(count: int, what: str = "") -> None:

@@ -117,10 +117,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print rows with the same columns, one at least: aligned, numbers to the right, None as a dash.
-
-    On a terminal it is made to fit, as `fitted` says.
-    """
+    """Print rows with the same columns, one at least: aligned, numbers to the right, None as a dash; `fitted`."""
     from rich.cells import cell_len
 
     columns = list(rows[0])

@@ -31,14 +31,13 @@ if TYPE_CHECKING:
     from ipcsync.client import Client
     from ipcsync.client.aio.client import Connecting
     from ipcsync.pytest_plugin.run import Run, RunCoordinator
-    from ipcsync.pytest_plugin.spawned import Child, Children
+    from ipcsync.pytest_plugin.spawned import Child
 
 __all__ = ["ipcsync_async_client", "ipcsync_client", "ipcsync_coordinator", "ipcsync_namespace", "ipcsync_spawn"]
 
 _RUN: pytest.StashKey[Run] = pytest.StashKey()
-_CHILDREN: pytest.StashKey[Children] = pytest.StashKey()
+_CHILDREN: pytest.StashKey[list[Child]] = pytest.StashKey()
 _WORKER_KEY = "ipcsync_run"
-_DEFAULT_TIMEOUT_S = 30.0
 # NVIDIA's kernel driver: on a PC or server, under WSL, on a Tegra. The software driver has none of them.
 _KERNEL_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu")
 _COUNT = "import ipcsync; print(ipcsync.device_count())"
@@ -60,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--ipcsync-timeout",
         type=_seconds,
-        default=_DEFAULT_TIMEOUT_S,
+        default=30.0,
         metavar="S",
         help="seconds for connecting, and for each process of ipcsync_spawn (default: %(default)s)",
     )
@@ -140,9 +139,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test of whose children one has failed without being asked for its result."""
     __tracebackhide__ = True
     result = yield
-    children = item.stash.get(_CHILDREN, None)
-    if children is not None:
-        children.raise_unasked()
+    for child in item.stash.get(_CHILDREN, ()):
+        child.raise_unasked()
     return result
 
 
@@ -153,13 +151,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     coordinator: RunCoordinator | None = (getattr(item, "funcargs", None) or {}).get("ipcsync_coordinator")
     if report.failed and coordinator is not None:
         state = "runs" if coordinator.is_running else "has ended"
-        report.sections.append(
-            (
-                "ipcsync coordinator",
-                f"pid {coordinator.pid} {state}; its log is {coordinator.log}, which ends with:\n"
-                + run.tail(coordinator.log),
-            )
-        )
+        text = f"pid {coordinator.pid} {state}; its log is {coordinator.log}, which ends with:\n"
+        report.sections.append(("ipcsync coordinator", text + run.tail(coordinator.log)))
     return report
 
 
@@ -239,5 +232,5 @@ def ipcsync_spawn(
     ipcsync_coordinator.check()
     timeout = request.config.getoption("--ipcsync-timeout")
     with Children(ipcsync_coordinator.endpoint, ipcsync_namespace, timeout) as children:
-        request.node.stash[_CHILDREN] = children
+        request.node.stash[_CHILDREN] = children.all
         yield children.spawn

@@ -76,15 +76,6 @@ def _run(pipe: Connection, task: Task, args: bytes, trace_fd: int) -> None:
     faulthandler.enable(trace_fd)
     # A watchdog in C, which needs no GIL: it writes every thread's traceback and ends the process.
     faulthandler.dump_traceback_later(task.limit, exit=True, file=trace_fd)
-    answer = _answer(pipe, task, args)
-    try:
-        pipe.send(answer)
-    except Exception as error:  # noqa: BLE001 - an answer that does not pickle
-        pipe.send(("raised", *_told(error)))
-    pipe.close()
-
-
-def _answer(pipe: Connection, task: Task, args: bytes) -> tuple[str, Any, str]:
     try:
         fn: Any = _load(task.module, task.file)
         for part in task.name.split("."):
@@ -92,9 +83,11 @@ def _answer(pipe: Connection, task: Task, args: bytes) -> tuple[str, Any, str]:
         values = pickle.loads(args)  # noqa: S301 - from the pipe of our own parent; after the module that may define them
         with NamespacedClient(task.endpoint, task.namespace, task.label, task.limit) as client:
             pipe.send(_BEGUN)
-            return ("returned", fn(client, *values), "")
-    except BaseException as error:  # noqa: BLE001 - the parent raises it
-        return ("raised", *_told(error))
+            value = fn(client, *values)
+        pipe.send(("returned", value, ""))
+    except BaseException as error:  # noqa: BLE001 - the parent raises it; also of a value that does not pickle
+        pipe.send(("raised", *_told(error)))
+    pipe.close()
 
 
 def _load(name: str, file: str | None) -> ModuleType:
@@ -267,7 +260,7 @@ class Children(contextlib.ExitStack):
         self._endpoint = endpoint
         self._namespace = namespace
         self._limit = limit
-        self._children: list[Child] = []
+        self.all: list[Child] = []
 
     def spawn(self, fn: Callable[..., Any], *args: Any) -> Child:
         """Start a fresh process that runs `fn(client, *args)` with a client of the test's namespace.
@@ -279,18 +272,12 @@ class Children(contextlib.ExitStack):
         if not callable(fn) or not module or not name or "<" in name or module == "__main__" or is_bound:
             raise TypeError(f"ipcsync_spawn takes a function of a module, which the process imports, but got {fn!r}")
         file = getattr(sys.modules.get(module), "__file__", None)
-        label = f"{name.rpartition('.')[2]}-{len(self._children) + 1}"
+        label = f"{name.rpartition('.')[2]}-{len(self.all) + 1}"
         task = Task(module, name, file, self._endpoint, self._namespace, label, self._limit)
         made = Child(task, args, label)
         self.callback(made.close)
-        self._children.append(made)
+        self.all.append(made)
         return made
-
-    def raise_unasked(self) -> None:
-        """Raise the error of the first that failed and whose result the test did not ask for."""
-        __tracebackhide__ = True
-        for each in self._children:
-            each.raise_unasked()
 
 
 def _block(trace: str) -> str:

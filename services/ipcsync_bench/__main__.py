@@ -14,18 +14,18 @@ from ipcsync.cli.output import Command, one_line_for_errors
 if TYPE_CHECKING:
     from ipcsync_bench.rows import Row
 
-Benchmarks = Mapping[str, tuple[str, str]]
-"""A function of that name in that module, and its description."""
-
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "records": ("ipcsync_bench.calls", "record without waiters, both engines"),
     "completed": ("ipcsync_bench.calls", "wait and query on a completed point"),
     "pending": ("ipcsync_bench.calls", "wait on a pending point"),
     "hand_over": ("ipcsync_bench.handover", "a record until the peer's synchronize returns, both engines"),
 }
+"""A function of that name in that module, and its description."""
 
 
-def measure(benchmarks: Benchmarks, names: Iterable[str], rounds: int | None, *, quick: bool) -> list[Row]:
+def measure(
+    benchmarks: Mapping[str, tuple[str, str]], names: Iterable[str], rounds: int | None, *, quick: bool
+) -> list[Row]:
     """The rows of these benchmarks; what is measured now is said on stderr."""
     import ipcsync
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
@@ -65,18 +65,8 @@ def compare_calls(
     return compare(row, interleave(timed, rounds), "µs", targets)
 
 
-class Recording(NamedTuple):
-    """A record of `event` on `stream`, as `calls` beside the bare one of `peer`; `native` is the driver's own event."""
-
-    event: ipcsync.SharedEvent
-    stream: ipcsync.Stream
-    native: ipcsync.Event
-    peer: str
-    calls: Mapping[str, Call]
-
-
-def recordings() -> Iterator[Recording]:
-    """One on each engine, without a waiter."""
+def recordings() -> Iterator[tuple[ipcsync.SharedEvent, ipcsync.Stream, ipcsync.Event, str, dict[str, Call]]]:
+    """On each engine: an event, a stream, the driver's own event, a peer's name, and both records, without a waiter."""
     driver = _drivers.load()
     with connected(1) as (client,):
         stream, native = ipcsync.Stream(), ipcsync.Event(interprocess=True)
@@ -88,7 +78,7 @@ def recordings() -> Iterator[Recording]:
         }
         for engine, (peer, theirs) in bare.items():
             event = client.event(f"bench/{engine}", recorder=True, engine=engine)
-            yield Recording(event, stream, native, peer, {"ipcsync": partial(event.record, stream), peer: theirs})
+            yield event, stream, native, peer, {"ipcsync": partial(event.record, stream), peer: theirs}
         driver_call("cuMemFree", spare)
 
 

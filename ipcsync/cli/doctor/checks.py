@@ -10,7 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ipcsync
 from ipcsync._drivers import mps_directory
+from ipcsync._session.handshake import Reader
+from ipcsync._wire import endpoints
 from ipcsync.cli.doctor import workers
 from ipcsync.cli.doctor.workers import CheckFailed, Workers
 from ipcsync.cli.output import Findings, Outcome
@@ -122,8 +125,6 @@ def _compute_mode(context: Context) -> Outcome:
 
 
 def _coordinator(context: Context) -> Outcome:
-    from ipcsync._wire import endpoints
-
     if not os.path.exists(endpoints.socket_path(context.wanted)):
         _own_coordinator(context)
         found = f"none at {context.wanted}; the rest is tried with one of the doctor's own"
@@ -153,8 +154,6 @@ def _connect(context: Context, endpoint: str) -> None:
 
 def _driver_of(endpoint: str) -> str:
     """The driver of the coordinator there, which is asked without a session; empty if it does not say."""
-    from ipcsync._session.handshake import Reader
-
     try:
         with Reader(endpoint, _READ_S) as reader:
             return reader.stats()["driver"]
@@ -163,8 +162,6 @@ def _driver_of(endpoint: str) -> str:
 
 
 def _own_coordinator(context: Context) -> None:
-    import ipcsync
-
     own = context.rest.enter_context(ipcsync.launch(driver=context.found["driver"], log_level="error"))
     _connect(context, own.endpoint)
 
