@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "completed": ("ipcsync_bench.calls", "wait and query on a completed point"),
     "pending": ("ipcsync_bench.calls", "wait on a pending point"),
     "hand_over": ("ipcsync_bench.handover", "a record until the peer's synchronize returns, both engines"),
+    "graphs": ("ipcsync_bench.graphs", "a replay of a graph that waits for points and records"),
 }
 """A function of that name in that module, and its description."""
 

@@ -23,9 +23,8 @@ from ipcsync._linux.process import start_time
 from ipcsync.client import Client
 from ipcsync.errors import ConnectError, ProtocolError, RecorderLost
 from ipcsync.pytest_plugin import run, spawned
-from ipcsync.pytest_plugin.spawned import NamespacedClient
 from ipcsync.pytest_plugin.run import Run, RunCoordinator
-from ipcsync.pytest_plugin.spawned import Child, ChildError, Children
+from ipcsync.pytest_plugin.spawned import Child, ChildError, Children, NamespacedClient
 from tests.kit.descriptors import descriptors
 
 # Imported before an inner run would do it, whose modules are forgotten with it: `ipcsync.client`, and pytest-randomly,
