@@ -56,17 +56,6 @@ def _make_context() -> zmq.Context[zmq.Socket[bytes]]:
     return used
 
 
-def dealer(endpoint: str) -> zmq.Socket[bytes]:
-    socket: zmq.Socket[bytes] = zmq_context().socket(zmq.DEALER)
-    socket.linger = 0
-    socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue a request for a daemon that is not there yet
-    socket.setsockopt(zmq.RECONNECT_IVL, 20)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-    socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_REPLY)
-    socket.connect(endpoint)
-    return socket
-
-
 @dataclass(eq=False, slots=True)
 class Request:
     """One request and its reply.
@@ -104,7 +93,14 @@ class Connection:
         self._checked = -1  # the number of the coordinator whose uid was checked last
         self.starts: Callable[[], int] = int
         """How many coordinators have served; when it changes, unanswered requests are sent again under the same ids."""
-        self._socket: zmq.Socket[bytes] | None = dealer(endpoint)
+        socket = zmq_context().socket(zmq.DEALER)
+        self._socket: zmq.Socket[bytes] | None = socket
+        socket.linger = 0
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue a request for a daemon that is not there yet
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_REPLY)
+        socket.connect(endpoint)
 
     def request(self, body: Message, token: bytes, timeout: float, check: Callable[[], None] | None = None) -> Message:
         """Send a request and return its reply's body; raises the error in the reply.

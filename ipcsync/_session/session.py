@@ -290,51 +290,44 @@ class Session:
     ) -> list[AttachmentRef]:
         """`openings` are empty for a point, that of `key`. What was attached to is tried on the caller's thread."""
         self.check()
+        table, here = self.attachments, current_ordinal()
+
+        def attach() -> list[AttachmentRef]:
+            if key is not None and (known := table.find(key)) is not None:
+                return [known]
+            if table.since_beat >= MANY_POINTS:
+                # A thread that attaches in a loop holds slots for which others wait, and beats are rare with a long
+                # TTL.
+                table.end_unused()
+                self.driving.wake()
+            self.check()
+            table.tell_all(timeout, deadline)
+            requests = [Request(body, table.give_back) for body in bodies]
+            found: list[AttachmentRef] = []
+            try:
+                self._exchange(requests, deadline)
+                for index, request in enumerate(requests):
+                    reply = self.connection.result_of(request, timeout)
+                    if key is None or not isinstance(reply, messages.Remains):
+                        expect(reply, messages.Attachment)
+                    found.append(table.add(reply, here, openings[index] if openings else None))
+            except BaseException:
+                for request in requests[len(found) :]:
+                    if request.reply is not None:
+                        table.give_back(request.reply)
+                raise
+            return found
+
         try:
-            job = partial(self._do_attach, bodies, openings, deadline, timeout, current_ordinal(), key)
-            found = self._call(job, deadline, timeout)
+            found = self._call(attach, deadline, timeout)
             for attached in found:
                 if attached.use is not None:
                     self.driving.test(attached.engine, left_of(deadline))
         except BaseException as error:
             if key is not None:  # also of a job that had ended
-                self.owner.post(partial(self.attachments.give_up, key))
+                self.owner.post(partial(table.give_up, key))
             if isinstance(error, Exception) and (short := room.shortage(error, "an event")) is not None:
                 raise short from error
-            raise
-        return found
-
-    def _do_attach(
-        self,
-        bodies: Sequence[Message],
-        openings: Sequence[AttachmentRef],
-        deadline: int,
-        timeout: float,
-        here: int,
-        key: PointKey | None,
-    ) -> list[AttachmentRef]:
-        table = self.attachments
-        if key is not None and (known := table.find(key)) is not None:
-            return [known]
-        if table.since_beat >= MANY_POINTS:
-            # A thread that attaches in a loop holds slots for which others wait, and beats are rare with a long TTL.
-            table.end_unused()
-            self.driving.wake()
-        self.check()
-        table.tell_all(timeout, deadline)
-        requests = [Request(body, table.give_back) for body in bodies]
-        found: list[AttachmentRef] = []
-        try:
-            self._exchange(requests, deadline)
-            for index, request in enumerate(requests):
-                reply = self.connection.result_of(request, timeout)
-                if key is None or not isinstance(reply, messages.Remains):
-                    expect(reply, messages.Attachment)
-                found.append(table.add(reply, here, openings[index] if openings else None))
-        except BaseException:
-            for request in requests[len(found) :]:
-                if request.reply is not None:
-                    table.give_back(request.reply)
             raise
         return found
 
