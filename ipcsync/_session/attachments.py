@@ -46,8 +46,7 @@ log = logging.getLogger("ipcsync")
 
 Key: TypeAlias = tuple[int, int]
 """One use of a slot: its number and its incarnation."""
-NewEngine: TypeAlias = Callable[[Board, Guard, Attachment, int], Engine]
-"""An engine, or what makes one like it."""
+NewEngine: TypeAlias = Callable[[Board, Guard, Attachment, int], Engine]  # as the class is called
 
 MANY_POINTS = 64  # attachments for points, most of which may be over by now and hold slots of others
 _BEAT_S = 0.05  # for a close that no call waits for
@@ -100,8 +99,7 @@ class Use:
 class Finished:
     """What an attachment's engine is to a point, for a use that was over before this process saw a point of it.
 
-    It was free of all sessions then, and the coordinator remembers how it ended until its slot is used again. So there
-    is no attachment, and nothing to ask a driver about. It never changes. Thread-safe.
+    It has no attachment, and nothing to ask a driver about: the coordinator told how it ended. Thread-safe.
     """
 
     node = ""
@@ -110,14 +108,12 @@ class Finished:
         self._board = board
         self._remains = remains
         self.guard = guard
+        self.check: Callable[[], None] = guard.session_check.check
         self.ordinal = ordinal
         self.name = name
         self.label: str = repr(name) if name else f"an unnamed event (slot {remains.slot})"
         self.origin: tuple[bytes, int, int] = (board.epoch, remains.slot, remains.incarnation)
         self.generation: int = remains.recorded
-
-    def check(self) -> None:
-        self.guard.session_check.check()
 
     def check_liveness(self, _generation: int) -> None:
         self.guard.check_liveness()
