@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages, names
@@ -28,9 +28,6 @@ from ipcsync.errors import (
 from ipcsync_coordinator.journal import Reply, Transactions
 from ipcsync_coordinator.questions import attachment_of
 from ipcsync_coordinator.state import Origin, Session
-
-if TYPE_CHECKING:
-    from ipcsync_coordinator.requests import Request
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -78,12 +75,12 @@ class Fleet:
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
-    def ask(self, session: Session | None, request: Request, routing: bytes) -> messages.Message | None:
-        """The reply to a `Remote`; None if it is owed until the bridge answers. A question needs no `session`."""
-        body = request.body
-        assert isinstance(body, messages.Remote)
+    def ask(
+        self, session: Session | None, body: messages.Remote, request_id: int, deadline_ns: int, routing: bytes
+    ) -> messages.Message | None:
+        """The reply; None if it is owed until the bridge answers. A question needs no `session`."""
         self._check_names(body)
-        key = (routing if session is None else session.token, request.id)
+        key = (routing if session is None else session.token, request_id)
         known = self._asked.get(key)
         if known is not None:  # it asks again, maybe over another connection
             self._owed[known].routing = routing
@@ -103,7 +100,7 @@ class Fleet:
         self._number += 1
         epoch = self._epoch if body.what == "claim" else body.epoch
         want = messages.Want(
-            self._number, body.what, request.deadline_ns, body.node, body.name, epoch, body.slot, body.incarnation
+            self._number, body.what, deadline_ns, body.node, body.name, epoch, body.slot, body.incarnation
         )
         self._owed[want.number] = _Owed(want, session, key, routing, body.default_device)
         self._asked[key] = want.number

@@ -195,8 +195,9 @@ class Dispatcher:
         try:
             if effect != "none":
                 self._journal.make_room()
-            if op == "remote":
-                body = self._handlers.fleet.ask(session, request, sender.routing)
+            if isinstance(request.body, messages.Remote):
+                asked = request.body, request.id, request.deadline_ns
+                body = self._handlers.fleet.ask(session, *asked, sender.routing)
                 if body is None:
                     return None  # the reply follows once the bridge has answered
             elif is_question:
