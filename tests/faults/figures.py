@@ -6,7 +6,8 @@ wait on `timeline`; within 8 ms where the kernel refuses `futex_waitv` (`--witho
 noticed by every blocked client within 1 s. Exit status 1 if a figure is over its limit; what has none is only shown.
 
 The kernel tears down a killed process for some milliseconds, on the processor where it ran. So recorders have the last
-processor, and all others the rest: where there are as many as threads, they would find another one.
+processor, and all others the rest; and one call waits for each death, of another kind in each turn, since several would
+wait for each other where the rest is one processor.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tests.faults.fixtures import Held
 from tests.kit import driver_kit, remote
 from tests.kit.peer import Peer
 from tests.kit.refused import refuse
-from tests.kit.until import DEADLINE_S, until
+from tests.kit.until import DEADLINE_S
 
 _BATCH = 10
 _WORKS = ("idle", "held", "long", "torn down late")
@@ -44,6 +45,7 @@ _TEARDOWN_MS = "50"
 _LONG = (64 << 20, 10)  # bytes and copies: some 0.1 s
 _COORDINATOR_LIMIT_MS = 1000.0
 _CROWD, _STARTS = 32, 64
+_FEED, _GONE = "the feed", "(gone, by its pidfd)"
 _PROCESSORS = sorted(os.sched_getaffinity(0))
 
 
@@ -80,28 +82,9 @@ class Figures:
         return times[min(len(times) - 1, int({"p50": 0.5, "p99": 0.99, "max": 1.0}[kind] * len(times)))]
 
 
-class _Listener:
-    """When each event was announced as broken."""
-
-    def __init__(self, client: ipcsync.Client) -> None:
-        self.broken: dict[str, float] = {}
-        self._notices = client.watch(timeout=DEADLINE_S)
-        next(self._notices)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            for notice in self._notices:
-                if notice.kind == "broken":
-                    self.broken[notice.name] = time.monotonic()
-        except ipcsync.IpcSyncError:
-            return  # the client was closed: it is over
-
-    def at(self, name: str) -> float:
-        """When `name` was announced as broken; waits for it."""
-        until(lambda: name in self.broken, f"the notice of {name}")
-        return self.broken[name]
+def _await_break(notices: Iterator[ipcsync.Notice], name: str) -> None:
+    while (notice := next(notices)).kind != "broken" or notice.name != name:
+        pass
 
 
 def record_long(name: str) -> bytes:
@@ -141,7 +124,6 @@ class _Waits:
 def deaths_of_holders(count: int, engine: EngineName, work: str, figures: Figures) -> None:
     """Kill `count` recorders, one after the other, with host waits and a stream that waits."""
     with ipcsync.launch(log_level="error") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
-        listener = _Listener(client)
         environment = {"IPCSYNC_HOST_TEARDOWN_MS": _TEARDOWN_MS} if work == "torn down late" else {}
         for batch in range(0, count, _BATCH):
             peers = {f"e-{number}": Peer(environment) for number in range(batch, min(batch + _BATCH, count))}
@@ -152,38 +134,42 @@ def deaths_of_holders(count: int, engine: EngineName, work: str, figures: Figure
             for name, peer in peers.items():
                 _run_on(_PROCESSORS[-1:], peer.pid)
                 _run_on(_PROCESSORS[:-1], os.getpid(), coordinator.pid)
-                _kill_one(client, listener, name, peer, engine, work, figures)
+                _kill_one(client, name, peer, engine, work, figures)
             for peer in peers.values():
                 peer.close()
     _run_on(_PROCESSORS, os.getpid())
 
 
-def _kill_one(
-    client: ipcsync.Client,
-    listener: _Listener,
-    name: str,
-    peer: Peer,
-    engine: EngineName,
-    work: str,
-    figures: Figures,
-) -> None:
+def _kill_one(client: ipcsync.Client, name: str, peer: Peer, engine: EngineName, work: str, figures: Figures) -> None:
+    """Kill a recorder that one call waits for, which is of another kind in each turn."""
     record = {"idle": actions.record_complete, "long": record_long}.get(work, actions.record)
     point = client.point(peer.call(record, name))
     event, row = client.event(name), f"a death, {engine}, {work}"
-    calls: dict[str, Callable[[], object]] = {"a wait for its next record": event.at(2).synchronize}
-    if work != "idle":
-        calls["a wait for its unfinished work"] = point.synchronize
-    if engine == "timeline":
-        stream = ipcsync.Stream()
-        event.at(2).wait(stream, ahead=True)
-        calls["a stream that waits"] = partial(context.driver().cuStreamSynchronize, stream.cuda_stream)
+    notices = client.watch(timeout=DEADLINE_S)
     with closing(PidFd(peer.pid)) as pidfd:
-        waits = _Waits({**calls, "(gone, by its pidfd)": partial(pidfd.wait, DEADLINE_S)})
-        time.sleep(0.01)  # they wait, and the coordinator is idle
+        calls: dict[str, Callable[[], object]] = {
+            "a wait for its next record": event.at(2).synchronize,
+            "a wait for its unfinished work": point.synchronize,
+            "a stream that waits": lambda: context.driver().cuStreamSynchronize(stream.cuda_stream),
+            _FEED: partial(_await_break, notices, name),
+            _GONE: partial(pidfd.wait, DEADLINE_S),
+        }
+        if work == "idle":
+            del calls["a wait for its unfinished work"]
+        if engine == "event":
+            del calls["a stream that waits"]
+        kinds = list(calls)
+        kind = kinds[int(name.removeprefix("e-")) % len(kinds)]
+        if kind == _FEED:
+            next(notices)
+        if kind == "a stream that waits":
+            stream = ipcsync.Stream()
+            event.at(2).wait(stream, ahead=True)
+        waits = _Waits({kind: calls[kind]})
+        time.sleep(0.01)  # it waits, and the coordinator is idle
         began = time.monotonic()
         os.kill(peer.pid, signal.SIGKILL)
         waits.add_to(figures, row, began)
-    figures.add(f"{row}: the feed", began, listener.at(name))
     event.close()
 
 
@@ -237,14 +223,19 @@ def deaths_of_coordinators(count: int, engine: EngineName, figures: Figures) -> 
 def _limit(what: str, told_ms: float) -> tuple[str, float]:
     if what.startswith("coordinator"):
         return "max", _COORDINATOR_LIMIT_MS
-    is_bound = what.startswith("a death") and not what.endswith(("its pidfd)", "the feed"))
+    is_bound = what.startswith("a death") and not what.endswith((_GONE, _FEED))
     return "p99", told_ms if is_bound else math.inf
 
 
 def main() -> int:
     """Measure, print, judge."""
     parser = argparse.ArgumentParser(description="Measure how soon deaths are told.")
-    parser.add_argument("--deaths", type=int, default=100, help="recorders to kill, of each engine and kind of work")
+    parser.add_argument(
+        "--deaths",
+        type=int,
+        default=100,
+        help="recorders to kill, of each engine and work: for each kind of call a third to a fifth of them",
+    )
     parser.add_argument("--coordinators", type=int, default=10, help="coordinators to kill, for each engine")
     parser.add_argument("--without-waitv", action="store_true", help="as in a sandbox that refuses futex_waitv")
     options = parser.parse_args()
