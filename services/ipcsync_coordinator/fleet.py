@@ -136,7 +136,6 @@ class Fleet:
             tombstone = self._registry.tombstones.find(origin)
             assert tombstone is not None
             slot = self._registry.restore_from_tombstone(session, origin, tombstone, self._device(device), name)
-            slot.base = self._effects.line(slot.index).recorded
         return attachment_of(slot, session, self._effects.pool)
 
     def _device(self, wanted: str) -> str:
@@ -210,10 +209,7 @@ class Fleet:
             return messages.Done()
         if not self._is_known(origin):
             device = self._device(owed.device if owed is not None else "")
-            made = self._registry.create(
-                session, body.name, recorder=True, device=device, origin=origin, node=body.node
-            )
-            made.base = self._effects.line(made.index).recorded
+            self._registry.create(session, body.name, recorder=True, device=device, origin=origin, node=body.node)
         slot = self._registry.mirrors.get(origin)
         self._give(owed, origin)
         if slot is not None and slot.is_unwanted:  # who asked is gone, or was refused

@@ -248,7 +248,6 @@ class Handlers(Questions):
             slot = self._registry.create(
                 session, body.name, recorder=body.recorder, device=device, engine=engine, depth=body.depth, ring=ring
             )
-            slot.base = self._effects.line(slot.index).recorded
         return attachment_of(slot, session, self._pool)
 
     def _attach(self, session: Session, body: messages.Attach) -> messages.Message:

@@ -42,13 +42,18 @@ from ipcsync_coordinator.state import (
 from ipcsync_keeper.config import Settings
 
 _MOST_UNUSED = 256  # free slots that are not used again yet
+_MOST_BASE = 1 << 62  # of a use: its own generations, and all sums with them, are to fit into the words of a slot
 
 
 class Registry:
-    """All sessions, names and slots of one epoch. Each refusal names its limit, which is a setting."""
+    """All sessions, names and slots of one epoch. Each refusal names its limit, which is a setting.
 
-    def __init__(self, limits: Settings) -> None:
+    `base_of` has the count at which a free slot's next use begins.
+    """
+
+    def __init__(self, limits: Settings, base_of: Callable[[int], int] = lambda _: 0) -> None:
         self.limits = limits
+        self._base_of = base_of
         self.sessions: dict[int, Session] = {}
         self.names: dict[str, Slot] = {}
         self.mirrors: dict[Origin, Slot] = {}
@@ -251,7 +256,7 @@ class Registry:
         slot = self.slots.setdefault(index, Slot(index))
         slot.incarnation += 1
         slot.state, slot.name, slot.device, slot.engine = "open", name, device, engine
-        slot.depth, slot.ring = depth, list(ring)
+        slot.depth, slot.ring, slot.base = depth, list(ring), self._base_of(index)
         slot.recorder, slot.is_drained = None, False
         slot.origin, slot.node, slot.reason, slot.good = origin, node, "", 0
         slot.ended, slot.ended_ns, slot.told = "", 0, ""
@@ -268,6 +273,8 @@ class Registry:
         """Raise QuotaExceeded if `session` cannot have another event, ProtocolError if `name` is invalid."""
         if name:
             self._check_name(name, "an event's name")
+        while self._free and self._base_of(self._free[0]) > _MOST_BASE:
+            self._free.popleft()  # its numbers are used up, so it counts as in use from now on
         if self.in_use >= self.limits.pool:
             raise QuotaExceeded(f"all {self.limits.pool} shared events are in use (--pool)", limit=self.limits.pool)
         self._check_attachments(session)

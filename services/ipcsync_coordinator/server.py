@@ -67,7 +67,7 @@ class Server:
         self.feed = Feed(
             feed, first, self._loop.call_soon, lambda frame: cut(Sender(b"", frame), "topic", self.metrics.refuse)
         )
-        self.registry = Registry(settings)
+        self.registry = Registry(settings, lambda index: self.effects.line(index).recorded)
         pool = Pool(config.devices, startup.driver, settings.max_cuda_events, held=config.events)
         self.effects = Effects(
             self.board, pool, self.feed, self._forget, self.registry.tombstones, self._loop.call_later

@@ -80,7 +80,7 @@ class World:
 
     def begin(self, held: list[SharedCudaEvent]) -> None:
         """Begin, or go on with what another one left: board, journal and CUDA events."""
-        self.registry = Registry(SETTINGS)
+        self.registry = Registry(SETTINGS, lambda index: self.effects.line(index).recorded)
         devices = list(served_devices(None))
         self.pool = Pool(devices, self.driver, limit=200, step=8, held=held)
         feed = Feed(_NoSocket(), 0, lambda flush: flush(), lambda _: None)  # type: ignore[arg-type]

@@ -47,7 +47,8 @@ class Scene:
     def __init__(self, board: Board) -> None:
         self.board = board
         self.outside = cast(Any, Outside())
-        self.registry = Registry(Settings(pool=4, max_sessions=4, max_attachments=3, max_streams=2))
+        limits = Settings(pool=4, max_sessions=4, max_attachments=3, max_streams=2)
+        self.registry = Registry(limits, lambda index: self.effects.line(index).recorded)
         self.feed = Feed(self.outside, 0, lambda flush: flush(), lambda _: None)
         self.effects = Effects(board, self.outside, self.feed, self.outside.forgotten.append, self.registry.tombstones)
 
@@ -67,7 +68,6 @@ class Scene:
     def open(self, session: Session, engine: EngineName = "event") -> Slot:
         ring = [5, 6] if engine == "event" else []
         slot = self.registry.create(session, "e", recorder=True, device="gpu", engine=engine, depth=2, ring=ring)
-        slot.base = self.effects.line(slot.index).recorded
         self.settle()
         self.outside.heard()
         return slot

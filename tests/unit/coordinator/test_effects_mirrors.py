@@ -26,7 +26,6 @@ class MirrorScene(Scene):
 
     def mirror(self) -> Slot:
         slot = self.registry.create(self.bridge, "", recorder=True, device="gpu", origin=_ORIGIN, node="two")
-        slot.base = self.effects.line(slot.index).recorded
         self.settle()
         self.outside.heard()
         return slot
@@ -109,7 +108,6 @@ def test_what_is_restored_is_good_as_far_as_its_tombstone_says(
     scene.outside.heard()
     slot = scene.registry.restore_from_tombstone(waiter, _ORIGIN, Tombstone("two", 4, reason), "gpu")
     line = scene.board.slot(slot.index)
-    slot.base = line.recorded
     scene.settle()
     assert (line.state, line.recorded, line.watermark) == (BROKEN, slot.base + 4, slot.base + 4)
     assert (line.has_expired, line.reason, line.completed) == (has_expired, told, INT64_MAX)

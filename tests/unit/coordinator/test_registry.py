@@ -376,6 +376,20 @@ def test_slots_are_used_again_in_the_order_in_which_they_were_freed_after_a_rest
     assert sorted(slots, key=lambda slot: slot.freed) == [slots[2], slots[0], slots[1]]
 
 
+def test_a_slot_whose_numbers_are_used_up_is_not_used_again_and_counts_for_the_pool(scene: Scene) -> None:
+    bases = {0: 0, 1: 1 << 62}
+    scene.registry = Registry(Settings(pool=2, max_sessions=2), bases.__getitem__)
+    session = scene.session("s")
+    scene.close(session, scene.open(session, "e"))
+    bases[0] = (1 << 62) + 1
+    slot = scene.open(session, "e")
+    assert (slot.index, slot.base, scene.registry.in_use) == (1, 1 << 62, 2)
+    with pytest.raises(QuotaExceeded):
+        scene.open(session, "f")
+    scene.close(session, slot)
+    assert scene.open(session, "f") is slot
+
+
 @pytest.mark.parametrize(
     ("engine", "kept_slots", "why"),
     [("timeline", 2, "2 slots"), ("event", 2, "2 slots"), ("event", 3, "3 CUDA events")],
