@@ -358,10 +358,11 @@ class Registry:
     def stream(self, session: Session, name: str, device: str, default_device: str, priority: int) -> tuple[str, int]:
         """The (device, priority) of a named stream; the first to name it decides. DeviceMismatch for another device."""
         self._check_name(name, "a stream's name")
-        streams = self.streams
-        known = streams.get(name, (device or default_device, priority))
-        if name not in streams and len(streams) >= (most := self.limits.max_streams):
-            raise QuotaExceeded(f"there are {most} named streams already (--max-streams)", limit=most)
+        known = next((other.streams[name] for other in self.sessions.values() if name in other.streams), None)
+        if known is None:
+            if len(self.streams) >= (most := self.limits.max_streams):
+                raise QuotaExceeded(f"there are {most} named streams already (--max-streams)", limit=most)
+            known = device or default_device, priority
         if device and device != known[0]:
             raise DeviceMismatch(f"the stream {name!r} is on device {known[0]}, not {device}")
         session.streams[name] = known

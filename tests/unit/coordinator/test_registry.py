@@ -390,6 +390,15 @@ def test_a_slot_whose_numbers_are_used_up_is_not_used_again_and_counts_for_the_p
     assert scene.open(session, "f") is slot
 
 
+def test_a_stream_that_is_named_is_found_without_a_list_of_all_names(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = scene.session(), scene.session()
+    scene.registry.stream(first, "s", "gpu", "", -1)
+    monkeypatch.delattr(Registry, "streams")  # many processes name the same ones, and the loop waits meanwhile
+    assert scene.registry.stream(second, "s", "", "other", 0) == ("gpu", -1)
+
+
 @pytest.mark.parametrize(
     ("engine", "kept_slots", "why"),
     [("timeline", 2, "2 slots"), ("event", 2, "2 slots"), ("event", 3, "3 CUDA events")],
