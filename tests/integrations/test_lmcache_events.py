@@ -60,6 +60,21 @@ def test_a_servers_stream_serves_the_next_engine_after_one_that_died(
 
 
 @pytest.mark.usefixtures("process")
+def test_an_engine_may_have_a_stream_wait_by_the_event_itself() -> None:
+    backend, source, stream = IpcSyncEventBackend(), ipcsync.Stream(), ipcsync.Stream()
+    event = backend.create_event(0)
+    with pytest.raises(RuntimeError, match="not recorded"):
+        event.wait(stream)
+    with StreamGate(source):
+        backend.record_event(event, source)
+        event.wait(stream)  # LMCache's protocol IPCEvent, which its transfer contexts give to engines
+        event.wait()
+        assert not stream.query()
+    stream.synchronize()
+    assert backend.query_event(event)
+
+
+@pytest.mark.usefixtures("process")
 def test_on_the_cpu_a_server_serves_the_next_engine_after_one_that_died(
     coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]
 ) -> None:

@@ -32,6 +32,10 @@ class IpcSyncEvent:
             raise RuntimeError("this event was not recorded yet: record it before it is exported or waited for")
         return self.recorded
 
+    def wait(self, stream: StreamLike | None = None) -> None:
+        """Have the later work of `stream` wait for it, as LMCache's `IPCEvent`. Raises RecorderLost as `wait_event`."""
+        self.point.wait(stream)
+
 
 class IpcSyncEventBackend:
     """LMCache's `EventIPCBackend` over the process's default client, which connects at the first use.
@@ -77,7 +81,7 @@ class IpcSyncEventBackend:
 
     def wait_event(self, event: IpcSyncEvent, stream: StreamLike) -> None:
         """Have the later work of `stream` wait for `event`. Raises RecorderLost if it will never be complete."""
-        event.point.wait(stream)
+        event.wait(stream)
 
     def query_event(self, event: IpcSyncEvent) -> bool:
         """Whether `event` is complete. Raises RecorderLost if it never will be."""
