@@ -375,7 +375,7 @@ class Names:
         self.over.discard(use)
 
     def _warn_of_loss(self, key: str, value: bytes) -> None:
-        """A name is another's by the  No session is told: its event goes on, as do its waiters."""
+        """A name is another's by the store. No session is told: its event goes on, as do its waiters."""
         self.counters.names_lost += 1
         claim = decode(value, Claim)
         about = fields(name=_name_of(key), node="unknown" if claim is None else claim.node)
