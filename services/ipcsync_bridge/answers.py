@@ -123,21 +123,31 @@ class Answers:
         if body.epoch == self.session.epoch:
             wanted = set(body.keys)
             fresh = wanted if body.is_afresh else wanted - follower.keys.keys()
-            await asyncio.gather(*[self._follow_use(follower, key) for key in fresh])
+            is_told = all(await asyncio.gather(*[self._follow_use(follower, key) for key in fresh]))
             unwanted, is_all = follower.unwanted(wanted, now)
             self._drop(follower, unwanted)
-            follower.version = body.version if is_all else UNSURE
+            follower.version = body.version if is_told and is_all else UNSURE
         return self._pong(follower)
 
-    async def _follow_use(self, follower: Follower, key: wire.Key) -> None:
-        """Send a node the state of a use, and its news. One that this bridge refuses is gone, as all others go on."""
+    async def _follow_use(self, follower: Follower, key: wire.Key) -> bool:
+        """Send a node the state of a use, and its news. One that this bridge refuses is gone, as all others go on.
+
+        False if the coordinator has no room for it now, as for its journal: the node's next ping asks again.
+        """
+        gone = wire.Row(*key, state="gone")
         try:
             found = await self._by_key(key)
+        except EngineMismatch:
+            found = gone
+        except QuotaExceeded:
+            return False
+        try:
             row = found if isinstance(found, wire.Row) else self._add(follower, found)
-        except (EngineMismatch, QuotaExceeded):
-            row = wire.Row(*key, state="gone")
+        except QuotaExceeded:
+            row = gone
         follower.answered(key, time.monotonic())
         self._put(follower, row)
+        return True
 
     def _add(self, follower: Follower, export: Export) -> wire.Row:
         """Send a node the news of an export from now on; its present row."""

@@ -220,6 +220,33 @@ def test_a_use_that_a_node_cannot_follow_any_more_is_gone_and_keeps_no_other_fro
         event.close()
 
 
+def test_a_use_that_the_coordinator_has_no_room_for_is_asked_for_again(client: ipcsync.Client) -> None:
+    """Its journal may have no memory for a moment; the event is there all the same."""
+    event = client.event("kv", recorder=True, engine="timeline")
+
+    async def scenario(session: BridgeSession) -> None:
+        host = _Host()
+        answers, exports = _answers(session, host)
+        attached = await session.ask(messages.Open("kv", engine="timeline"))
+        assert isinstance(attached, messages.Attachment)
+        ask = session.ask
+
+        async def refuse(body: messages.Message) -> messages.Message:
+            session.ask = ask  # type: ignore[method-assign]
+            raise ipcsync.QuotaExceeded("no memory for the journal", limit=1)
+
+        session.ask = refuse  # type: ignore[method-assign]
+        for version, states in ((UNSURE, []), (7, ["open"])):
+            assert await _follow(answers, [(attached.slot, attached.incarnation)], time.monotonic()) == version
+            while host.tasks:
+                await asyncio.sleep(0)
+            assert [row.state for row in host.rows] == states
+        exports.close()
+
+    on_a_session(client, scenario)
+    event.close()
+
+
 def test_an_event_of_this_node_is_not_closed_while_it_is_opened_for_a_session(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
