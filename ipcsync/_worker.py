@@ -37,19 +37,29 @@ def has_a_beat() -> bool:
     return threading.get_ident() in beats
 
 
-class Latch:
-    """Set once; any thread may wait for it, and an exception may end a wait at any instruction.
+class Job(Generic[T]):
+    """`function()`, which another thread calls once. It is set once that is over, and any thread may wait for that.
 
+    An exception may end a wait at any instruction. What it made for a caller that was gone is undone, by `undo`.
     `threading.Event` cannot be used: if a signal's handler raises while its condition takes the lock again, a
     RuntimeError replaces the handler's exception.
     """
 
-    __slots__ = ("_lock", "is_set")
+    __slots__ = ("_function", "_lock", "_undo", "error", "has_begun", "has_succeeded", "is_set", "is_wanted", "value")
 
-    def __init__(self) -> None:
-        self.is_set: bool = False
+    def __init__(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> None:
+        self._function: Callable[[], T] | None = function
+        self._undo = [] if undo is None else [undo]  # until it is called, once
         self._lock = threading.Lock()  # held until it is set
         self._lock.acquire()
+        self.error: BaseException | None = None
+        """What it raised, until whoever waits for it has that."""
+        self.value: T | None = None
+        self.has_begun: bool = False
+        self.has_succeeded: bool = False
+        self.is_set: bool = False
+        self.is_wanted: bool = True
+        """False once the caller is gone."""
 
     def set(self) -> None:
         """Let all waiters go on; a second call does nothing. For one thread, which no caller's exception reaches."""
@@ -66,27 +76,6 @@ class Latch:
             if self._lock.acquire(timeout=min(left, _SLICE_S)):
                 self._lock.release()
         return self.is_set
-
-
-class Job(Latch, Generic[T]):
-    """`function()`, which another thread calls once, and for which one thread waits. It is set once that is over.
-
-    What it made for a caller that was gone is undone, by `undo`.
-    """
-
-    __slots__ = ("_function", "_undo", "error", "has_begun", "has_succeeded", "is_wanted", "value")
-
-    def __init__(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> None:
-        super().__init__()
-        self._function: Callable[[], T] | None = function
-        self._undo = [] if undo is None else [undo]  # until it is called, once
-        self.error: BaseException | None = None
-        """What it raised, until whoever waits for it has that."""
-        self.value: T | None = None
-        self.has_begun: bool = False
-        self.has_succeeded: bool = False
-        self.is_wanted: bool = True
-        """False once the caller is gone."""
 
     def run(self) -> None:
         """Call it; raises nothing."""

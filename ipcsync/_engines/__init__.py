@@ -5,7 +5,7 @@ The compiled core (`core_cython`) has every step of every call; `engine` has wha
 
 from ipcsync import _locks
 
-__all__ = ["INTERFACE", "Engine", "Guard"]
+__all__ = ["INTERFACE", "Engine"]
 
 INTERFACE = 24
 """The version of what this package and the core expect of each other; raised on both sides with each change of it."""
@@ -25,4 +25,4 @@ if _core.INTERFACE != INTERFACE:
     )
 _locks.know_turns(_core.has_turn)
 
-from ipcsync._engines.engine import Engine, Guard  # noqa: E402 - which import the core
+from ipcsync._engines.engine import Engine  # noqa: E402 - which import the core

@@ -3,10 +3,10 @@ from typing import Any, TypeVar
 
 from ipcsync._board import Board, SessionLine, SlotLine
 from ipcsync._drivers import DriverObject
-from ipcsync._engines.engine import Guard
 from ipcsync._engines.loss import Loss
 from ipcsync._linux.process import ForkMark
 from ipcsync._native.stream import Stream
+from ipcsync._session.owner import SessionLease
 from ipcsync._session.session import Session
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CaptureError
@@ -54,7 +54,7 @@ class Core(Line):
     origin: tuple[bytes, int, int]
     board: Board
     line: SlotLine
-    guard: Guard
+    guard: SessionLease
     slot: int
     ordinal: int
     depth: int
@@ -69,7 +69,7 @@ class Core(Line):
     _lost_from: int
     _recorded: int
     def __init__(
-        self, board: Board, guard: Guard, attachment: Attachment, ordinal: int, fork_mark: ForkMark
+        self, board: Board, guard: SessionLease, attachment: Attachment, ordinal: int, fork_mark: ForkMark
     ) -> None: ...
     recorder: int
     generation: int

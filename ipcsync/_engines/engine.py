@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from cuda.bindings.driver import CUdevice_attribute, CUresult
 
@@ -20,7 +20,7 @@ from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, DriverObject, unwrap
 from ipcsync._engines import imports
-from ipcsync._engines.core import Core, SessionCheck, Wait, bind_driver
+from ipcsync._engines.core import Core, Wait, bind_driver
 from ipcsync._engines.loss import Cause, Loss, Reason
 from ipcsync._native import context, fork, pinned
 from ipcsync._native.context import LEGACY, OnDevice
@@ -40,6 +40,9 @@ from ipcsync.errors import (
 )
 from ipcsync.typing import EventState, StreamLike
 
+if TYPE_CHECKING:
+    from ipcsync._session.owner import SessionLease
+
 log = logging.getLogger("ipcsync")
 
 bind = cache(bind_driver)
@@ -47,28 +50,6 @@ bind = cache(bind_driver)
 
 _ANYWHERE: AbstractContextManager[AbstractContextManager[object]] = nullcontext(nullcontext())
 _CAN_FLUSH = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
-
-
-class Guard(Protocol):
-    """The part of a session that its uses need."""
-
-    session_check: SessionCheck
-    """Whether the process was not forked and the session can be used; cheap, asked at every use."""
-
-    def check_liveness(self) -> None:
-        """As `check`, and whether the coordinator lives; called in every slice of a wait."""
-
-    def coordinator_is_alive(self) -> bool:
-        """Whether the coordinator has not stopped, and its process lives; asks the kernel."""
-
-    full_rings: int
-    """How many records had to wait for room in their rings."""
-
-    line_index: int
-    """Which line of the board is the session's."""
-
-    depends_on_all: bool
-    """Whether each record of the session depends on every wait of the process, whatever its stream."""
 
 
 class Engine(Core):
@@ -84,7 +65,7 @@ class Engine(Core):
     _peer: Peer | None = None
     _has_logged_full = False
 
-    def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
+    def __init__(self, board: Board, guard: SessionLease, attachment: Attachment, ordinal: int) -> None:
         bind()
         super().__init__(board, guard, attachment, ordinal, fork.arm())
         self._driver = context.driver()

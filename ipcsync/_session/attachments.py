@@ -18,7 +18,7 @@ from weakref import WeakMethod, WeakValueDictionary
 
 from ipcsync._board import Board, peer_of
 from ipcsync._deadline import deadline_of, left_of
-from ipcsync._engines import Engine, Guard
+from ipcsync._engines import Engine
 from ipcsync._engines.loss import Loss
 from ipcsync._native import context
 from ipcsync._native.device import Device
@@ -46,7 +46,7 @@ log = logging.getLogger("ipcsync")
 
 Key: TypeAlias = tuple[int, int]
 """One use of a slot: its number and its incarnation."""
-NewEngine: TypeAlias = Callable[[Board, Guard, Attachment, int], Engine]  # as the class is called
+NewEngine: TypeAlias = Callable[[Board, SessionLease, Attachment, int], Engine]  # as the class is called
 
 MANY_POINTS = 64  # attachments for points, most of which may be over by now and hold slots of others
 _BEAT_S = 0.05  # for a close that no call waits for
@@ -104,7 +104,7 @@ class Finished:
 
     node = ""
 
-    def __init__(self, board: Board, guard: Guard, remains: Remains, ordinal: int, name: str) -> None:
+    def __init__(self, board: Board, guard: SessionLease, remains: Remains, ordinal: int, name: str) -> None:
         self._board = board
         self._remains = remains
         self.guard = guard

@@ -81,8 +81,8 @@ class SessionLease:
         self.board = board
         self.welcome = welcome
         self.endpoint = endpoint
-        self.full_rings: int = 0
-        self.depends_on_all = False
+        self.full_rings: int = 0  # how many records had to wait for room in their rings
+        self.depends_on_all = False  # whether each record depends on every wait of the process, whatever its stream
         self.line_index: int = welcome.line
         self.line: SessionLine = board.session(welcome.line)
         self._ttl_ns = int(welcome.lease_ttl * 1e9)

@@ -39,7 +39,7 @@ from ipcsync._session.waits import Waits
 from ipcsync._wire import messages
 from ipcsync._wire.codec import PointKey
 from ipcsync._wire.messages import Message
-from ipcsync._worker import Job, Latch, check_threads, has_a_beat, start
+from ipcsync._worker import Job, check_threads, has_a_beat, start
 from ipcsync.errors import (
     ClientClosed,
     ConnectError,
@@ -98,7 +98,7 @@ class Session:
         self._behind_all = behind_all
         self.waits: Waits = Waits()
         self._begun: Job[None] | None = None
-        self._has_ended = Latch()  # the part of the end that `close` waits for
+        self._has_ended: Job[None] = Job(lambda: None)  # it stands for the part of the end that `close` waits for
         self._closer = 0  # the id of the thread that waits for the end
         self._shown = shown
         self._has_said_goodbye = False

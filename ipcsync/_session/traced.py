@@ -16,8 +16,9 @@ from time import monotonic_ns
 from ipcsync._board import BROKEN, Board
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import Wait
-from ipcsync._engines.engine import Engine, Guard
+from ipcsync._engines.engine import Engine
 from ipcsync._session.attachments import NewEngine
+from ipcsync._session.owner import SessionLease
 from ipcsync._session.waits import Pending, Waits
 from ipcsync._trace.file import Kind, Outcome, Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
@@ -36,7 +37,7 @@ def traced_engines(directory: Path, client: str, waits: Waits) -> NewEngine:
     """
     has_stopped = False
 
-    def make(board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> Engine:
+    def make(board: Board, guard: SessionLease, attachment: Attachment, ordinal: int) -> Engine:
         nonlocal has_stopped
         try:
             if not has_stopped:
@@ -65,7 +66,7 @@ class Traced(Engine):
     def __init__(
         self,
         board: Board,
-        guard: Guard,
+        guard: SessionLease,
         attachment: Attachment,
         ordinal: int,
         waits: Waits,

@@ -309,7 +309,7 @@ def test_a_call_is_made_once_though_no_further_thread_can_be_started_for_it(monk
         raise RuntimeError("can't start new thread")
 
     async def scenario() -> None:
-        pool, goes_on, calls = _runner.Pool("ipcsync-tested", 2), threading.Event(), list[int]()
+        pool, goes_on, calls = _runner.new_pool("ipcsync-tested", 2), threading.Event(), list[int]()
         busy = asyncio.create_task(_runner.run(goes_on.wait, pool=pool))
         await turns()
         with monkeypatch.context() as patch:
@@ -330,13 +330,14 @@ def test_a_call_that_comes_as_the_only_thread_gives_up_waiting_is_made(monkeypat
                 return super().get(block, timeout)
             except Empty:
                 if calls:
-                    pool.submit(calls.pop())
+                    pool(calls.pop())
                 raise
 
     monkeypatch.setattr(_runner, "_IDLE_S", 0.01)
-    pool, made = _runner.Pool("ipcsync-tested"), threading.Event()
-    pool._calls, calls = Late(), [made.set]
-    pool.submit(lambda: None)
+    monkeypatch.setattr(_runner, "SimpleQueue", Late)
+    pool, made = _runner.new_pool("ipcsync-tested"), threading.Event()
+    calls = [made.set]
+    pool(lambda: None)
     assert made.wait(LONG_S)
     until(lambda: not threads_named("ipcsync-tested"), "its thread ends")
 
@@ -348,15 +349,16 @@ def test_a_call_that_comes_as_the_only_thread_has_made_one_leaves_nobody_to_coun
         def empty(self) -> bool:
             was_empty = super().empty()
             if calls:
-                pool.submit(calls.pop())
+                pool(calls.pop())
             return was_empty
 
     monkeypatch.setattr(_runner, "_IDLE_S", 0.01)
-    pool, made = _runner.Pool("ipcsync-tested"), threading.Event()
-    pool._calls, calls = Crowded(), [lambda: None]
-    pool.submit(lambda: None)
+    monkeypatch.setattr(_runner, "SimpleQueue", Crowded)
+    pool, made = _runner.new_pool("ipcsync-tested"), threading.Event()
+    calls = [lambda: None]
+    pool(lambda: None)
     until(lambda: not calls and not threads_named("ipcsync-tested"), "its thread ends")
-    pool.submit(made.set)
+    pool(made.set)
     assert made.wait(LONG_S)
 
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from queue import Empty, SimpleQueue
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from ipcsync import _drivers
@@ -38,42 +38,45 @@ A = TypeVar("A")
 _IDLE_S = 1.0  # after which a thread of a pool ends
 _TURN_S = 0.01  # a thread's start takes no longer, unless all are busy
 
+Submit: TypeAlias = Callable[[Callable[[], object]], None]
 
-class Pool:
-    """Up to `most` threads for calls, each started while the others are busy. An interpreter ends without them."""
 
-    def __init__(self, name: str, most: int = 1) -> None:
-        self._name = name
-        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._left = deque([None] * most)  # one for each thread that may be started
-        self._idle: deque[None] = deque()  # one for each that waits for a call that was not submitted yet
+def new_pool(name: str, most: int = 1) -> Submit:
+    """A function that has a thread make a call: of up to `most`, each started while the others are busy.
 
-    def submit(self, call: Callable[[], object]) -> None:
-        """Have a thread make the call."""
-        self._calls.put(call)
-        if not _take(self._idle) and _take(self._left):
-            try:
-                start(self._make_all, self._name, lambda _: self._make_all())  # or the thread that was to start it
-            except BaseException:
-                self._left.append(None)
-                raise
+    An interpreter ends without them.
+    """
+    calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
+    left = deque([None] * most)  # one for each thread that may be started
+    idle: deque[None] = deque()  # one for each that waits for a call that was not submitted yet
 
-    def _make_all(self) -> None:
+    def make_all() -> None:
         while True:
             try:
-                call = self._calls.get(timeout=_IDLE_S)
+                call = calls.get(timeout=_IDLE_S)
             except Empty:
-                _take(self._idle)
-                self._left.append(None)
+                _take(idle)
+                left.append(None)
                 # Whoever has counted on this thread has put in the call before: then it goes on.
-                if self._calls.empty() or not _take(self._left):
+                if calls.empty() or not _take(left):
                     return
                 continue
             call()
             del call  # while the next one is awaited, it would keep what it used
-            self._idle.append(None)
-            if not self._calls.empty():  # asked behind it: who came first may have counted on nobody
-                _take(self._idle)
+            idle.append(None)
+            if not calls.empty():  # asked behind it: who came first may have counted on nobody
+                _take(idle)
+
+    def submit(call: Callable[[], object]) -> None:
+        calls.put(call)
+        if not _take(idle) and _take(left):
+            try:
+                start(make_all, name, lambda _: make_all())  # or the thread that was to start it
+            except BaseException:
+                left.append(None)
+                raise
+
+    return submit
 
 
 def _take(tokens: deque[None]) -> bool:
@@ -85,7 +88,7 @@ def _take(tokens: deque[None]) -> bool:
     return True
 
 
-_pools: WeakKeyDictionary[Session, Pool] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[Session, Submit] = WeakKeyDictionary()
 
 
 async def request(
@@ -109,7 +112,7 @@ async def request(
         left = left_of(deadline)
         return fn(timeout=left if seconds - left > _TURN_S else seconds)
 
-    pool = None if alone else _pools.setdefault(session, Pool("ipcsync-requests", 16))
+    pool = None if alone else _pools.setdefault(session, new_pool("ipcsync-requests", 16))
     return await run(ask, undo, pool=pool)
 
 
@@ -126,7 +129,7 @@ async def over(attached: AttachmentRef, pending: Pending) -> None:
 
 
 async def run(
-    fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, pool: Pool | None = None, surely: bool = False
+    fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, pool: Submit | None = None, surely: bool = False
 ) -> T:
     """Return `fn()`, run on a thread of the pool, or on its own, with the CUDA context that is current on this one.
 
@@ -142,7 +145,11 @@ async def run(
             unwrap(context.driver().cuCtxSetCurrent(current), "cuCtxSetCurrent")
         return fn()
 
-    job = Job(there, undo and partial(_undo_elsewhere, undo))
+    def undo_elsewhere(made: T) -> None:  # this may be called on the loop's thread, or by the garbage collector
+        if undo is not None:
+            start(partial(undo, made), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
+
+    job = Job(there, undo_elsewhere)
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     calls, unresolved = LoopCalls(), [future]
 
@@ -155,18 +162,13 @@ async def run(
         if pool is None:
             start(make, "ipcsync-alone", lambda _: make())
         else:
-            pool.submit(make)
+            pool(make)
         return await future
     except BaseException:
         job.give_up()
         raise
     finally:
         del future  # else an error, its traceback and this frame would keep each other
-
-
-def _undo_elsewhere(undo: Callable[[T], object], made: T) -> None:
-    """Undo on a thread of its own, since this may be called on the loop's, or by the garbage collector."""
-    start(partial(undo, made), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
 
 
 def _resolve(future: asyncio.Future[T], error: BaseException | None, result: T | None = None) -> None:

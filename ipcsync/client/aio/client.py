@@ -24,7 +24,7 @@ from ipcsync._wire import codec as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client._connecting import connect
 from ipcsync.client._twins import ClientView, warn_if_dropped
-from ipcsync.client.aio._runner import Pool, request, run, taking, twin
+from ipcsync.client.aio._runner import new_pool, request, run, taking, twin
 from ipcsync.client.aio.event import (
     AsyncPoint,
     AsyncReplaying,
@@ -310,13 +310,13 @@ class AsyncClient(ClientView, AsyncClosing):
             self._session.check_liveness()
 
         notices = self._client._notices(prefix, timeout, check)
-        own = Pool("ipcsync-watch")
+        own = new_pool("ipcsync-watch")
         try:
             while (notice := await run(partial(next, notices, None), pool=own)) is not None:
                 yield notice
         finally:
             is_over.set()
-            own.submit(notices.close)  # after a read that may still be under way, for 50 ms at most
+            own(notices.close)  # after a read that may still be under way, for 50 ms at most
 
     async def close(self) -> None:
         """Close the session and all that it opened, as `Client.close`. If it is cancelled, the close goes on."""
