@@ -111,7 +111,6 @@ def _choose(wanted: str) -> str:
 
 
 def is_loaded() -> bool:
-    """Whether this process has chosen its driver."""
     return _chosen is not None
 
 
@@ -168,7 +167,6 @@ def may_be_served() -> bool:
 
 
 def files_survive_exec() -> bool:
-    """Whether any file of the driver stays open across exec."""
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # it was closed meanwhile
             if os.readlink(f"/proc/self/fd/{number}").startswith(_NVIDIA) and os.get_inheritable(int(number)):
@@ -188,7 +186,6 @@ def _loaded() -> ctypes.CDLL | None:
 
 
 def _is_software(library: ctypes.CDLL | None) -> bool:
-    """Whether a libcuda is ours."""
     return library is not None and hasattr(library, _JOIN)
 
 
@@ -274,7 +271,6 @@ def describe(code: DriverObject, call: str, error: type[DriverError] = DriverErr
 
 
 def handle_bytes(handle: DriverObject) -> bytes:
-    """The 64 bytes of a CUipcEventHandle or CUipcMemHandle."""
     return ctypes.string_at(handle.getPtr(), HANDLE_SIZE)
 
 

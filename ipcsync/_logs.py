@@ -78,7 +78,6 @@ class Seldom(logging.Filter):
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is logged this time."""
         if record.levelno != logging.WARNING or record.exc_info:
             return True
         if len(self._counts) >= _MOST_TEXTS:
@@ -110,7 +109,6 @@ class Unwaiting(logging.Handler):
         self._is_cut = False  # the last line has no end
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it, or drop it."""
         try:
             if not self._has_room():
                 self._dropped += 1

@@ -105,7 +105,6 @@ class Job(Generic[T]):
             undo(self.result())
 
     def fail(self, error: BaseException) -> None:
-        """Nobody can call it."""
         self.error = error
         self.set()
 

@@ -255,7 +255,6 @@ def watch(processes: list[SpawnProcess], coordinator: ipcsync.Coordinator) -> No
 
 
 def why_failed(found: Report, *, waits: bool) -> str | None:
-    """Why the run failed; None if it did not."""
     if found["corrupt_chunks"]:
         cause = "although every stage waits" if waits else "without the waits"
         return (
@@ -324,7 +323,6 @@ def main(file: str, workers: int, engine: EngineChoice, without_waits: bool, as_
 
 
 def show(result: Report) -> None:
-    """Print the result for people."""
     click.echo(
         f"{result['bytes']:,} bytes in {result['chunks']} chunks through {len(result['stages'])} processes in "
         f"{result['seconds']:.2f} s (driver {result['driver']}, engine {result['engine']})\n"

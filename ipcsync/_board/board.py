@@ -161,14 +161,12 @@ class Board(Line):
         return self.words[layout.H_STATE] == layout.STOPPED or self.words[layout.H_OWNER] == OWNER_DIED
 
     def session(self, index: int) -> SessionLine:
-        """The session line number `index`."""
         if not 0 <= index < self.sessions:
             raise ProtocolError(f"no session line {index} on a board of {self.sessions}", code="board")
         label = self.layout.labels + index * layout.LABEL
         return SessionLine(self.words, self.address, layout.HEADER + index * layout.LINE, label)
 
     def slot(self, index: int) -> SlotLine:
-        """The slot line number `index`."""
         if not 0 <= index < self.slots:
             raise ProtocolError(f"no slot {index} on a board of {self.slots}", code="board")
         return SlotLine(self.words, self.address, self._bytes, self.layout, index)

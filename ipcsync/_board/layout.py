@@ -244,7 +244,6 @@ class SlotLine(Line):
 
     @property
     def bits_address(self) -> int:
-        """The address of these bits."""
         return self.address + (self._bits.start - self.first) * 8
 
     @property
@@ -263,7 +262,6 @@ class SlotLine(Line):
 
     @property
     def hazards_address(self) -> int:
-        """The address of these bytes."""
         return self.address - self.first * 8 + self._at.hazards + self._index * self._at.hazards_row
 
     @property

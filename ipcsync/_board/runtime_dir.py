@@ -94,7 +94,6 @@ class Place:
         ]
 
     def saw_bound(self, path: str) -> None:
-        """Note that this process has just bound a new socket at `path`."""
         self._marks[path] = _mark_of(path) or _mark_of(path + SHUT)
 
     def shut(self) -> None:
@@ -102,7 +101,6 @@ class Place:
         self._rename("", SHUT)
 
     def reopen(self) -> None:
-        """Allow new connections again."""
         self._rename(SHUT, "")
 
     def _rename(self, before: str, after: str) -> None:
@@ -321,7 +319,6 @@ def _locks(fd: int, kind: int) -> bool:
 
 
 def _is_still_at(fd: int, path: str) -> bool:
-    """Whether the path names this open file."""
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except FileNotFoundError:

@@ -173,7 +173,6 @@ class Engine(Core):
         return self._known(serial).is_alive()
 
     def session_is_alive(self, line: int) -> bool:
-        """Whether the session of that line lives."""
         serial = self.board.session(line).serial
         return bool(serial) and peer_of(self.board, serial).is_alive()
 
@@ -249,7 +248,6 @@ class Engine(Core):
         return Loss(cause, self.recorder, *self._recorder())
 
     def _error_of(self, loss: Loss, generation: int) -> RecorderLost:
-        """The RecorderLost for a loss."""
         is_over = loss.cause != "behind" and self.recorder_is_over()
         return loss.error(self.name, self.label, generation, over=True if is_over else None)
 
@@ -276,7 +274,6 @@ class Engine(Core):
         raise AssertionError
 
     def raise_reentered(self) -> NoReturn:
-        """Raise Reentered."""
         raise Reentered(f"a call for {self.label} is under way on this thread, which this one interrupts")
 
     def raise_unknown_place(self) -> NoReturn:
@@ -297,7 +294,6 @@ class Engine(Core):
         ) from why
 
     def raise_not_recorder(self, who: str = "this session") -> NoReturn:
-        """Raise NotRecorder."""
         recorder, pid = self._recorder()
         other = f"the session {recorder!r} (pid {pid or '?'}) records on it" if recorder else "no session has so far"
         raise NotRecorder(

@@ -63,5 +63,4 @@ def _release(user: object, key: _Key) -> bool:
 
 
 def count() -> int:
-    """How many imports are open in this process."""
     return len(_events)

@@ -164,7 +164,6 @@ def in_words(status: int | None) -> str:
 
 
 def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether it ends, and is reaped, within `seconds`."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -243,7 +242,6 @@ class Child(Closing):
         return True
 
     def wait(self, seconds: float = _REAP_S) -> bool:
-        """Whether it ends, and is reaped, within `seconds`."""
         return ends_within(self._process, seconds)
 
     def kill(self, *, with_group: bool = False) -> bool:
@@ -292,7 +290,6 @@ class Worker(Child):
         super().__init__(serve, env=env, output=output)
 
     def begin(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
-        """Send it a function of a module to run."""
         try:
             self.connection.send((function, arguments, keywords))
         except (BrokenPipeError, ConnectionResetError):

@@ -82,7 +82,6 @@ class Word(Futex):
 
     @property
     def value(self) -> int:
-        """Its value."""
         return self._word.value
 
     def bump(self) -> None:

@@ -231,12 +231,10 @@ class PidFd:
         self.close()
 
     def fileno(self) -> int:
-        """The descriptor, for an event loop."""
         return self._fd
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process has ended."""
         return bool(self._poll.poll(0))
 
     def wait(self, seconds: float) -> bool:

@@ -73,7 +73,6 @@ class Replay:
         self.number = -1
 
     def is_behind(self, announcement: Announcement) -> bool:
-        """Whether a change before this one was missed."""
         expected = self.number if announcement.kind == "tick" else self.number + 1
         return announcement.number > expected
 

@@ -87,12 +87,10 @@ def check_body(body: Message) -> None:
 
 
 def encode_request(id: int, body: Message, token: bytes, deadline_ns: int) -> bytes:  # noqa: A002 - the field's name
-    """The frame of a request."""
     return _encode((VERSION, id, OPS[type(body)], token, deadline_ns, body))
 
 
 def encode_reply(id: int, body: Message) -> bytes:  # noqa: A002 - the field's name
-    """The frame of a reply."""
     return _encode((VERSION, id, ANSWERS[type(body)], body))
 
 
@@ -109,7 +107,6 @@ def decode_reply(frame: bytes | memoryview) -> tuple[int, Message]:
 
 
 def encode_announcement(body: Announcement) -> bytes:
-    """The frame of an announcement."""
     return _encode((VERSION, body))
 
 
@@ -120,7 +117,6 @@ def decode_announcement(frame: bytes | memoryview) -> Announcement:
 
 
 def failure_of(error: IpcSyncError) -> Failure:
-    """The message for an error."""
     attributes: dict[str, object] = {
         key: value for key, value in vars(error).items() if isinstance(value, str | int | float)
     }
@@ -151,7 +147,6 @@ class PointKey(NamedTuple):
 
 
 def pack(key: PointKey) -> bytes:
-    """The 48 bytes."""
     body = _BODY.pack(_MAGIC, key.slot, key.epoch, key.incarnation, key.generation, 0)
     return body + _CRC.pack(zlib.crc32(body))
 

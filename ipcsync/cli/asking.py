@@ -45,7 +45,6 @@ def endpoint_of(endpoint: str | None, runtime_dir: str | None = None) -> str:
 
 
 def _look(reader: Reader, tracks: Tracks) -> dict[str, Any]:
-    """The coordinator, its sessions and its events, as --json prints them."""
     from msgspec.structs import asdict
 
     stats = reader.stats()

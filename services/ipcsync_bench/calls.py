@@ -25,7 +25,6 @@ QUERY = "bare cuEventQuery"
 
 
 def driver_call(function: str, *arguments: Any) -> Any:
-    """The value of a driver's call."""
     return unwrap(getattr(_drivers.load(), function)(*arguments), function)
 
 

@@ -55,7 +55,6 @@ class Replays:
         self.done = client.event(f"bench/done/{count}", recorder=True, engine="timeline")
 
     def send(self) -> dict[ipcsync.GraphWait, ipcsync.Point]:
-        """A point that is recorded for each wait."""
         return {wait: self.seen.at(self.sent.record(self.sending).generation) for wait in self.waits}
 
     def replay(self) -> float:
@@ -71,7 +70,6 @@ class Replays:
         return took * 1e6
 
     def launch(self) -> float:
-        """Microseconds of a launch of the other graph."""
         start = time.perf_counter()
         driver_call("cuGraphLaunch", self.bare, self.stream._handle)
         took = time.perf_counter() - start

@@ -126,11 +126,9 @@ class Table:
         return max(first[0], second[0]), max(first[1], second[1])
 
     def ours(self, engine: EngineName, count: int, by: str = "synchronize") -> Times:
-        """By ipcsync."""
         return self.play(_points, self.coordinator.endpoint, f"bench/{next(self._turns)}", engine, by, count)
 
     def futex(self, count: int) -> Times:
-        """By two words of shared memory."""
         self._page.write_bytes(bytes(4096))
         return self.play(_futex, str(self._page), count)
 

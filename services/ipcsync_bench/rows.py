@@ -86,7 +86,6 @@ def compare(row: str, figures: Figures, unit: str, targets: Mapping[str, Target]
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """The value under which `percent` per cent of the values lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
@@ -95,7 +94,6 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
     with open("/proc/cpuinfo") as file:
         model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
     return {
@@ -118,12 +116,10 @@ def device() -> str:
 
 
 def figure(value: float) -> str:
-    """A number in few digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def cells(row: Row) -> list[str]:
-    """What stands in each column."""
     return [
         row.row,
         row.peer,
@@ -138,7 +134,6 @@ def cells(row: Row) -> list[str]:
 
 
 def show(rows: list[Row], *, as_json: bool) -> None:
-    """Print the whole run."""
     if as_json:
         print(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}))
         return

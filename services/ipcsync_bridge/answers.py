@@ -289,7 +289,6 @@ class Answers:
         return [key for key in due if (export := self.exports.get(key)) is None or not export.followers]
 
     def leave(self) -> list[wire.Key]:
-        """What is attached to, for an export or for nothing."""
         return list(self._attached)
 
 

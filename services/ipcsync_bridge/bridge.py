@@ -278,7 +278,6 @@ class Bridge:
         self.stop("expired")
 
     def received(self, sender: str, data: bytes, answer: Answer | None) -> None:
-        """Take in a message of another node."""
         if not self._has_name:
             return  # it may be another machine's, whose bridge receives it too
         try:

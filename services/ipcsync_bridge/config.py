@@ -87,12 +87,10 @@ class Settings:
 
     @property
     def directory(self) -> str:
-        """Where the coordinator serves."""
         return self.runtime_dir or endpoints.runtime_dir()
 
     @property
     def owner_file(self) -> str:
-        """The file that has the owner id of the node's bridge."""
         return os.path.join(self.directory, f"bridge-{self.fleet}-{self.node}")
 
     def exports_name(self, name: str) -> bool:

@@ -61,7 +61,6 @@ class Follower:
         return list(self._sent.values())
 
     def acked(self) -> None:
-        """Note that it has what was sent."""
         for key, row in self._sent.items():
             if self.rows.get(key) is row:
                 del self.rows[key]
@@ -79,7 +78,6 @@ class Follower:
         return known, known == unwanted
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Stop sending it these."""
         for key in keys:
             self.keys.pop(key, None)
             self.rows.pop(key, None)
@@ -163,16 +161,13 @@ class Watcher:
         self._thread.start()
 
     def look_at(self, exports: tuple[Export, ...]) -> None:
-        """Look at these from now on."""
         self.exports = exports
         self.kick()
 
     def kick(self) -> None:
-        """Look at all exports now."""
         self._word.bump()
 
     def end(self, wait_s: float = 0.0) -> None:
-        """Have the thread end."""
         self._is_stopped = True
         self.kick()
         self._thread.join(wait_s)
@@ -250,7 +245,6 @@ class Exports(dict[Key, Export]):
         return export
 
     def drop(self, key: Key) -> None:
-        """Stop exporting a use, if it is exported."""
         if (export := self.pop(key, None)) is None:
             return
         watcher = next(each for each in self._watchers if export in each.exports)
@@ -271,11 +265,9 @@ class Exports(dict[Key, Export]):
             return min(max(-self._credit_s / _SHARE, 0.0), _LONGEST_REST_S)
 
     def kick(self) -> None:
-        """Have all threads look now."""
         for watcher in self._watchers:
             watcher.kick()
 
     def close(self) -> None:
-        """End the threads."""
         for watcher in self._watchers:
             watcher.end(5.0)

@@ -62,14 +62,12 @@ class RemoteRequests:
         self._socket.linger = 0
 
     def listen(self) -> None:
-        """Begin to."""
         self._socket.connect(self.session.feed)
         self._socket.subscribe(b"")
         self._loop.add_reader(int(self._socket.fd), self.drain)  # edge-triggered
         self._loop.call_soon(self.drain)
 
     def close(self) -> None:
-        """End the subscription."""
         self._loop.remove_reader(int(self._socket.fd))
         self._socket.close()
 

@@ -117,7 +117,6 @@ class BridgeSession:
             self._loop_calls.soon(_give, outcome, failure)
 
     def is_open(self, use: tuple[int, int]) -> bool:
-        """Whether this use of a slot of the coordinator is open."""
         line = self.board.slot(use[0])
         return line.incarnation == use[1] and line.state == OPEN
 

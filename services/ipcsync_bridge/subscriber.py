@@ -48,7 +48,6 @@ class Origin(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Which use of that node's it is."""
         return self.slot, self.incarnation
 
 
@@ -188,7 +187,6 @@ class Source:
 
     @property
     def ping_s(self) -> float:
-        """The time between two pings."""
         return min(_PING_S, self.ttl_s / _PINGS)
 
     def link(self, row: Row) -> None:
@@ -202,7 +200,6 @@ class Source:
         self.version += 1
 
     def touch(self, now: float) -> None:
-        """Note that a question sent at `now` was answered."""
         self.alive_until = max(self.alive_until, now + self.ttl_s)
 
     def is_of(self, term: int, epoch: bytes) -> bool:
@@ -243,7 +240,6 @@ class Subscriber:
         return 0.0 if source is None else source.last_received
 
     def with_epoch(self, epoch: bytes) -> Source | None:
-        """The source of an epoch, if there is one."""
         return next((source for source in self.sources.values() if source.epoch == epoch), None)
 
     def source_of(self, node: str, state: wire.State, sent: float) -> Source:
@@ -308,7 +304,6 @@ class Subscriber:
             source.unlink(origin.key)
 
     def receive(self, sender: str, body: wire.News) -> None:
-        """Take in a node's news."""
         rows = body.rows
         if (source := self._present(sender, body)) is not None:
             source.last_received = time.monotonic()
@@ -341,7 +336,6 @@ class Subscriber:
             self._forgot = time.monotonic()
 
     def over(self, sender: str, body: wire.Over) -> None:
-        """Take in a node's goodbye."""
         if (source := self._present(sender, body)) is not None:
             self._lose(source, body.reason if body.reason in REASONS and body.reason else "stopped")
 

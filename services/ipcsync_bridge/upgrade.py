@@ -58,7 +58,6 @@ class State(Struct, frozen=True):
 
 
 def versions() -> str:
-    """The numbers of the formats that both must have, as one text."""
     return f"handover {VERSION}, board {layout.VERSION}, wire {messages.VERSION}, bridges {wire.VERSION}"
 
 
@@ -100,7 +99,6 @@ def answer(theirs: str, settings: Settings) -> None:
 
 
 def go_on(state: State, environment: dict[str, str]) -> NoReturn:
-    """Become the code that is on disk now."""
     file = memory_file("ipcsync-handover")
     with open(file, "wb", closefd=False) as written:
         written.write(msgspec.msgpack.encode(state))

@@ -59,7 +59,6 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Which use it is."""
         return self.slot, self.incarnation
 
     @property
@@ -277,5 +276,4 @@ class Counters:
     refusals: Counter[str] = field(default_factory=Counter)  # of remote requests, by error
 
     def counts(self) -> dict[str, int]:
-        """Each plain count by its name."""
         return {name: count for name, count in vars(self).items() if isinstance(count, int)}

@@ -143,7 +143,6 @@ class PauseCredit:
         self._late_ns = 4 * tick_ns
 
     def tick(self, now_ns: int) -> None:
-        """Note that a tick ran."""
         if now_ns - self._last_ns > self._late_ns:
             self.since_ns = now_ns
         self._last_ns = now_ns

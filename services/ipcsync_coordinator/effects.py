@@ -133,7 +133,6 @@ class Effects:
             line.assign(session.serial, pid, session.started, namespace, time.monotonic_ns(), session.label)
 
     def store_slot(self, slot: Slot) -> None:
-        """Store a slot's row on the board."""
         line = self.line(slot.index)
         if line.incarnation != slot.incarnation or (line.state == FREE and slot.state != "free"):
             if line.state != FREE:  # that it was free is in the same record
@@ -330,11 +329,9 @@ class Feed:
             self._soon(self.flush)
 
     def has_any(self) -> bool:
-        """Whether something was announced and is not sent yet."""
         return bool(self._frames)
 
     def flush(self) -> None:
-        """Send what was announced."""
         frames, self._frames = self._frames, []
         for frame in frames:
             self.socket.send(frame, zmq.NOBLOCK)  # XPUB drops, it never blocks

@@ -272,7 +272,6 @@ class ZapHandler:
         self.socket.bind("inproc://zeromq.zap.01")
 
     def drain(self) -> None:
-        """Answer the waiting requests."""
         with suppress(zmq.Again):
             while True:
                 self._answer(self.socket.recv_multipart(zmq.NOBLOCK))
@@ -331,7 +330,6 @@ class StrikeCounter:
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def strike(self, routing: bytes) -> None:
-        """Count an invalid message of that connection."""
         count = self._counts[routing] = self._counts.get(routing, 0) + 1
         self._counts.move_to_end(routing)
         if len(self._counts) > self._remembered:

@@ -69,7 +69,6 @@ class Handlers(Questions):
         }
 
     def watch(self, session: Session) -> None:
-        """Have a session that is ready be watched for its process's death."""
         session.peer = Peer(self._board, session.serial)
         self._deaths.watch(session.peer)
 
@@ -87,7 +86,6 @@ class Handlers(Questions):
             )
 
     def hello(self, hello: messages.Hello, sender: Sender) -> messages.Welcome:
-        """Open a session for the process that `sender` names."""
         known = self._sessions.of_nonce(hello.nonce)
         if known is not None:
             return self._welcome(known)

@@ -92,7 +92,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 def record_of(
     registry: Registry, touched: Touched, replies: list[Reply], tombstones: list[tuple[Origin, Tombstone]]
 ) -> Record:
-    """The record of a transition that touched that."""
     attachments = [
         AttachmentRecord(
             slot.index, serial, "active" if serial in slot.active else "draining" if serial in slot.draining else ""

@@ -41,7 +41,6 @@ class Pool:
 
     @property
     def devices(self) -> list[str]:
-        """The UUIDs of the devices that this coordinator serves."""
         return list(self._spare)
 
     def check_served(self, uuid: str) -> None:
@@ -87,7 +86,6 @@ class Pool:
         return [self._events[serial].handle for serial in ring]
 
     def give_back(self, ring: list[int]) -> None:
-        """Take back a ring that every session has released."""
         for serial in ring:
             self._spare[self._events[serial].device].append(serial)
 
@@ -102,7 +100,6 @@ class Pool:
         self.destroy(list(self._events.keys() - set(used)))
 
     def probe_handle(self, uuid: str) -> bytes:
-        """The handle of a device's probe."""
         if uuid not in self._probes:
             spare = self._spare[uuid]
             if not spare:  # else it came too late for an earlier call

@@ -30,7 +30,6 @@ MOST_ROWS = 4096
 
 
 def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachment:
-    """What `session` needs to use the event of a slot."""
     origin = None if slot.origin is None else messages.Origin(*slot.origin, slot.node)
     return messages.Attachment(
         name=slot.name,
@@ -219,7 +218,6 @@ class Metrics:
             log.warning("refused", extra=fields(reason=reason, count=self.refusals[reason], **more))
 
     def observe(self, seconds: float) -> None:
-        """Add the time that a frame took, valid or not."""
         self._buckets[bisect_left(BOUNDS_S, seconds)] += 1
         self._sum_s += seconds
 

@@ -172,7 +172,6 @@ class Registry:
 
     @property
     def streams(self) -> dict[str, tuple[str, int]]:
-        """Device and priority of each stream that a session has named."""
         return {name: spec for session in self.sessions.values() for name, spec in session.streams.items()}
 
     @property

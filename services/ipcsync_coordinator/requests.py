@@ -335,7 +335,6 @@ class Requests:
         (self._answer if self._is_serving else self.send)(routing, reply)
 
     def send(self, routing: bytes, reply: bytes) -> None:
-        """Send a reply now."""
         try:
             try:
                 self.socket.send(routing, _MORE)

@@ -53,7 +53,6 @@ class Recorder(Struct, eq=False, array_like=True):
 
     @property
     def label(self) -> str:
-        """Its name for users."""
         return self.name or self.id
 
     @property
@@ -106,7 +105,6 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
 
     @property
     def line(self) -> int:
-        """Its line on the board."""
         return self.serial & 0xFFFF
 
 
@@ -161,7 +159,6 @@ class Slot(Struct, eq=False, array_like=True, dict=True):
         return self.state in ("free", "kept")
 
     def is_recorded_by(self, session: Session) -> bool:
-        """Whether that session is its recorder."""
         return self.recorder is not None and self.recorder.serial == session.serial
 
     @property
@@ -292,11 +289,9 @@ class SessionTable:
         return next((session for session in bridges if session.state == "live"), None)
 
     def add(self, session: Session) -> None:
-        """Take in a new one."""
         self._by_token[session.token] = self._by_nonce[session.nonce] = session
 
     def forget(self, session: Session) -> None:
-        """Forget one that is over."""
         del self._by_token[session.token], self._by_nonce[session.nonce]
 
     def keep(self, token: bytes, request_id: int, reply: Kept) -> None:
@@ -321,7 +316,6 @@ class SessionTable:
             yield token, request_id, reply
 
     def final_reply(self, token: bytes, request_id: int) -> bytes | None:
-        """The reply to the last request of a session that is gone."""
         last_id, reply = self._final_replies.get(token, (0, b""))
         return reply if last_id == request_id else None
 

@@ -114,12 +114,10 @@ class Settings:
 
     @property
     def most_slots(self) -> int:
-        """How many slots there are on the board."""
         return self.pool + 2 * self.kept_slots
 
     @property
     def kept_cuda_events(self) -> int:
-        """How many CUDA events of dead recorders are kept at most."""
         return self.max_cuda_events // 2
 
 

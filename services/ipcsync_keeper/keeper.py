@@ -51,11 +51,9 @@ class Wake:
                 signal.signal(number, lambda *_: None)
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable."""
         return self._read
 
     def wake(self) -> None:
-        """Have the loop look again."""
         with suppress(BlockingIOError):  # the pipe is full, so it wakes anyway
             os.write(self._write, b"\0")
 

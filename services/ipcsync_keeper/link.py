@@ -156,7 +156,6 @@ class DriverClient:
         self._post("destroy", [serials], take)
 
     def report_serving(self) -> None:
-        """Report that requests are served."""
         self._post("serving", [], _is_logged_error)
 
     def drain(self) -> None:

@@ -89,7 +89,6 @@ class Resources:
         return [*self.journal.descriptors, *(listening.fileno() for listening in self.sockets), self.directory.lock]
 
     def next_config(self, unserved_ns: int = 0) -> StartupConfig:
-        """The config of the next start."""
         self.starts += 1
         restarts, events = dict(self.restarts), self.events.held()
         return replace(self._config, starts=self.starts, restarts=restarts, unserved_ns=unserved_ns, events=events)
@@ -246,7 +245,6 @@ class JournalFiles:
 
     @classmethod
     def create(cls) -> JournalFiles:
-        """Create empty ones."""
         words, *logs = (memory_file(f"ipcsync-journal-{part}") for part in ("words", "0", "1"))
         os.posix_fallocate(words, 0, mmap.PAGESIZE)
         return cls(words, (logs[0], logs[1]))

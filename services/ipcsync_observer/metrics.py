@@ -61,7 +61,6 @@ class CoordinatorCollector(Collector):
         self._sampler = sampler
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
         state = self._sampler.latest
         yield _gauge("up", "Whether the coordinator answers within a second.", state.ready)
         yield _counter("observer_connects", "Times the observer connected to a coordinator.", self._sampler.connects)

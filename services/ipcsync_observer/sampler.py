@@ -69,7 +69,6 @@ class Sampler:
         self.connects = 0
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -204,7 +204,6 @@ def _engine(engine: EngineName, context: Context) -> Outcome:
 
 
 def _why_not(context: Context, engine: EngineName, device: int) -> str | None:
-    """Why an engine does not work on a device; None if it does."""
     try:
         report = context.workers["recorder"].call(workers.check, context.workers.endpoint, device)[engine]
         if report["ok"]:
