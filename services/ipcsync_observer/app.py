@@ -31,8 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import ipcsync
 from ipcsync._logs import fields
-from ipcsync_observer.metrics import CoordinatorCollector
-from ipcsync_observer.sampler import Sampler, State
+from ipcsync_observer.sampler import CoordinatorCollector, Sampler, State
 
 STATIC = Path(__file__).parent / "static"
 
@@ -248,7 +247,6 @@ class Guard:
 
 
 def _name_of(host: str) -> str:
-    """A Host without its port."""
     name, _, port = host.rpartition(":")
     return (name if name and port.isdigit() else host).strip("[]").lower()
 
@@ -274,7 +272,6 @@ class PatientProtocol(H11Protocol):
             next(iter(_waiting)).end()
 
     def data_received(self, data: bytes) -> None:
-        """Receive data."""
         super().data_received(data)
         if self._is_answering and not self.flow.write_paused:
             self._wait_no_more()
@@ -294,13 +291,11 @@ class PatientProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         super().on_response_complete()
         if not self.transport.is_closing() and self.cycle.response_complete:
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self._wait_no_more()
         super().connection_lost(exc)
 

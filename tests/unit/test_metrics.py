@@ -23,7 +23,7 @@ from ipcsync._rates import Event, Tracks
 from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync_bridge.wire import Counters
 from ipcsync_coordinator.questions import BOUNDS_S, Metrics
-from ipcsync_observer import metrics
+from ipcsync_observer import sampler as sampling
 from ipcsync_observer.app import _dumped
 from ipcsync_observer.sampler import Sampler, _bridge_of
 
@@ -74,7 +74,7 @@ def sampler(counted: Metrics) -> Sampler:
 
 
 def _samples(sampler: Sampler) -> dict[tuple[str, tuple[str, ...]], float]:
-    text = generate_latest(metrics.CoordinatorCollector(sampler)).decode()
+    text = generate_latest(sampling.CoordinatorCollector(sampler)).decode()
     return {
         (sample.name, tuple(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
@@ -84,7 +84,7 @@ def _samples(sampler: Sampler) -> dict[tuple[str, tuple[str, ...]], float]:
 
 def test_every_gauge_is_there_with_its_value(sampler: Sampler) -> None:
     samples = _samples(sampler)
-    for name, (key, _) in metrics.GAUGES.items():
+    for name, (key, _) in sampling.GAUGES.items():
         assert samples[f"ipcsync_{name}", ()] == to_builtins(sampler.latest.stats)[key], name
     assert samples["ipcsync_up", ()] == 1
     assert samples["ipcsync_info", ("cuda", "1.2")] == 1
@@ -158,7 +158,7 @@ def test_every_metric_is_told_of_in_the_documentation(sampler: Sampler) -> None:
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool not found (Debian: apt-get install prometheus)")
 def test_promtool_finds_nothing_to_say(sampler: Sampler) -> None:
-    text = generate_latest(metrics.CoordinatorCollector(sampler))
+    text = generate_latest(sampling.CoordinatorCollector(sampler))
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
@@ -223,7 +223,7 @@ def test_a_bridge_that_does_not_answer_takes_no_other_figure_away(refusal: ipcsy
 
 
 def test_the_page_shows_counts_that_a_bridge_has() -> None:
-    script = (Path(metrics.__file__).parent / "static" / "app.js").read_text()
+    script = (Path(sampling.__file__).parent / "static" / "app.js").read_text()
     shown = set(re.findall(r"\bcounts\.(\w+)", script))
     assert "news_sent" in shown
     assert shown <= Counters().counts().keys()

@@ -62,7 +62,7 @@ def parse(words: list[str]) -> None:
 
 def exported_metrics() -> set[str]:
     """The names of all metrics, by what the observer's own code declares."""
-    metrics = pytest.importorskip("ipcsync_observer.metrics", reason="the extra `observer` is not installed")
+    metrics = pytest.importorskip("ipcsync_observer.sampler", reason="the extra `observer` is not installed")
     source = Path(metrics.__file__).read_text()
     names = {f"ipcsync_{name}" for name in metrics.GAUGES}
     names |= {f"ipcsync_bridge_{name}_total" for name in metrics.BRIDGE_COUNTS}
