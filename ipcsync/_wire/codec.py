@@ -137,6 +137,18 @@ def error_of(failure: Failure) -> IpcSyncError:
 # --- points -----------------------------------------------------------------------------------------------------------
 
 
+class Origin(NamedTuple):
+    """The use of a slot of another node's coordinator."""
+
+    epoch: bytes
+    slot: int
+    incarnation: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.slot, self.incarnation
+
+
 class PointKey(NamedTuple):
     """The fields of a point."""
 

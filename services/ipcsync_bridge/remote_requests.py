@@ -14,6 +14,7 @@ import zmq
 
 from ipcsync._session.connection import expect, zmq_context
 from ipcsync._wire import codec, messages
+from ipcsync._wire.codec import Origin
 from ipcsync.errors import (
     EngineMismatch,
     IpcSyncError,
@@ -28,7 +29,7 @@ from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.exports import Follower
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Names, for_each
-from ipcsync_bridge.subscriber import Origin, Source, Subscriber
+from ipcsync_bridge.subscriber import Source, Subscriber
 from ipcsync_bridge.wire import Counters
 
 log = logging.getLogger("ipcsync.bridge")

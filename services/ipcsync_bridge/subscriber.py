@@ -16,13 +16,14 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ipcsync._board import CLOSED, OPEN, Board
 from ipcsync._board.layout import REASONS
 from ipcsync._linux.futex import Futex
 from ipcsync._logs import fields
 from ipcsync._wire import messages
+from ipcsync._wire.codec import Origin
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded
 from ipcsync_bridge import upgrade, wire
@@ -37,18 +38,6 @@ _MOST_EARLY = 1000
 _PING_S = 1.0
 _PINGS = 4  # at least, in a TTL
 _PONG_S = 10.0  # for an answer to a ping, beside which others are sent
-
-
-class Origin(NamedTuple):
-    """The use of another node's slot."""
-
-    epoch: bytes
-    slot: int
-    incarnation: int
-
-    @property
-    def key(self) -> Key:
-        return self.slot, self.incarnation
 
 
 class Mirror:
@@ -195,7 +184,6 @@ class Source:
         self.version += 1
 
     def unlink(self, key: Key) -> None:
-        """Want no news of a use any more."""
         self.links.pop(key, None)
         self.version += 1
 
@@ -298,7 +286,6 @@ class Subscriber:
             self.mirrors.end(origin, "broken", self.lost.get(attached.origin.node, (b"", "silent"))[1])
 
     def unlink(self, origin: Origin) -> None:
-        """Want no news of a use any more: its mirror has ended."""
         if (source := self.with_epoch(origin.epoch)) is not None:
             self._remember((source.node, origin), source.links.get(origin.key, Row(*origin.key)))
             source.unlink(origin.key)

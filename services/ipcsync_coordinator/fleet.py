@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages, names
+from ipcsync._wire.codec import Origin
 from ipcsync.errors import (
     EngineMismatch,
     EventClosed,
@@ -27,7 +28,7 @@ from ipcsync.errors import (
 )
 from ipcsync_coordinator.journal import Reply, Transactions
 from ipcsync_coordinator.questions import attachment_of
-from ipcsync_coordinator.state import Origin, Session
+from ipcsync_coordinator.state import Session
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -70,7 +71,7 @@ class Fleet:
             "import": partial(_of_bridge, self._import),
             "answer": partial(_of_bridge, self._answer),
             "finish": partial(_of_bridge, self._finish),
-            "wants": partial(_of_bridge, self._list_wants),
+            "wants": partial(_of_bridge, lambda *_: messages.WantList([owed.want for owed in self._owed.values()])),
         }
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
@@ -247,9 +248,6 @@ class Fleet:
         if body.state == "broken":
             log.info("mirror lost", extra=fields(slot=body.slot, reason=body.reason))
         return messages.Done()
-
-    def _list_wants(self, *_: object) -> messages.Message:
-        return messages.WantList([owed.want for owed in self._owed.values()])
 
 
 def _of_bridge(operation: _Operation, session: Session, body: messages.Message) -> messages.Message:

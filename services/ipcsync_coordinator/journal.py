@@ -19,11 +19,12 @@ import msgspec
 
 from ipcsync._board import BROKEN, CLOSED, FREE, OPEN, Board
 from ipcsync._logs import fields, is_round
+from ipcsync._wire.codec import Origin
 from ipcsync._wire.messages import Attachment, Message
 from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import Kept, Origin, Session, SessionTable, Slot, Tombstone, Touched, Use
+from ipcsync_coordinator.state import Kept, Session, SessionTable, Slot, Tombstone, Touched, Use
 from ipcsync_keeper.resources import (
     CARRIED_OUT,
     CRASH_COUNTERS,

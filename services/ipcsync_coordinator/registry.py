@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from ipcsync._wire import names
+from ipcsync._wire.codec import Origin
 from ipcsync.errors import (
     DeviceMismatch,
     EngineMismatch,
@@ -29,7 +30,6 @@ from ipcsync_coordinator.state import (
     UNREAD,
     FinishedState,
     KeptSlots,
-    Origin,
     Recorder,
     Session,
     SessionEnd,

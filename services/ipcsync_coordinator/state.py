@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from ipcsync._wire.codec import Origin
 from ipcsync.errors import QuotaExceeded
 from ipcsync_keeper.config import Settings
 
@@ -32,14 +33,6 @@ UNREAD = -1
 
 
 MOST_TOMBSTONES = 65_536
-
-
-class Origin(NamedTuple):
-    """The use of a slot of another node's coordinator."""
-
-    epoch: bytes
-    slot: int
-    incarnation: int
 
 
 class Recorder(Struct, eq=False, array_like=True):

@@ -16,6 +16,7 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 
 import ipcsync
 from ipcsync._wire import messages
+from ipcsync._wire.codec import Origin
 from ipcsync_bridge import wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
@@ -23,7 +24,7 @@ from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
 from ipcsync_bridge.store import Identity
-from ipcsync_bridge.subscriber import Mirrors, Origin
+from ipcsync_bridge.subscriber import Mirrors
 from ipcsync_bridge.wire import UNSURE, Counters
 
 pytestmark = pytest.mark.process

@@ -13,11 +13,12 @@ import pytest
 pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
 
 from ipcsync._wire import messages
+from ipcsync._wire.codec import Origin
 from ipcsync.errors import QuotaExceeded
 from ipcsync_bridge import subscriber, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.remote_requests import RemoteRequests
-from ipcsync_bridge.subscriber import Mirrors, Origin, Subscriber
+from ipcsync_bridge.subscriber import Mirrors, Subscriber
 from ipcsync_bridge.wire import UNSURE, Counters
 
 _EPOCH = b"e" * 16

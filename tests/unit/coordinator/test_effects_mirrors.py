@@ -7,8 +7,9 @@ import time
 import pytest
 
 from ipcsync._board import BROKEN, FREE, INT64_MAX, Board
+from ipcsync._wire.codec import Origin
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.state import Origin, Session, Slot, Tombstone, Tombstones
+from ipcsync_coordinator.state import Session, Slot, Tombstone, Tombstones
 from tests.unit.coordinator.effects_scene import Scene
 
 _ORIGIN = Origin(b"e" * 16, 3, 2)

@@ -18,11 +18,12 @@ from ipcsync._deadline import FOREVER
 from ipcsync._session.attachments import AttachmentTable, Life, Use
 from ipcsync._session.waits import Waits
 from ipcsync._wire import codec, messages
+from ipcsync._wire.codec import Origin
 from ipcsync._wire.messages import Message
 from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator import journal, startup
 from ipcsync_coordinator.journal import Journal, JournalError
-from ipcsync_coordinator.state import Origin, Tombstone
+from ipcsync_coordinator.state import Tombstone
 from ipcsync_keeper import resources
 from ipcsync_keeper.link import Link
 from tests.unit.coordinator import coordinator_world

@@ -13,12 +13,13 @@ import pytest
 import ipcsync
 from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire import codec, messages
+from ipcsync._wire.codec import Origin
 from ipcsync.errors import EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded, StalePoint
 from ipcsync_bridge import subscriber as mirrors_of_bridges
 from ipcsync_bridge.session import BridgeSession as BridgesDesk
 from ipcsync_bridge.wire import Row
 from ipcsync_coordinator import fleet
-from ipcsync_coordinator.state import Origin, Tombstone, Tombstones
+from ipcsync_coordinator.state import Tombstone, Tombstones
 from ipcsync_keeper.resources import SharedCudaEvent
 from tests.unit.coordinator.coordinator_world import World
 
@@ -118,7 +119,7 @@ def _mirrors(asks: _Asks) -> mirrors_of_bridges.Mirrors:
 def test_the_end_of_a_mirror_that_is_refused_for_now_is_asked_for_again(desk: Desk) -> None:
     error = QuotaExceeded("no memory for the journal")
     attached = desk.linked(desk.session(), desk.session("bridge"))
-    asks, origin, link = _Asks(desk, error, error), mirrors_of_bridges.Origin(_EPOCH, 3, 7), Row(3, 7)
+    asks, origin, link = _Asks(desk, error, error), Origin(_EPOCH, 3, 7), Row(3, 7)
     mirrors = _mirrors(asks)
     mirrors.put(origin, attached, link)
     mirrors.end(origin, "broken", "silent")
@@ -129,7 +130,7 @@ def test_the_end_of_a_mirror_that_is_refused_for_now_is_asked_for_again(desk: De
 
 def test_a_mirror_that_the_coordinator_has_no_more_is_forgotten(desk: Desk) -> None:
     attached = desk.linked(desk.session(), desk.session("bridge"))
-    origin = mirrors_of_bridges.Origin(_EPOCH, 3, 7)
+    origin = Origin(_EPOCH, 3, 7)
     mirrors = _mirrors(_Asks(desk, EventClosed("there is no such slot")))
     mirrors.put(origin, attached, Row(3, 7))
     mirrors.end(origin, "broken", "silent")
@@ -141,7 +142,7 @@ def test_a_mirror_that_is_unwanted_before_the_bridge_knows_it_is_let_go_of(desk:
     asks = _Asks(desk)
     mirrors = _mirrors(asks)
     mirrors.unwanted((attached.slot, attached.incarnation))
-    mirrors.put(mirrors_of_bridges.Origin(_EPOCH, 3, 7), attached, Row(3, 7))
+    mirrors.put(Origin(_EPOCH, 3, 7), attached, Row(3, 7))
     assert asks.asked == [messages.Finish(attached.slot, attached.incarnation, "unwanted")]
     assert len(mirrors) == 0
 
@@ -150,7 +151,7 @@ def test_a_lost_nodes_mirror_breaks_though_it_is_called_unwanted_again_before_th
     attached = desk.linked(desk.session(), desk.session("bridge"))
     asks, origin = (
         _Asks(desk, ProtocolError("a session wants it", code="wanted")),
-        mirrors_of_bridges.Origin(_EPOCH, 3, 7),
+        Origin(_EPOCH, 3, 7),
     )
     begun: list[Coroutine[Any, Any, object]] = []
     mirrors = mirrors_of_bridges.Mirrors(asks, begun.append)
@@ -171,7 +172,7 @@ def test_what_was_complete_before_a_last_word_counts_though_the_mirror_was_calle
     """It is not stored while the coordinator is asked to drop the mirror, which a session turns out to want."""
     attached = desk.linked(desk.session(), desk.session("bridge"))
     asks = _Asks(desk, ProtocolError("a session wants it", code="wanted"))
-    origin, line = mirrors_of_bridges.Origin(_EPOCH, 3, 7), desk.board.slot(attached.slot)
+    origin, line = Origin(_EPOCH, 3, 7), desk.board.slot(attached.slot)
     begun: list[Coroutine[Any, Any, object]] = []
     mirrors = mirrors_of_bridges.Mirrors(asks, begun.append)
     mirrors.put(origin, attached, Row(3, 7))

@@ -7,6 +7,7 @@ from typing import NoReturn
 import pytest
 from msgspec.structs import asdict
 
+from ipcsync._wire.codec import Origin
 from ipcsync.errors import (
     DeviceMismatch,
     EngineMismatch,
@@ -17,7 +18,7 @@ from ipcsync.errors import (
     RecorderTaken,
 )
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import UNKNOWN, Origin, Session, Slot
+from ipcsync_coordinator.state import UNKNOWN, Session, Slot
 from ipcsync_keeper.config import Settings
 
 
