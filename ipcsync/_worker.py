@@ -91,7 +91,6 @@ class Job(Generic[T]):
         self._undo_if_unwanted()
 
     def give_up(self) -> None:
-        """No caller waits for it any more."""
         self.is_wanted = False
         self._undo_if_unwanted()
 

@@ -14,6 +14,8 @@ from ipcsync.typing import EngineName, StreamLike
 
 _T = TypeVar("_T", bound=type)
 
+Guard = SessionLease
+
 INTERFACE: int
 FUNCTIONS: dict[str, bytes]
 
@@ -54,7 +56,7 @@ class Core(Line):
     origin: tuple[bytes, int, int]
     board: Board
     line: SlotLine
-    guard: SessionLease
+    guard: Guard
     slot: int
     ordinal: int
     depth: int
@@ -69,7 +71,7 @@ class Core(Line):
     _lost_from: int
     _recorded: int
     def __init__(
-        self, board: Board, guard: SessionLease, attachment: Attachment, ordinal: int, fork_mark: ForkMark
+        self, board: Board, guard: Guard, attachment: Attachment, ordinal: int, fork_mark: ForkMark
     ) -> None: ...
     recorder: int
     generation: int

@@ -41,7 +41,7 @@ from ipcsync.errors import (
 from ipcsync.typing import EventState, StreamLike
 
 if TYPE_CHECKING:
-    from ipcsync._session.owner import SessionLease
+    from ipcsync._engines.core import Guard
 
 log = logging.getLogger("ipcsync")
 
@@ -65,7 +65,7 @@ class Engine(Core):
     _peer: Peer | None = None
     _has_logged_full = False
 
-    def __init__(self, board: Board, guard: SessionLease, attachment: Attachment, ordinal: int) -> None:
+    def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         bind()
         super().__init__(board, guard, attachment, ordinal, fork.arm())
         self._driver = context.driver()
@@ -230,7 +230,6 @@ class Engine(Core):
     # --- losses -------------------------------------------------------------------------------------------------------
 
     def loss_of(self, generation: int) -> Loss:
-        """Why `generation` is lost."""
         if self.is_lost(generation):
             root_cause = self.line.root_cause
             return Loss("behind", root_cause, *self.board.who(root_cause), node=self.node)
@@ -297,10 +296,7 @@ class Engine(Core):
         recorder, pid = self._recorder()
         other = f"the session {recorder!r} (pid {pid or '?'}) records on it" if recorder else "no session has so far"
         raise NotRecorder(
-            f"{who} did not open {self.label} with recorder=True; {other}",
-            event=self.name,
-            recorder=recorder,
-            pid=pid,
+            f"{who} did not open {self.label} with recorder=True; {other}", event=self.name, recorder=recorder, pid=pid
         )
 
     def raise_no_record(self) -> NoReturn:

@@ -85,11 +85,5 @@ class Loss(NamedTuple):
             if self.reason is not None:
                 return NodeLost(text, event=event, generation=generation, node=self.node, reason=self.reason)
         return RecorderLost(
-            text,
-            event=event,
-            generation=generation,
-            session=self.session,
-            pid=self.pid,
-            cause=self.cause,
-            over=over,
+            text, event=event, generation=generation, session=self.session, pid=self.pid, cause=self.cause, over=over
         )

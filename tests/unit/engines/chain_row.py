@@ -32,7 +32,8 @@ class Row:
     """The sessions and their events, counted from a base as in a slot's later use."""
 
     def __init__(self, board: Board, *, behind_all: bool = False) -> None:
-        self.board, self.guard = board, Lease(board)
+        self.board = board
+        self.guard: Any = Lease(board)
         self.guard.depends_on_all = behind_all
         for line in range(COUNT):
             board.session(line).assign(serial_of(line), 4711 + line, 0, 0, time.monotonic_ns(), f"s{line}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,8 @@ class Chain:
             handles=[],
             serials=[],
         )
-        engine = Engine(self.board, Lease(self.board), reply, 0)
+        guard: Any = Lease(self.board)
+        engine = Engine(self.board, guard, reply, 0)
         engine.open_first()
         self.engines.append(engine)
         return engine

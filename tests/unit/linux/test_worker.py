@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from ipcsync import _worker
-from ipcsync._worker import Job, Latch, Worker, errand
+from ipcsync._worker import Job, Worker, errand
 from tests.kit.until import DEADLINE_S
 
 Start = tuple[Callable[[], object], Callable[[BaseException], object]]
@@ -136,18 +136,19 @@ def test_who_asks_for_a_thread_that_there_is_no_room_for_is_told_why(monkeypatch
     assert undone == []
 
 
-def test_a_latch_is_set_for_all_who_wait_and_for_who_comes_later() -> None:
-    latch, seen = Latch(), []
-    waiters = [threading.Thread(target=lambda: seen.append(latch.wait(20))) for _ in range(3)]
+def test_a_job_is_set_for_all_who_wait_and_for_who_comes_later() -> None:
+    job: Job[None] = Job(lambda: None)
+    seen: list[bool] = []
+    waiters = [threading.Thread(target=lambda: seen.append(job.wait(20))) for _ in range(3)]
     for waiter in waiters:
         waiter.start()
-    assert not latch.wait(0.001)
-    latch.set()
-    latch.set()
+    assert not job.wait(0.001)
+    job.run()
+    job.set()
     for waiter in waiters:
         waiter.join(20)
     assert seen == [True] * 3
-    assert latch.wait(0)
+    assert job.wait(0)
 
 
 @pytest.mark.parametrize("is_late", [False, True])
