@@ -102,7 +102,12 @@ class Unwaiting(logging.Handler):
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._descriptor = _unblocking(descriptor)
+        self._descriptor, mode = descriptor, os.fstat(descriptor).st_mode
+        # Of a pipe or a terminal, which the parent has too, another open file that never makes wait.
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            with suppress(OSError):
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                self._descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLOUT)
         self._dropped = 0
@@ -134,15 +139,6 @@ class Unwaiting(logging.Handler):
                 return False
             os.write(self._descriptor, data[at : at + select.PIPE_BUF])
         return True
-
-
-def _unblocking(descriptor: int) -> int:
-    """Of a pipe or a terminal, which the parent has too, another open file that never makes wait; else the same one."""
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-        with suppress(OSError):
-            return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    return descriptor
 
 
 def _to_stderr() -> logging.Handler:

@@ -105,9 +105,19 @@ def shortage(error: BaseException, what: str) -> QuotaExceeded | None:
             most = int(file.read())
         return QuotaExceeded(f"the machine has no file descriptor left for {what} (fs.file-max)", limit=most)
     if number == errno.EMFILE:
-        return _no_descriptors(what)
+        soft, hard = limits_of(resource.RLIMIT_NOFILE)
+        higher = "" if hard == soft else f", or raise the limit (`ulimit -n`, up to {hard})"
+        return QuotaExceeded(
+            f"this process has too few of its {soft} file descriptors left for {what}{_holders()}: close some{higher}",
+            limit=soft,
+        )
     if str(error) == "can't start new thread":
-        return _no_threads(what)
+        limit, count = _finite(resource.RLIMIT_NPROC), len(os.listdir("/proc/self/task"))
+        return QuotaExceeded(
+            f"no further thread can be started for {what}; this process has {count}: look at `ulimit -u`"
+            f"{f' ({limit})' if limit else ''}, the pids.max of its cgroup, and `ulimit -v` with `ulimit -s`",
+            limit=limit,
+        )
     if number == errno.ENOMEM or isinstance(error, MemoryError):
         limit = _finite(resource.RLIMIT_AS)
         bound = f" of its {limit} bytes of address space (`ulimit -v`)" if limit else ""
@@ -127,15 +137,6 @@ def _finite(kind: int) -> int:
     return 0 if soft == resource.RLIM_INFINITY else soft
 
 
-def _no_descriptors(what: str) -> QuotaExceeded:
-    soft, hard = limits_of(resource.RLIMIT_NOFILE)
-    higher = "" if hard == soft else f", or raise the limit (`ulimit -n`, up to {hard})"
-    return QuotaExceeded(
-        f"this process has too few of its {soft} file descriptors left for {what}{_holders()}: close some{higher}",
-        limit=soft,
-    )
-
-
 def _holders() -> str:
     """What has the descriptors, by kind: " (812 of kind socket, …)"; empty if there is none left to look with."""
     kinds: Counter[str] = Counter()
@@ -145,13 +146,3 @@ def _holders() -> str:
             kinds[inode[1] if inode else "file"] += 1
     most = ", ".join(f"{count} of kind {kind}" for kind, count in kinds.most_common(3))
     return f" ({most})" if most else ""
-
-
-def _no_threads(what: str) -> QuotaExceeded:
-    limit = _finite(resource.RLIMIT_NPROC)
-    count = len(os.listdir("/proc/self/task"))
-    return QuotaExceeded(
-        f"no further thread can be started for {what}; this process has {count}: look at `ulimit -u`"
-        f"{f' ({limit})' if limit else ''}, the pids.max of its cgroup, and `ulimit -v` with `ulimit -s`",
-        limit=limit,
-    )

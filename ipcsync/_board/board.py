@@ -157,7 +157,6 @@ class Board(Line):
 
     @property
     def coordinator_is_over(self) -> bool:
-        """Whether the header says that the coordinator died or stopped."""
         return self.words[layout.H_STATE] == layout.STOPPED or self.words[layout.H_OWNER] == OWNER_DIED
 
     def session(self, index: int) -> SessionLine:
@@ -259,7 +258,6 @@ class Board(Line):
             self._life.end()
 
     def unlink(self) -> None:
-        """Remove the file's name (coordinator)."""
         with contextlib.suppress(FileNotFoundError):  # one that is found abandoned may be removed already
             os.unlink(self.path)
 

@@ -233,7 +233,6 @@ class SlotLine(Line):
 
     @property
     def completed_address(self) -> int:
-        """Where a GPU writes `completed`."""
         return self.address + L_COMPLETED * 8
 
     @property

@@ -314,7 +314,6 @@ class Worker(Child):
         raise error
 
     def call(self, function: Callable[..., Any], *arguments: Any, timeout: float = 60.0, **keywords: Any) -> Any:
-        """`begin` and `result`."""
         self.begin(function, *arguments, **keywords)
         return self.result(timeout)
 

@@ -52,7 +52,6 @@ class Futex:
         self.address: int = address
 
     def wake(self) -> None:
-        """Wake every process and thread that waits on the word."""
         _short_syscall(_SYS_FUTEX, ctypes.c_void_p(self.address), _WAKE, _EVERYBODY)
 
     def wait(self, expected: int, timeout_ns: int) -> bool:
@@ -113,7 +112,6 @@ class FutexSet:
         self._waiters = (_Waiter * MOST_FUTEXES)()
 
     def put(self, index: int, address: int) -> None:
-        """Wait on the word at `address`, at this place."""
         self._waiters[index] = _Waiter(0, address, _SIZE_U32, 0)
 
     def expect(self, index: int, value: int) -> None:

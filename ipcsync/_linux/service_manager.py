@@ -39,7 +39,6 @@ class ServiceManager:
         self._next = 0.0
 
     def ready(self, status: str) -> None:
-        """The daemon serves."""
         self._tell(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:

@@ -323,18 +323,12 @@ def check_server(frame: zmq.Frame, endpoint: str) -> None:
             f"the directory of the socket {path} belongs to uid {owner}, and this is uid {me}: {_RULE}",
             endpoint=endpoint,
         )
-    server = _uid_of_peer(frame)
-    if server not in (me, None):
-        raise ConnectError(
-            f"a process of uid {server} answers at the socket {path}, and this is uid {me}: {_RULE}",
-            endpoint=endpoint,
-        )
-
-
-def _uid_of_peer(frame: zmq.Frame) -> int | None:
-    """The uid of the process that listens where a frame came from; None if the connection is gone by now."""
+    server = me  # if the connection is gone by now
     # A duplicate, since libzmq may close its own, and the number may then be another file's.
     with suppress(zmq.ZMQError, ValueError, OSError), fromfd(int(frame.get(zmq.SRCFD)), AF_UNIX, SOCK_STREAM) as peer:
         if peer.getsockopt(SOL_SOCKET, SO_DOMAIN) == AF_UNIX:
-            return peer_of(peer)[1]
-    return None
+            server = peer_of(peer)[1]
+    if server != me:
+        raise ConnectError(
+            f"a process of uid {server} answers at the socket {path}, and this is uid {me}: {_RULE}", endpoint=endpoint
+        )

@@ -211,7 +211,6 @@ class ProcessTrace:
 
 
 def files_in(directory: str | os.PathLike[str]) -> list[Path]:
-    """The trace files there, by name."""
     return sorted(Path(directory).glob(f"*{SUFFIX}"))
 
 

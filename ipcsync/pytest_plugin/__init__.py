@@ -98,16 +98,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests that need a GPU if there is none."""
-    if _needs_gpu(item) and (reason := why_no_gpu()):
-        pytest.skip(reason)
-
-
-def _needs_gpu(item: pytest.Item) -> bool:
-    if item.get_closest_marker("ipcsync_gpu") is not None:
-        return True
-    # Other suites may have a marker of that name too, for GPUs of other makers.
+    # Other suites may have a marker `gpu` too, for GPUs of other makers.
     uses_us = any(name.startswith("ipcsync_") for name in getattr(item, "fixturenames", ()))
-    return uses_us and item.get_closest_marker("gpu") is not None
+    marker = item.get_closest_marker("ipcsync_gpu") or (item.get_closest_marker("gpu") if uses_us else None)
+    if marker is not None and (reason := why_no_gpu()):
+        pytest.skip(reason)
 
 
 @functools.cache

@@ -20,7 +20,6 @@ LONGEST_S = 10.0
 
 
 def captured(stream: ipcsync.Stream, put: Callable[[], object]) -> Any:
-    """A graph of what `put` queues."""
     mode = _drivers.load().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     driver_call("cuStreamBeginCapture", stream._handle, mode)
     put()

@@ -94,7 +94,6 @@ class Settings:
         return os.path.join(self.directory, f"bridge-{self.fleet}-{self.node}")
 
     def exports_name(self, name: str) -> bool:
-        """Whether other nodes may wait for the event of that name."""
         return not self.exports or name.startswith(self.exports)
 
 

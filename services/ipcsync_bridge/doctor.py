@@ -72,7 +72,9 @@ async def _certificates(transport: Transport) -> Outcome:
     if not settings.tls_cert:
         return "warn", "none of this node's own: the servers know it by other means", ""
     try:
-        (name, days), authority_days = _own(settings), _authority(settings)
+        (name, days), authority = _own(settings), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        authority.load_verify_locations(settings.tls_ca)
+        authority_days = min(_of(each)[1] for each in authority.get_ca_certs())
     except OSError as error:
         return "fail", str(error), "Certificates, their key and --tls-ca must be of one authority, and not ended."
     detail = f"this node's ends in {days:.0f} days, the authority's ends in {authority_days:.0f} days"
@@ -104,13 +106,6 @@ def _own(settings: Settings) -> tuple[str, float]:
         except ssl.SSLWantReadError:
             waiting.append(side)
     return _of(server.getpeercert() or {})
-
-
-def _authority(settings: Settings) -> float:
-    """The days until the first certificate of an authority of `--tls-ca` ends."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(settings.tls_ca)
-    return min(_of(each)[1] for each in context.get_ca_certs())
 
 
 def _of(found: Mapping[str, Any]) -> tuple[str, float]:

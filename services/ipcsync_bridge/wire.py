@@ -244,7 +244,6 @@ async def owner_of(transport: Transport, node: str, timeout: float) -> bytes | N
 
 
 def refusal(node: str, body: Refused) -> IpcSyncError:
-    """The error that another node refused with."""
     error = codec.error_of(messages.Failure(body.kind, body.text, {}))
     if isinstance(error, NodeLost):
         return NodeLost(body.text, node=node, reason="restarted")

@@ -330,10 +330,8 @@ class StrikeCounter:
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def strike(self, routing: bytes) -> None:
-        count = self._counts[routing] = self._counts.get(routing, 0) + 1
-        self._counts.move_to_end(routing)
-        if len(self._counts) > self._remembered:
-            self._counts.popitem(last=False)
+        count = self._counts.get(routing, 0) + 1
+        _remember(self._counts, routing, count, self._remembered)
         if count == self._most:
             self._is_due = True
             del self._counts[routing]
@@ -347,6 +345,13 @@ class StrikeCounter:
         """Whether the last counted connection is to be cut; asked after each message, and True once."""
         is_due, self._is_due = self._is_due, False
         return is_due
+
+
+def _remember(counts: OrderedDict[bytes, int], routing: bytes, count: int, most: int) -> None:
+    counts[routing] = count
+    counts.move_to_end(routing)
+    if len(counts) > most:
+        counts.popitem(last=False)
 
 
 def cut(sender: Sender, why: str, refuse: Callable[..., None]) -> None:
@@ -400,10 +405,7 @@ class Unread:
             before = 0
         if before and before + size > UNREAD_BYTES:
             return False
-        self._counts[sender.routing] = before + size
-        self._counts.move_to_end(sender.routing)
-        if len(self._counts) > self._remembered:
-            self._counts.popitem(last=False)
+        _remember(self._counts, sender.routing, before + size, self._remembered)
         return True
 
 

@@ -150,7 +150,6 @@ class Questions:
         )
 
     def stats(self) -> dict[str, object]:
-        """The counts of `Client.stats()`."""
         registry, pool = self._registry, self._pool
         slots = [slot for slot in registry.slots.values() if not slot.is_over]
         opened_ns = [session.opened_ns for session in self._sessions if session.state == "live"]

@@ -65,7 +65,13 @@ def inherit(kept: str, settings: Mapping[str, object] | None = None) -> Startup:
     SystemExit if the keeper is gone by then.
     """
     keeper, pair, *rest = map(int, kept.split(","))
-    _end_with_keeper(keeper)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, RELOAD):
+        signal.signal(number, signal.SIG_IGN)  # the keeper handles them
+    die_with(keeper)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:  # a sandbox may forbid it
+        score = int(file.read())
+        file.seek(0)
+        file.write(str(min(score + _OOM_SCORE, 1000)))
     end = Link(socket.socket(fileno=pair))
     try:
         end.send("serve", [versions(), settings or {}])
@@ -93,16 +99,6 @@ def refuse(kept: str, why: str) -> None:
     pair = int(kept.split(",")[1])
     with suppress(EOFError):
         Link(socket.socket(fileno=pair)).send("refuse", [why])
-
-
-def _end_with_keeper(keeper: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, RELOAD):
-        signal.signal(number, signal.SIG_IGN)  # the keeper handles them
-    die_with(keeper)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:  # a sandbox may forbid it
-        score = int(file.read())
-        file.seek(0)
-        file.write(str(min(score + _OOM_SCORE, 1000)))
 
 
 def _be_the_only_one(words: int) -> None:

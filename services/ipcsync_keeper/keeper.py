@@ -241,7 +241,8 @@ class Keeper:
             return
         why_not = ""
         if child.is_dead:
-            why_not = child.why_not_started()
+            how = child.how_it_ended()
+            why_not = child.refusal or f"the new code did not start ({how})"
         elif time.monotonic() - child.began > _START_S:
             what = "the new code did not start" if child.versions is None else "a driver call did not end"
             why_not = f"{what} within {_START_S:g} s"

@@ -314,11 +314,6 @@ class CoordinatorProcess(Peer):
         how = in_words(self.end())
         return f"{how}: {self.refusal}" if self.refusal else how
 
-    def why_not_started(self) -> str:
-        """Why it ended before its greeting, in its own words if it had any."""
-        how = self.how_it_ended()
-        return self.refusal or f"the new code did not start ({how})"
-
     def dismiss(self) -> None:
         """Have it end after its current request."""
         self.was_dismissed = True
