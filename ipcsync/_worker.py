@@ -68,7 +68,6 @@ class Job(Generic[T]):
             self._lock.release()
 
     def wait(self, timeout: float = threading.TIMEOUT_MAX) -> bool:
-        """Whether it was set within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         # In slices: a wait that was interrupted between the two calls keeps the lock; the others then see the flag
         # only.

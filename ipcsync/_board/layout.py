@@ -246,11 +246,6 @@ class SlotLine(Line):
         return self.address + (self._bits.start - self.first) * 8
 
     @property
-    def bits_length(self) -> int:
-        """Their length in words."""
-        return self._at.bit_words
-
-    @property
     def _hazards(self) -> memoryview[int]:
         """A byte for each session line, which is odd while that session has announced a hazard.
 

@@ -186,7 +186,6 @@ class Engine(Core):
 
     @property
     def label(self) -> str:
-        """The event's name in texts."""
         return repr(self.name) if self.name else f"an unnamed event (slot {self.slot})"
 
     @property
@@ -196,7 +195,6 @@ class Engine(Core):
 
     @property
     def state(self) -> EventState:
-        """open, broken or closed."""
         if self.line.incarnation != self.incarnation:
             return "closed"
         state = self.line.state

@@ -157,7 +157,6 @@ def start_daemon(
 
 
 def in_words(status: int | None) -> str:
-    """How a process ended, by its exit status."""
     if status is None:
         return "still running"
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

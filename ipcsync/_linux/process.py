@@ -238,7 +238,6 @@ class PidFd:
         return bool(self._poll.poll(0))
 
     def wait(self, seconds: float) -> bool:
-        """Whether the process ends within `seconds`."""
         return bool(self._poll.poll(math.ceil(seconds * 1000)))
 
     def close(self) -> None:

@@ -241,7 +241,6 @@ def _unconfirmed(event: Mapping[str, Any]) -> str | None:
 
 
 def _show(sample: Callable[[], dict[str, Any]], period: float) -> None:
-    """Show samples on the terminal until a key ends it."""
     from rich.console import Console
 
     from ipcsync.errors import IpcSyncError

@@ -12,7 +12,6 @@ from typing import ClassVar, NoReturn
 
 from ipcsync import _drivers
 from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject, unwrap
-from ipcsync._engines import Engine
 from ipcsync._engines.core import Bracket, Lane, Place, ReplayingBase, Wait, lanes_of_process
 from ipcsync._engines.engine import bind
 from ipcsync._locks import CallLock, under
@@ -24,7 +23,7 @@ from ipcsync._native.stream import Stream, resolve, stream_handle
 from ipcsync._session.session import Session
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, check_passing, check_recorder
-from ipcsync.errors import CaptureError, DeviceMismatch, DriverError, EngineMismatch, IpcSyncError, WaitTimeout
+from ipcsync.errors import CaptureError, DriverError, IpcSyncError, WaitTimeout
 from ipcsync.typing import DeviceLike, StreamLike
 
 _MANY_CAPTURES = 64  # that are remembered: more are not under way at once
@@ -226,6 +225,7 @@ class Replaying(ReplayingBase):
     _replay_type = Replay
     _replay: Replay
     _check_recorder = staticmethod(check_recorder)
+    _check_passing = staticmethod(check_passing)
 
     # --- what the core asks for ---------------------------------------------------------------------------------------
 
@@ -245,9 +245,6 @@ class Replaying(ReplayingBase):
 
     def _find_lane(self) -> tuple[Lane, int]:
         return lane_of(_drivers.load().CUstream(self._address), self._ordinal)
-
-    def _check_passing(self) -> None:
-        check_passing(self._ordinal)
 
     def _record(self, event: SharedEvent, behind: list[Wait]) -> int:
         stream = self._drainer
@@ -270,44 +267,11 @@ class Replaying(ReplayingBase):
     def _raise_open(self) -> NoReturn:
         raise CaptureError("a replay on this stream is open: one at a time, whichever thread or task it is")
 
-    def _raise_held(self, place: str) -> NoReturn:
-        raise CaptureError(f"{place} is in use: a replay that names it is not ended")
-
-    def _raise_place(self, place: str, ordinal: int) -> NoReturn:
-        if ordinal != self._ordinal:
-            raise DeviceMismatch(f"{place} is for another device than the stream's, {self._ordinal}")
-        raise CaptureError(f"{place} was never captured: call its capture within a capture first")
-
     def _raise_no_room(self, most: int) -> NoReturn:
         why = (
             f"{most} are in flight, and the oldest was not over" if most else "another one on its stream was not begun"
         )
         raise WaitTimeout(f"no room for a further replay: {why} within {self._timeout} s", timeout=self._timeout)
-
-    def _raise_unmade(self, engine: Engine, generation: int) -> NoReturn:
-        raise ValueError(
-            f"generation {generation} of {engine.label} is for this replay to record, which waits for its points "
-            "first: within a graph, the order of its nodes is what to wait by"
-        )
-
-    def _raise_not_released(self, engine: Engine, generation: int) -> NoReturn:
-        """On the engine `event` nobody ends a wait for a process that died."""
-        what = f"generation {generation} of {engine.label}, which uses the engine 'event', is pending"
-        if self._replay._is_ahead:
-            raise EngineMismatch(f"{what}: a replay waits ahead of records only for events with engine='timeline'")
-        raise EngineMismatch(
-            f"{what}, and depends on another process: if that died, the replay's stream would never go on. Open the "
-            "event with engine='timeline', or wait for the point by Point.synchronize before the replay"
-        )
-
-    def _raise_device(self, engine: Engine) -> NoReturn:
-        raise DeviceMismatch(f"Event device {engine.ordinal} does not match recording stream's device {self._ordinal}.")
-
-    def _raise_depth(self, engine: Engine, count: int) -> NoReturn:
-        raise EngineMismatch(
-            f"a replay makes {count} records of {engine.label}, which uses the engine 'event' with depth="
-            f"{engine.depth}: open it with a larger depth, or with engine='timeline', which has no such limit"
-        )
 
 
 def end_all(session: Session) -> None:

@@ -217,7 +217,6 @@ class Child:
             self.result()
 
     def _error(self, pickled: bytes | None, trace: str) -> Exception:
-        """Its exception, with its traceback."""
         error: Any = None
         if pickled is not None:
             with contextlib.suppress(Exception):  # if it cannot be unpickled here, the traceback says what it was

@@ -89,7 +89,6 @@ def graphs(rounds: int, scale: float) -> Iterator[Row]:
 
 
 def text_of(layers: int) -> str:
-    """What the graph of so many layers has."""
     return "1 wait and 1 record" if layers == 1 else f"{layers} waits and {layers} records"
 
 

@@ -141,7 +141,6 @@ def figures_of(contest: Contest, rounds: int) -> tuple[Figures, Figures]:
 
 
 def ours_of(table: Table, count: int) -> Contest:
-    """What ipcsync has to offer."""
     return {
         "hand-over (event)": partial(table.ours, "event", count),
         "hand-over (timeline)": partial(table.ours, "timeline", count),

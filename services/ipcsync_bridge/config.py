@@ -98,7 +98,6 @@ class Settings:
 
 
 def options(command: C) -> C:
-    """Give a command the options of all settings."""
     for setting in reversed(dataclasses.fields(Settings)):
         if setting.metadata:
             name = setting.metadata["name"] or setting.name

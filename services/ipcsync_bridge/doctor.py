@@ -36,7 +36,6 @@ async def _is_refused(transport: Transport, subject: str, work: Awaitable[object
 
 
 async def run(settings: Settings) -> Findings:
-    """All checks. None hangs."""
     transport = Transport(settings)
     found = Findings()
     try:

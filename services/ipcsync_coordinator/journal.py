@@ -105,7 +105,6 @@ def record_of(
 
 
 def whole(registry: Registry, table: SessionTable) -> Record:
-    """The record of everything."""
     everything = Touched(set(registry.slots.values()), set(registry.sessions.values()))
     replies = [Reply(*each) for each in table.replies()]
     return record_of(registry, everything, replies, registry.tombstones.everything())

@@ -180,7 +180,6 @@ class DriverClient:
 
 
 def _is_logged_error(answer: object) -> bool:
-    """Whether it is an error, which is logged."""
     if is_error := isinstance(answer, IpcSyncError):
         log.error("the driver could not do a request", extra=fields(why=answer))
     return is_error

@@ -117,7 +117,6 @@ def report_failure(caught: Exception, what: str) -> None:
 
 
 def listen(path: str) -> socket.socket:
-    """A socket that listens at a path where there is none."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     listening.bind(path)
     listening.listen(_backlog())

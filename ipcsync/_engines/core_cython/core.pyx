@@ -25,7 +25,9 @@ from ipcsync._deadline import deadline_of
 from ipcsync._drivers import describe
 from ipcsync._engines.loss import Loss
 from ipcsync._native.stream import Stream
-from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError, NoDriver
+from ipcsync.errors import (
+    CaptureError, CoordinatorLost, DeviceMismatch, DriverError, EngineMismatch, IpcSyncError, NoDriver
+)
 
 INTERFACE = 24  # as in `__init__`
 

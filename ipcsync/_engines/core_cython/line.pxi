@@ -93,7 +93,7 @@ cdef class Line:
         self.has_mark, self.sessions = board.has_mark, board.sessions
         self.place = <uint64_t *><uintptr_t>line.address
         self.bits = <uint64_t *><uintptr_t>line.bits_address
-        self.bit_words = line.bits_length
+        self.bit_words = board.layout.bit_words
         self.pause_ns, self.slice_ns = FIRST_PAUSE_NS, LONGEST_PAUSE_NS
 
     def first_unsettled(self):

@@ -1,6 +1,6 @@
 # A replay: what it checks before anything is queued, and the bracket that it claims.
 #
-# The errors with their texts, torch, contexts, and the making of lanes are Python's: methods that are not here are of the
+# Torch, contexts, the making of lanes, and errors that several places raise are Python's: methods that are not here are of the
 # class over it. An object that nobody refers to any more leaves its bracket open, without an owner: the next replay ends it.
 
 cdef enum:
@@ -97,7 +97,7 @@ cdef class ReplayingBase:
         cdef Bracket bracket = self._replay
         self.check_items(bracket)
         if bracket._is_ahead:
-            self._check_passing()
+            self._check_passing(self._ordinal)
         for index in range(bracket.fed):
             self.check_use(bracket, &bracket.uses[index])
         self.check_events(bracket, lane)
@@ -150,7 +150,10 @@ cdef class ReplayingBase:
         for index in range(count):
             spot = items[index].spot
             if spot.index != self._ordinal or spot.order == 0:
-                self._raise_place(text_of(spot), spot.index)
+                place = text_of(spot)
+                if spot.index != self._ordinal:
+                    raise DeviceMismatch(f"{place} is for another device than the stream's, {self._ordinal}")
+                raise CaptureError(f"{place} was never captured: call its capture within a capture first")
             is_sorted = is_sorted and spot.order > last
             last = spot.order
         if not is_sorted:
@@ -176,7 +179,10 @@ cdef class ReplayingBase:
         if use.highest > last_of(core) and not bracket._is_ahead:
             for index in range(bracket.fed, bracket.fed + bracket.recorded):
                 if (<Core>bracket.uses[index].core).origin == core.origin:
-                    self._raise_unmade(core, use.highest)
+                    raise ValueError(
+                        f"generation {use.highest} of {core.label} is for this replay to record, which waits for its points "
+                        "first: within a graph, the order of its nodes is what to wait by"
+                    )
             core.await_recorded(use.highest, self.deadline, self._timeout)
         if not core.has_ring:
             if bracket._is_ahead and use.highest > last_of(core):
@@ -186,7 +192,14 @@ cdef class ReplayingBase:
             use.fed = use.known
             use.address, use.base, use.flags = core._address, core.base, core._flags
         elif bracket._is_ahead or not core.is_recorder or depends(core, use.highest):
-            self._raise_not_released(core, use.highest)
+            # On the engine `event` nobody ends a wait for a process that died.
+            what = f"generation {use.highest} of {core.label}, which uses the engine 'event', is pending"
+            if bracket._is_ahead:
+                raise EngineMismatch(f"{what}: a replay waits ahead of records only for events with engine='timeline'")
+            raise EngineMismatch(
+                f"{what}, and depends on another process: if that died, the replay's stream would never go on. Open the "
+                "event with engine='timeline', or wait for the point by Point.synchronize before the replay"
+            )
 
     cdef int check_events(self, Bracket bracket, Lane lane) except -1:
         """Raise unless the records are possible."""
@@ -200,13 +213,18 @@ cdef class ReplayingBase:
             if not core.is_recorder:
                 core.raise_not_recorder()
             if core.ordinal != self._ordinal:
-                self._raise_device(core)
+                raise DeviceMismatch(
+                    f"Event device {core.ordinal} does not match recording stream's device {self._ordinal}."
+                )
             if not is_open(core) or core.chain.loss is not None:
                 core.raise_no_record()
             bracket.is_slow = bracket.is_slow or core.is_traced or core.has_ring
             if core.has_ring:
                 if use.count > core.depth:
-                    self._raise_depth(core, use.count)
+                    raise EngineMismatch(
+                        f"a replay makes {use.count} records of {core.label}, which uses the engine 'event' with depth="
+                        f"{core.depth}: open it with a larger depth, or with engine='timeline', which has no such limit"
+                    )
                 oldest = core._recorded + use.count - core.depth
                 if oldest > 0:
                     core.await_complete(oldest, self._timeout, self.began)
@@ -251,7 +269,7 @@ cdef class ReplayingBase:
                     other.lock.give()
             held = self.try_claim(bracket, lane)
         if held != NULL:
-            self._raise_held(text_of(held))
+            raise CaptureError(f"{text_of(held)} is in use: a replay that names it is not ended")
 
     cdef Spot *try_claim(self, Bracket bracket, Lane lane) noexcept:
         """The first gate or tap that another open bracket has; null if all are this one's now."""
