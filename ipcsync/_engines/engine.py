@@ -246,7 +246,7 @@ class Engine(Core):
 
     def _error_of(self, loss: Loss, generation: int) -> RecorderLost:
         is_over = loss.cause != "behind" and self.recorder_is_over()
-        return loss.error(self.name, self.label, generation, over=True if is_over else None)
+        return loss.error(self.name, self.label, generation, over=is_over or None)
 
     # --- errors -------------------------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ class Finished:
         outcome = self.outcome_of(generation)
         if isinstance(outcome, Loss):
             is_over = outcome.cause != "behind" and self.recorder_is_over()
-            raise outcome.error(self.name, self.label, generation, over=True if is_over else None)
+            raise outcome.error(self.name, self.label, generation, over=is_over or None)
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, _ahead: bool) -> None:
         """There is nothing to wait for. Raises for a stream that no wait may be queued on, as any wait does."""

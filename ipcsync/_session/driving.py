@@ -171,7 +171,18 @@ class Driving:
         return self._why_not[ordinal]
 
     def check_engines(self, reply: ProbeReply, ordinal: int) -> EngineChecks:
-        return self._tried(lambda: _check_engines(reply, self._lease.line, ordinal), -1)
+        def check() -> EngineChecks:
+            event = reply.why_not_event
+            if event is None:
+                with OnDevice(ordinal) as inside, inside:
+                    event = relaxed_call(_why_not_event, reply.handle)
+            timeline = _why_not_timeline(self._lease.line, ordinal)
+            return {
+                "event": {"ok": event is None, "why": event or ""},
+                "timeline": {"ok": timeline is None, "why": timeline or ""},
+            }
+
+        return self._tried(check, -1)
 
     def _tried(self, function: Callable[[], T], seconds: float) -> T:
         """What it returns. WaitTimeout if other threads' trials took all of the time; below 0 there is no limit."""
@@ -209,18 +220,6 @@ class Driving:
         else:
             self._works_on.add(("timeline", ordinal))
         self._why_not[ordinal] = why_not
-
-
-def _check_engines(reply: ProbeReply, line: SessionLine, ordinal: int) -> EngineChecks:
-    event = reply.why_not_event
-    if event is None:
-        with OnDevice(ordinal) as inside, inside:
-            event = relaxed_call(_why_not_event, reply.handle)
-    timeline = _why_not_timeline(line, ordinal)
-    return {
-        "event": {"ok": event is None, "why": event or ""},
-        "timeline": {"ok": timeline is None, "why": timeline or ""},
-    }
 
 
 def _why_not_event(handle: bytes) -> str | None:

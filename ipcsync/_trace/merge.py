@@ -85,7 +85,12 @@ class Merge:
         return self._counts
 
     def _events(self) -> Iterator[Event]:
-        processes = [_Process(trace, pid) for trace, pid in zip(self._traces, _pids(self._traces), strict=True)]
+        # The number of each is its pid, or one above all pids if another has that already (in another pid namespace).
+        pids = [trace.pid for trace in self._traces]
+        for place, pid in enumerate(pids):
+            if pid in pids[:place]:
+                pids[place] = max(pids) + 1
+        processes = [_Process(trace, pid) for trace, pid in zip(self._traces, pids, strict=True)]
         for process in processes:
             yield from self._of_process(process)
         sources = {key: (process, *where) for process in processes for key, where in process.records.items()}
@@ -94,7 +99,9 @@ class Merge:
 
     def _of_process(self, process: _Process) -> Iterator[Event]:
         pid = process.pid
-        yield _metadata(pid, 0, "process_name", name=_title(process.trace))
+        clients = dict.fromkeys(use.client for use in process.trace.uses.values() if use.client)
+        title = ", ".join(clients) or Path(process.trace.command.partition(" ")[0]).name or "process"
+        yield _metadata(pid, 0, "process_name", name=title)
         yield _metadata(pid, 0, "process_labels", labels=process.trace.command)
         for track, tid in process.tids.items():
             yield _metadata(pid, tid, "thread_name", name=str(track))
@@ -127,20 +134,6 @@ class Merge:
 
 def _metadata(pid: int, tid: int, what: str, **args: Any) -> Event:
     return {"ph": "M", "cat": "__metadata", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
-
-
-def _title(trace: ProcessTrace) -> str:
-    clients = dict.fromkeys(use.client for use in trace.uses.values() if use.client)
-    return ", ".join(clients) or Path(trace.command.partition(" ")[0]).name or "process"
-
-
-def _pids(traces: Sequence[ProcessTrace]) -> list[int]:
-    """A number for each: its pid, or one above all pids if another has that already (in another pid namespace)."""
-    pids = [trace.pid for trace in traces]
-    for place, pid in enumerate(pids):
-        if pid in pids[:place]:
-            pids[place] = max(pids) + 1
-    return pids
 
 
 class _Process:

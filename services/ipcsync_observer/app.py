@@ -9,8 +9,8 @@ import logging
 import signal
 import socket
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
@@ -314,15 +314,6 @@ class PatientProtocol(H11Protocol):
             timer.cancel()
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals alone: by its own handling it would end by the signal, not with status 0."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do nothing."""
-        yield
-
-
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; OSError if the address cannot be used."""
     (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -351,7 +342,9 @@ async def serve(listening: socket.socket, sampler: Sampler) -> None:
         http=PatientProtocol,
         timeout_graceful_shutdown=2,
     )
-    server = _Server(config)
+    server = uvicorn.Server(config)
+    # It leaves signals alone: by its own handling it would end by the signal, not with status 0.
+    server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]
 
     def end() -> None:
         server.should_exit = True
