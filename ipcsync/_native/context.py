@@ -294,15 +294,12 @@ RecorderLost if the work, which is its argument in texts, may stand still behind
 """
 
 
-def _behind_nothing(_handle: DriverObject | None, _ordinal: int) -> Behind | None:
+def behind(handle: DriverObject | None, ordinal: int) -> Behind | None:  # noqa: ARG001 - as the one of the engines
+    """The waits that the work submitted so far to a stream of a device depends on; for None, to all its streams.
+
+    The engines, which know it, set another one in its place.
+    """
     return None
-
-
-behind: Callable[[DriverObject | None, int], Behind | None] = _behind_nothing
-"""The waits that the work submitted so far to a stream of a device depends on; for None, to all its streams.
-
-The engines, which know it, set it.
-"""
 
 
 def is_complete(event: DriverObject) -> bool:

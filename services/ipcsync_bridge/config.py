@@ -63,7 +63,12 @@ class Settings:
         for server in self.servers:
             self._check_server(server)
         for path in filter(None, (self.tls_key, self.credentials)):
-            _check_secret(path)
+            try:
+                mode = os.stat(path).st_mode
+            except OSError as error:
+                raise ValueError(f"cannot read {path}: {error.strerror}") from None
+            if mode & 0o077:
+                raise ValueError(f"{path} can be read by others (mode {mode & 0o777:o}): chmod 600")
         for path in filter(None, (self.tls_ca, self.tls_cert)):
             if not os.path.isfile(path):
                 raise ValueError(f"there is no file {path}")
@@ -129,12 +134,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _check_secret(path: str) -> None:
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    if mode & 0o077:
-        raise ValueError(f"{path} can be read by others (mode {mode & 0o777:o}): chmod 600")

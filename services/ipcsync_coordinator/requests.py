@@ -282,7 +282,10 @@ class Requests:
     def _serve(self, routing: bytes) -> None:
         frame = self.socket.recv(_NOW, copy=False)  # a ROUTER never delivers a routing id alone
         sender = Sender(routing, frame)
-        if frame.more and self._drop_rest() >= self._max_frames:
+        frames, has_more = 1, frame.more
+        while has_more:  # only the first is read
+            frames, has_more = frames + 1, self.socket.recv(_NOW, copy=False).more
+        if frames > self._max_frames:
             self._refuse("too_many_frames")
             self._strikes.strike(routing)
         else:
@@ -297,13 +300,6 @@ class Requests:
                 self._answer(routing, reply, is_one_of_many=self._dispatcher.is_one_of_many)
         if self._strikes.take_due():
             cut(sender, "stranger", self._refuse)
-
-    def _drop_rest(self) -> int:
-        """Read the frames after the first; returns how many."""
-        count = 1
-        while self.socket.recv(_NOW, copy=False).more:
-            count += 1
-        return count
 
     def _answer(self, routing: bytes, reply: bytes, *, is_one_of_many: bool = False) -> None:
         """Send a client's first reply of a drain at once, and hold the later ones, and those of a call among others."""
