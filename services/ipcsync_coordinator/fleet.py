@@ -89,8 +89,10 @@ class Fleet:
         if session is None or messages.is_question(body):
             pass
         elif body.what == "attach":
-            if attached := self._attach_known(session, body):
-                return attached
+            if len(body.epoch) != len(self._epoch) or body.epoch == self._epoch:
+                raise ProtocolError("a point of another node must have another epoch than this one", code="epoch")
+            if self._is_known(origin := Origin(body.epoch, body.slot, body.incarnation)):
+                return self._attach(session, origin, body.default_device)
         elif body.what == "claim":
             self._check_claim(session, body)
         elif body.what != "open":
@@ -117,14 +119,8 @@ class Fleet:
         if why_not:
             raise ProtocolError(f"an event's name {why_not}", code="name")
 
-    def _attach_known(self, session: Session, body: messages.Remote) -> messages.Message | None:
-        """The attachment to an existing mirror, or to a lost one; None if the bridge has to be asked first."""
-        if len(body.epoch) != len(self._epoch) or body.epoch == self._epoch:
-            raise ProtocolError("a point of another node must have another epoch than this one", code="epoch")
-        origin = Origin(body.epoch, body.slot, body.incarnation)
-        return self._attach(session, origin, body.default_device) if self._is_known(origin) else None
-
     def _is_known(self, origin: Origin) -> bool:
+        """Whether it has a mirror here, or a lost one: then the bridge need not be asked."""
         return origin in self._registry.mirrors or self._registry.tombstones.find(origin) is not None
 
     def _attach(self, session: Session, origin: Origin, device: str, name: str = "") -> messages.Attachment:
