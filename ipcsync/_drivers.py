@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from cuda.bindings import driver as _bindings
 
-from ipcsync._locks import CallLock, under
+from ipcsync._threads import CallLock, under
 from ipcsync.errors import DriverError, ForkedProcessError, HandleError, NoDriver
 
 log = logging.getLogger("ipcsync")

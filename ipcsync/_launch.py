@@ -17,7 +17,7 @@ from ipcsync import _room as room
 from ipcsync._deadline import bounded
 from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
 from ipcsync._linux.process import is_running, pid_namespace, start_time
-from ipcsync._worker import check_threads, errand
+from ipcsync._threads import check_threads, errand
 from ipcsync.errors import ConnectError
 from ipcsync.typing import CoordinatorSettings
 

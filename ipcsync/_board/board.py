@@ -25,7 +25,7 @@ from ipcsync._linux import files
 from ipcsync._linux.files import LastLock
 from ipcsync._linux.futex import OWNER_DIED, DeathMark
 from ipcsync._linux.process import Process, pid_namespace, start_time
-from ipcsync._locks import CallLock, under
+from ipcsync._threads import CallLock, under
 from ipcsync.errors import CoordinatorLost, ProtocolError
 
 log = logging.getLogger("ipcsync")

@@ -3,7 +3,7 @@
 The compiled core (`core_cython`) has every step of every call; `engine` has what it asks of Python.
 """
 
-from ipcsync import _locks
+from ipcsync import _threads
 
 __all__ = ["INTERFACE", "Engine"]
 
@@ -23,6 +23,6 @@ if _core.INTERFACE != INTERFACE:
         f"ipcsync's compiled core was built from another version, {_INSTALL}:"
         f" {_core.__file__} has interface {_core.INTERFACE}, not {INTERFACE}"
     )
-_locks.know_turns(_core.has_turn)
+_threads.know_turns(_core.has_turn)
 
 from ipcsync._engines.engine import Engine  # noqa: E402 - which import the core

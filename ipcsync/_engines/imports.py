@@ -13,8 +13,8 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._locks import CallLock, attempt, under_within
 from ipcsync._native.context import OnDevice, relaxed_call
+from ipcsync._threads import CallLock, attempt, under_within
 from ipcsync.errors import HandleError
 
 _Key = tuple[bytes, int]

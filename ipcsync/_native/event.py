@@ -20,11 +20,11 @@ from cuda.bindings.driver import CUipcEventHandle
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
-from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork
 from ipcsync._native.context import LEGACY, OnDevice, call, is_capturing, relaxed_call, stream_call
 from ipcsync._native.device import Device, driver_version, has_primary_context, kind_of, parse
 from ipcsync._native.stream import Stream, current_stream, made_here, resolve, stream_handle, wrap
+from ipcsync._threads import CallLock, under
 from ipcsync.errors import (
     DeviceMismatch,
     DriverError,

@@ -12,9 +12,9 @@ import mmap
 
 from ipcsync import _drivers
 from ipcsync._drivers import MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE, unwrap
-from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice, call, primary, relaxed_call
+from ipcsync._threads import CallLock, under
 from ipcsync.errors import DriverError
 
 log = logging.getLogger("ipcsync")

@@ -20,8 +20,8 @@ from zmq.backend import zmq_poll
 
 from ipcsync._deadline import deadline_of
 from ipcsync._linux.process import peer_of
-from ipcsync._locks import CallLock, under_within
 from ipcsync._room import new_context
+from ipcsync._threads import CallLock, under_within
 from ipcsync._wire import codec, endpoints
 from ipcsync._wire.messages import Failure, Message
 from ipcsync.errors import ConnectError, ProtocolError, SessionLost, WaitTimeout

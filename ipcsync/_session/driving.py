@@ -30,11 +30,11 @@ from ipcsync._drivers import (
     unwrap,
 )
 from ipcsync._engines import Engine
-from ipcsync._locks import CallLock, attempt, under_within
 from ipcsync._native import pinned
 from ipcsync._native.context import OnDevice, relaxed_call
 from ipcsync._session.attachments import AttachmentTable, Life, Use
 from ipcsync._session.owner import Owner, SessionLease
+from ipcsync._threads import CallLock, attempt, under_within
 from ipcsync._wire.messages import ProbeReply
 from ipcsync.errors import DriverError, HandleError, IpcSyncError, WaitTimeout
 from ipcsync.typing import EngineChecks

@@ -25,17 +25,15 @@ from ipcsync._deadline import left_of
 from ipcsync._engines.core import SessionCheck
 from ipcsync._linux.futex import DeathMark
 from ipcsync._linux.process import Process, pid_namespace
-from ipcsync._locks import know_turns
 from ipcsync._native import fork
+from ipcsync._threads import Job, beats
 from ipcsync._wire.messages import Welcome
-from ipcsync._worker import Job, beats, has_a_beat
 from ipcsync.errors import (
     ClientClosed,
     CoordinatorLost,
     ForkedProcessError,
     IpcSyncError,
     ProtocolError,
-    Reentered,
     SessionExpired,
     SessionLost,
 )
@@ -59,15 +57,6 @@ _ONE = ctypes.c_uint64(1)
 def block_signals() -> None:
     """Leave all signals to other threads than this one and those that it starts, but for faults of its own."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(_FAULTS))
-
-
-def check_may_wait() -> None:
-    """Raise Reentered on a thread that owns a session, where the collector may call any finalizer."""
-    if has_a_beat():
-        raise Reentered("a finalizer on a thread of ipcsync's own makes a call that waits for such a thread")
-
-
-know_turns(has_a_beat)  # a finalizer that the garbage collector calls there waits for no lock for long
 
 
 class SessionLease:

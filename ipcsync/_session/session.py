@@ -34,12 +34,12 @@ from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentT
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
-from ipcsync._session.owner import LONGEST_BEAT_S, Owner, SessionLease, block_signals, check_may_wait
+from ipcsync._session.owner import LONGEST_BEAT_S, Owner, SessionLease, block_signals
 from ipcsync._session.waits import Waits
+from ipcsync._threads import Job, check_may_wait, check_threads, has_a_beat, start
 from ipcsync._wire import messages
 from ipcsync._wire.codec import PointKey
 from ipcsync._wire.messages import Message
-from ipcsync._worker import Job, check_threads, has_a_beat, start
 from ipcsync.errors import (
     ClientClosed,
     ConnectError,

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import Engine
-from ipcsync._worker import Worker
+from ipcsync._threads import Worker
 from ipcsync.errors import DriverError, IpcSyncError, WaitTimeout
 
 log = logging.getLogger("ipcsync")

@@ -20,7 +20,7 @@ from threading import get_ident
 from typing import NamedTuple
 
 from ipcsync._linux.process import ForkMark
-from ipcsync._locks import CallLock, under
+from ipcsync._threads import CallLock, under
 from ipcsync.errors import IpcSyncError
 
 MAGIC = b"ipctrace"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_ty
 import msgspec
 
 from ipcsync import errors
-from ipcsync._locks import CallLock, under
+from ipcsync._threads import CallLock, under
 from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, REQUESTS, VERSION, Announcement, Failure, Message
 from ipcsync.errors import IpcSyncError, ProtocolError
 

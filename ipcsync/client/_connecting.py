@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Callable
 
-from ipcsync._locks import outer, under
 from ipcsync._native import fork
+from ipcsync._threads import outer, under
 from ipcsync._wire import names
 from ipcsync.client.client import Client
 from ipcsync.errors import ClientClosed, SessionLost

@@ -14,13 +14,13 @@ from ipcsync import _drivers
 from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject, unwrap
 from ipcsync._engines.core import Bracket, Lane, Place, ReplayingBase, Wait, lanes_of_process
 from ipcsync._engines.engine import bind
-from ipcsync._locks import CallLock, under
 from ipcsync._native import context, foreign, fork
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.device import Device, parse
 from ipcsync._native.pinned import take
 from ipcsync._native.stream import Stream, resolve, stream_handle
 from ipcsync._session.session import Session
+from ipcsync._threads import CallLock, under
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, check_passing, check_recorder
 from ipcsync.errors import CaptureError, DriverError, IpcSyncError, WaitTimeout

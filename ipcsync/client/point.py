@@ -11,7 +11,6 @@ from ipcsync._deadline import deadline_of, left_of, pauses
 from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine
 from ipcsync._engines.core import PointBase, shortened
-from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.pinned import take
@@ -19,6 +18,7 @@ from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import is_here, session_of
 from ipcsync._session.waits import Pending
+from ipcsync._threads import CallLock, under
 from ipcsync._wire import codec as wire
 from ipcsync._wire.codec import PointKey
 from ipcsync.client._twins import PointView, several

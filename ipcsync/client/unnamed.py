@@ -15,15 +15,14 @@ from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import Wait
-from ipcsync._locks import CallLock, attempt, is_mine, under_within
 from ipcsync._native import fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.device import parse
 from ipcsync._native.event import wait_for_all, wait_for_each
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.attachments import AttachmentRef
-from ipcsync._session.owner import check_may_wait
 from ipcsync._session.session import Session
+from ipcsync._threads import CallLock, attempt, check_may_wait, is_mine, under_within
 from ipcsync.client._twins import several
 from ipcsync.client.event import SharedEvent, open_events
 from ipcsync.client.point import Point

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._worker import start
+from ipcsync._threads import start
 from ipcsync.client.aio import _runner
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName

@@ -141,7 +141,7 @@ def test_the_call_of_a_first_event_is_read_in_few_files(client: ipcsync.Client) 
         client.event("e")
     finally:
         sys.setprofile(None)
-    assert len(entered) <= 13, sorted(entered)
+    assert len(entered) <= 12, sorted(entered)
 
 
 def test_a_bad_name_is_refused_for_events_and_streams(client: ipcsync.Client) -> None:

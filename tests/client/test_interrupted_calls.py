@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 import ipcsync
-from ipcsync._worker import Job
+from ipcsync._threads import Job
 from tests.kit import driver_functions
 from tests.kit.until import until
 

@@ -16,8 +16,8 @@ import pytest
 
 import ipcsync
 from ipcsync._session.session import Session
+from ipcsync._threads import Job
 from ipcsync._wire import codec as wire
-from ipcsync._worker import Job
 from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
 from tests.kit.until import DEADLINE_S, until

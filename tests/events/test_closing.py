@@ -15,7 +15,7 @@ import pytest
 from cuda.bindings.driver import CUresult
 
 import ipcsync
-from ipcsync._worker import Job
+from ipcsync._threads import Job
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import driver_functions

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-from ipcsync import _locks
 from ipcsync import _room as room
+from ipcsync import _threads
 from ipcsync._session import connection
 from ipcsync._wire import endpoints
 from tests.kit import scripts
@@ -101,9 +101,9 @@ def test_row_71_threads_that_connect_at_once_do_not_count_on_the_same_descriptor
     asked: list[int] = []
     made: list[object] = []
 
-    take = _locks._take
+    take = _threads._take
 
-    def taken(lock: _locks.CallLock, seconds: float) -> bool:
+    def taken(lock: _threads.CallLock, seconds: float) -> bool:
         asked.append(1)
         return take(lock, 100 * seconds)
 
@@ -113,7 +113,7 @@ def test_row_71_threads_that_connect_at_once_do_not_count_on_the_same_descriptor
         return made[-1]
 
     monkeypatch.setattr(connection, "_contexts", {})
-    monkeypatch.setattr(_locks, "_take", taken)
+    monkeypatch.setattr(_threads, "_take", taken)
     monkeypatch.setattr(connection, "new_context", make)
     threads = [threading.Thread(target=connection.zmq_context) for _ in range(2)]
     for thread in threads:

@@ -9,9 +9,9 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._board import board
 from ipcsync._engines import imports
-from ipcsync._locks import CallLock
 from ipcsync._native import event as native_event
 from ipcsync._native import pinned
+from ipcsync._threads import CallLock
 from ipcsync._trace import file as trace_file
 from ipcsync.client import _connecting
 

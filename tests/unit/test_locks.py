@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import ipcsync
-from ipcsync._locks import CallLock, attempt, is_mine, under, under_within
+from ipcsync._threads import CallLock, attempt, is_mine, under, under_within
 from tests.kit.until import DEADLINE_S
 
 

@@ -26,7 +26,7 @@ from ipcsync._native import context, fork
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
-from ipcsync._worker import Job, start
+from ipcsync._threads import Job, start
 
 _log = logging.getLogger("ipcsync")
 

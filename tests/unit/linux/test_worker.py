@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from ipcsync import _worker
-from ipcsync._worker import Job, Worker, errand
+from ipcsync import _threads
+from ipcsync._threads import Job, Worker, errand
 from tests.kit.until import DEADLINE_S
 
 Start = tuple[Callable[[], object], Callable[[BaseException], object]]
@@ -19,7 +19,7 @@ Start = tuple[Callable[[], object], Callable[[BaseException], object]]
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[Start]:
     """The threads that were asked for, which the test runs itself, or fails."""
     asked: list[Start] = []
-    monkeypatch.setattr(_worker, "start", lambda target, _name, on_failure: asked.append((target, on_failure)))
+    monkeypatch.setattr(_threads, "start", lambda target, _name, on_failure: asked.append((target, on_failure)))
     return asked
 
 
@@ -82,7 +82,7 @@ def test_an_exception_amid_the_start_leaves_a_worker_that_starts_again(
 
     queue.put("work")
     with monkeypatch.context() as patch:
-        patch.setattr(_worker, "start", interrupted)
+        patch.setattr(_threads, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             worker.ensure()
     worker.ensure()
@@ -129,7 +129,7 @@ def test_who_asks_for_a_thread_that_there_is_no_room_for_is_told_why(monkeypatch
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", none_left)
-    _worker.start(lambda: None, "test", told.put)
+    _threads.start(lambda: None, "test", told.put)
     assert "can't start" in str(told.get(timeout=DEADLINE_S))
     with pytest.raises(RuntimeError, match="can't start"):
         errand(lambda: 1, undone.append)

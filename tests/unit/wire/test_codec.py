@@ -10,7 +10,7 @@ import msgpack
 import pytest
 from hypothesis import given
 
-from ipcsync import _locks, errors
+from ipcsync import _threads, errors
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import VERSION
 from ipcsync.errors import IpcSyncError, ProtocolError
@@ -155,13 +155,13 @@ def test_two_threads_do_not_begin_with_a_kind_at_the_same_time(monkeypatch: pyte
     """msgspec 0.22 crashes if they do."""
     asked: list[int] = []
     both = threading.Event()
-    make, take = codec._make_decoder, _locks._take
+    make, take = codec._make_decoder, _threads._take
 
     def slow(kind: type[messages.Hello]) -> object:
         assert both.wait(60)
         return make(kind)
 
-    def taken(lock: _locks.CallLock, seconds: float) -> bool:
+    def taken(lock: _threads.CallLock, seconds: float) -> bool:
         if lock is codec._first_use:
             asked.append(1)
             if len(asked) == 2:
@@ -170,7 +170,7 @@ def test_two_threads_do_not_begin_with_a_kind_at_the_same_time(monkeypatch: pyte
 
     monkeypatch.setattr(codec, "_bodies", {})
     monkeypatch.setattr(codec, "_make_decoder", slow)
-    monkeypatch.setattr(_locks, "_take", taken)
+    monkeypatch.setattr(_threads, "_take", taken)
     hello = messages.Hello(bytes(16), "host")
     threads = [threading.Thread(target=codec.check_body, args=(hello,)) for _ in range(2)]
     for thread in threads:
