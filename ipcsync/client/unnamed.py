@@ -38,7 +38,7 @@ _MANY = 32
 _LOOKS = 16  # how many events are looked at before another one is made
 _KEPT = 8  # streams of a context
 
-# One record, and room to repeat one that an exception interrupted: see `Engine._make_record`.
+# One record, and room to repeat one that the driver refused: see `record_on` in the core's record.pxi.
 RING = 2
 
 

@@ -1,1 +1,1 @@
-"""The benchmarks: ipcsync beside its alternatives, and beside the limit, on the same work."""
+"""The benchmarks of `ipcsync bench`: ipcsync beside the limit, on the same work."""

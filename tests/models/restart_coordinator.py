@@ -262,7 +262,7 @@ class Coordinator:
             _, ring, fate = what
             if fate == "ask":
                 good = world.state != BROKEN and world.completed >= world.recorded
-                # What the board says now, as `_freed` asks: before the state is stored at the first time.
+                # What the board says now, as `Effects.fill_in` asks: before the state is stored at the first time.
                 fate = "back" if good else "destroy"
             if fate == "back":
                 return world._replace(spare=world.spare | 1 << ring)
