@@ -86,7 +86,7 @@ PARTS = {
             "tests/unit/engines/test_chain_entries.py",
             "tests/unit/engines/test_chain_judgement.py",
             "tests/unit/engines/test_chain_waits.py",
-            "tests/unit/engines/test_slot_view.py",
+            "tests/unit/engines/test_slot.py",
             "tests/unit/engines/test_engine_use.py",
             "tests/events/test_driver_calls.py",
             "tests/events/test_full_ring.py",
