@@ -262,6 +262,9 @@ class Board(Line):
             os.unlink(self.path)
 
 
+# --- the processes behind sessions ------------------------------------------------------------------------------------
+
+
 class Peer:
     """The process behind one session serial; `label` is the session's name or id, `pid` as the coordinator sees it.
 

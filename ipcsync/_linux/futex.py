@@ -43,6 +43,9 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
 
 
+# --- words that processes wait on -------------------------------------------------------------------------------------
+
+
 class Futex:
     """A futex on the 32-bit word at `address`, which must be aligned to 4 and stay mapped."""
 
@@ -128,6 +131,9 @@ class FutexSet:
                 time.sleep(min(timeout_ns / 1e9, self._pause_s))
             elif code not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
                 raise OSError(code, f"futex_waitv: {errno.errorcode.get(code, code)}")
+
+
+# --- words that a thread holds until it ends --------------------------------------------------------------------------
 
 
 class Abandon(Exception):  # noqa: N818 - control flow, not an error

@@ -40,6 +40,9 @@ _MAY_BE_IGNORED = {
 }
 
 
+# --- this process -----------------------------------------------------------------------------------------------------
+
+
 def forget_parent() -> None:
     """Unblock all signals, and ignore none but those of nohup(1) or a shell; call it before any thread is started."""
     for number in signal.valid_signals() - _MAY_BE_IGNORED:
@@ -110,6 +113,9 @@ class ForkMark:
             os.register_at_fork(after_in_child=partial(self.byte.__setitem__, 0, 0))
         self.byte[0] = 1
         self.address: int = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+
+
+# --- any process ------------------------------------------------------------------------------------------------------
 
 
 def start_time(pid: int) -> int | None:

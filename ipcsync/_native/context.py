@@ -124,6 +124,42 @@ def ensure_context(ordinal: int) -> None:
         call("cuCtxSetCurrent", primary(ordinal))
 
 
+def ordinal_of_context(context: DriverObject) -> int:
+    """The device of a context, which need not be current."""
+    for ordinal, known in _primary.copy().items():  # retained, so no other context can have its address
+        if known == context:
+            return ordinal
+    with OnDevice(0, context) as inside, inside:
+        return current_ordinal()
+
+
+@cache
+def _uuids() -> list[str]:
+    return [str(uuid.UUID(bytes=call("cuDeviceGetUuid", handle).bytes)) for handle in devices()]
+
+
+def uuid_of(ordinal: int) -> str:
+    """The UUID of a device as 8-4-4-4-12 hexadecimal digits: its name in every process of this machine."""
+    fork.check()
+    return _uuids()[ordinal]
+
+
+def ordinal_of(device_uuid: str) -> int:
+    """This process's ordinal of the device with a UUID ("GPU-…" or bare); InvalidDevice if it does not see it."""
+    fork.check()
+    known = _uuids()
+    bare = device_uuid[4:] if device_uuid[:4].upper() == "GPU-" else device_uuid
+    try:
+        return known.index(str(uuid.UUID(bare)))
+    except ValueError:
+        raise InvalidDevice(
+            f"no device of this process has the UUID {device_uuid!r}: it sees {', '.join(known) or 'none'}"
+        ) from None
+
+
+# --- calls in a context, and in relaxed capture mode ------------------------------------------------------------------
+
+
 class OnDevice:
     """A `with` block in which a context of the device `ordinal` is current on this thread.
 
@@ -227,37 +263,7 @@ def refuse_capturing(handle: DriverObject, what: str) -> None:
         raise StreamCapturing(f"cannot {what} on a stream that is being captured into a CUDA graph{how}")
 
 
-def ordinal_of_context(context: DriverObject) -> int:
-    """The device of a context, which need not be current."""
-    for ordinal, known in _primary.copy().items():  # retained, so no other context can have its address
-        if known == context:
-            return ordinal
-    with OnDevice(0, context) as inside, inside:
-        return current_ordinal()
-
-
-@cache
-def _uuids() -> list[str]:
-    return [str(uuid.UUID(bytes=call("cuDeviceGetUuid", handle).bytes)) for handle in devices()]
-
-
-def uuid_of(ordinal: int) -> str:
-    """The UUID of a device as 8-4-4-4-12 hexadecimal digits: its name in every process of this machine."""
-    fork.check()
-    return _uuids()[ordinal]
-
-
-def ordinal_of(device_uuid: str) -> int:
-    """This process's ordinal of the device with a UUID ("GPU-…" or bare); InvalidDevice if it does not see it."""
-    fork.check()
-    known = _uuids()
-    bare = device_uuid[4:] if device_uuid[:4].upper() == "GPU-" else device_uuid
-    try:
-        return known.index(str(uuid.UUID(bare)))
-    except ValueError:
-        raise InvalidDevice(
-            f"no device of this process has the UUID {device_uuid!r}: it sees {', '.join(known) or 'none'}"
-        ) from None
+# --- objects ----------------------------------------------------------------------------------------------------------
 
 
 class Owner:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipcsync.cli.output import Failed, Seconds, echo, is_terminal, print_json, print_table
+from ipcsync.errors import IpcSyncError
 
 if TYPE_CHECKING:
     from ipcsync._rates import Tracks
@@ -242,8 +243,6 @@ def _unconfirmed(event: Mapping[str, Any]) -> str | None:
 
 def _show(sample: Callable[[], dict[str, Any]], period: float) -> None:
     from rich.console import Console
-
-    from ipcsync.errors import IpcSyncError
 
     console = Console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the terminal is restored

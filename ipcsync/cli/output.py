@@ -1,4 +1,7 @@
-"""Output of the commands: results to stdout, messages to stderr, plain text if the stream is not a terminal."""
+"""Output of the commands: results to stdout, messages to stderr, plain text if the stream is not a terminal.
+
+And what all have in common besides: errors of one line, the help, and the findings of both doctors.
+"""
 
 from __future__ import annotations
 

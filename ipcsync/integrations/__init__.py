@@ -1,4 +1,4 @@
-"""Plugins for other projects, loaded by their plugin interfaces: `lmcache`, `ray`, `vllm`."""
+"""Plugins for other projects, loaded by their plugin interfaces: `lmcache`, `ray`, `vllm`. And hooks for `torch`."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Each contestant plays ping-pong between two processes; half of a round trip is o
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import tempfile
@@ -84,8 +85,6 @@ def _points(endpoint: str, round_name: str, engine: EngineName, by: str, count: 
 
 def _futex(path: str, count: int, serves: bool) -> Times:
     """The limit: two words of shared memory, a plain store, a wake, a wait."""
-    import ctypes
-
     with open(path, "r+b") as file:
         page = mmap.mmap(file.fileno(), 4096)
     words = memoryview(page).cast("I")

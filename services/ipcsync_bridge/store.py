@@ -143,6 +143,9 @@ def owner_id(path: str) -> bytes:
     return known
 
 
+# --- which machine has a node's name ----------------------------------------------------------------------------------
+
+
 @dataclass(eq=False)
 class Nodes:
     """The nodes' keys, as the node `me` reads and writes them. `is_there` asks a node whether it answers."""
@@ -218,6 +221,9 @@ class Nodes:
             return claim.epoch == self._epoch
         owner, _ = await self._read(claim.node, timeout)
         return owner is not None and owner.epoch == claim.epoch
+
+
+# --- which node has an event's name -----------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)

@@ -156,6 +156,9 @@ class Mirrors(dict[Origin, Mirror]):
             self.end(origin, "unwanted", "")
 
 
+# --- the nodes that they are of ---------------------------------------------------------------------------------------
+
+
 @dataclass(eq=False)
 class Source:
     """A node, in one epoch of it, of whose events some are mirrored here.

@@ -1,5 +1,5 @@
 """How a process's death is seen: by the kernel's mark within a millisecond; its end, by its pidfd or its lifeline.
-That its work is over, by a lock.
+That its work is over, by a lock. And from when its silence counts, since the coordinator may have been stopped itself.
 
 The kernel wakes one waiter of a robust futex that it marks: it is the coordinator, which wakes all others by its break.
 """
@@ -25,6 +25,9 @@ log = logging.getLogger("ipcsync.coordinator")
 _SLICE_NS = 250_000_000  # a stop by SIGSTOP takes a waiter out of the kernel's queue
 _PATIENCE_NS = 1_000_000_000  # before the log says who keeps what a dead one left
 _LOOK_S = 0.005  # without futex_waitv, or for a process that the kernel does not mark
+
+
+# --- the kernel's mark ------------------------------------------------------------------------------------------------
 
 
 class DeathWatch:
@@ -99,6 +102,9 @@ class _Thread:
         self._thread.join()
 
 
+# --- the end of a process ---------------------------------------------------------------------------------------------
+
+
 def has_ended(pid: int, started: int) -> bool | None:
     """Whether the kernel has torn a process down; None where pidfds are refused."""
     try:
@@ -134,6 +140,9 @@ def warn_without_pidfds() -> None:
         return  # descriptors are short, which says nothing of them
 
 
+# --- silence ----------------------------------------------------------------------------------------------------------
+
+
 class PauseCredit:
     """From when silence counts: each session has a full TTL after a stop of the coordinator itself (late ticks)."""
 
@@ -146,6 +155,9 @@ class PauseCredit:
         if now_ns - self._last_ns > self._late_ns:
             self.since_ns = now_ns
         self._last_ns = now_ns
+
+
+# --- the end of its work ----------------------------------------------------------------------------------------------
 
 
 class Leftovers:

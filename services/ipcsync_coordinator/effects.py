@@ -236,6 +236,9 @@ def _watermark(slot: Slot, line: SlotLine) -> int:
     return count
 
 
+# --- words that stay released -----------------------------------------------------------------------------------------
+
+
 class Releaser:
     """Keeps the words of finished timeline slots at INT64_MAX, which ends every queued wait.
 
@@ -289,6 +292,9 @@ def _release(line: SlotLine) -> None:
     """End the waits of streams, and wake the host's, which sleep on the word (so do a software driver's streams)."""
     line.store_completed(INT64_MAX)
     Futex(line.completed_address).wake()
+
+
+# --- the feed's socket ------------------------------------------------------------------------------------------------
 
 
 class Feed:

@@ -49,6 +49,9 @@ _GROWTH = 2  # a log is compacted once it has so many times the size that it was
 _POISON, _DIED, _KILLED = 4, 2, 1
 
 
+# --- records, and what many of them add up to -------------------------------------------------------------------------
+
+
 class AttachmentRecord(NamedTuple):
     """One session's attachment to a slot: "active" or "draining", "" if there is none any more.
 
@@ -133,6 +136,9 @@ def folded(records: Iterable[Record]) -> Record:
         tombstones += last.tombstones
     rows = [slots[index] for index in sorted(slots)], [sessions[serial] for serial in sorted(sessions)]
     return Record(last.count, last.high_water, *rows, replies, tombstones)
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
 
 
 class JournalError(Exception):
@@ -259,6 +265,9 @@ class Journal:
             words[place] = looks
             words[CURRENT_REQUEST] = 0
         return frozenset(words[place] for place in places if words[place + 1] >= _POISON)
+
+
+# --- transitions, and what the next coordinator makes of them ---------------------------------------------------------
 
 
 _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED, "kept": BROKEN}

@@ -29,6 +29,9 @@ MOST_ROWS = 4096
 """The most rows of a list that is asked for without a session."""
 
 
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+
 def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachment:
     origin = None if slot.origin is None else messages.Origin(*slot.origin, slot.node)
     return messages.Attachment(
@@ -184,6 +187,9 @@ class Questions:
             "memory_bytes": resident_bytes(os.getpid()),
             "keeper_memory_bytes": resident_bytes(self._config.keeper_pid),
         }
+
+
+# --- what is counted --------------------------------------------------------------------------------------------------
 
 
 BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3, 500e-3, 1.0)

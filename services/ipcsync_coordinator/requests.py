@@ -51,6 +51,9 @@ _EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # ints, since an enum costs as much as the call
 
 
+# --- reading a frame --------------------------------------------------------------------------------------------------
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """A request as it came."""
 
@@ -96,6 +99,9 @@ def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME) -> Req
         return Request(id_, op, token, deadline_ns, decoder.decode(body))
     except UNREADABLE as error:
         raise ProtocolError(f"{REQUESTS[op].__name__}: {error}", code="invalid") from None
+
+
+# --- from a frame to its reply ----------------------------------------------------------------------------------------
 
 
 class Dispatcher:
@@ -220,6 +226,9 @@ class Dispatcher:
             return reply
         kept = Reply.of(session.token, request.id, body, reply) if effect == "once" and session is not None else None
         return reply if self._transactions.commit(kept, is_refusal=body is None) else None
+
+
+# --- the socket -------------------------------------------------------------------------------------------------------
 
 
 class Requests:

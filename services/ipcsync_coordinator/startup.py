@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ipcsync._board import Board
+from ipcsync._board import Board, layout
 from ipcsync._board.runtime_dir import KEEPER, RELOAD, Place
 from ipcsync._linux import files
 from ipcsync._linux.child import die_with
-from ipcsync._wire import messages
-from ipcsync_keeper import link
+from ipcsync._wire import codec, messages
+from ipcsync_keeper import link, resources
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.link import DriverClient, DriverThread, Link, Peer
 from ipcsync_keeper.resources import JournalFiles, Resources, StartupConfig
@@ -112,10 +112,6 @@ def versions() -> dict[str, str]:
 
     All of the messages counts, since live clients use the old ones.
     """
-    from ipcsync._board import layout
-    from ipcsync._wire import codec
-    from ipcsync_keeper import resources
-
     effects = {op: kind.effect for op, kind in messages.REQUESTS.items()}
     described = msgspec.json.encode([codec.wire(), effects], order="sorted")
     digest = hashlib.sha256(described).hexdigest()[:16]

@@ -186,6 +186,9 @@ class Slot(Struct, eq=False, array_like=True, dict=True):
         return (now_ns - self.ended_ns) / 1e9 if self.is_quarantined else None
 
 
+# --- what a transition touched ----------------------------------------------------------------------------------------
+
+
 @dataclass
 class Touched:
     """What a transition touched, and what is in no record of the journal yet.
@@ -206,6 +209,9 @@ class Touched:
         """Forget it: a record has it, and it was carried out."""
         for rows in (self.slots, self.sessions, self.attachments, self.unwanted):
             rows.clear()
+
+
+# --- what stays of other nodes' uses ----------------------------------------------------------------------------------
 
 
 class Tombstone(NamedTuple):
@@ -248,6 +254,9 @@ class Tombstones:
         """All tombstones; a whole epoch has slot and incarnation 0."""
         epochs = [(Origin(epoch, 0, 0), tombstone) for epoch, tombstone in self._epochs.items()]
         return [*epochs, *self._tombstones.items()]
+
+
+# --- all sessions, and all slots that are kept ------------------------------------------------------------------------
 
 
 class SessionTable:

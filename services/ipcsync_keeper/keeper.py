@@ -319,6 +319,9 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _MOST_FAILURES = 3
 
 
+# --- when it starts the next one, and what a reload changed -----------------------------------------------------------
+
+
 class Restarts:
     """When the next coordinator is started, and whether another one is at all: a pure state machine; times in seconds.
 

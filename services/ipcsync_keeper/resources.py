@@ -129,6 +129,9 @@ def _backlog() -> int:
     return max(1, min(128, soft // 16)) if soft != resource.RLIM_INFINITY else 128
 
 
+# --- the CUDA events --------------------------------------------------------------------------------------------------
+
+
 class SharedCudaEvent(msgspec.Struct, frozen=True, array_like=True):
     """One interprocess CUDA event on a device (UUID). `serial` is never reused, but handle bytes can be."""
 
@@ -229,6 +232,9 @@ CRASHES, CRASH_COUNTERS = 8, 8
 KILLED_FROM_OUTSIDE = CRASHES + 2 * CRASH_COUNTERS
 # How many replies of a session are kept: the most that any coordinator was set to.
 MOST_REPLIES = KILLED_FROM_OUTSIDE + 1
+
+
+# --- the journal's memory ---------------------------------------------------------------------------------------------
 
 
 class JournalFiles:
