@@ -221,7 +221,7 @@ class Child(Closing):
         """Its exit status (negative: the signal that killed it), None while it runs."""
         return self._process.poll() if os.getpid() == self._owner else None
 
-    def has_spoken(self, seconds: float = 0.0) -> bool:
+    def has_spoken(self, seconds: float) -> bool:
         """Whether a message can be received, or the child has ended, within `seconds`."""
         from multiprocessing.connection import wait
 

@@ -363,7 +363,7 @@ class Session:
         self.attachments.tell(_TOLD_S)
 
     def notices(
-        self, prefix: str, session_prefix: str, timeout: float | None, check: Callable[[], None] | None = None
+        self, prefix: str, session_prefix: str, timeout: float | None, check: Callable[[], None] | None
     ) -> Iterator[Notice]:
         """The feed: a snapshot, then every change; ends after `timeout` seconds without one, or when `check` raises."""
         deadline_of(timeout)

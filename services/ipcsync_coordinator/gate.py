@@ -389,11 +389,10 @@ class Unread:
     """Bounds the bytes of the replies that a connection has not read; ZeroMQ's own queues are bounded by number only.
 
     Once the kernel holds nothing that the peer has not read, the count starts again: ZeroMQ does not say what it sent.
-    Small replies are not counted: their number bounds them. The last `remembered` connections are kept.
+    Small replies are not counted: their number bounds them. The last `_REMEMBERED` connections are kept.
     """
 
-    def __init__(self, remembered: int = _REMEMBERED) -> None:
-        self._remembered = remembered
+    def __init__(self) -> None:
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def admits(self, sender: Sender, size: int) -> bool:
@@ -405,7 +404,7 @@ class Unread:
             before = 0
         if before and before + size > UNREAD_BYTES:
             return False
-        _remember(self._counts, sender.routing, before + size, self._remembered)
+        _remember(self._counts, sender.routing, before + size, _REMEMBERED)
         return True
 
 

@@ -209,7 +209,7 @@ class Metrics:
         self._buckets = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
-    def count_refusal(self, error: IpcSyncError, op: str = "") -> None:
+    def count_refusal(self, error: IpcSyncError, op: str) -> None:
         """Count a refused request, with its operation if that is known."""
         code = error.code if isinstance(error, ProtocolError) else ""
         self.refusals[code or type(error).__name__] += 1

@@ -88,7 +88,7 @@ class Resources:
         """The descriptors for a coordinator in a process of its own: journal, sockets, the directory's lock."""
         return [*self.journal.descriptors, *(listening.fileno() for listening in self.sockets), self.directory.lock]
 
-    def next_config(self, unserved_ns: int = 0) -> StartupConfig:
+    def next_config(self, unserved_ns: int) -> StartupConfig:
         self.starts += 1
         restarts, events = dict(self.restarts), self.events.held()
         return replace(self._config, starts=self.starts, restarts=restarts, unserved_ns=unserved_ns, events=events)

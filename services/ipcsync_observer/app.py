@@ -133,7 +133,7 @@ class Observer:
         finally:
             await asyncio.to_thread(self._sampler.stop)
 
-    def app(self, hosts: frozenset[str] | None = None) -> Starlette:
+    def app(self, hosts: frozenset[str] | None) -> Starlette:
         """The application. It answers requests for the names in `hosts`; None: for all."""
         return Starlette(
             routes=[
