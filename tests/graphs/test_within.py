@@ -521,3 +521,53 @@ def test_a_replay_that_another_thread_ends_is_over_and_its_block_says_so(one: St
     with pytest.raises(ipcsync.CaptureError, match="ended by another call"):
         replaying.__exit__(None, None, None)
     one.expect(2)
+
+
+class _Elsewhere:
+    """A thread that needs the GIL, and gets it only once a call of the test's thread gives it up, not between two."""
+
+    def __init__(self) -> None:
+        self.has_run = threading.Event()
+        self._may_run = threading.Lock()
+        self._may_run.acquire()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self._interval = sys.getswitchinterval()
+
+    def _run(self) -> None:
+        self._may_run.acquire()
+        self.has_run.set()
+
+    def let_run(self) -> None:
+        sys.setswitchinterval(1000)
+        self._may_run.release()
+
+    def end(self) -> None:
+        sys.setswitchinterval(self._interval)
+        self._thread.join()
+
+
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_who_ends_a_replay_from_outside_lets_the_thread_go_on_that_ends_it(one: Stage) -> None:
+    replaying, amidst, elsewhere = one.replay(one.sender.send(1)), threading.Event(), _Elsewhere()
+    replaying.__enter__()
+    one.layers.launch()
+
+    def wait(real: Call, *args: Any) -> int:
+        amidst.set()
+        elsewhere.has_run.wait(DEADLINE_S)
+        return int(real(*args))
+
+    thread = threading.Thread(target=replaying.__exit__, args=(None, None, None))
+    with replaced({"cuStreamBatchMemOp": wait}):
+        thread.start()
+        assert amidst.wait(DEADLINE_S)
+        try:
+            elsewhere.let_run()
+            replaying._end_from_outside()
+            has_run = elsewhere.has_run.is_set()
+        finally:
+            elsewhere.end()
+            thread.join()
+    assert has_run, "the GIL was kept while the lane was waited for"
+    one.expect(2)

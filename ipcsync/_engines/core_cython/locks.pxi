@@ -45,6 +45,14 @@ cdef class Lock:
         while not self.take_within(SLICE_NS):
             pass
 
+    cdef bint take_patiently(self, int64_t ns) noexcept:
+        """As `take_within`, without the GIL, which its holder may need; False at once if this thread has it."""
+        cdef bint taken = self.take()
+        if not (taken or self.mine()):
+            with nogil:
+                taken = self.take_within(ns)
+        return taken
+
     cdef inline void give(self) noexcept nogil:
         self.owner = 0
         if ipcsync_exchange(&self.word, 0) == 2:

@@ -261,7 +261,7 @@ cdef class ReplayingBase:
         held = self.try_claim(bracket, lane)
         if held != NULL:
             other = <Lane>held.lane
-            if other.owner == NULL and not other.lock.mine() and other.lock.take_within(OTHERS_NS):
+            if other.owner == NULL and other.lock.take_patiently(OTHERS_NS):
                 try:
                     if other.owner == NULL:
                         other.finish()
