@@ -108,19 +108,18 @@ class Event:
         data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
         event = cls(interprocess=True)
         event._imported = True
-        event._export = _drivers.handle_bytes(data)
         with OnDevice(index) as inside, inside:
             code, opened = context.driver().cuIpcOpenEventHandle(data)
         if code != SUCCESS:
             why = handle_fault(code, "event")
             raise _drivers.describe(code, "cuIpcOpenEventHandle", HandleError if why else DriverError, why)
-        event._bind(opened, index)
+        event._bind(opened, index, _drivers.handle_bytes(data))
         return event
 
-    def _bind(self, handle: DriverObject, index: int) -> None:
-        self._owner = context.Owner("cuEventDestroy", handle)
-        self._index = index
-        self._handle = handle
+    def _bind(self, handle: DriverObject, index: int, export: bytes | None) -> None:
+        owner = context.Owner("cuEventDestroy", handle)
+        if self._handle is None:  # else a call within this one has made it; no such call comes between these words
+            self._owner, self._index, self._export, self._handle = owner, index, export, handle
 
     def record(self, stream: StreamLike | None = None) -> None:
         """Have the event stand for the work submitted to a stream so far; None is the current stream.
@@ -250,12 +249,12 @@ class Event:
         # None for a default stream, or one that is being captured.
         is_plain = stream is None or int(stream) in LEGACY or is_capturing(stream)
         with OnDevice(index, None if is_plain else call("cuStreamGetCtx", stream)) as inside, inside:
-            handle = call("cuEventCreate", self._flags)
+            handle, export = call("cuEventCreate", self._flags), None
             if self._flags & _drivers.EVENT_INTERPROCESS:
                 # Now: it needs a current context. If it fails, `ipc_handle` raises the same; the event is usable here.
                 with contextlib.suppress(DriverError):
-                    self._export = _drivers.handle_bytes(call("cuIpcGetEventHandle", handle))
-        self._bind(handle, index)
+                    export = _drivers.handle_bytes(call("cuIpcGetEventHandle", handle))
+        self._bind(handle, index, export)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._flags & _drivers.EVENT_INTERPROCESS:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._native import context
 from ipcsync.testing import StreamGate
 from tests.kit import remote
 from tests.kit.driver_kit import in_thread
@@ -30,6 +31,22 @@ def test_a_handle_is_64_bytes_and_the_same_each_time() -> None:
     event.record()
     assert event.ipc_handle() == handle
     assert ipcsync.Event(interprocess=True).ipc_handle() != handle
+
+
+def test_an_export_within_the_creation_stays_that_of_the_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    event, real = ipcsync.Event(interprocess=True), context.call
+    within: list[tuple[bytes, int]] = []
+
+    def call(name: str, *arguments: Any) -> Any:
+        made = real(name, *arguments)
+        if name == "cuEventCreate" and not within:
+            within.append((b"", 0))  # for its own creation
+            within[0] = event.ipc_handle(), event.cuda_event  # as a signal's handler would
+        return made
+
+    monkeypatch.setattr("ipcsync._native.event.call", call)
+    event.record(ipcsync.Stream())
+    assert within == [(event.ipc_handle(), event.cuda_event)]
 
 
 def test_a_handle_can_be_had_in_a_thread_without_a_context() -> None:
