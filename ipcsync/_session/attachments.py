@@ -108,15 +108,24 @@ class Finished:
         self._board = board
         self._remains = remains
         self.guard = guard
-        self.check: Callable[[], None] = guard.session_check.check
+        self.is_closed: bool = False
         self.ordinal = ordinal
         self.name = name
         self.label: str = repr(name) if name else f"an unnamed event (slot {remains.slot})"
         self.origin: tuple[bytes, int, int] = (board.epoch, remains.slot, remains.incarnation)
         self.generation: int = remains.recorded
 
+    def check(self) -> None:
+        self.guard.check()
+        if self.is_closed:
+            raise EventClosed(f"the event {self.label} was closed in this process", event=self.name)
+
     def check_liveness(self, _generation: int) -> None:
         self.guard.check_liveness()
+
+    def close(self) -> None:
+        """The client is closed: its points cannot be used again."""
+        self.is_closed = True
 
     def outcome_of(self, generation: int) -> Loss | bool:
         """True if `generation` was known complete, else why it is lost."""
@@ -311,6 +320,8 @@ class AttachmentTable:
             use.openings.clear()
             self._end(use)
             pause()
+        for finished in list(self._finished.values()):
+            finished.engine.close()
         for use in self.ending:
             use.told = max(use.told, Life.DRAINING)
 

@@ -63,6 +63,22 @@ def test_what_was_known_complete_is_complete(client: ipcsync.Client, sender: Pee
     assert client.messages_sent - asked == 2, "one for the point, one for the first record"
 
 
+def test_no_such_point_can_be_used_once_its_client_is_closed(
+    new_client: NewClient, client: ipcsync.Client, sender: Peer
+) -> None:
+    data = sender.call(actions.record_complete, "ckpt")
+    _end(sender, "closed", client)
+    other = new_client("other")
+    point, still = other.point(data), client.point(data)
+    assert point.query()
+    other.close()
+    for use in (point.query, point.synchronize, point.wait, lambda: point.is_recorded):
+        with pytest.raises(ipcsync.EventClosed, match="'ckpt' was closed in this process"):
+            use()
+    assert isinstance(point.exception(), ipcsync.EventClosed)
+    assert still.query(), "another client's"
+
+
 @pytest.mark.parametrize("cause", list(ENDS))
 def test_what_was_not_recorded_is_lost_with_its_sender(client: ipcsync.Client, sender: Peer, cause: str) -> None:
     data = sender.call(actions.record_complete, "ckpt")
