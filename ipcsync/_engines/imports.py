@@ -52,12 +52,14 @@ def release(user: object, key: _Key) -> bool | None:
 
 
 def _release(user: object, key: _Key) -> bool:
-    users = _users.get(key, set())
+    users = _users.setdefault(key, set())
     users.discard(user)
+    # No call stands between the look and the removal: a handler, which runs behind one, may acquire it.
     if not users:
-        _users.pop(key, None)
-        event = _events.pop(key, None)
-        if event is not None:
+        del _users[key]
+        if key in _events:
+            event = _events[key]
+            del _events[key]
             unwrap(_drivers.load().cuEventDestroy(event), "cuEventDestroy")
     return True
 
