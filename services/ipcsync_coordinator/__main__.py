@@ -153,7 +153,8 @@ def _option(name: str, setting: dataclasses.Field[Any]) -> click.Option:
     flag = f"--{name.replace('_', '-')}" + ("/--no-keeper" if name == "keeper" else "")
     text = f"{setting.metadata['help']} [IPCSYNC_{name.upper()}; default {setting.default!r}]"
     metavar = {bool: None, str: "TEXT", int: "N", float: "S"}[kind]
-    return click.Option([flag], is_flag=kind is bool, type=kind, default=None, help=text, metavar=metavar)
+    value = {"flag_value": True} if kind is bool else {}  # without it click 8.2.0 has None for one that was given
+    return click.Option([flag], type=kind, default=None, help=text, metavar=metavar, **value)
 
 
 main.params[:0] = [_option(name, setting) for name, setting in config.FIELDS.items()]
