@@ -7,6 +7,8 @@ not wait any more. The journal has no wants: sessions ask the next coordinator a
 from __future__ import annotations
 
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +35,7 @@ from ipcsync_coordinator.state import Session
 log = logging.getLogger("ipcsync.coordinator")
 
 MOST_WANTS = 65_536
+MOST_OF_ONE = 256  # who asks has no more in flight: its other ones were given up
 _Operation: TypeAlias = Callable[[Session, Any], messages.Message]
 _STATES = ("broken", "closed", "unwanted")
 _ANSWERS = (messages.Done, messages.NodeList, messages.BridgeInfo, messages.EventList, messages.Failure)
@@ -65,7 +68,7 @@ class Fleet:
         self._epoch = transactions.effects.board.epoch
         self._number = transactions.effects.feed.number  # of wants; no other coordinator of this epoch has these
         self._owed: dict[int, _Owed] = {}
-        self._asked: dict[tuple[bytes, int], int] = {}  # by `_Owed.key`
+        self._asked: defaultdict[bytes, dict[int, int]] = defaultdict(dict)  # by both parts of `_Owed.key`
         self.deliver: Callable[[bytes, bytes], object] = lambda *_: None  # before there is a socket
         self.table: dict[str, _Operation] = {
             "import": partial(_of_bridge, self._import),
@@ -82,8 +85,8 @@ class Fleet:
         """The reply; None if it is owed until the bridge answers. A question needs no `session`."""
         self._check_names(body)
         key = (routing if session is None else session.token, request_id)
-        known = self._asked.get(key)
-        if known is not None:  # it asks again, maybe over another connection
+        mine = self._asked.get(key[0], {})
+        if (known := mine.get(request_id)) is not None:  # it asks again, maybe over another connection
             self._owed[known].routing = routing
             return None
         if session is None or messages.is_question(body):
@@ -98,6 +101,10 @@ class Fleet:
         elif body.what != "open":
             raise ProtocolError(f"unknown question to other nodes {body.what!r:.80}", code="invalid")
         self._require_bridge(body)
+        if len(mine) >= MOST_OF_ONE:
+            self.tick(time.monotonic_ns())  # those that were given up since the last one
+        if len(mine) >= MOST_OF_ONE:
+            raise QuotaExceeded(f"{MOST_OF_ONE} questions of one session are unanswered", limit=MOST_OF_ONE)
         if len(self._owed) >= MOST_WANTS:
             raise QuotaExceeded(f"{MOST_WANTS} questions to other nodes are unanswered", limit=MOST_WANTS)
         self._number += 1
@@ -106,7 +113,7 @@ class Fleet:
             self._number, body.what, deadline_ns, body.node, body.name, epoch, body.slot, body.incarnation
         )
         self._owed[want.number] = _Owed(want, session, key, routing, body.default_device)
-        self._asked[key] = want.number
+        self._asked[key[0]][request_id] = want.number
         self._effects.feed.announce("wanted", want=want)
         return None
 
@@ -179,8 +186,12 @@ class Fleet:
                 self._reply(owed, codec.failure_of(error))
 
     def _forget(self, owed: _Owed) -> None:
+        asker, request_id = owed.key
         self._owed.pop(owed.want.number, None)
-        self._asked.pop(owed.key, None)
+        asked = self._asked[asker]
+        asked.pop(request_id, None)
+        if not asked:
+            del self._asked[asker]
 
     def _reply(self, owed: _Owed, body: messages.Message) -> None:
         """Send the reply to a question, and keep it unless it may be asked again."""

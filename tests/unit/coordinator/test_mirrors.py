@@ -21,6 +21,7 @@ from ipcsync_bridge.wire import Row
 from ipcsync_coordinator import fleet
 from ipcsync_coordinator.state import Tombstone, Tombstones
 from ipcsync_keeper.resources import SharedCudaEvent
+from tests.kit.until import until
 from tests.unit.coordinator.coordinator_world import World
 
 _EPOCH = b"far away epoch.."
@@ -267,6 +268,29 @@ def test_questions_that_nobody_answers_are_limited(desk: Desk, monkeypatch: pyte
     error = desk.failure(messages.Remote("open", "a", "three"), desk.session())
     assert isinstance(error, QuotaExceeded)
     assert error.limit == 2
+
+
+def test_one_session_does_not_take_the_places_of_all_questions(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "MOST_OF_ONE", 2)
+    bridge, greedy = desk.session("bridge"), desk.session()
+    for name in ("one", "two"):
+        assert desk.put(messages.Remote("open", "a", name), greedy) is None
+    error = desk.failure(messages.Remote("open", "a", "three"), greedy)
+    assert isinstance(error, QuotaExceeded)
+    assert error.limit == 2
+    assert desk.put(messages.Remote("open", "a", "three"), desk.session()) is None
+    (first, *_) = desk.wants(bridge)
+    desk.put(messages.Answer(first.number, codec.encode_reply(1, codec.failure_of(NodeLost("gone")))), bridge)
+    assert desk.put(messages.Remote("open", "a", "three"), greedy) is None, "an answer makes room"
+
+
+def test_what_a_session_gave_up_takes_none_of_its_places(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "MOST_OF_ONE", 1)
+    desk.session("bridge")
+    asker, soon = desk.session(), time.monotonic_ns() + 50_000_000
+    assert desk.handle(codec.encode_request(5, _ATTACH, asker.token, soon)) is None
+    until(lambda: time.monotonic_ns() > soon, "its deadline to pass")
+    assert desk.handle(codec.encode_request(6, _ATTACH, asker.token, 0)) is None
 
 
 def test_a_second_bridge_is_refused_while_one_lives(desk: Desk) -> None:
