@@ -55,8 +55,9 @@ class Pool:
         spare = self._spare[uuid]
         missing = depth - len(spare)
         if missing > 0:
-            self._make_room(spare, missing)
-            room = self._limit - self.made
+            unmade = len(self._spare) - len(self._probes)  # each device's probe has its place
+            self._make_room(spare, missing + unmade)
+            room = self._limit - self.made - unmade
             if missing > room:
                 raise QuotaExceeded(f"there are {self.made} CUDA events already (--max-cuda-events)", limit=self._limit)
             take_in = partial(self._add, spare)

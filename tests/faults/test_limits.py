@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -274,6 +275,26 @@ def _move_to_another_device(endpoint: str) -> None:
             for event in held:
                 event.close()
             until(lambda: client.stats()["pool_in_use"] == 0, "all were released")
+
+
+@pytest.mark.skipif(ipcsync.driver_name() != "host", reason="only the software driver makes up a second device")
+def test_row_33_no_device_s_first_event_is_one_too_many(
+    new_coordinator: NewCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPCSYNC_HOST_DEVICES", "2")
+    coordinator = new_coordinator(max_cuda_events=20)
+    with Worker(env={"IPCSYNC_HOST_DEVICES": "2"}) as one:
+        assert one.call(_use_up_and_move, coordinator.endpoint) == 20
+
+
+def _use_up_and_move(endpoint: str) -> object:
+    """In the worker: how many CUDA events there are once one device has all, and the other one wants some."""
+    with ipcsync.connect(endpoint) as client:
+        wanted = partial(client.event, recorder=True, engine="event")
+        for name, device, depth in (("a", 0, 19), ("b", 0, 18), ("c", 1, 1)):  # two of the 20 test each device
+            with suppress(ipcsync.QuotaExceeded):
+                wanted(name, device=device, depth=depth)
+        return client.stats()["cuda_events"]
 
 
 @pytest.mark.skipif(ipcsync.driver_name() != "host", reason="only the software driver is told how many events it makes")
