@@ -33,11 +33,10 @@ def main(plan: Plan) -> int:
         return 0
     wake = Wake()  # before anything needs to be removed at the end
     try:
-        resources = Resources(settings)
+        resources = Resources(settings, KEEPER)
     except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
         report_failure(caught, "a keeper")
         return 1
-    resources.directory.sign(KEEPER)
     status = Keeper(plan, resources, manager, parent, wake).run()
     log.info("stopped")
     return status

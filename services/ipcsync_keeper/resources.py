@@ -59,9 +59,9 @@ class StartupConfig(msgspec.Struct, frozen=True):
 
 
 class Resources:
-    """All resources; a failure while they are made leaves nothing behind."""
+    """All resources, of a process in `role`; a failure while they are made leaves nothing behind."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, role: str = "") -> None:
         started_ns = time.monotonic_ns()
         self.starts = 0
         self.restarts: Counter[Reason] = Counter({"died": 0, "hung": 0, "reloaded": 0})
@@ -78,7 +78,7 @@ class Resources:
             self.events = EventStore(devices)
             self.journal = JournalFiles.create()
             self.sockets = [listen(path) for path in self.directory.sockets]
-            self.directory.sign()
+            self.directory.sign(role)
             undo.pop_all()
         names = list(devices)
         self._config = StartupConfig(settings, path, _drivers.name(), names, os.getpid(), started_ns, 0, {}, 0, [])

@@ -37,6 +37,16 @@ def make_and_be_signalled(self, *args):
     make(self, *args)
 Resources.__init__ = make_and_be_signalled
 """
+_FULL = """
+import errno
+from ipcsync._board import runtime_dir
+write = runtime_dir._write
+def write_until_it_is_full(path, name, found):
+    if found.role == what:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    write(path, name, found)
+runtime_dir._write = write_until_it_is_full
+"""
 _KILLED = """
 import time
 see = Keeper._supervise_active
@@ -69,6 +79,17 @@ def test_row_54_killed_behind_its_first_reply_ends_no_session(tmp_path: Path) ->
             event.record().synchronize(timeout=DEADLINE_S)
         keeper.terminate()
         assert keeper.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("role", ["", "keeper"])
+def test_row_71_a_disk_that_is_full_when_a_keeper_says_that_it_serves_is_one_line_and_leaves_nothing(role: str) -> None:
+    directory = os.path.join(fixtures.private_dir(), "run")
+    command = [sys.executable, "-c", _EARLY + _FULL + _BE_KEEPER, role, directory, ipcsync.driver_name()]
+    done = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "cannot start" in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert not os.path.exists(directory)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
