@@ -132,14 +132,19 @@ def known_owner_id(path: str) -> bytes | None:
 
 
 def owner_id(path: str) -> bytes:
-    """128 random bits in a file, made if there are none, by which a bridge recognises its own keys in the store."""
-    known = known_owner_id(path)
-    if known is None:
-        known = os.urandom(16)
-        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(known)
-        os.replace(f"{path}.new", path)
+    """128 random bits in a file, made if there are none, by which a bridge recognises its own keys in the store.
+
+    Raises Unavailable if there can be no such file.
+    """
+    try:
+        if (known := known_owner_id(path)) is None:
+            known = os.urandom(16)
+            descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(known)
+            os.replace(f"{path}.new", path)
+    except OSError as error:
+        raise Unavailable(f"{path}, by which this node's name is its own, cannot be had: {error.strerror}") from None
     return known
 
 

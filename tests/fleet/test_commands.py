@@ -76,6 +76,14 @@ def test_a_runtime_directory_with_too_long_a_path_is_told_in_one_line(command: t
     assert done.stderr.count("\n") == 1
 
 
+def test_a_bridge_that_cannot_keep_what_it_is_known_by_says_so_in_one_line(new_node: Callable[..., Node]) -> None:
+    node = new_node("a", has_bridge=False)
+    (Path(node.coordinator.runtime_dir) / "bridge-main-a").mkdir()  # as where there is no room on the disk
+    done = run("bridge", *node.flags)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "bridge-main-a" in done.stderr
+
+
 def test_a_bridge_that_is_told_to_stop_while_it_connects_for_the_first_time_does() -> None:
     pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
     with socket.create_server(("127.0.0.1", 0)) as silent:
