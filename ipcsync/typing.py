@@ -211,6 +211,9 @@ class CoordinatorStats(TypedDict):
     oldest_lease_s: float
     attachments: int
     events: int
+    """Those that are open."""
+    states: dict[str, dict[str, int]]
+    """By engine and state how many there are, those in quarantine included."""
     pool_size: int
     pool_in_use: int
     pool_high_water: int

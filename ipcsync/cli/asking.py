@@ -221,7 +221,7 @@ def _print_sample(found: dict[str, Any], height: int | None = None) -> None:
     stats = found["stats"]
     deaths, refusals = sum(stats["deaths"].values()), sum(stats["refusals"].values())
     echo(
-        f"up {stats['uptime_s']:.0f} s   sessions {len(sessions)}   events {stats['events']}   "
+        f"up {stats['uptime_s']:.0f} s   sessions {stats['sessions']}   events {stats['events']}   "
         f"pool {stats['pool_in_use']}/{stats['pool_size']}"
     )
     echo(f"quarantined {stats['quarantined']}   deaths {deaths}   refusals {refusals}")
@@ -233,8 +233,8 @@ def _print_sample(found: dict[str, Any], height: int | None = None) -> None:
         shown = events[:for_events]
         print_table([{**_event_row(event), "/s": event["rate"], "unconfirmed": _unconfirmed(event)} for event in shown])
     echo()
-    _print_rest(len(sessions) - for_sessions, "sessions")
-    _print_rest(len(events) - for_events, "events")
+    _print_rest(stats["sessions"] - for_sessions, "sessions")
+    _print_rest(stats["pool_in_use"] - for_events, "events")
 
 
 def _unconfirmed(event: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any, TypeAlias, cast
@@ -91,7 +90,7 @@ class Sampler:
         latest = self.latest
         wanted = contains.casefold()
         events = [row for row in latest.events if wanted in row.name.casefold()]
-        found = len(events)
+        found = len(events) if wanted else latest.events_total
         if found > _ROWS:
             events.sort(key=lambda row: (row.state != "broken", -row.pending_s, -(row.rate or 0.0), row.name))
             del events[_ROWS:]
@@ -127,6 +126,7 @@ class Sampler:
         now = time.monotonic() - self._began
         sessions, links = reader.list_sessions(), reader.list_attachments(_LINKS)
         events = self._tracks.see(self._epoch, infos, now)
+        total = sum(sum(states.values()) for states in stats["states"].values())
         self.latest = State(
             at=round(now, 2),
             problem="",
@@ -136,10 +136,10 @@ class Sampler:
             epoch=self._epoch,
             stats=stats,
             sessions=sessions,
-            sessions_total=len(sessions),
+            sessions_total=stats["sessions"],
             events=events,
-            events_found=len(events),
-            events_total=len(events),
+            events_found=total,
+            events_total=total,
             links=links,
             bridge=_bridge_of(reader),
         )
@@ -212,11 +212,11 @@ class CoordinatorCollector(Collector):
         yield _gauge("up", "Whether the coordinator answers within a second.", state.ready)
         yield _counter("observer_connects", "Times the observer connected to a coordinator.", self._sampler.connects)
         if state.ready:
-            yield from _coordinator(state, cast("dict[str, Any]", state.stats))
+            yield from _coordinator(cast("dict[str, Any]", state.stats))
             yield from _bridge(state.bridge)
 
 
-def _coordinator(state: State, stats: dict[str, Any]) -> Iterator[Metric]:
+def _coordinator(stats: dict[str, Any]) -> Iterator[Metric]:
     what = {(stats["version"], stats["driver"]): 1.0}
     yield _gauge("info", "1; the labels say what serves.", what, "version", "driver")
     for name, (key, text) in GAUGES.items():
@@ -238,7 +238,7 @@ def _coordinator(state: State, stats: dict[str, Any]) -> Iterator[Metric]:
     text = "Sessions lost: seen by the process's death, or by its silence."
     yield _counter("deaths", text, stats["deaths"], "how")
     yield _counter("resyncs", "Snapshots asked for again, because of a gap in the feed.", stats["resyncs"])
-    events = dict(sorted(Tally((row.engine, row.state) for row in state.events).items()))
+    events = {(engine, name): count for engine, found in stats["states"].items() for name, count in found.items()}
     yield _gauge("events", "Shared events, by engine and state.", events, "engine", "state")
     latency = stats["latency"]
     text = "Time from a request's arrival to its reply, inside of the coordinator."

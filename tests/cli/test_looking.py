@@ -9,6 +9,9 @@ from collections.abc import Callable
 import pytest
 
 import ipcsync
+from ipcsync._rates import Tracks
+from ipcsync._session.handshake import Reader
+from ipcsync.cli import asking
 from tests.unit.cli.test_cli import run, run_on_terminal
 
 pytestmark = pytest.mark.process
@@ -33,6 +36,22 @@ def test_a_coordinator_whose_sessions_are_all_taken_shows_who_has_them(
         assert run("doctor", IPCSYNC_ENDPOINT=endpoint).returncode == 0
         assert first.is_connected
         assert second.is_connected
+
+
+def test_of_more_than_a_list_has_the_rest_is_counted(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    endpoint = new_coordinator().endpoint
+    with Reader(endpoint, 30.0) as reader, ipcsync.connect(endpoint) as client, ipcsync.connect(endpoint):
+        client.events(["a", "b", "c"], recorder=True)
+        for name in ("list_events", "list_sessions"):
+            monkeypatch.setattr(reader, name, lambda everything=getattr(reader, name): everything()[:1])
+        asking._print_sample(asking._look(reader, Tracks(1)))
+    said = capsys.readouterr().out
+    assert "sessions 2 " in said
+    assert "1 more sessions\n2 more events\n" in said
 
 
 _BLOCK = "a-rather-long/name/of-an-event/that-a-framework-makes/for-each-layer/kv_cache/block-{:06}"

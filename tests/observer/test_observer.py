@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync_observer.sampler import CoordinatorCollector, Sampler
 from tests.kit.peer import Peer
 from tests.kit.until import until
 from tests.observer.healthy import assert_no_alert
@@ -148,6 +150,23 @@ def test_of_many_events_it_shows_those_asked_for_and_counts_the_rest(
     state = observer.state("?contains=MANY/31")
     assert sorted(row["name"] for row in state["events"]) == sorted(["many/31", *(f"many/31{n}" for n in range(10))])
     assert {link["event"] for link in state["links"]} == {row["name"] for row in state["events"]}
+
+
+def test_of_more_events_and_sessions_than_a_list_has_all_are_counted(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.events(["a", "b", "c"], recorder=True, engine="timeline")
+    with ipcsync.connect(coordinator.endpoint):
+        sampler = Sampler(coordinator.endpoint)
+        for name in ("list_events", "list_sessions"):
+            everything = getattr(sampler._reader, name)
+            monkeypatch.setattr(sampler._reader, name, lambda all_=everything: all_()[:1])
+        sampler._take()
+        sampler._reader.close()
+    state = sampler.state()
+    assert (state.events_total, state.events_found, state.sessions_total) == (3, 3, 2)
+    metrics = generate_latest(CoordinatorCollector(sampler)).decode()
+    assert 'ipcsync_events{engine="timeline",state="open"} 3.0' in metrics
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------

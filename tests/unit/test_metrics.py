@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ipcsync
 from ipcsync import EventInfo
-from ipcsync._rates import Event, Tracks
+from ipcsync._rates import Tracks
 from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync_bridge.wire import Counters
 from ipcsync_coordinator.questions import BOUNDS_S, Metrics
@@ -54,22 +54,20 @@ def sampler(counted: Metrics) -> Sampler:
     stats = {
         "version": "1.2", "driver": "cuda", "sessions": 3, "max_sessions": 9,
         "pool_size": 10, "pool_in_use": 2, "pool_high_water": 4, "cuda_events": 8, "quarantined": 1,
+        "states": {"event": {"open": 2, "broken": 1}},
         "kept": {"timeline": 2, "event": 16}, "kept_limit": {"timeline": 5, "event": 100},
         "quarantine_oldest_s": 1.5, "oldest_lease_s": 60.5, "attachments": 5, "feed_number": 12, "uptime_s": 99.5,
         "starts": 2, "start_s": 0.25, "pause_s": 0.125, "restarts": {"died": 1, "hung": 0, "reloaded": 3},
         "pid": 8, "keeper_pid": 7, "memory_bytes": 40e6, "keeper_memory_bytes": 30e6,
         **counted.stats(),
     }  # fmt: skip
-    rows = [
-        Event(**asdict(_info(state=state)), label="e", rate=None, pending_s=0.0) for state in ("open", "open", "broken")
-    ]
     made = Sampler(None)
     bridge = BridgeInfo(
         node="here", fleet="f", pid=9, server="nats://there:4222", mirrors=2, exports=1,
         peers=[PeerInfo("there", "linked")], counts={"remote_requests": 4},
         nodes_lost={"silent": 1}, refusals={"NodeLost": 3},
     )  # fmt: skip
-    made.latest = replace(made.latest, at=1.0, problem="", ready=True, stats=stats, events=rows, bridge=bridge)
+    made.latest = replace(made.latest, at=1.0, problem="", ready=True, stats=stats, bridge=bridge)
     return made
 
 
