@@ -47,7 +47,8 @@ def test_of_more_than_a_list_has_the_rest_is_counted(
     with Reader(endpoint, 30.0) as reader, ipcsync.connect(endpoint) as client, ipcsync.connect(endpoint):
         client.events(["a", "b", "c"], recorder=True)
         for name in ("list_events", "list_sessions"):
-            monkeypatch.setattr(reader, name, lambda everything=getattr(reader, name): everything()[:1])
+            everything = getattr(reader, name)
+            monkeypatch.setattr(reader, name, lambda all_=everything: all_()[:1])
         asking._print_sample(asking._look(reader, Tracks(1)))
     said = capsys.readouterr().out
     assert "sessions 2 " in said
