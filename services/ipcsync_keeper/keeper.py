@@ -199,7 +199,8 @@ class Keeper:
         if words[IS_ENDING]:
             self._status = max(status, 0)
         elif not self._is_ready and not child.is_serving and not words[REPLIES]:
-            self._status = 1  # its log says why
+            self._status = 1
+            log.error("cannot start", extra=fields(why=f"the first coordinator ended before it served: {how}"))
         elif child.was_dismissed:
             words[CURRENT_REQUEST] = 0  # it was ended amid that request, and did not die of it
             self._resources.restarts["reloaded"] += 1

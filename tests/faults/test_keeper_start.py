@@ -62,6 +62,14 @@ def see_late(self):
     see(self)
 Keeper._supervise_active = see_late
 """
+_SHOT = """
+from ipcsync_keeper.link import CoordinatorProcess
+start = CoordinatorProcess.__init__
+def start_and_shoot(self, *args):
+    start(self, *args)
+    os.kill(self.pid, getattr(signal, what))
+CoordinatorProcess.__init__ = start_and_shoot
+"""
 _BE_KEEPER = """
 sys.exit(program.main(Plan(Settings(runtime_dir=directory, driver=driver, pool=64, max_sessions=16), command)))
 """
@@ -89,6 +97,16 @@ def test_row_71_a_disk_that_is_full_when_a_keeper_says_that_it_serves_is_one_lin
     assert done.returncode == 1
     assert "cannot start" in done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+    assert not os.path.exists(directory)
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_row_58_a_first_coordinator_that_is_killed_before_it_serves_is_named_by_its_signal(name: str) -> None:
+    directory = os.path.join(fixtures.private_dir(), "run")
+    command = [sys.executable, "-c", _EARLY + _SHOT + _BE_KEEPER, name, directory, ipcsync.driver_name()]
+    done = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"killed by {name}" in done.stderr
     assert not os.path.exists(directory)
 
 
