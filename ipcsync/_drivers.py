@@ -65,6 +65,7 @@ _DEVICE_FILES = (f"{_NVIDIA}*", "/dev/dxg", "/dev/nvhost*", "/dev/nvgpu*")  # of
 _NOT_INITIALIZED = 3
 _JOIN = "ipcsync_softcuda_join"
 _lock = CallLock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined] # noqa: SLF001 - as threading
 _chosen: tuple[str, ModuleType] | None = None
 
 
@@ -114,14 +115,16 @@ def is_loaded() -> bool:
     return _chosen is not None
 
 
-def name() -> str:
-    """ "cuda" or "host"."""
-    try:
-        load()
-    except ForkedProcessError:  # in a child, whose parent's driver works
-        return "host" if _is_software(_loaded()) else "cuda"
-    assert _chosen is not None
-    return _chosen[0]
+def name(*, is_forked: bool = False) -> str:
+    """ "cuda" or "host". In a forked child it is the parent's: ForkedProcessError if that had none yet."""
+    with contextlib.suppress(ForkedProcessError):  # in a child, whose parent's driver works
+        if not is_forked:
+            load()
+    if _chosen is not None:
+        return _chosen[0]
+    if (library := _loaded()) is None:
+        raise ForkedProcessError
+    return "host" if _is_software(library) else "cuda"
 
 
 # --- NVIDIA's driver --------------------------------------------------------------------------------------------------

@@ -129,12 +129,12 @@ def _index(device: DeviceLike | None) -> int | None:
 def driver_name() -> str:
     """The driver in use, "cuda" or "host": IPCSYNC_DRIVER (auto, cuda or host) and this machine decide.
 
-    In a forked child it is the parent's, and no driver is touched. Raises NoDriver if neither works,
-    ValueError for another value of IPCSYNC_DRIVER.
+    In a forked child it is the parent's, and no driver is touched: ForkedProcessError if the parent had loaded none.
+    Raises NoDriver if neither works, ValueError for another value of IPCSYNC_DRIVER.
     """
-    if not is_in_bad_fork():
+    if not (is_forked := is_in_bad_fork()):
         fork.arm()
-    return _drivers.name()
+    return _drivers.name(is_forked=is_forked)
 
 
 def driver_version() -> int:

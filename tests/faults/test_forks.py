@@ -451,6 +451,43 @@ def test_row_31_a_child_forked_before_first_use_works(endpoint: str, peer: Peer,
     assert peer.call(_fork_before_use, endpoint, kind) == ((1, False), (1, False))
 
 
+def _fork_amid_load(endpoint: str, kind: str, first: str) -> Any:
+    """What a child gets that is forked while another thread loads the driver, for the first time; then the parent."""
+    os.environ["IPCSYNC_ENDPOINT"] = endpoint
+    is_within, go_on, real = threading.Event(), threading.Event(), _drivers._choose
+
+    def choose_late(wanted: str) -> str:
+        is_within.set()
+        assert go_on.wait(DEADLINE_S)
+        return real(wanted)
+
+    def ask() -> Any:
+        _drivers._choose = real
+        return _works_fully() if first == "load" else (not_refused({first: ipcsync.driver_name}), ipcsync.is_available())
+
+    _drivers._choose = choose_late
+    thread = threading.Thread(target=_drivers.load if first == "load" else ipcsync.driver_name)
+    thread.start()
+    assert is_within.wait(DEADLINE_S)
+    child = Child(kind, ask).result()
+    go_on.set()
+    thread.join()
+    return child, _works_fully()
+
+
+@pytest.mark.parametrize("kind", FORKS)
+def test_row_31_a_child_forked_while_another_thread_loads_the_driver_is_refused(
+    endpoint: str, peer: Peer, kind: str
+) -> None:
+    assert peer.call(_fork_amid_load, endpoint, kind, "driver_name") == (({}, False), (1, False))
+
+
+def test_row_31_a_child_forked_before_first_use_works_though_the_driver_was_being_loaded(
+    endpoint: str, peer: Peer
+) -> None:
+    assert peer.call(_fork_amid_load, endpoint, "os.fork", "load") == ((1, False), (1, False))
+
+
 # A spawned child, and one of a fork server, share nothing with their parent: they work after its use too.
 
 
