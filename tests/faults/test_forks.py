@@ -463,7 +463,9 @@ def _fork_amid_load(endpoint: str, kind: str, first: str) -> Any:
 
     def ask() -> Any:
         _drivers._choose = real
-        return _works_fully() if first == "load" else (not_refused({first: ipcsync.driver_name}), ipcsync.is_available())
+        return (
+            _works_fully() if first == "load" else (not_refused({first: ipcsync.driver_name}), ipcsync.is_available())
+        )
 
     _drivers._choose = choose_late
     thread = threading.Thread(target=_drivers.load if first == "load" else ipcsync.driver_name)
