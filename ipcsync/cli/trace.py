@@ -59,6 +59,8 @@ def merge(directory: str, output: str) -> None:
     except OSError as error:
         if output == "-":
             forget_output()
+        if isinstance(error, BrokenPipeError):
+            raise  # its reader has enough: ended as the other commands are
         raise WrongCall(f"cannot write {output}: {error.strerror}") from None
     text = ", ".join(f"{counts[what]} {what}" for what in _COUNTED)
     if counts["unmatched"]:

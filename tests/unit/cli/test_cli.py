@@ -340,6 +340,40 @@ def test_a_merged_trace_that_cannot_be_written_is_one_line_and_status_2(
     assert (done.returncode, done.stderr) == (2, "ipcsync: cannot write -: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("coordinator", "--help"),
+        ("status",),
+        ("status", "--json"),
+        ("top", "--json"),
+        pytest.param(("doctor",), marks=pytest.mark.thorough),
+        ("trace", "merge", "{traces}", "-o", "-"),
+        ("trace", "merge", "{traces}", "-o", "/dev/stdout"),
+    ],
+    ids=" ".join,
+)
+def test_a_reader_that_goes_away_ends_a_command_quietly_with_status_1(
+    coordinator: ipcsync.Coordinator, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    if "merge" in arguments:
+        with ipcsync.connect(coordinator.endpoint, trace=tmp_path) as client:
+            client.record().synchronize()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        done = subprocess.run(
+            [*IPCSYNC, *(argument.format(traces=tmp_path) for argument in arguments)],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **EXEC, "IPCSYNC_ENDPOINT": coordinator.endpoint},
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_what_turns_a_line_round_or_moves_the_cursor_does_not_reach_the_terminal(
     coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client]
 ) -> None:
