@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ipcsync.cli.output import Failed, Seconds, echo, is_terminal, print_json, print_table
-from ipcsync.errors import IpcSyncError
+from ipcsync.cli.output import Failed, Seconds, WrongCall, echo, is_terminal, print_json, print_table
+from ipcsync.errors import ConnectError, IpcSyncError
 
 if TYPE_CHECKING:
     from ipcsync._rates import Tracks
@@ -30,19 +30,22 @@ _PATIENCE_S = 60.0  # of `reload`
 
 
 def with_endpoint(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command that takes --endpoint."""
-    text = "The coordinator. [IPCSYNC_ENDPOINT, else the runtime directory's]"
-    return click.option("--endpoint", metavar="ENDPOINT", help=text)(command)
+    """Decorate a command that takes --endpoint and --runtime-dir."""
+    text = "Where the coordinator serves. [IPCSYNC_ENDPOINT, else the user's]"
+    command = click.option("--runtime-dir", metavar="DIR", help=text)(command)
+    return click.option("--endpoint", metavar="ENDPOINT", help="Its endpoint, in place of its directory.")(command)
 
 
-def endpoint_of(endpoint: str | None, runtime_dir: str | None = None) -> str:
-    """The endpoint given, else that of the directory given, else the user's. Failed if there can be none."""
+def endpoint_of(endpoint: str | None, runtime_dir: str | None) -> str:
+    """The endpoint given, else that of the directory given, else the user's. WrongCall if there can be none."""
     from ipcsync._wire import endpoints
 
     try:
-        return endpoint or (endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint())
-    except ValueError as error:
-        raise Failed(str(error)) from None
+        found = endpoint or (endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint())
+        endpoints.socket_path(found)
+    except (ConnectError, ValueError) as error:
+        raise WrongCall(str(error)) from None
+    return found
 
 
 def _look(reader: Reader, tracks: Tracks) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def _event_row(event: Mapping[str, Any]) -> dict[str, object]:
 @click.command
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
 @with_endpoint
-def status(as_json: bool, endpoint: str | None) -> None:
+def status(as_json: bool, endpoint: str | None, runtime_dir: str | None) -> None:
     """Show the coordinator, its sessions and its events.
 
     \b
@@ -106,7 +109,7 @@ def status(as_json: bool, endpoint: str | None) -> None:
     from ipcsync._rates import Tracks
     from ipcsync._session.handshake import Reader
 
-    with Reader(endpoint_of(endpoint), _TIMEOUT_S) as reader:
+    with Reader(endpoint_of(endpoint, runtime_dir), _TIMEOUT_S) as reader:
         found = _look(reader, Tracks(1))
     print_json(found) if as_json else _print_status(found)
 
@@ -176,7 +179,7 @@ def _ended(event: Mapping[str, Any]) -> str | None:
 @click.option("--once", is_flag=True, help="Look once, and end.")
 @click.option("--period", type=Seconds(0.1, 3600), default=1.0, metavar="S", help="Seconds between samples. [1]")
 @with_endpoint
-def top(as_json: bool, once: bool, period: float, endpoint: str | None) -> None:
+def top(as_json: bool, once: bool, period: float, endpoint: str | None, runtime_dir: str | None) -> None:
     """Show the coordinator's events and sessions, live; q or Ctrl-C ends it.
 
     \b
@@ -192,7 +195,8 @@ def top(as_json: bool, once: bool, period: float, endpoint: str | None) -> None:
     from ipcsync._session.handshake import Reader
 
     tracks = Tracks(_SAMPLES)
-    with Reader(endpoint_of(endpoint), _TIMEOUT_S) as reader, suppress(KeyboardInterrupt):  # the usual end
+    where = endpoint_of(endpoint, runtime_dir)
+    with Reader(where, _TIMEOUT_S) as reader, suppress(KeyboardInterrupt):  # the usual end
 
         def sample() -> dict[str, Any]:
             return {"time": time.time(), **_look(reader, tracks)}
@@ -280,9 +284,9 @@ def _keys() -> Iterator[Callable[[float], bytes]]:
 
 @click.command
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
-@click.option("--runtime-dir", metavar="DIR", help="Where the coordinator serves. [IPCSYNC_ENDPOINT, else the user's]")
+@with_endpoint
 @click.option("--timeout", default=5.0, type=Seconds(0.1, 600), metavar="S", show_default=True)
-def nodes(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
+def nodes(as_json: bool, endpoint: str | None, runtime_dir: str | None, timeout: float) -> None:
     """Show the nodes of the fleet, this one first.
 
     \b
@@ -297,7 +301,7 @@ def nodes(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
 
     from ipcsync._session.handshake import Reader
 
-    with Reader(endpoint_of(None, runtime_dir), timeout) as reader:
+    with Reader(endpoint_of(endpoint, runtime_dir), timeout) as reader:
         found = reader.nodes()
     if as_json:
         print_json([{**asdict(node), "epoch": node.epoch.hex()} for node in found])

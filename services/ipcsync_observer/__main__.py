@@ -21,7 +21,15 @@ _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 @click.option("--period", default=1.0, type=Seconds(0.1, 60), metavar="S", help="Seconds between samples.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
-def main(host: str, port: int, endpoint: str | None, period: float, log_level: str, log_json: bool) -> None:
+def main(
+    host: str,
+    port: int,
+    endpoint: str | None,
+    runtime_dir: str | None,
+    period: float,
+    log_level: str,
+    log_json: bool,
+) -> None:
     """Serve a coordinator's state: a page on /, /metrics for Prometheus, /healthz, /api/state.
 
     \b
@@ -40,12 +48,8 @@ def main(host: str, port: int, endpoint: str | None, period: float, log_level: s
             raise
         raise Failed(f"the observer needs {missing}; in a checkout of ipcsync: pip install -e '.[observer]'") from None
     from ipcsync._logs import configure
-    from ipcsync.errors import ConnectError
 
-    try:
-        sampler = Sampler(endpoint, period)
-    except (ConnectError, ValueError) as error:
-        raise WrongCall(str(error)) from None
+    sampler = Sampler(endpoint_of(endpoint, runtime_dir), period)
     configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "uvicorn"))
     try:
         listening = app.bind(host, port)

@@ -19,7 +19,6 @@ from ipcsync._board.layout import REASONS
 from ipcsync._logs import fields
 from ipcsync._rates import Event, Tracks
 from ipcsync._session.handshake import Reader
-from ipcsync._wire import endpoints
 from ipcsync.typing import CoordinatorStats
 
 log = logging.getLogger("ipcsync.observer")
@@ -61,8 +60,8 @@ class Sampler:
     others than before.
     """
 
-    def __init__(self, endpoint: str | None, period_s: float = 1.0) -> None:
-        self._reader = Reader(endpoint or endpoints.default_endpoint(), READY_S)
+    def __init__(self, endpoint: str, period_s: float = 1.0) -> None:
+        self._reader = Reader(endpoint, READY_S)
         self.period_s = period_s
         self._began = time.monotonic()
         self._epoch = ""

@@ -61,7 +61,7 @@ def sampler(counted: Metrics) -> Sampler:
         "pid": 8, "keeper_pid": 7, "memory_bytes": 40e6, "keeper_memory_bytes": 30e6,
         **counted.stats(),
     }  # fmt: skip
-    made = Sampler(None)
+    made = Sampler("ipc:///nowhere")
     bridge = BridgeInfo(
         node="here", fleet="f", pid=9, server="nats://there:4222", mirrors=2, exports=1,
         peers=[PeerInfo("there", "linked")], counts={"remote_requests": 4},

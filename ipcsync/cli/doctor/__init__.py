@@ -19,7 +19,9 @@ from ipcsync.cli.asking import endpoint_of, with_endpoint
     help="Check what a bridge to other nodes needs; takes the bridge's options: --node, --nats, --tls-….",
 )
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
-def doctor(as_json: bool, endpoint: str | None, fleet: str | None, settings: tuple[str, ...]) -> None:
+def doctor(
+    as_json: bool, endpoint: str | None, runtime_dir: str | None, fleet: str | None, settings: tuple[str, ...]
+) -> None:
     """Check what this machine and two processes on it can do.
 
     \b
@@ -34,12 +36,10 @@ def doctor(as_json: bool, endpoint: str | None, fleet: str | None, settings: tup
     it checks the servers, permissions, certificates and names of a fleet instead. Exit status 1 if a check failed.
     """
     if fleet is not None:
-        become("ipcsync_bridge", "doctor", "--fleet", fleet, *(["--json"] if as_json else []), *settings)
+        given = [*(["--json"] if as_json else []), *(["--runtime-dir", runtime_dir] if runtime_dir else [])]
+        become("ipcsync_bridge", "doctor", "--fleet", fleet, *given, *settings)
     if settings:
         raise click.UsageError(f"{settings[0]} is for --fleet only, or is no option")
-    from ipcsync._wire import endpoints
     from ipcsync.cli.doctor import checks
 
-    where = endpoint_of(endpoint)
-    endpoints.socket_path(where)  # raises for an invalid endpoint
-    checks.run(where).print(as_json=as_json)
+    checks.run(endpoint_of(endpoint, runtime_dir)).print(as_json=as_json)

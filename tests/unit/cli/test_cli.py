@@ -203,11 +203,16 @@ def test_status_without_a_coordinator_exits_1_with_one_line(arguments: tuple[str
     )
 
 
+_LOOKING = [("status",), ("top", "--once"), ("nodes",), ("doctor",), ("observer", "--port", "0")]
+
+
 @pytest.mark.process
-def test_status_of_something_that_is_no_endpoint_exits_1_with_one_line() -> None:
-    done = run("status", "--endpoint", "tcp://localhost:1")
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
+@pytest.mark.parametrize("command", _LOOKING, ids=" ".join)
+def test_something_that_is_no_endpoint_is_a_wrong_call_of_one_line(command: tuple[str, ...]) -> None:
+    for done in (run(*command, "--endpoint", "foo"), run(*command, IPCSYNC_ENDPOINT="tcp://localhost:1")):
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("ipcsync: an endpoint looks like ipc:///")
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_status_shows_sessions_and_events(
@@ -221,6 +226,13 @@ def test_status_shows_sessions_and_events(
     assert re.search(rf"^decoder +{os.getpid()} +1 ", done.stdout, re.MULTILINE)
     assert re.search(r"^kv/1 +(event|timeline) +open +1 +[01] +1 +decoder ", done.stdout, re.MULTILINE)
     assert "ipcsync status" not in done.stdout, "it shows itself"
+
+
+@pytest.mark.parametrize("command", [("status",), ("top", "--once"), ("doctor",)], ids=" ".join)
+def test_a_coordinator_is_found_by_its_directory(coordinator: ipcsync.Coordinator, command: tuple[str, ...]) -> None:
+    done = run(*command, "--runtime-dir", coordinator.runtime_dir, IPCSYNC_ENDPOINT="ipc:///nowhere")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "none at" not in done.stdout, "the doctor started one of its own"
 
 
 def test_status_as_json_can_be_read_by_a_program(
@@ -253,9 +265,9 @@ def test_status_says_how_often_the_coordinator_was_started_and_why(
 
 @pytest.mark.process
 def test_a_runtime_directory_that_is_too_long_for_a_socket_is_one_line(tmp_path: Path) -> None:
-    for command in (("status",), ("top", "--json"), ("doctor",)):
+    for command in _LOOKING:
         done = run(*command, IPCSYNC_RUNTIME_DIR=str(tmp_path / ("long" * 30)), IPCSYNC_ENDPOINT="")
-        assert (done.returncode, done.stdout) == (1, ""), command
+        assert (done.returncode, done.stdout) == (2, ""), command
         assert "choose another runtime directory" in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
