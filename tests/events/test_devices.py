@@ -129,6 +129,45 @@ def test_a_stream_of_another_gpu_waits_after_its_marker_was_dropped(start: Start
     wait(1, "second")
 
 
+class _Mislabelled:
+    """A stream of device 1 that says that it is of device 0."""
+
+    def __init__(self) -> None:
+        self.cuda_stream = remote.stream("of-1", 1).cuda_stream
+        self.device_index = 0
+
+
+def _record_on_mislabelled(name: str) -> None:
+    remote.event(name).record(_Mislabelled())
+
+
+def _wait_on_mislabelled(data: bytes) -> None:
+    remote.client().point(data).wait(_Mislabelled())
+
+
+def test_a_call_refused_for_a_stream_that_names_another_device_changes_nothing(
+    start: Start, engine: EngineName
+) -> None:
+    recorder, waiter = start(), start()
+    recorder.call(remote.open_event, "e", {"recorder": True, "device": 0, "engine": engine})
+    recorder.call(remote.record, "e")
+    for _ in range(2):
+        error = recorder.call(remote.error_of, _record_on_mislabelled, "e")
+        assert error == ("DriverError", "cuEventRecord failed: CUDA_ERROR_INVALID_HANDLE (400)")
+        assert recorder.call(_state, "e") == ("open", 1)
+    recorder.call(remote.hold)
+    (data,) = recorder.call(remote.record, "e")
+    for _ in range(2):
+        assert waiter.call(remote.error_of, _wait_on_mislabelled, data) == error
+        assert waiter.call(remote.stream_is_idle, "of-1"), "no wait was queued on it"
+    waiter.call(remote.wait, data, "of-1", None, 1)
+    assert not waiter.call(remote.stream_is_idle, "of-1")
+    recorder.call(remote.let_go)
+    waiter.call(remote.synchronize, data)
+    (data,) = recorder.call(remote.record, "e", "another")
+    waiter.call(remote.synchronize, data)
+
+
 def test_a_timeline_is_waited_for_ahead_from_another_gpu(start: Start) -> None:
     recorder, waiter = start(), start()
     recorder.call(remote.open_event, "e", {"recorder": True, "device": 1, "engine": "timeline"})

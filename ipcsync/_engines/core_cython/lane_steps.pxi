@@ -141,6 +141,7 @@ cdef inline int check_taken(int result) except -1:
 
 cdef int take_turns(Lane self, Use *uses, int count, uint64_t stream, int64_t deadline, timeout) except -1:
     """Take the turns of the calls on these events, all or none, each with a marker for `stream`."""
+    cdef Handle handle = self.feeding if stream == self.feeder_id else self.draining
     cdef int index = 0
     while index < count:
         core = <Core>uses[index].core
@@ -155,7 +156,7 @@ cdef int take_turns(Lane self, Use *uses, int count, uint64_t stream, int64_t de
                 continue
             ipcsync_turns(1)
             try:
-                make_marker(core, stream, self.ordinal)
+                make_marker(core, handle, stream, self.ordinal)
             except BaseException:
                 give_turns(uses, index + 1)
                 raise

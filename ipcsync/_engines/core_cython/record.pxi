@@ -38,7 +38,7 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
         elif found == NO_ROOM:
             make_room(self, self._recorded + 1, deadline, timeout)
         elif found == NEEDS:
-            get_needed(self, stream, generation)
+            get_needed(self, handle, stream, generation)
         elif found == UNUSABLE:
             check_usable(self, handle, "record")
             with nogil:
@@ -136,14 +136,14 @@ cdef inline bint has_needed(Core self, uint64_t stream, int64_t generation) noex
         and (not must_follow(self, stream, generation) or has_import(self, generation - 1))
     )
 
-cdef int get_needed(Core self, uint64_t stream, int64_t generation) except -1:
+cdef int get_needed(Core self, Handle handle, uint64_t stream, int64_t generation) except -1:
     open_import(self, generation, -1)
     if must_follow(self, stream, generation):
         open_import(self, generation - 1, -1)
     if not self.has_ring:
         enter_calls(self)
         try:
-            make_marker(self, stream, self.ordinal)
+            make_marker(self, handle, stream, self.ordinal)
         finally:
             leave_calls(self)
 

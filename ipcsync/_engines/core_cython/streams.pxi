@@ -143,12 +143,19 @@ cdef inline Marker *marker_of(Core self, uint64_t stream) noexcept nogil:
             return &self.markers[index]
     return NULL
 
-cdef int make_marker(Core self, uint64_t stream, int ordinal) except -1:
-    """Have a marker for the stream. Called with the turn."""
+cdef int make_marker(Core self, Handle handle, uint64_t stream, int ordinal) except -1:
+    """Have a marker for the stream. If that is of another device than it was said to be, the driver refuses the marker
+    here, before anything is given to the stream. Called with the turn."""
     if marker_of(self, stream) != NULL:
         return 0
     event = <Handle><uintptr_t>int(self.create_event(ordinal))
     try:
+        with nogil:
+            step(b"try marker")
+            result = cuEventRecord(event, handle)
+        if result != 0:
+            forget_stream(self, stream)
+            self.raise_driver(result, "cuEventRecord")
         enter_state(self)
     except BaseException:
         cuEventDestroy(event)
@@ -220,6 +227,11 @@ cdef inline uint64_t known_stream(Core self, uint64_t stream) noexcept nogil:
         if known != 0 and known >> 8 == stream:
             return known
     return 0
+
+cdef inline void forget_stream(Core self, uint64_t stream) noexcept nogil:
+    for index in range(RECENT):
+        if ipcsync_load(&self.known_streams[index]) >> 8 == stream:
+            ipcsync_store(&self.known_streams[index], 0)
 
 cdef int64_t key_of(Core self, Handle handle, uint64_t stream, int ordinal) except? -1:
     """The key of the list of a stream of device `ordinal`: of the process's blocking streams, which wait for each

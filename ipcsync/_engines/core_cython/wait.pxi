@@ -71,7 +71,7 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)")
         try:
             if marker_of(self, stream) == NULL:
-                make_marker(self, stream, ordinal)
+                make_marker(self, handle, stream, ordinal)
             with nogil:
                 found = queue_announced(self, handle, stream, generation, &refusal)
         finally:
