@@ -11,26 +11,25 @@ _LONGEST_S = 1e9  # 31 years: also what no float can hold is a timeout
 
 
 def deadline_of(timeout: float | None, began: int = 0) -> int:
-    """CLOCK_MONOTONIC in ns when `timeout` seconds are over, from `began` or now. ValueError: negative, or NaN."""
+    """CLOCK_MONOTONIC in ns when `timeout` seconds are over, from `began` or now; raises as `bounded`."""
     if timeout is None:
         return FOREVER
-    check_seconds(timeout, "a number of seconds from 0 up, or None")
-    return (began or time.monotonic_ns()) + int(bounded(timeout) * 1e9)
+    return (began or time.monotonic_ns()) + int(bounded(timeout, ", or None") * 1e9)
 
 
-def check_seconds(timeout: float, expected: str = "a number of seconds from 0 up") -> None:
-    """ValueError for a timeout that is negative or NaN, TypeError for what is no number."""
+def bounded(timeout: float, or_else: str = "") -> float:
+    """A timeout of any type of number as a float, and no longer than a wait may be.
+
+    ValueError if it is negative or NaN, TypeError for a bool and for what is no number.
+    """
     try:
+        if isinstance(timeout, bool):
+            raise TypeError
         if timeout >= 0:
-            return
+            return float(min(timeout, _LONGEST_S))
     except TypeError:
-        raise TypeError(f"timeout is {expected}, not {timeout!r}") from None
-    raise ValueError(f"timeout is {expected}, not {timeout!r}")
-
-
-def bounded(timeout: float) -> float:
-    """A timeout of any type of number as a float, and no longer than a wait may be."""
-    return float(min(timeout, _LONGEST_S))
+        raise TypeError(f"timeout is a number of seconds from 0 up{or_else}, not {timeout!r}") from None
+    raise ValueError(f"timeout is a number of seconds from 0 up{or_else}, not {timeout!r}")
 
 
 def left_of(deadline: int) -> float:

@@ -69,11 +69,12 @@ class Coordinator:
         """Stop the daemon, by SIGKILL after `timeout` s; its exit status, each time. Does nothing in a forked child."""
         if os.getpid() != self._owner:
             return 0
+        seconds = bounded(timeout)
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             self._process.send_signal(signal.SIGCONT)
             try:
-                self._process.wait(bounded(timeout))
+                self._process.wait(seconds)
             except subprocess.TimeoutExpired:
                 self._process.kill()
         status = self._process.wait()

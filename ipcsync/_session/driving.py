@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
+from threading import TIMEOUT_MAX
 from typing import TypeVar
 from weakref import WeakMethod
 
@@ -21,7 +22,7 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._board import SessionLine
-from ipcsync._deadline import bounded, deadline_of, left_of, pauses
+from ipcsync._deadline import deadline_of, left_of, pauses
 from ipcsync._drivers import (
     ERROR_NOT_READY,
     STREAM_NON_BLOCKING,
@@ -186,7 +187,8 @@ class Driving:
 
     def _tried(self, function: Callable[[], T], seconds: float) -> T:
         """What it returns. WaitTimeout if other threads' trials took all of the time; below 0 there is no limit."""
-        if (found := under_within(self._trial, bounded(seconds), self._within, function)) is None:
+        limit = float(min(seconds, TIMEOUT_MAX))
+        if (found := under_within(self._trial, limit, self._within, function)) is None:
             text = f"other threads' trials of what a stream can do took all of the {seconds:g} s"
             raise WaitTimeout(text, timeout=seconds)
         return found[0]

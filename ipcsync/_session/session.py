@@ -366,8 +366,7 @@ class Session:
         self, prefix: str, session_prefix: str, timeout: float | None, check: Callable[[], None] | None
     ) -> Iterator[Notice]:
         """The feed: a snapshot, then every change; ends after `timeout` seconds without one, or when `check` raises."""
-        deadline_of(timeout)
-        timeout = None if timeout is None else bounded(timeout)
+        timeout = None if timeout is None else bounded(timeout, ", or None")
         self.check()
         return feed.watch(
             zmq_context(),

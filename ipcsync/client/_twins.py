@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ipcsync._deadline import check_seconds
+from ipcsync._deadline import bounded
 from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync.errors import EngineMismatch, EventClosed
@@ -73,7 +73,7 @@ class ClientView:
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        check_seconds(seconds)
+        bounded(seconds)  # raises for what is no timeout
         self._session.timeout = seconds
 
     @property

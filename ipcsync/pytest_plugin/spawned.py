@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ipcsync._deadline import bounded
 from ipcsync._linux import child
 from ipcsync._linux.files import memory_file
 from ipcsync._native import fork
@@ -169,7 +170,7 @@ class Child:
     def _receive(self, timeout: float | None) -> tuple[str, Any, str]:
         """Read the answer, or find out why there is none."""
         over = self._began + self._limit + _GRACE_S
-        until = over if timeout is None else min(over, time.monotonic() + timeout)
+        until = over if timeout is None else min(over, time.monotonic() + bounded(timeout))
         if not self._has_begun:
             self._hear(until)
         self._hear(until)

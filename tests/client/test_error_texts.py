@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import signal
@@ -221,7 +222,12 @@ def test_a_name_that_is_too_long_is_shown_with_its_end_and_its_length(client: ip
         client.event("x" * 300)
 
 
-@pytest.mark.parametrize("wrong", ["5", [], object])
+async def _list_events(endpoint: str, timeout: float) -> object:
+    async with ipcsync.aconnect(endpoint) as client:
+        return await client.list_events(timeout=timeout)
+
+
+@pytest.mark.parametrize("wrong", ["5", [], object, True, False])
 def test_a_timeout_that_is_no_number_is_shown(client: ipcsync.Client, wrong: object) -> None:
     seconds: float = wrong  # type: ignore[assignment]
     event, stream = client.event("e", recorder=True), ipcsync.Stream()
@@ -231,6 +237,8 @@ def test_a_timeout_that_is_no_number_is_shown(client: ipcsync.Client, wrong: obj
         lambda: event.record(stream, timeout=seconds),
         lambda: stream.synchronize(seconds),
         lambda: client.list_events(timeout=seconds),
+        lambda: asyncio.run(_list_events(client.endpoint, seconds)),
+        lambda: next(client.watch(timeout=seconds)),
         lambda: ipcsync.connect(client.endpoint, timeout=seconds),
         lambda: setattr(client, "timeout", seconds),
     ]

@@ -439,9 +439,10 @@ def test_arguments_of_other_types_are_refused(two: Stage) -> None:
     for timeout in (-1, -0.5, float("nan")):
         with pytest.raises(ValueError, match="timeout"):
             two.client.replay({}, timeout=timeout)
-    with pytest.raises(TypeError, match="timeout"):
-        two.client.replay({}, timeout="1")  # type: ignore[arg-type]
-    for good in (0, 0.0, True, 1e300, 10**30, float("inf"), None):  # at once, or for ever
+    for text in ("1", True):
+        with pytest.raises(TypeError, match="timeout"):
+            two.client.replay({}, timeout=text)  # type: ignore[arg-type]
+    for good in (0, 0.0, 1e300, 10**30, float("inf"), None):  # at once, or for ever
         with two.client.replay({}, stream=two.layers.stream, timeout=good):
             pass
 

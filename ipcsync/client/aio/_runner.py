@@ -105,7 +105,7 @@ async def request(
     own, for what may wait for more than a reply.
     """
     session.check()
-    seconds = bounded(session.timeout if timeout is None else timeout)
+    seconds = bounded(session.timeout if timeout is None else timeout, ", or None")
     deadline = deadline_of(seconds)
 
     def ask() -> T:
