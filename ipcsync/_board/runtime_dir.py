@@ -239,8 +239,13 @@ def _lock(fd: int, path: str) -> None:
 
 
 def write_outcome(path: str, outcome: Outcome) -> None:
-    """Write the result of a reload into the directory `path`. OSError if that fails."""
+    """Write the result of a reload into the directory `path`. OSError if that fails.
+
+    Room is kept there for the next one, which may find the file system full.
+    """
     _write(path, OUTCOME, outcome)
+    with suppress(OSError), open(os.path.join(path, OUTCOME + _NEW), "wb", opener=_opened) as file:
+        file.write(b" ")
 
 
 def read_outcome(path: str) -> Outcome:
@@ -253,6 +258,7 @@ def _write(directory: str, name: str, found: msgspec.Struct) -> None:
     try:
         with open(path + _NEW, "wb", opener=_opened) as file:
             file.write(msgspec.json.encode(found))
+            file.truncate()
         os.rename(path + _NEW, path)
     except OSError:  # the disk is full, or something else is there
         with suppress(OSError):
@@ -270,8 +276,8 @@ def _read(directory: str, name: str, kind: type[_T]) -> _T | None:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Without following a link, or waiting at a pipe that somebody made there."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    """Without following a link, waiting at a pipe that somebody made there, or giving a file's room back first."""
+    return os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def _mark_of(path: str) -> str:

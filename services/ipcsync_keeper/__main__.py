@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 
 import msgspec
 
 from ipcsync import _room as room
-from ipcsync._board.runtime_dir import KEEPER
+from ipcsync._board.runtime_dir import KEEPER, Outcome, write_outcome
 from ipcsync._linux.process import watched
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import configure
@@ -37,6 +38,8 @@ def main(plan: Plan) -> int:
     except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
         report_failure(caught, "a keeper")
         return 1
+    with suppress(OSError):
+        write_outcome(resources.directory.path, Outcome())  # before the file system is full
     status = Keeper(plan, resources, manager, parent, wake).run()
     log.info("stopped")
     return status

@@ -6,8 +6,8 @@ import asyncio
 
 import click
 
-from ipcsync.cli.asking import with_endpoint
-from ipcsync.cli.output import Command, Failed, Seconds, WrongCall
+from ipcsync.cli.asking import endpoint_of, with_endpoint
+from ipcsync.cli.output import Command, Failed, Seconds
 
 _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 

@@ -124,6 +124,7 @@ class Storm:
         """What came of a reload cannot be told for a while."""
         path = Path(self._one.runtime_dir, f"{OUTCOME}.new")
         with suppress(FileExistsError):  # one is being written
+            path.unlink(missing_ok=True)
             path.mkdir()
             os.kill(self._one.pid, RELOAD)
             self._wait(_LONGEST_STOP_S)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import json
 import os
 import random
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -22,7 +24,7 @@ import pytest
 
 import ipcsync
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX
-from ipcsync._board.runtime_dir import OUTCOME, RELOAD
+from ipcsync._board.runtime_dir import OUTCOME, RELOAD, Outcome, read_outcome
 from ipcsync._launch import Coordinator
 from ipcsync.typing import EngineName
 from tests.faults import chain_actions as do
@@ -516,9 +518,9 @@ def test_row_57_an_outcome_of_an_earlier_keeper_says_nothing_and_goes_with_it(tm
     later_ns = time.monotonic_ns() + 10**15  # as before the machine was started anew
     (directory / OUTCOME).write_text(json.dumps({"began_ns": later_ns, "why_not": ""}))
     with ipcsync.launch(keeper=True, runtime_dir=str(directory)) as one:
-        assert not (directory / OUTCOME).exists()
+        assert read_outcome(str(directory)) == Outcome()
         assert _reload(one).returncode == 0
-        assert (directory / OUTCOME).exists()
+        assert read_outcome(str(directory)).began_ns > 0
     assert os.listdir(directory) == []
 
 
@@ -532,14 +534,33 @@ def test_row_57_two_reloads_at_once_are_both_done(by_exec: None, kept: Coordinat
 
 
 def test_row_57_an_outcome_that_cannot_be_told_ends_nothing(kept: Coordinator, client: ipcsync.Client) -> None:
-    """As where the directory's disk is full: the keeper logs it, and the command has to give up waiting."""
+    """The keeper logs it, and the command has to give up waiting."""
     path = Path(kept.runtime_dir, f"{OUTCOME}.new")
+    path.unlink()
     path.mkdir()
     os.kill(kept.pid, RELOAD)
     until(lambda: client.stats()["starts"] == 2, "the new one")
     path.rmdir()
     assert _reload(kept).returncode == 0
     assert client.stats()["restarts"]["reloaded"] == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
+def test_row_57_reloads_say_what_came_of_them_where_the_file_system_is_full(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", bytes(directory), b"tmpfs", 0, b"size=32m,mode=0700") != 0:
+        pytest.skip(f"no file system can be mounted here: {os.strerror(ctypes.get_errno())}")
+    try:
+        with ipcsync.launch(keeper=True, runtime_dir=str(directory)) as one:
+            with open(directory / "fill", "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(directory).free)
+            assert not shutil.disk_usage(directory).free
+            for _ in range(3):
+                assert _reload(one).stdout == "reloaded\n"
+    finally:
+        assert libc.umount2(bytes(directory), 2) == 0  # MNT_DETACH
 
 
 @pytest.mark.thorough
