@@ -210,7 +210,5 @@ def test_without_a_coordinator_it_fails_at_once_in_one_line(tmp_path: Path) -> N
     done = _run("--once", "--endpoint", f"ipc://{tmp_path}/nobody.sock")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr == (
-        f"ipcsync: no coordinator at ipc://{tmp_path}/nobody.sock: there is no socket; "
-        "start one with: ipcsync coordinator\n"
-    )
+    (line,) = done.stderr.splitlines()  # its end depends on whether one serves elsewhere
+    assert line.startswith(f"ipcsync: no coordinator at ipc://{tmp_path}/nobody.sock: there is no socket")

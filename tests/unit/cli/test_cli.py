@@ -197,10 +197,8 @@ def test_status_without_a_coordinator_exits_1_with_one_line(arguments: tuple[str
     done = run("status", *arguments, IPCSYNC_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr == (
-        f"ipcsync: no coordinator at ipc://{tmp_path}/coordinator.sock: there is no socket; "
-        "start one with: ipcsync coordinator\n"
-    )
+    (line,) = done.stderr.splitlines()  # its end depends on whether one serves elsewhere
+    assert line.startswith(f"ipcsync: no coordinator at ipc://{tmp_path}/coordinator.sock: there is no socket")
 
 
 _LOOKING = [("status",), ("top", "--once"), ("nodes",), ("doctor",), ("observer", "--port", "0")]
