@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from cuda.bindings.driver import CUdevice_attribute, CUresult
@@ -104,6 +104,10 @@ class Engine(Core):
                     raise ValueError(f"generation {number} of {self.label} cannot depend on its generation {earlier}")
                 continue
             try:
+                if view.generation < earlier:  # it may be of another client, which outlives this one
+                    with _within(handle, ordinal) as inside, inside:
+                        context.refuse_capturing(handle, "record")
+                    view.await_recorded(earlier, deadline, timeout, partial(self.check_liveness, 1))
                 view.wait_on(earlier, handle, ordinal, timeout, began)
             except RecorderLost:
                 outcome = view.outcome_of(earlier)

@@ -40,13 +40,20 @@ class Pending:
     is_callback: bool
 
     def __init__(
-        self, engine: Engine, generation: int, timeout: float | None = None, *, recorded: bool = False
+        self,
+        engine: Engine,
+        generation: int,
+        timeout: float | None = None,
+        *,
+        recorded: bool = False,
+        check: Callable[[], object] | None = None,
     ) -> None:
         self.engine: Engine = engine
         self._generation = generation
         self._timeout = timeout
         self._deadline = deadline_of(timeout)
         self._recorded = recorded
+        self._check = check  # for a call of another session than the point's
         self._since = time.monotonic_ns()  # the call, or when it was found not recorded last
         self._next_check = self._since + _CHECK_NS
         self._error: Exception | None = None
@@ -74,6 +81,8 @@ class Pending:
         if now >= self._next_check:
             self._next_check = now + _CHECK_NS
             self.engine.check_liveness(self._generation)
+            if self._check is not None:
+                self._check()
         if now >= self._deadline:
             is_recorded = self.engine.generation >= self._generation
             self.engine.raise_timeout(self._generation, self._timeout, "complete" if is_recorded else "recorded")

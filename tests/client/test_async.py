@@ -17,7 +17,7 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.client.loops import LONG_S, cancel, threads_named, turns, two_clients
+from tests.client.loops import LONG_S, cancel, threads_named, turns, turns_until, two_clients
 from tests.kit.peer import Peer
 
 pytestmark = pytest.mark.driver
@@ -409,3 +409,32 @@ def test_a_forked_child_is_refused(coordinator: ipcsync.Coordinator, new_peer: C
 
 
 # --- default streams --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["event", "client", "reservation", "replay"])
+def test_a_close_ends_a_call_that_waits_for_another_clients_point_to_be_recorded(
+    coordinator: ipcsync.Coordinator, engine: EngineName, call: str
+) -> None:
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            event, point = await one.event("e", recorder=True, engine=engine), (await two.event("other")).at(1)
+            reservation = await one.reserve()
+
+            async def replay() -> None:
+                async with one.replay({wait: point}, stream=stream):
+                    pass
+
+            stream, wait = ipcsync.Stream(), ipcsync.GraphWait()
+            calls = {
+                "event": lambda: event.record(after=[point]),
+                "client": lambda: one.record(after=[point]),
+                "reservation": lambda: reservation.record(after=[point]),
+                "replay": replay,
+            }
+            waiting = asyncio.ensure_future(calls[call]())
+            await turns_until(lambda: two._session.waits.count, "it waits")
+            await one.close()
+            with pytest.raises((ipcsync.EventClosed, ipcsync.ClientClosed)):
+                await asyncio.wait_for(waiting, LONG_S)
+
+    asyncio.run(main())

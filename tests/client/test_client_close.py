@@ -21,6 +21,8 @@ from ipcsync._wire.messages import Close, Message
 from ipcsync.client import client as client_module
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults.fixtures import Blocked
+from tests.graphs.layers import captured
 from tests.kit.scripts import run
 from tests.kit.until import DEADLINE_S, until
 
@@ -48,6 +50,43 @@ def test_after_close_every_method_raises_client_closed(new_client: NewClient) ->
     for use in uses:
         with pytest.raises(ipcsync.ClientClosed):
             use()
+
+
+def _replay(client: ipcsync.Client, _event: ipcsync.SharedEvent, point: ipcsync.Point) -> None:
+    stream, wait = ipcsync.Stream(), ipcsync.GraphWait()
+    captured(stream, lambda: wait.capture(stream))
+    with client.replay({wait: point}, stream=stream):
+        pass
+
+
+def _reserved(client: ipcsync.Client, _event: ipcsync.SharedEvent, point: ipcsync.Point) -> None:
+    client.reserve().record(after=[point])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        _replay,
+        _reserved,
+        lambda _client, event, point: event.record(after=[point]),
+        lambda client, _event, point: client.record(after=[point]),
+        lambda client, _event, point: client.record_all(after=[point]),
+    ],
+    ids=["replay", "reservation", "event", "client", "record_all"],
+)
+def test_a_close_ends_a_call_that_waits_for_another_clients_point_to_be_recorded(
+    new_client: NewClient,
+    engine: EngineName,
+    call: Callable[[ipcsync.Client, ipcsync.SharedEvent, ipcsync.Point], object],
+) -> None:
+    client, other = new_client(), new_client()
+    event, point = client.event("e", recorder=True, engine=engine), other.event("other", engine=engine).at(1)
+    waiting = Blocked(lambda: call(client, event, point))
+    client.close()
+    try:
+        assert isinstance(waiting.outcome(), ipcsync.EventClosed | ipcsync.ClientClosed)
+    finally:
+        other.close()  # else the thread, and what it waits for, would stay
 
 
 def test_after_close_its_events_and_points_raise_event_closed(new_client: NewClient, engine: EngineName) -> None:

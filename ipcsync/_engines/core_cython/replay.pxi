@@ -183,7 +183,7 @@ cdef class ReplayingBase:
                         f"generation {use.highest} of {core.label} is for this replay to record, which waits for its points "
                         "first: within a graph, the order of its nodes is what to wait by"
                     )
-            core.await_recorded(use.highest, self.deadline, self._timeout)
+            core.await_recorded(use.highest, self.deadline, self._timeout, self._session.check_liveness)
         if not core.has_ring:
             if bracket._is_ahead and use.highest > last_of(core):
                 self._check_recorder(core)

@@ -176,12 +176,19 @@ cdef class Core(Line):
             return False
         return is_accepted
 
-    def await_recorded(self, int64_t generation, int64_t deadline_ns, timeout):
-        """Block until `generation` is recorded; else WaitTimeout, RecorderLost, or an error of `check_liveness`."""
-        with nogil:
-            is_recorded = sleep_until_recorded(self, generation, deadline_ns)
-        if not is_recorded:
-            self.raise_timeout(generation, timeout, "recorded")
+    def await_recorded(self, int64_t generation, int64_t deadline_ns, timeout, check=None):
+        """Block until `generation` is recorded; else WaitTimeout, RecorderLost, or an error of `check_liveness`, or of
+        `check`, which is called now and then: the call may be another session's."""
+        cdef int64_t until = deadline_ns - 1
+        while until < deadline_ns:
+            until = deadline_ns if check is None else min(deadline_ns, ipcsync_now() + LONGEST_NS)
+            with nogil:
+                is_recorded = sleep_until_recorded(self, generation, until)
+            if check is not None:
+                check()
+            if is_recorded:
+                return
+        self.raise_timeout(generation, timeout, "recorded")
 
     def await_complete(self, int64_t generation, timeout, int64_t began=0, int64_t since=0):
         """As `synchronize`, and for the client's own threads, of which a trace does not show it. One that has waited

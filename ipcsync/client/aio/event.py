@@ -66,7 +66,7 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
 async def record(event: SharedEvent, stream: Stream, timeout: float | None, after: Sequence[Point]) -> AsyncPoint:
     """Record as soon as there is room in the ring."""
     deadline, engine = deadline_of(timeout), event._engine
-    await all_recorded(after, timeout)
+    await all_recorded(after, partial(engine.check_liveness, 1), timeout)
     for pause_s in pauses(left_of(deadline), 0.001, 0.02):
         try:
             return AsyncPoint(event.record(stream, timeout=0, after=after))
@@ -104,7 +104,7 @@ class AsyncReservation(AsyncClosing):
         """Record after all work submitted to `stream` so far, once; as `Reservation.record`."""
         chosen = resolve(stream, self._reservation.point.device.index)
         points = await attached(after)
-        await all_recorded(points)
+        await all_recorded(points, partial(self._reservation._event._engine.check_liveness, 1))
         return AsyncPoint(self._reservation.record(chosen, after=points))
 
     async def close(self) -> None:
@@ -226,18 +226,18 @@ async def attached(points: Iterable[AsyncPoint]) -> list[Point]:
     return found
 
 
-async def all_recorded(points: Sequence[Point], timeout: float | None = None) -> None:
-    """Wait until all points are recorded, so that a stream can wait for them, at most `timeout` seconds."""
+async def all_recorded(points: Sequence[Point], check: Callable[[], object], timeout: float | None = None) -> None:
+    """Wait until all points are recorded, at most `timeout` seconds, or until `check` raises: they may be of others."""
     deadline = deadline_of(timeout)
     for point in points:
         if point._bound().engine.generation < point.generation:
-            await recorded(point, left_of(deadline))
+            await recorded(point, left_of(deadline), check)
 
 
-async def recorded(point: Point, timeout: float | None) -> None:
+async def recorded(point: Point, timeout: float | None, check: Callable[[], object] | None = None) -> None:
     """Wait until a point is recorded, at most `timeout` seconds."""
     attached = point._bound()
-    await over(attached, Pending(attached.engine, point.generation, timeout, recorded=True))
+    await over(attached, Pending(attached.engine, point.generation, timeout, recorded=True, check=check))
 
 
 # --- replays ----------------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class AsyncReplaying:
     async def _await_points(self) -> None:
         points = await attached(self._awaited)
         if not self._replaying._replay._is_ahead:
-            await all_recorded(points, self._replaying._timeout)
+            await all_recorded(points, self._replaying._session.check_liveness, self._replaying._timeout)
 
     async def __aenter__(self) -> AsyncReplay:
         await self._await_points()
