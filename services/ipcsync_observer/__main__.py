@@ -22,13 +22,7 @@ _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
 def main(
-    host: str,
-    port: int,
-    endpoint: str | None,
-    runtime_dir: str | None,
-    period: float,
-    log_level: str,
-    log_json: bool,
+    host: str, port: int, endpoint: str | None, runtime_dir: str | None, period: float, log_level: str, log_json: bool
 ) -> None:
     """Serve a coordinator's state: a page on /, /metrics for Prometheus, /healthz, /api/state.
 
