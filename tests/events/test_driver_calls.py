@@ -209,7 +209,7 @@ _DEVICE, _MODE = "cuCtxGetDevice", "cuThreadExchangeStreamCaptureMode"
 _MAPPED = [_DEVICE, "cuMemHostGetDevicePointer"]  # of the word, once for each use
 _OPEN = [_DEVICE, _MODE, "cuIpcOpenEventHandle", _MODE]  # of the ring, each once in a process
 _LOOK = [_MODE, "cuEventQuery", _MODE]
-_MARKER = [_DEVICE, "cuEventCreate"]  # once for each stream
+_MARKER = [_DEVICE, "cuEventCreate", "cuEventRecord"]  # once for each stream, which is refused if of another device
 _KNOWN = [_CAPTURING, _ID]  # again behind what is opened or created, and where the stream is not known yet
 _RECORD, _WAIT, _WRITE, _WAIT_VALUE = (
     "cuEventRecord",
