@@ -7,6 +7,7 @@ import importlib.util
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -81,8 +82,10 @@ class Settings:
             raise ValueError(f"a server is nats://HOST:PORT or tls://HOST:PORT, not {server!r}")
         if url.username or url.password:
             raise ValueError("a server's URL holds no password: it would be seen in the list of processes")
-        is_plain = url.scheme == "nats" and not self.tls_ca
-        if is_plain and not self.insecure and not _is_loopback(url.hostname):
+        is_here = url.hostname == "localhost"
+        with suppress(ValueError):  # else it is a name
+            is_here = ipaddress.ip_address(url.hostname).is_loopback
+        if url.scheme == "nats" and not (self.tls_ca or self.insecure or is_here):
             raise ValueError(
                 f"{server} would be spoken to in the clear: use tls:// with --tls-ca, --tls-cert and --tls-key, or say "
                 "--insecure"
@@ -127,10 +130,3 @@ def load(given: Mapping[str, Any]) -> Settings:
     except ValueError as error:
         raise WrongCall(str(error)) from None
     return settings
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
