@@ -64,6 +64,18 @@ class Unavailable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
     """The store did not answer in time, or refused; whether something was written is not known."""
 
 
+class _Client(Client):
+    """One that tries on, whatever it meets: nats-py's own tries end for ever at what is no NATS server."""
+
+    async def _attempt_reconnect(self) -> None:
+        while True:
+            try:
+                return await super()._attempt_reconnect()
+            except Exception as error:  # noqa: BLE001 - of what a server says, or of a connection that ends amid a try
+                await self._error_cb(error)
+                await asyncio.sleep(ASK_S)
+
+
 class Listener(Protocol):
     """Receives messages. `sender` is a node's name, which the server vouches for."""
 
@@ -82,7 +94,7 @@ class Transport:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.client = Client()
+        self.client = _Client()
         self._bucket: KeyValue | None = None
         self._is_replicated = True
         self._listener: Listener | None = None
@@ -101,7 +113,7 @@ class Transport:
 
     async def connect(self, timeout: float) -> None:
         """Connect, only to ask. Unavailable if that cannot be within `timeout` seconds."""
-        self.client = Client()
+        self.client = _Client()
         settings = self.settings
         try:
             connecting = self.client.connect(
@@ -123,7 +135,7 @@ class Transport:
             )
             # nats-py itself tries for ever, and may wait for ever for the end of a connection.
             await _within(connecting, timeout)
-        except _NOT_SENT as error:  # OSError: ssl.SSLError is one
+        except Exception as error:  # noqa: BLE001 - of what is no NATS server, nats-py raises anything
             why = self.last_error or _said(error)
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
         await self._subscribe("answer.*.*", self._on_answer)
@@ -205,7 +217,7 @@ class Transport:
                 writer.transport.abort()
         try:
             await self.client.close()
-        except (*_NOT_SENT, AssertionError):  # AssertionError: nats-py's, of a connection that was not begun
+        except (*_NOT_SENT, AssertionError, RuntimeError):  # of a connection that was not begun, or is over for uvloop
             log.debug("nats: not closed")
 
     @property

@@ -290,6 +290,55 @@ def test_a_try_to_connect_ends_though_the_server_never_says_a_word(monkeypatch: 
         asyncio.run(asyncio.wait_for(scenario(f"nats://127.0.0.1:{silent.getsockname()[1]}"), DEADLINE_S))
 
 
+_NO_SERVER = b"INFO null\r\n"
+
+
+def test_what_is_no_nats_server_is_named() -> None:
+    async def scenario() -> None:
+        async with _saying(_NO_SERVER) as (url, _):
+            transport = Transport(Settings("a", (url,)))
+            with pytest.raises(Unavailable, match=f"no NATS server at {url}"):
+                await transport.listen(_Deaf())
+            await transport.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_what_is_no_nats_server_for_a_while_ends_no_connection(server: Server) -> None:
+    """As where a server is started again behind a proxy."""
+
+    async def scenario() -> None:
+        async with _transport(server.url) as transport:
+            server.kill()
+            async with _saying(_NO_SERVER, int(server.url.rpartition(":")[2])) as (_, was_heard):
+                await was_heard.wait()
+            await asyncio.to_thread(server.start)
+            while not transport.server:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+@contextlib.asynccontextmanager
+async def _saying(data: bytes, port: int = 0) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """The URL of what says this to who connects, and whether that was so."""
+    was_heard = asyncio.Event()
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(data)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()  # until the other end has closed it
+        was_heard.set()
+
+    writers: list[asyncio.StreamWriter] = []
+    async with await asyncio.start_server(say, "127.0.0.1", port, reuse_address=True) as sayer:
+        yield f"nats://127.0.0.1:{sayer.sockets[0].getsockname()[1]}", was_heard
+        await was_heard.wait()
+        for writer in writers:
+            writer.transport.abort()
+
+
 def test_a_transport_whose_certificates_cannot_be_used_says_so_and_closes(tmp_path: Path) -> None:
     """nats-py does not close what it never began to connect."""
     (tmp_path / "ca.pem").write_text("no certificate")
