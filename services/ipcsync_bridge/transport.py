@@ -71,7 +71,7 @@ class _Client(Client):
         while True:
             try:
                 return await super()._attempt_reconnect()
-            except Exception as error:  # noqa: BLE001 - of what a server says, or of a connection that ends amid a try
+            except Exception as error:  # noqa: BLE001, PERF203 - of what a server says, or an end amid a try
                 await self._error_cb(error)
                 await asyncio.sleep(ASK_S)
 
@@ -135,7 +135,7 @@ class Transport:
             )
             # nats-py itself tries for ever, and may wait for ever for the end of a connection.
             await _within(connecting, timeout)
-        except Exception as error:  # noqa: BLE001 - of what is no NATS server, nats-py raises anything
+        except Exception as error:  # of what is no NATS server, nats-py raises anything
             why = self.last_error or _said(error)
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
         await self._subscribe("answer.*.*", self._on_answer)
