@@ -132,10 +132,7 @@ def known_owner_id(path: str) -> bytes | None:
 
 
 def owner_id(path: str) -> bytes:
-    """128 random bits in a file, made if there are none, by which a bridge recognises its own keys in the store.
-
-    Raises Unavailable if there can be no such file.
-    """
+    """128 random bits in a file, by which a bridge recognises its keys in the store. Unavailable without one."""
     try:
         if (known := known_owner_id(path)) is None:
             known = os.urandom(16)

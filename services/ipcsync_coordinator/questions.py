@@ -25,6 +25,7 @@ from ipcsync_keeper.resources import StartupConfig
 
 log = logging.getLogger("ipcsync.coordinator")
 
+_ENGINES = ("event", "timeline")
 MOST_ROWS = 4096
 """The most rows of a list that is asked for without a session."""
 
@@ -155,7 +156,6 @@ class Questions:
     def stats(self) -> dict[str, object]:
         registry, pool = self._registry, self._pool
         slots = [slot for slot in registry.slots.values() if not slot.is_over]
-        engines = {slot.engine for slot in slots}
         opened_ns = [session.opened_ns for session in self._sessions if session.state == "live"]
         now_ns = time.monotonic_ns()
         return {
@@ -168,7 +168,7 @@ class Questions:
             "oldest_lease_s": (now_ns - min(opened_ns, default=now_ns)) / 1e9,
             "attachments": sum(len(slot.active) + len(slot.draining) for slot in slots),
             "events": sum(slot.state == "open" for slot in slots),
-            "states": {kind: dict(Counter(slot.state for slot in slots if slot.engine == kind)) for kind in engines},
+            "states": {kind: dict(Counter(slot.state for slot in slots if slot.engine == kind)) for kind in _ENGINES},
             "pool_size": self._registry.limits.pool,
             "pool_in_use": self._registry.in_use,
             "pool_high_water": self._registry.high_water,

@@ -357,14 +357,14 @@ class KeptSlots:
     @property
     def limits(self) -> dict[str, int]:
         """From how many of them on new events are refused."""
-        return {"timeline": self._limits.kept_slots, "event": self._limits.kept_cuda_events}
+        return {"timeline": self._limits.kept_slots, "event": self._limits.max_cuda_events // 2}
 
     def check(self, engine: str, left_pending: int) -> None:
         """Raise QuotaExceeded if too much of an engine is kept for a new event; `left_pending` as in `Pool`."""
         bounds = [(self._slots[engine], self._limits.kept_slots, "slots", "half of --pool")]
         if engine == "event":
             count = self.counts(left_pending)[engine]
-            bounds.append((count, self._limits.kept_cuda_events, "CUDA events", "half of --max-cuda-events"))
+            bounds.append((count, self.limits["event"], "CUDA events", "half of --max-cuda-events"))
         for count, limit, what, setting in bounds:
             if count >= limit:
                 raise QuotaExceeded(

@@ -116,10 +116,6 @@ class Settings:
     def most_slots(self) -> int:
         return self.pool + 2 * self.kept_slots
 
-    @property
-    def kept_cuda_events(self) -> int:
-        return self.max_cuda_events // 2
-
 
 FIXED = frozenset(("devices", "driver", "keeper", "max_sessions", "pool", "runtime_dir", "spare"))
 """What no reload changes: the settings of the resources, and the keeper's own."""

@@ -119,14 +119,10 @@ def report_failure(caught: Exception, what: str) -> None:
 def listen(path: str) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     listening.bind(path)
-    listening.listen(_backlog())
-    return listening
-
-
-def _backlog() -> int:
-    """How many connections may wait; at a coordinator's start they may be accepted before they are counted (`Gate`)."""
     soft, _ = room.limits_of(resource.RLIMIT_NOFILE)
-    return max(1, min(128, soft // 16)) if soft != resource.RLIM_INFINITY else 128
+    # At a coordinator's start, as many as wait may be accepted before they are counted (`Gate`).
+    listening.listen(max(1, min(128, soft // 16)) if soft != resource.RLIM_INFINITY else 128)
+    return listening
 
 
 # --- the CUDA events --------------------------------------------------------------------------------------------------
@@ -155,7 +151,7 @@ class EventStore:
 
     def make(self, device: str, count: int) -> list[SharedCudaEvent]:
         """`count` new events on a device that is served here; DriverError, and none, if one cannot be made."""
-        self._enter(device)
+        context.ensure_context(self._devices[device])
         made: list[SharedCudaEvent] = []
         try:
             for _ in range(count):
@@ -190,7 +186,7 @@ class EventStore:
         for serial in serials:
             if serial in self._made:
                 shared, event = self._made.pop(serial)
-                self._enter(shared.device)
+                context.ensure_context(self._devices[shared.device])
                 self._pending += int(driver.cuEventQuery(event)[0]) == ERROR_NOT_READY
                 _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
         return self._pending
@@ -198,9 +194,6 @@ class EventStore:
     def held(self) -> list[SharedCudaEvent]:
         """All events, in the order in which they were made."""
         return [shared for shared, _ in self._made.values()]
-
-    def _enter(self, device: str) -> None:
-        context.ensure_context(self._devices[device])
 
 
 def served_devices(wanted: list[int] | None) -> dict[str, int]:
