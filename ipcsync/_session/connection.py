@@ -88,7 +88,7 @@ class Connection:
         self.window = 1  # how many requests the coordinator allows in flight
         self.blocks_signals = False  # whether the thread that uses it does: then it may wait in the socket
         self._rcvtimeo = -1
-        self._ids = itertools.count(first_id)
+        self.ids = itertools.count(first_id)
         self._late: dict[int, Request] = {}  # given up, and maybe done
         self._checked = -1  # the number of the coordinator whose uid was checked last
         self.starts: Callable[[], int] = int
@@ -147,7 +147,7 @@ class Connection:
         if socket is None:
             raise ConnectError("the connection was closed", endpoint=self.endpoint)
         for request in requests:
-            request.deadline, request.id = deadline, next(self._ids)
+            request.deadline, request.id = deadline, next(self.ids)
             request.frame = codec.encode_request(request.id, request.body, token, deadline)
         wanted = {request.id: request for request in requests}
         left, oldest, answered = len(requests), 0, 0
@@ -265,9 +265,6 @@ class Connection:
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
-
-    def take_id(self) -> int:
-        return next(self._ids)
 
 
 def expect(reply: Message, kind: type[_M]) -> _M:

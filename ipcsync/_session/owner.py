@@ -263,10 +263,6 @@ class Owner:
             job.run()
             self.job = None
 
-    @property
-    def is_unwanted(self) -> bool:
-        return self.job is not None and not self.job.is_wanted
-
     # --- other threads ------------------------------------------------------------------------------------------------
 
     def ring(self) -> None:

@@ -234,9 +234,10 @@ class Session:
 
     def _check_caller(self) -> None:
         """Raise once nobody waits for the job under way, or the client was closed meanwhile."""
-        if self.owner.job is not None and self.is_closed:
+        job = self.owner.job
+        if job is not None and self.is_closed:
             raise self._closed()
-        if self.owner.is_unwanted:
+        if job is not None and not job.is_wanted:
             raise CancelledError  # which nobody gets
 
     def open(

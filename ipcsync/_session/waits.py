@@ -30,7 +30,7 @@ _LOOKERS = 8
 
 
 class Pending:
-    """One wait: for a point to be complete, or (`recorded`) merely to be recorded.
+    """One wait: for a point to be complete, or (with `check`, called meanwhile) merely recorded.
 
     It ends as `Point.synchronize` and `Point.wait` end on the host, with the same errors; `timeout` in seconds or None.
     What it is added for is then called with None, or with the error that ended it.
@@ -40,20 +40,13 @@ class Pending:
     is_callback: bool
 
     def __init__(
-        self,
-        engine: Engine,
-        generation: int,
-        timeout: float | None = None,
-        *,
-        recorded: bool = False,
-        check: Callable[[], object] | None = None,
+        self, engine: Engine, generation: int, timeout: float | None = None, check: Callable[[], object] | None = None
     ) -> None:
         self.engine: Engine = engine
         self._generation = generation
         self._timeout = timeout
         self._deadline = deadline_of(timeout)
-        self._recorded = recorded
-        self._check = check  # for a call of another session than the point's
+        self._check = check
         self._since = time.monotonic_ns()  # the call, or when it was found not recorded last
         self._next_check = self._since + _CHECK_NS
         self._error: Exception | None = None
@@ -70,8 +63,9 @@ class Pending:
 
     def _look(self) -> bool:
         """Whether the point is complete, or recorded. Raises the error that ends the wait."""
-        if self._recorded:
+        if self._check is not None:
             self.engine.check()
+            self._check()
             with suppress(WaitTimeout):
                 self.engine.await_recorded(self._generation, 0, self._timeout)
                 return True
@@ -81,8 +75,6 @@ class Pending:
         if now >= self._next_check:
             self._next_check = now + _CHECK_NS
             self.engine.check_liveness(self._generation)
-            if self._check is not None:
-                self._check()
         if now >= self._deadline:
             is_recorded = self.engine.generation >= self._generation
             self.engine.raise_timeout(self._generation, self._timeout, "complete" if is_recorded else "recorded")
@@ -113,7 +105,7 @@ class Pending:
 
     def pause(self, seconds: float) -> None:
         try:
-            if self._recorded:
+            if self._check is not None:
                 self.engine.await_recorded(self._generation, deadline_of(seconds), seconds)
                 return
             if self.engine.generation < self._generation:
@@ -156,10 +148,6 @@ class Waits:
     def remove(self, pending: Pending) -> None:
         """Cancel a wait. If it ends at this moment, `notify` may still be called."""
         self._waiting.pop(pending, None)
-
-    @property
-    def count(self) -> int:
-        return len(self._waiting)
 
     def _new_looker(self) -> Worker:
         def has_work() -> bool:

@@ -158,7 +158,8 @@ def _make_lane(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
         home = unwrap(driver.cuStreamGetCtx(launch), "cuStreamGetCtx")
     flags = unwrap(driver.cuStreamGetFlags(launch), "cuStreamGetFlags")
     key = stream_id if int(flags) & STREAM_NON_BLOCKING else -1 - ordinal
-    for lane in lanes() if len(lanes_of_process) >= _MANY_LANES else ():  # a program may make a stream for each launch
+    # A program may make a stream for each launch. A copy, since a finalizer may change the table within any step.
+    for lane in lanes_of_process.copy().values() if len(lanes_of_process) >= _MANY_LANES else ():
         if int(lane.home) == int(home) and lane.serve(launch, stream_id, key):  # its stream has no replays now
             return lane
     with OnDevice(ordinal, home) as inside, inside:
@@ -179,11 +180,6 @@ def beside(launch: DriverObject, ordinal: int) -> list[Stream]:
         context.refuse_capturing(launch, "resume")  # asking for the id would invalidate the capture
         lane = lanes_of_process.get(_id_of(launch))
     return [] if lane is None else [lane.feeder, lane.drainer]
-
-
-def lanes() -> list[Lane]:
-    """All lanes of this process."""
-    return list(lanes_of_process.copy().values())  # a copy, since a finalizer may change the table within any step
 
 
 # --- replays ----------------------------------------------------------------------------------------------------------
@@ -280,7 +276,7 @@ def end_all(session: Session) -> None:
     What the driver refuses is logged: in a broken context nothing ends, and the session has to.
     """
     if not fork.is_in_bad_fork():
-        for lane in lanes():
+        for lane in lanes_of_process.copy().values():
             try:
                 lane.end_from_outside(session)
             except DriverError as error:  # noqa: PERF203 - the others are ended
@@ -291,8 +287,6 @@ def end_all(session: Session) -> None:
 
 has_hooks: bool = False
 """Whether `begins` and `ends` are called around each replay of torch's; set by what installs them."""
-
-
 _thread = threading.local()
 
 

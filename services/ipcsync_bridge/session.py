@@ -171,7 +171,7 @@ class BridgeSession:
         """End everything but the session, with which other code in this process goes on."""
         self._stop()
         self._connection.close()
-        return upgrade.Session(self._welcome, self.board.descriptor, self._connection.take_id())
+        return upgrade.Session(self._welcome, self.board.descriptor, next(self._connection.ids))
 
     def _await_end(self) -> None:
         self._is_closed = True

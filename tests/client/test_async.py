@@ -411,7 +411,7 @@ def test_a_forked_child_is_refused(coordinator: ipcsync.Coordinator, new_peer: C
 # --- default streams --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", ["event", "client", "reservation", "replay"])
+@pytest.mark.parametrize("call", ["event", "client", "reservation", "replay", "wait_all"])
 def test_a_close_ends_a_call_that_waits_for_another_clients_point_to_be_recorded(
     coordinator: ipcsync.Coordinator, engine: EngineName, call: str
 ) -> None:
@@ -425,14 +425,15 @@ def test_a_close_ends_a_call_that_waits_for_another_clients_point_to_be_recorded
                     pass
 
             stream, wait = ipcsync.Stream(), ipcsync.GraphWait()
-            calls = {
+            calls: dict[str, Callable[[], Awaitable[Any]]] = {
                 "event": lambda: event.record(after=[point]),
                 "client": lambda: one.record(after=[point]),
                 "reservation": lambda: reservation.record(after=[point]),
                 "replay": replay,
+                "wait_all": lambda: one.wait_all([point], stream),
             }
             waiting = asyncio.ensure_future(calls[call]())
-            await turns_until(lambda: two._session.waits.count, "it waits")
+            await turns_until(lambda: two._session.waits._waiting, "it waits")
             await one.close()
             with pytest.raises((ipcsync.EventClosed, ipcsync.ClientClosed)):
                 await asyncio.wait_for(waiting, LONG_S)

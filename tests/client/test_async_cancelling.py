@@ -36,16 +36,16 @@ def test_a_cancelled_wait_leaves_nothing_behind(coordinator: ipcsync.Coordinator
                     asyncio.create_task(seen.at(2).synchronize()),
                     asyncio.create_task(seen.at(2).wait(other)),
                 ]
-                await turns_until(lambda: waiter._client._session.waits.count == 3, "all of them wait")
+                await turns_until(lambda: len(waiter._client._session.waits._waiting) == 3, "all of them wait")
                 for task in tasks:
                     await cancel(task)
-                assert waiter._client._session.waits.count == 0
+                assert len(waiter._client._session.waits._waiting) == 0
                 gate.open()
                 assert other.query()  # nothing was queued on it
                 await seen.at(1).synchronize(10)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(seen.at(2).synchronize(), 0.01)
-            assert waiter._client._session.waits.count == 0
+            assert len(waiter._client._session.waits._waiting) == 0
 
     asyncio.run(scenario())
 
@@ -114,7 +114,7 @@ def test_a_record_that_is_cancelled_while_the_ring_is_full_is_not_made(coordinat
             with StreamGate(stream) as gate:
                 await event.record(stream)
                 task = asyncio.create_task(event.record(stream))
-                await turns_until(lambda: client._client._session.waits.count, "the record waits for room")
+                await turns_until(lambda: len(client._client._session.waits._waiting), "the record waits for room")
                 await cancel(task)
                 gate.open()
                 await event.at(1).synchronize(10)

@@ -97,9 +97,9 @@ def test_cancelling_it_leaves_no_wait_behind(coordinator: ipcsync.Coordinator) -
             for name in ("synchronize_all", "wait_all"):
                 waiting = asyncio.ensure_future(_of(two, name)(points))
                 waits = two._client._session.waits
-                await turns_until(lambda: waits.count == 3, "all wait")  # noqa: B023 - within this turn
+                await turns_until(lambda: len(waits._waiting) == 3, "all wait")  # noqa: B023 - within this turn
                 await cancel(waiting)
-                assert waits.count == 0
+                assert len(waits._waiting) == 0
 
     asyncio.run(main())
 
@@ -138,6 +138,6 @@ def test_one_that_is_cancelled_before_its_waits_begin_leaves_none_that_was_never
                 await task
             del task
             gc.collect()  # which warns of what was never awaited
-            assert two._session.waits.count == 0
+            assert len(two._session.waits._waiting) == 0
 
     asyncio.run(main())

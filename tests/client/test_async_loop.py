@@ -229,7 +229,7 @@ def test_a_signal_beside_a_thousand_waits_that_end_is_seen(coordinator: ipcsync.
                 await turns()
                 gate.open()
                 session = client._client._session
-                until(lambda: not session.waits.count, "all have ended")  # the loop is busy meanwhile
+                until(lambda: not len(session.waits._waiting), "all have ended")  # the loop is busy meanwhile
                 os.kill(os.getpid(), signal.SIGUSR1)
                 await asyncio.wait_for(ended.wait(), LONG_S)
                 await asyncio.gather(*waits)

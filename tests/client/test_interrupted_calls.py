@@ -132,7 +132,7 @@ def test_a_point_that_is_attached_as_its_caller_goes_is_given_back(
     def add_and_wait(*arguments: Any) -> object:
         found = add(*arguments)
         is_added.set()
-        until(lambda: session.owner.is_unwanted, "the caller is gone")
+        until(lambda: session.owner.job is not None and not session.owner.job.is_wanted, "the caller is gone")
         return found
 
     def interrupt() -> None:

@@ -183,10 +183,10 @@ def test_of_the_queued_waits_for_an_event_the_earliest_is_looked_at_and_each_rel
             points = [event.record(first) for _ in range(8)]
             for point in points[2:]:
                 point.wait(second)
-            assert client._session.waits.count == 1
+            assert len(client._session.waits._waiting) == 1
             for point in points:
                 point.wait(third)
-            assert client._session.waits.count == 2  # those for the third, and since then those for the first
+            assert len(client._session.waits._waiting) == 2  # those for the third, and since then those for the first
             gate.open()
         expected = [1, 2, *(generation for generation in range(3, 9) for _ in (second, third))]
         told: list[tuple[Kind, int, Outcome]] = [(Kind.RELEASED, generation, Outcome.OK) for generation in expected]
@@ -194,7 +194,7 @@ def test_of_the_queued_waits_for_an_event_the_earliest_is_looked_at_and_each_rel
             lambda: sorted(one for one in _kinds(_read_one(tmp_path)) if one[0] is Kind.RELEASED) == told,
             "all releases are written",
         )
-        until(lambda: client._session.waits.count == 0, "nothing is looked at any more")
+        until(lambda: len(client._session.waits._waiting) == 0, "nothing is looked at any more")
 
 
 def test_a_task_that_waits_is_told_once_and_the_clients_own_looks_are_not(

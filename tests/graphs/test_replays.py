@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._engines.core import Place
-from ipcsync.client.graphs import lanes
+from ipcsync._engines.core import Place, lanes_of_process
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
 from tests.graphs.layers import Layers, call, captured, finish
@@ -200,8 +199,8 @@ def test_a_stream_for_each_launch_takes_a_bounded_number_of_streams(one: Stage) 
         replay[one.layers.records[0]].synchronize(DEADLINE_S)
         assert one.layers.found() == [value]
         finish(stream)
-        seen |= {lane.feeder_id for lane in lanes()}
-        until(lambda: lanes()[-1].is_free, "its brackets are over")
+        seen |= {lane.feeder_id for lane in lanes_of_process.values()}
+        until(lambda: [*lanes_of_process.values()][-1].is_free, "its brackets are over")
     assert len(seen) < 60
 
 

@@ -478,7 +478,7 @@ def test_row_64_an_interrupt_while_a_lane_is_taken_or_made_leaves_the_lanes_of_b
         monkeypatch.delitem(lanes_of_process, other)
     for number in count():
         finish(first)
-        until(lambda: all(lane.is_free for lane in graphs.lanes()), "their brackets are over")
+        until(lambda: all(lane.is_free for lane in lanes_of_process.values()), "their brackets are over")
         second = ipcsync.Stream()
         was_interrupted = _is_interrupted_at(number, partial(lane_of, second._handle, 0))
         for value, stream in enumerate((first, second, first), number % 100):

@@ -177,10 +177,9 @@ cdef class Core(Line):
         return is_accepted
 
     def await_recorded(self, int64_t generation, int64_t deadline_ns, timeout, check=None):
-        """Block until `generation` is recorded; else WaitTimeout, RecorderLost, or an error of `check_liveness`, or of
-        `check`, which is called now and then: the call may be another session's."""
-        cdef int64_t until = deadline_ns - 1
-        while until < deadline_ns:
+        """Block until `generation` is recorded; else WaitTimeout, or an error of `check_liveness` or `check`."""
+        cdef int64_t until
+        while True:
             until = deadline_ns if check is None else min(deadline_ns, ipcsync_now() + LONGEST_NS)
             with nogil:
                 is_recorded = sleep_until_recorded(self, generation, until)
@@ -188,7 +187,8 @@ cdef class Core(Line):
                 check()
             if is_recorded:
                 return
-        self.raise_timeout(generation, timeout, "recorded")
+            if until >= deadline_ns:
+                self.raise_timeout(generation, timeout, "recorded")
 
     def await_complete(self, int64_t generation, timeout, int64_t began=0, int64_t since=0):
         """As `synchronize`, and for the client's own threads, of which a trace does not show it. One that has waited

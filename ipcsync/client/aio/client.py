@@ -237,7 +237,8 @@ class AsyncClient(ClientView, AsyncClosing):
         refuse_small_number(stream, 0)
         chosen, waiting = resolve(stream), checked(points, lost)
         plain = await attached(waiting)
-        await lost_of([partial(recorded, point, timeout) for point in plain if not point.is_recorded], lost)
+        check = self._session.check_liveness
+        await lost_of([partial(recorded, point, timeout, check) for point in plain if not point.is_recorded], lost)
         left_out = {id(point) for point in wait_all(plain, chosen, timeout=0, lost=lost)}
         return [point for point, waited in zip(waiting, plain, strict=True) if id(waited) in left_out]
 

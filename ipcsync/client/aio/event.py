@@ -234,10 +234,10 @@ async def all_recorded(points: Sequence[Point], check: Callable[[], object], tim
             await recorded(point, left_of(deadline), check)
 
 
-async def recorded(point: Point, timeout: float | None, check: Callable[[], object] | None = None) -> None:
+async def recorded(point: Point, timeout: float | None, check: Callable[[], object] = fork.check) -> None:
     """Wait until a point is recorded, at most `timeout` seconds."""
     attached = point._bound()
-    await over(attached, Pending(attached.engine, point.generation, timeout, recorded=True, check=check))
+    await over(attached, Pending(attached.engine, point.generation, timeout, check))
 
 
 # --- replays ----------------------------------------------------------------------------------------------------------
