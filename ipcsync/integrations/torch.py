@@ -8,6 +8,7 @@ with client.next({kv: point}, {done: event}) as replay:
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 from ipcsync.client import graphs as replays
@@ -15,13 +16,13 @@ from ipcsync.errors import IpcSyncError
 
 __all__ = ["install"]
 
-_HOOKS = {"register_graph_replay_start_hook": replays.begins, "register_graph_replay_end_hook": replays.ends}
+_hooked: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs
 
 
 def install() -> None:
     """Have torch tell ipcsync of every replay of a graph, from now on; a second call does nothing.
 
-    Costs a replay two calls of Python. Raises IpcSyncError if torch is not imported, or is one without these hooks
+    Costs a replay three calls of Python. Raises IpcSyncError if torch is not imported, or is one without these hooks
     (they came after 2.13): then put launches in blocks of `Client.replay`.
     """
     if replays.has_hooks:
@@ -29,11 +30,18 @@ def install() -> None:
     graphs: Any = getattr(getattr(sys.modules.get("torch"), "cuda", None), "graphs", None)
     if graphs is None:
         raise IpcSyncError("torch is not imported: import it first")
-    missing = [name for name in _HOOKS if not hasattr(graphs, name)]
-    if missing:
+    name = "register_graph_replay_start_hook"
+    if not hasattr(graphs, name):
         raise IpcSyncError(
-            f"this torch has no {missing[0]}, which came after 2.13: put the launch in a block of Client.replay"
+            f"this torch has no {name}, which came after 2.13: put the launch in a block of Client.replay"
         )
-    for name, hook in _HOOKS.items():
-        getattr(graphs, name)(hook)
+    getattr(graphs, name)(_begins_first)
     replays.has_hooks = True
+
+
+def _begins_first(graph: Any) -> None:  # noqa: ANN401 - torch is not imported here
+    """A hook for all graphs, whose exceptions torch ignores: those of a graph's own hooks prevent its launch."""
+    if graph not in _hooked:
+        graph.register_replay_start_hook(replays.begins)
+        graph.register_replay_end_hook(replays.ends)
+        _hooked.add(graph)
