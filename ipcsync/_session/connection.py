@@ -88,7 +88,7 @@ class Connection:
         self.window = 1  # how many requests the coordinator allows in flight
         self.blocks_signals = False  # whether the thread that uses it does: then it may wait in the socket
         self._rcvtimeo = -1
-        self.ids = itertools.count(first_id)
+        self.ids: itertools.count[int] = itertools.count(first_id)
         self._late: dict[int, Request] = {}  # given up, and maybe done
         self._checked = -1  # the number of the coordinator whose uid was checked last
         self.starts: Callable[[], int] = int
