@@ -44,12 +44,14 @@ def test_row_03_a_recorder_killed_before_any_compiled_step_leaves_nothing_half_p
     event = client.event("e", engine=engine)
     stream = ipcsync.Stream()
     sixth = event.at(6)
-    waiting = [Blocked(sixth.synchronize), Blocked(lambda: sixth.wait(stream))]
+    is_published = at >= _BEFORE_PUBLISHED[engine] + 1
+    waiting = [Blocked(sixth.synchronize)]
+    if engine == "timeline" or not is_published:  # else a stream may stand for ever behind what the dead has recorded
+        waiting.append(Blocked(lambda: sixth.wait(stream)))
 
     peer.begin(actions.die_at_step, "record", "e", at)
 
     outcomes = [call.outcome() for call in waiting]
-    is_published = at >= _BEFORE_PUBLISHED[engine] + 1
     assert event.generation == (6 if is_published else 5)
     for outcome in outcomes:
         assert isinstance(outcome, ipcsync.RecorderLost) or (is_published and outcome is None)
@@ -58,7 +60,7 @@ def test_row_03_a_recorder_killed_before_any_compiled_step_leaves_nothing_half_p
     with pytest.raises(ipcsync.RecorderLost):
         event.at(7).query()
     with client.event("e", recorder=True, engine=engine) as anew:
-        fixtures.finish(anew.record(stream if outcomes[1] is not None and not is_published else ipcsync.Stream()))
+        fixtures.finish(anew.record(ipcsync.Stream() if is_published else stream))
 
 
 @pytest.mark.thorough
