@@ -14,15 +14,15 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from cuda.bindings.driver import CUdevice_attribute, CUresult
+from cuda.bindings.driver import CUdevice_attribute
 
 from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
 from ipcsync._deadline import deadline_of
-from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, DriverObject, unwrap
+from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, DriverObject, describe, unwrap
 from ipcsync._engines import imports
 from ipcsync._engines.core import Core, Wait, bind_driver
 from ipcsync._engines.loss import Cause, Loss, Reason
-from ipcsync._native import context, fork, pinned
+from ipcsync._native import context, pinned
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import stream_handle
@@ -56,10 +56,7 @@ class Engine(Core):
     """One attachment's use of one slot, on either engine. Thread-safe.
 
     `event`: a ring of interprocess CUDA events, each opened at its first use. `timeline`: one 64-bit word of the board,
-    which the recorder's stream writes (cuStreamWriteValue64), a waiter's stream waits for (cuStreamWaitValue64, GEQ),
-    and the CPU reads with one load. It needs no handle, holds across GPUs and containers, and can be waited for before
-    the record. Streams that share a hardware queue can deadlock on such waits (NVIDIA's reference warns of it): CUDA
-    does not know the order that they create.
+    which the recorder's stream writes, a waiter's stream waits for, and the CPU reads with one load.
     """
 
     _peer: Peer | None = None
@@ -67,7 +64,7 @@ class Engine(Core):
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         bind()
-        super().__init__(board, guard, attachment, ordinal, fork.arm())
+        super().__init__(board, guard, attachment, ordinal)
         self._driver = context.driver()
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self._imports = [(board.epoch, serial) for serial in attachment.serials]
@@ -151,21 +148,17 @@ class Engine(Core):
         with OnDevice(self.ordinal) as inside, inside:  # the caller's thread may have no context yet
             return pinned.word(self.line.completed_address, self.board)
 
-    def open_event(self, index: int, patience_s: float | None) -> DriverObject | None:
-        """The CUevent of the ring at `index`; None if another thread opens one for `patience_s`."""
+    def open_event(self, index: int, patience_s: float) -> DriverObject | None:
+        """The CUevent of the ring at `index`; None if another thread opens one for `patience_s` (below 0: waits)."""
         try:
             return imports.acquire(self, self._imports[index], self.handles[index], self.ordinal, patience_s)
         except DriverError:
             self.guard.check_liveness()  # a lost coordinator explains the error
             raise
 
-    def close_event(self, index: int) -> bool | None:
-        """Close it, for this use; falsy while another thread opens or destroys some."""
-        return imports.release(self, self._imports[index])
-
     def close_events(self) -> bool:
-        """Close all of them; False while another thread opens or destroys some."""
-        return all(self.close_event(index) for index in range(len(self._imports)))
+        """Close all of them, for this use; False while another thread opens or destroys some."""
+        return all(imports.release(self, key) for key in self._imports)
 
     def create_event(self, ordinal: int) -> DriverObject:
         """A CUDA event of this process, for a marker on a stream of that device."""
@@ -271,8 +264,7 @@ class Engine(Core):
     def raise_driver(self, code: int, call: str) -> NoReturn:
         """Raise the driver's error; but if the coordinator is lost, or this process was forked amid the call, that."""
         self.guard.check_liveness()
-        unwrap((CUresult(code),), call)
-        raise AssertionError
+        raise describe(code, call)
 
     def raise_reentered(self) -> NoReturn:
         raise Reentered(f"a call for {self.label} is under way on this thread, which this one interrupts")

@@ -24,13 +24,13 @@ _events: dict[_Key, Any] = {}
 _users: dict[_Key, set[object]] = {}
 
 
-def acquire(user: object, key: _Key, handle: bytes, ordinal: int, patience_s: float | None = None) -> DriverObject:
+def acquire(user: object, key: _Key, handle: bytes, ordinal: int, patience_s: float = -1) -> DriverObject:
     """The CUevent behind a handle; opened on the device `ordinal` if this process has not opened it yet.
 
-    None if another thread has the table for `patience_s` seconds, since its driver call takes long. Raises HandleError
-    if the driver does not open it.
+    None if another thread has the table for `patience_s` seconds (below 0: it is waited for), since its driver call
+    takes long. Raises HandleError if the driver does not open it.
     """
-    return under_within(_lock, -1 if patience_s is None else patience_s, _acquire, user, key, handle, ordinal)
+    return under_within(_lock, patience_s, _acquire, user, key, handle, ordinal)
 
 
 def _acquire(user: object, key: _Key, handle: bytes, ordinal: int) -> DriverObject:

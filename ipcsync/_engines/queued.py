@@ -59,7 +59,7 @@ def await_passed(
     event = wrap(handle, ordinal).record_event()
     if not context.await_event(event.cuda_event, deadline_ns, check):
         return False
-    while not all(wait.stream == mine or wait.is_passed() for wait in waits):
+    while not all(wait.stream == mine or wait.view.has_passed(wait.stream) for wait in waits):
         check()
         if time.monotonic_ns() >= deadline_ns:
             return False
@@ -87,7 +87,7 @@ def _holds_up(wait: Wait, loss: Loss) -> bool:
     if wait.view.kind != "event" or not wait.stream or is_own:
         return False
     try:
-        return not wait.is_passed()
+        return not wait.view.has_passed(wait.stream)
     except Reentered:  # within a call of this thread for the same event, which may end or not
         return False
 
@@ -98,7 +98,7 @@ def behind(handle: DriverObject | None, ordinal: int) -> context.Behind | None:
         return None
     waits: list[Wait] = []
     if handle is None:
-        waits = [wait for wait in latest(None) if wait.is_on(ordinal)]
+        waits = [wait for wait in latest(None) if wait.ordinal == ordinal]
     else:
         with suppress(StreamCapturing):  # what goes into a graph does not run now
             waits = latest(list_of(handle, ordinal))

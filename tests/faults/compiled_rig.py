@@ -187,13 +187,13 @@ def engine_of(module: ModuleType) -> Any:
             self.rig.log.append("announcer alive?")
             return self.rig.lives(line)
 
-        def open_event(self, index: int, _patience_s: float | None) -> int:
+        def open_event(self, index: int, _patience_s: float) -> int:
             return self.rig.handle or index + 1
 
-        def close_event(self, *_: object) -> bool:
+        def close_events(self) -> bool:
             return True
 
-        close_events = open_word = close_event
+        open_word = close_events
 
         def create_event(self, _ordinal: int) -> int:
             return self.rig.handle or 77
@@ -249,7 +249,7 @@ class Rig:
         case = self.case
         names = {"device": "", "handles": [b""] * case.depth, "serials": [*range(case.depth)]}
         attachment = Attachment("e", slot, 1, 0, engine=case.engine, depth=case.depth, recorder=recorder, **names)  # type: ignore[arg-type]
-        engine = engine_of(self.core)(self.board, self.guard, attachment, 0, self._mark)
+        engine = engine_of(self.core)(self.board, self.guard, attachment, 0)
         engine.rig = self
         return engine
 

@@ -254,7 +254,7 @@ def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 _PUBLISH = "    self._recorded = generation\n    publish_record(self, generation)\n"
-_DRIVER = "    give_record(self, handle, stream, generation, refusal)\n"
+_DRIVER = '    if self.has_ring:\n        step(b"cuEventRecord")\n'
 _WAKE = "    if is_awaited(self):\n        wake(self)\n"
 _MARK = "        refusal.record = mark(self, handle, stream)  #"
 _QUEUE = "        refusal.wait = give_wait(self, handle, generation)\n"
@@ -265,7 +265,7 @@ _LOOK = (
 )
 _RETRACT = "    if self.has_ring:\n        retract(self)\n"
 _REPEATS = "    cdef bint repeats = generation == self._begun\n"
-_ASK = "    with nogil:\n        is_there = is_done("
+_ASK = "        with nogil:\n            is_there = is_done("
 MISTAKES: dict[str, tuple[str, Changes]] = {
     "publish before the driver's call": (
         "record: room in the ring",
@@ -277,7 +277,7 @@ MISTAKES: dict[str, tuple[str, Changes]] = {
     "wake before publish": ("record: awaited", [(_PUBLISH, "    wake(self)\n" + _PUBLISH), (_WAKE, "")]),
     "no look after the record": (
         "record: room in the ring",
-        [("    if not is_open(self):\n        return IS_OVER\n", "")],
+        [("    if not is_open(self):\n        return IS_CLOSED\n", "")],
     ),
     "marker before the wait": (
         "wait: recorded",
@@ -293,7 +293,7 @@ MISTAKES: dict[str, tuple[str, Changes]] = {
     "the fence left out": ("record: room in the ring", [("fence()  # before the looks at `state`", "pass  #")]),
     "the recorder asked before the driver": (
         "query: complete by the driver",
-        [("is_good = recorder_lives(self) and", "is_good ="), (_ASK, "    recorder_lives(self)\n" + _ASK)],
+        [("is_good = recorder_lives(self) and", "is_good ="), (_ASK, "        recorder_lives(self)\n" + _ASK)],
     ),
     "no look after the wait": (
         "wait: recorded",

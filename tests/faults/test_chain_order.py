@@ -402,7 +402,7 @@ _MISTAKES: dict[str, Changes] = {
         (_LINKS_STORED, ""),
         (
             _FOLLOWED,
-            "            if entries:\n                self.chain.store_links(generation)\n" + _FOLLOWED,
+            "            if self.chain.entries:\n                self.chain.store_links(generation)\n" + _FOLLOWED,
         ),
     ],
     "newest loaded late": [

@@ -189,9 +189,9 @@ def test_row_73_a_lane_is_past_a_point_of_a_lost_coordinator_once_it_is_past_wha
         feeder = lane_of(one.layers.stream._handle, 0)[0].feeder_id
         (wait,) = [each for each in queued.of(None) if each.stream == feeder and "'e'" in each.label]
         for _ in range(300):
-            assert not wait.is_passed()
+            assert not wait.view.has_passed(wait.stream)
         gate.open()
-        until(wait.is_passed, "the lane is past it")
+        until(lambda: wait.view.has_passed(wait.stream), "the lane is past it")
 
 
 def test_a_coordinator_that_its_keeper_replaces_amid_a_replay_is_not_seen(

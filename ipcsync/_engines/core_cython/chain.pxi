@@ -14,6 +14,7 @@ cdef class Entry:
     cdef readonly object bits
 
 
+@cython.final
 cdef class Chain:
     """The chain of one slot. It is changed with `state`, or before anybody else has the engine."""
 
@@ -46,9 +47,9 @@ cdef class Chain:
 
     # --- before a record ----------------------------------------------------------------------------------------------
 
-    def extend(self, int64_t generation, uint64_t stream, waits):
-        """Store what the record of `generation` will depend on. RecorderLost if any of it is lost."""
-        self.commit(generation, generation, self.entries_of(generation, stream, waits))
+    cpdef int extend(self, int64_t generation, int64_t last, uint64_t stream, waits) except -1:
+        """Store what the records of `generation` to `last` will depend on. RecorderLost if any of it is lost."""
+        self.commit(generation, last, self.entries_of(generation, stream, waits))
 
     cdef list entries_of(self, int64_t generation, uint64_t stream, waits):
         """What a record will depend on; empty if that is nothing. The looks may run anybody's code: no lock is held."""
@@ -86,7 +87,6 @@ cdef class Chain:
         return found
 
     cdef int commit(self, int64_t generation, int64_t last, list found) except -1:
-        """Store what the records of `generation` to `last` will depend on, before they are made."""
         cdef Core view = self.view()
         cdef uint64_t own = load(view.place, RECORDER) & 0xFFFF
         cdef Entry entry, held

@@ -25,11 +25,12 @@ from ipcsync._deadline import deadline_of
 from ipcsync._drivers import describe
 from ipcsync._engines.loss import Loss
 from ipcsync._native.stream import Stream
+from ipcsync._wire.messages import Origin
 from ipcsync.errors import (
     CaptureError, CoordinatorLost, DeviceMismatch, DriverError, EngineMismatch, IpcSyncError, NoDriver
 )
 
-INTERFACE = 24  # as in `__init__`
+INTERFACE = 25  # as in `__init__`
 
 log = logging.getLogger("ipcsync")
 

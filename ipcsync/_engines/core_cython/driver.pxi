@@ -57,11 +57,7 @@ def bind_driver():
 
 # --- waits of the host -------------------------------------------------------------------------------------------------
 
-# How the host waits for GPU work: it looks, and sleeps in between.
-#
-# CUDA's own wait cannot be bounded or interrupted, one for work of a process that died may never end, and one for an
-# interprocess event burns a core. So nobody waits in the driver for a point. Who waits looks and sleeps as `patience.h`
-# plans it, on the slot's `completed` word, on which a break wakes it at once.
+# Nobody waits in the driver for a point: who waits looks and sleeps in between, as `patience.h` plans it.
 
 cdef extern from "patience.h" nogil:
     struct patience:

@@ -302,7 +302,7 @@ cdef class Lane:
         for index in range(bracket.fed):
             core = <Core>bracket.uses[index].core
             if bracket.uses[index].highest:
-                add(self.key, core, bracket.uses[index].highest, self.feeder_id)
+                add(self.key, core, bracket.uses[index].highest, self.feeder_id, self.ordinal)
             if core.has_ring and bracket.uses[index].highest > known_of(core):
                 queue_wait(core, self.feeding, self.ordinal, bracket.uses[index].highest, deadline, timeout, False)
         take_turns(self, bracket.uses, bracket.fed, self.feeder_id, deadline, timeout)

@@ -230,18 +230,14 @@ cdef object record_all(Lane self, Bracket bracket):
 
 cdef int begin_records(Lane self, Use *use) except -1:
     """Store what the records will depend on; called with the event's turn."""
-    cdef list entries
     cdef Core core = <Core>use.core
-    cdef bint follows = must_follow(core, self.drainer_id, core._recorded + 1)
     if was_closed(core) or not is_open(core):
         core.raise_no_record()
     use.highest, use.address, use.base, use.flags = core._recorded, core._address, core.base, core._flags
     if core.chain.is_needed or core.depends_on_all or row_count != 0:
-        entries = depend_on(core, self.key, self.drainer_id, core._recorded + 1, None)  # on all that L waits for
-        if follows and (entries or core.chain.entries):
-            add(self.key, core, use.highest, self.drainer_id)
-        core.chain.commit(core._recorded + 1, use.highest + use.count, entries)
-    if follows:  # only now: what was refused waits for nothing of that event
+        first = core._recorded + 1  # on all that L waits for:
+        depend_on(core, self.key, self.drainer_id, first, core._recorded + use.count, None)
+    if must_follow(core, self.drainer_id, core._recorded + 1):  # only now: what was refused waits for nothing of that event
         use.follows = use.highest
 
 cdef object record_each(Lane self, Bracket bracket, replaying):
@@ -262,7 +258,7 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
             gate = &bracket.items[other]
             is_due = gate.use != NULL and gate.generation > gate.use.known
             if is_due and not (<object>tap.spot.place).is_surely_before(<object>gate.spot.place):
-                add(self.drainer_id, <Core>gate.use.core, gate.generation, self.feeder_id)
+                add(self.drainer_id, <Core>gate.use.core, gate.generation, self.feeder_id, self.ordinal)
         try:
             tap.generation = replaying._record(<object>tap.value, waits) if tap.use.is_in else 0
         except IpcSyncError as refusal:

@@ -1,13 +1,7 @@
 # A slot's line on the board: what its generations depend on, as recorder and waiters read it, and who lives.
 #
-# B's stream waited for A's point, then B recorded n: n counts only if A's point counts. Only the recorder knows what it
-# queued, so it alone resolves its event. Waiters read here whether all is well. If they cannot see that, they decide
-# nothing, and wake the recorder to resolve.
-#
-# The slot's bits name the sessions that it depends on, directly or through others; the recorder's own bit says that
-# only the recorder can resolve. The kernel marks a session, or its state is not LIVE any more, before a driver reports
-# its work wrongly and before its words are released. So bits that are found good *after* n was found complete prove that no
-# wait before n ended wrongly. The model is tests/models/chain_model.py.
+# Waiters read here whether all is well. If they cannot see that, they decide nothing, and wake the recorder to resolve:
+# docs/design/protocol.md says why that is enough. The model is tests/models/chain_model.py.
 
 from libc.string cimport memcpy
 
@@ -170,7 +164,7 @@ cdef bint are_good(Line self, uint64_t own, uint64_t *copy) noexcept nogil:
     for word in range(self.bit_words):
         rest = bits[word]
         while rest:
-            index = <uint64_t>word * 64 + ipcsync_lowest(rest)
+            index = <uint64_t>word * 64 + lowest_of(rest)
             if index == own or not session_is_good(self, index, valid_as_of):
                 return False
             rest &= rest - 1

@@ -20,11 +20,11 @@ cdef class Lock:
     cdef inline bint take(self) noexcept nogil:
         if not ipcsync_swap(&self.word, 0, 1):
             return False
-        self.owner = ipcsync_thread()
+        self.owner = thread_now()
         return True
 
     cdef inline bint mine(self) noexcept nogil:
-        return self.owner == ipcsync_thread()
+        return self.owner == thread_now()
 
     cdef bint take_within(self, int64_t ns) noexcept nogil:
         """Take it; False if another thread has it for `ns`."""
@@ -37,7 +37,7 @@ cdef class Lock:
             if now >= until:
                 return False
             ipcsync_futex_wait(&self.word, True, 2, until - now)
-        self.owner = ipcsync_thread()
+        self.owner = thread_now()
         return True
 
     cdef inline void take_soon(self) noexcept nogil:

@@ -1,10 +1,5 @@
-/* When a wait of the host looks, and when it sleeps: by what the last waits for the event tell. Nothing here waits.
- *
- * A look costs less than a sleep. So a wait begins with looks without a pause, for as long as a sleep takes, or for less if
- * that seldom pays. And if most of the last waits lasted about as long, it sleeps until shortly before they were over, and then
- * looks, for a tenth of the time that it has waited. Where looks were interrupted, the processor is wanted by others:
- * then there are none for a while.
- */
+/* When a wait of the host looks, and when it sleeps, by what the last waits for the event tell: as docs/design/protocol.md
+ * says. Where looks were interrupted, the processor is wanted by others: then there are none for a while. */
 #include <stdint.h>
 
 enum { KEPT = 16, KNOWN_AFTER = 4, SHORTER_OF = 5, MOST_OFF = 3, MOST_RESTS = 31 }; /* waits; one of five may be much shorter */

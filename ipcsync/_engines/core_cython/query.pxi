@@ -65,15 +65,13 @@ cdef bint is_complete_now(Core self, int64_t generation) except -1 nogil:
 # --- query ------------------------------------------------------------------------------------------------------------
 
 cdef bint ask(Core self, int64_t generation, double patience_s) except -1:
-    cdef bint is_there
+    cdef bint is_there = False
     check_use(self)
     if generation <= known_of(self) or is_complete_now(self, generation):
         return True
-    if last_of(self) < generation:
-        check_finished(self, generation)
-        return False
-    with nogil:
-        is_there = is_done(self, generation, patience_s) and confirm(self, generation)
+    if last_of(self) >= generation:
+        with nogil:
+            is_there = is_done(self, generation, patience_s) and confirm(self, generation)
     if not is_there:
         check_finished(self, generation)
     return is_there
@@ -276,20 +274,18 @@ cdef bint drop_all_markers(Core self, bint all) except -1:
     self.state.give()
     return are_gone
 
-cdef bint says(Core self, int64_t generation) except -1:
-    """As `says_complete`: the driver is asked without the GIL, of which it may need another's call."""
-    with nogil:
-        result = says_complete(self, generation)
-    return result
-
 cdef bint is_drained_now(Core self) except -1:
     """Whether all that was recorded here is complete. With the turn."""
     cdef uint64_t state = load(self.place, STATE)
+    cdef bint publishes = self.is_recorder and (state == OPEN or state == CLOSED)
     open_pending(self)
-    if self.has_ring and self._begun != self._recorded and not says(self, self._begun):
-        return False
-    if not self.is_recorder or state not in (OPEN, CLOSED):  # a timeline's apart from what the markers show
-        return not self.has_ring or self._completed == self._recorded or says(self, self._recorded)
+    if self.has_ring and self._begun != (self._recorded if publishes else self._completed):
+        with nogil:  # of which the driver may need another's call
+            is_over = says_complete(self, self._begun)
+        if not is_over:
+            return False
+    if not publishes:  # of a timeline's records the markers show it
+        return True
     if not publish(self):
         return False
     if self.chain.first <= self._recorded:  # what is left of a record that was refused is never settled

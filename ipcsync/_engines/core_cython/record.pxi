@@ -1,23 +1,15 @@
-# record: the next generation, behind what a stream has been given so far.
+# record: the next generation, behind what a stream has been given so far; one into a full ring first waits on the host
+# for the oldest. The model is tests/models/board_recorder.py.
 #
-# Generation g of the event engine is a record of the ring's event number (g - 1) mod depth; a record into a full ring
-# first waits on the host for the oldest. On the timeline engine the stream writes base + g to the word.
-# The model is tests/models/board_recorder.py.
-#
-# A record's way is try_record, record_on, begin_record and make_record, which wakes. Where there is something to wait for,
+# A record's way is record_on, begin_record and make_record, which wakes. Where there is something to wait for,
 # or to raise, record_on sees to it and begins again.
 
-cdef int64_t try_record(Core self, uintptr_t address) except -1:
-    """Record on a stream that this use knows; 0, and nothing is changed, if it does not."""
-    check_use(self)
-    if not self.is_recorder:
-        return 0
-    return record_on(self, <Handle>address, False, FOREVER, None, None)
+cdef uint64_t ODD_BYTES = 0x0101010101010101
 
 cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline, timeout, further) except -1:
-    """Record the next generation; 0, and nothing is done: it is not known whether the stream is of this device. A
-    number is never given to two records. If the driver refused one that the stream may have all the same, the next call
-    makes it again, behind its possible place and all records before it, and then one of its own number."""
+    """Record the next generation; 0, and nothing is done: the stream is not known to be of this device. A number is
+    never given to two records. If the driver refused one that the stream may have all the same, the next call makes it
+    again, behind its possible place and all records before it, and then one of its own number."""
     cdef uint64_t stream = 0
     cdef int64_t generation = 0
     cdef bint depends = further is not None
@@ -43,7 +35,7 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
             check_usable(self, handle, "record")
             with nogil:
                 id_of(self, handle)
-        elif found == IS_CLOSED or found == IS_OVER:
+        elif found == IS_CLOSED:
             self.raise_no_record()
         elif found == REFUSED:
             raise_refused(self, &refusal)
@@ -81,7 +73,7 @@ cdef int begin_record(
     return GO_ON
 
 cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
-    """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_OVER (made, and the event is not open now)."""
+    """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_CLOSED (made, and it is not open now)."""
     cdef bint repeats = generation == self._begun
     if not repeats and must_follow(self, stream, generation):
         refusal.wait = give_wait(self, handle, generation - 1)
@@ -89,7 +81,13 @@ cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generati
             return give_turn(self, REFUSED)
     set_stream(self, stream)
     self._begun = generation
-    give_record(self, handle, stream, generation, refusal)
+    if self.has_ring:
+        step(b"cuEventRecord")
+        refusal.record = cuEventRecord(event_of(self, generation), handle)
+    else:
+        step(b"cuStreamWriteValue64")
+        refusal.write = cuStreamWriteValue64(handle, self._address, self.base + generation, 0)
+        refusal.record = mark(self, handle, stream)
     if refusal.write != 0 or refusal.record != 0:  # the driver may have the record: the next call makes it again
         return give_turn(self, REFUSED)
     self._recorded = generation
@@ -98,19 +96,8 @@ cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generati
     if is_awaited(self):
         wake(self)
     if not is_open(self):
-        return IS_OVER
+        return IS_CLOSED
     return AGAIN if repeats else GO_ON
-
-cdef inline void give_record(
-    Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal
-) noexcept nogil:
-    if self.has_ring:
-        step(b"cuEventRecord")
-        refusal.record = cuEventRecord(event_of(self, generation), handle)
-    else:
-        step(b"cuStreamWriteValue64")
-        refusal.write = cuStreamWriteValue64(handle, self._address, self.base + generation, 0)
-        refusal.record = mark(self, handle, stream)
 
 cdef inline int give_turn(Core self, int found) noexcept nogil:
     step(b"unlock")
@@ -151,7 +138,6 @@ cdef int record_dependent(
     Core self, Handle handle, uint64_t stream, int64_t generation, further, Refusal *refusal
 ) except -1:
     """With the turn, which it gives: a record that depends on others, or one that the driver refused before."""
-    cdef list entries
     cdef Wait followed = None
     cdef int found = REFUSED
     cdef bint has_turn = True
@@ -160,10 +146,8 @@ cdef int record_dependent(
         if generation == self._begun:
             refusal.wait = follow_refused(self, handle, stream)
         if refusal.wait == 0:
-            entries = depend_on(self, key_of(self, handle, stream, self.ordinal), stream, generation, further)
-            if (self.chain.entries or entries) and must_follow(self, stream, generation):
-                followed = add(key_of(self, handle, stream, self.ordinal), self, generation - 1, stream)
-            self.chain.commit(generation, generation, entries)
+            key = key_of(self, handle, stream, self.ordinal)
+            followed = depend_on(self, key, stream, generation, generation, further)
             has_turn = False
             with nogil:
                 found = make_record(self, handle, stream, generation, refusal)
@@ -175,15 +159,18 @@ cdef int record_dependent(
             give_turn(self, 0)
     return found
 
-cdef list depend_on(Core self, int64_t key, uint64_t stream, int64_t generation, further):
-    """What the record will depend on: the waits of a list, and others. RecorderLost if any of it is lost."""
+cdef Wait depend_on(Core self, int64_t key, uint64_t stream, int64_t generation, int64_t last, further):
+    """Store what the records of `generation` to `last` will depend on: the waits of a list, and others. RecorderLost if
+    any of it is lost. The wait for the record before, if that is listed too."""
     if len(self.chain.entries) >= self.chain.resolve_at:
         publish(self)
         self.chain.resolve_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries)))
     waits = latest(None if self.depends_on_all else key)
     if further:
         waits = dict.fromkeys([*waits, *further])
-    return self.chain.entries_of(generation, stream, waits)
+    self.chain.extend(generation, last, stream, waits)
+    follows = self.chain.entries and must_follow(self, stream, generation)
+    return add(key, self, generation - 1, stream, self.ordinal) if follows else None
 
 cdef int follow_refused(Core self, Handle handle, uint64_t stream) except -1:
     """Have the stream wait for all records before the refused one, and for that one if it was made; the error."""
@@ -230,7 +217,7 @@ cdef void raise_room(Core self) noexcept nogil:
     if load(self.place, ANNOUNCED) != 0:
         step(b"load hazards")
         for word in range((self.sessions + 7) // 8):
-            if ipcsync_has_odd(ipcsync_load(words + word)):
+            if ipcsync_load(words + word) & ODD_BYTES:
                 return
     self._room = self._completed + self.depth
 
@@ -253,12 +240,28 @@ cdef bint find_room(Core self, int64_t generation) except -1 nogil:
 cdef int make_room(Core self, int64_t generation, int64_t deadline, timeout) except -1:
     """Wait until there is room for a record of `generation`."""
     cdef int64_t oldest = generation - self.depth
+    cdef int64_t first = 0
     if self.calls.mine():
         self.raise_reentered()
     publish_room(self)
-    if generation > self._room and oldest > self._completed:
+    if oldest > self._completed:
         self.guard.full_rings += 1
-        await_oldest(self, oldest, deadline, timeout)
+        first = ipcsync_now()
+    while oldest > self._completed:
+        now = ipcsync_now()
+        if now >= deadline:
+            self.raise_full(oldest, timeout)
+        if now - first > FULL_NS:
+            self.note_full(oldest)
+        with nogil:
+            found = await_driver(self, oldest, first, min(deadline, now + <int64_t>SLICE_NS))
+        PyErr_CheckSignals()
+        self.guard.check_liveness()
+        look_for_room(self)
+        if found == 1 and oldest > self._completed:  # it depends on something that is not resolved yet
+            ring(self, load(self.place, RECORDER))
+            with nogil:
+                pause(self, deadline)
     if generation > self._room:
         await_hazards(self, oldest, deadline, timeout)
 
@@ -276,24 +279,6 @@ cdef int look_for_room(Core self) except -1:
     if not is_open(self):
         self.raise_no_record()
     publish_room(self)
-
-cdef int await_oldest(Core self, int64_t oldest, int64_t deadline, timeout) except -1:
-    cdef int64_t first = ipcsync_now()
-    while oldest > self._completed:
-        now = ipcsync_now()
-        if now >= deadline:
-            self.raise_full(oldest, timeout)
-        if now - first > FULL_NS:
-            self.note_full(oldest)
-        with nogil:
-            found = await_driver(self, oldest, first, min(deadline, now + <int64_t>SLICE_NS))
-        PyErr_CheckSignals()
-        self.guard.check_liveness()
-        look_for_room(self)
-        if found == 1 and oldest > self._completed:  # it depends on something that is not resolved yet
-            ring(self, load(self.place, RECORDER))
-            with nogil:
-                pause(self, deadline)
 
 cdef int await_hazards(Core self, int64_t oldest, int64_t deadline, timeout) except -1:
     """Wait while a process may be about to queue a wait for a complete generation whose CUDA event is next. Such a call

@@ -1,10 +1,19 @@
 # What the words of a slot say, and what this process knows of it.
 
-cdef enum Look:  # the looks that raise nothing; -1 is an exception's
+cdef enum Found:  # by looks and calls that raise nothing; -1 is an exception's
     PENDING = 0
     COMPLETE = 1
-    WAS_CLOSED = -2
-    WAS_LOST = -3
+    IS_CLOSED = -2
+    IS_LOST = -3
+    NEEDS = -4  # an import or a marker
+    BUSY = -5
+    UNUSABLE = -6  # a stream that is captured, or that the driver does not know
+    UNKNOWN = -7
+    NO_ROOM = -8
+    DEPENDS = -9
+    REFUSED = -10
+    AGAIN = -11
+    GO_ON = -12
 
 # --- words of the board -----------------------------------------------------------------------------------------------
 
@@ -53,23 +62,27 @@ cdef int look(Core self, int64_t generation) noexcept nogil:
     if generation <= known_of(self):
         return COMPLETE
     if generation >= self._lost_from:
-        return WAS_LOST
+        return IS_LOST
     done = board_completed(self)
     if done < generation:
-        found = WAS_LOST if is_lost(self, generation) else PENDING
-        return WAS_CLOSED if was_closed(self) else found
+        found = IS_LOST if is_lost(self, generation) else PENDING
+        return IS_CLOSED if was_closed(self) else found
     # A recorder that died between its driver's call and the store has published nothing, complete or not.
     done = min(done, last_of(self), self._lost_from - 1)
     if was_closed(self):
-        return WAS_CLOSED
+        return IS_CLOSED
     if generation > done:
         return PENDING
     note(self, done)
     return COMPLETE
 
-cdef inline bint is_on_board(Core self, int64_t generation) noexcept nogil:
+cdef inline int64_t counted(Core self) noexcept nogil:
+    """Up to where the board says that all was recorded and is complete."""
     cdef int64_t done = board_completed(self)  # before what is recorded: C's order of arguments is anybody's
-    return generation <= min(done, last_of(self), self._lost_from - 1)
+    return min(done, last_of(self), self._lost_from - 1)
+
+cdef inline bint is_on_board(Core self, int64_t generation) noexcept nogil:
+    return generation <= counted(self)
 
 # --- looks that raise -------------------------------------------------------------------------------------------------
 
@@ -78,7 +91,7 @@ cdef inline bint is_complete(Core self, int64_t generation) except -1 nogil:
     cdef int found = look(self, generation)
     if found < 0:
         with gil:
-            if found == WAS_CLOSED:
+            if found == IS_CLOSED:
                 self.raise_closed()
             self.raise_lost(generation)
     return found == COMPLETE

@@ -108,7 +108,7 @@ cdef bint open_import(Core self, int64_t generation, double patience_s) except -
         self._address = self.open_word()
         return True
     index = (generation - 1) % self.depth
-    event = self.open_event(index, None if patience_s < 0 else patience_s)
+    event = self.open_event(index, patience_s)
     if event is None:
         return False
     handle = <Handle><uintptr_t>int(event)  # before the lock is taken: this may raise
@@ -122,7 +122,7 @@ cdef bint open_import(Core self, int64_t generation, double patience_s) except -
         self.ring[index] = handle
     self.state.give()
     if is_unused:
-        self.close_event(index)
+        self.close_events()
         self.raise_closed()
     return True
 
@@ -171,7 +171,7 @@ cdef int make_marker(Core self, Handle handle, uint64_t stream, int ordinal) exc
             raise MemoryError
         self.markers = grown
         self.marker_room += MANY_MARKERS
-    self.markers[self.marker_count] = Marker(stream, event, NULL, ordinal, 0, 0)
+    self.markers[self.marker_count] = Marker(stream, event, NULL, 0, 0)
     self.marker_count += 1
     self.state.give()
 
@@ -210,7 +210,7 @@ cdef bint drop_markers(Core self, bint all) noexcept nogil:
 cdef Marker take_unpassed(Core self, uint64_t stream) noexcept nogil:
     """The marker of a stream that is not past all waits for this slot, for the caller to destroy. With the turn and
     `state`."""
-    cdef Marker taken = Marker(0, NULL, NULL, 0, 0, 0)
+    cdef Marker taken = Marker(0, NULL, NULL, 0, 0)
     cdef Marker *marker = marker_of(self, stream)
     if marker != NULL and not is_past(marker):
         taken = marker[0]
@@ -232,6 +232,11 @@ cdef inline void forget_stream(Core self, uint64_t stream) noexcept nogil:
     for index in range(RECENT):
         if ipcsync_load(&self.known_streams[index]) >> 8 == stream:
             ipcsync_store(&self.known_streams[index], 0)
+
+cdef inline int device_of(Core self, uint64_t stream) noexcept nogil:
+    """The device of a stream; -1 if that is not known."""
+    known = known_stream(self, stream)
+    return <int>(known & 0xFF) >> 1 if known != 0 else -1
 
 cdef int64_t key_of(Core self, Handle handle, uint64_t stream, int ordinal) except? -1:
     """The key of the list of a stream of device `ordinal`: of the process's blocking streams, which wait for each

@@ -11,7 +11,6 @@ cdef struct Marker:  # an event of this process on a stream, recorded behind the
     uint64_t stream
     Handle event
     Handle handle  # of the stream, if the marker may not be behind all: the driver refused one, or it is owed
-    int ordinal
     uintptr_t over  # a word of a lane, if it is owed there: once this has `number`, the stream is past what was queued
     int64_t number
 
@@ -28,13 +27,14 @@ cdef class Wait:
     """One wait that was queued, for `generation` of what `view` sees. Its `outcome` is None while open, then True or a
     Loss, for good.
 
-    `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known. It is listed
-    before the driver's call, and `is_queued` after it: what ended before that was never behind it.
+    `key` is its list, `stream` the id of the stream of device `ordinal` in whose order it was queued, 0 if that is not
+    known. It is listed before the driver's call, and `is_queued` after it: what ended before that was never behind it.
     """
 
     cdef public object view, outcome
     cdef public int64_t generation, key
     cdef public uint64_t stream
+    cdef public int ordinal
     cdef public bint is_queued
 
     def __init__(self, view, int64_t generation, int64_t key, uint64_t stream):
@@ -44,10 +44,6 @@ cdef class Wait:
     def label(self):
         """What it waits for, in a text."""
         return f"generation {self.generation} of {self.view.label}"
-
-    def is_on(self, int ordinal):
-        """Whether its stream is one of the device's, and may not be past it yet."""
-        return ordinal == (-1 - self.key if self.key < 0 else self.view.ordinal_of(self.stream))
 
     cpdef object known_outcome(self):
         """The outcome by the board and this process's memory."""
@@ -66,10 +62,6 @@ cdef class Wait:
         if self.known_outcome() is None and self.view.accepts(self.generation) and self.outcome is None:
             self.outcome = True
         return self.outcome
-
-    def is_passed(self):
-        """Whether its stream is past it; asks the driver."""
-        return self.view.has_passed(self.stream)
 
 
 @cython.internal
@@ -96,9 +88,6 @@ cdef class Released:
             self.asking.give()
         return has_passed
 
-    def ordinal_of(self, _):
-        return -1 if self.marker.event == NULL else self.marker.ordinal
-
     cdef void forget(self) noexcept nogil:
         """Destroy the marker, complete or not."""
         self.asking.take_soon()
@@ -111,7 +100,7 @@ cdef class Released:
 # --- changes ----------------------------------------------------------------------------------------------------------
 
 
-cpdef Wait add(int64_t key, Core view, int64_t generation, uint64_t stream):
+cpdef Wait add(int64_t key, Core view, int64_t generation, uint64_t stream, int ordinal=0):
     """Have the stream's next record depend on `generation`; called before the wait is queued."""
     global sweep_at
     cdef Wait first, made
@@ -120,6 +109,7 @@ cpdef Wait add(int64_t key, Core view, int64_t generation, uint64_t stream):
     try:
         row = row_of(key, view, stream)
         made = put(row, view, generation, key, stream)
+        made.ordinal = ordinal
         while len(row) > 1:
             first = row[0]
             if not is_on_board(view, first.generation) or view.is_unused:  # then its words may be another use's
@@ -217,7 +207,7 @@ def release(Core view):
             if take_out(wait) and wait in lost:  # one without an outcome is not queued
                 left = released[wait.stream]
                 kept = put(row_of(wait.key, left, wait.stream), left, wait.generation, wait.key, wait.stream)
-                kept.outcome, kept.is_queued = wait.outcome, wait.is_queued
+                kept.outcome, kept.ordinal, kept.is_queued = wait.outcome, wait.ordinal, wait.is_queued
     finally:
         end(table, collects)
 

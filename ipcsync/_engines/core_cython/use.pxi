@@ -31,7 +31,6 @@ cdef class Core(Line):
 
     cdef Lock calls, state
     cdef SessionCheck session
-    cdef const uint8_t *fork_mark
     cdef uint64_t own  # the line of this session
     cdef uint8_t *hazards
     cdef patience patience
@@ -58,8 +57,8 @@ cdef class Core(Line):
     cdef public uint64_t _address  # of the timeline's word, for the process's devices
     cdef public unsigned int _flags  # of the waits for it
 
-    def __init__(self, board, guard, attachment, int ordinal, fork_mark):
-        origin = attachment.origin
+    def __init__(self, board, guard, attachment, int ordinal):
+        origin = attachment.origin or Origin(board.epoch, attachment.slot, attachment.incarnation, "")
         self.line = board.slot(attachment.slot)
         Line.__init__(self, board, self.line, attachment.base)
         self.guard, self.ordinal = guard, ordinal
@@ -67,15 +66,9 @@ cdef class Core(Line):
         self.has_ring = self.kind == "event"
         self.slot, self.incarnation = attachment.slot, attachment.incarnation
         self.depth, self.is_recorder = attachment.depth, attachment.recorder
-        self.node = "" if origin is None else origin.node
-        self.origin = (
-            (board.epoch, self.slot, attachment.incarnation)
-            if origin is None
-            else (origin.epoch, origin.slot, origin.incarnation)
-        )
+        self.node, self.origin = origin.node, (origin.epoch, origin.slot, origin.incarnation)
         self.hazards = <uint8_t *><uintptr_t>self.line.hazards_address
         self.session, self.own, self.depends_on_all = guard.session_check, guard.line_index, guard.depends_on_all
-        self.fork_mark = <const uint8_t *><uintptr_t>fork_mark.address
         self.calls, self.state, self.chain, self.watched = Lock(), Lock(), Chain(self), {}
         self._lost_from, self._flags = FOREVER, WAIT_GEQ
         if self.is_recorder:  # an earlier use of the same event included
@@ -104,8 +97,7 @@ cdef class Core(Line):
     def completed(self):
         """Everything up to this generation is complete."""
         self.publish_completed()
-        done = board_completed(self)
-        return max(known_of(self), min(done, max(last_of(self), 0), self._lost_from - 1))
+        return max(known_of(self), counted(self))
 
     @property
     def may_be_recorded(self):
@@ -154,19 +146,15 @@ cdef class Core(Line):
             if not open_import(self, generation, 0) or not self.state.take():
                 return False
             try:
-                if not self.is_unused:
-                    with nogil:
-                        is_accepted = (
-                            (
-                                query_relaxed(event_of(self, generation)) == 0
-                                if self.has_ring
-                                else is_on_board(self, generation)
-                            )
-                            and is_clear(self, generation)
-                            and recorder_lives(self)
-                            and not is_broken(self)
-                            and not is_orphaned(self)
-                        )
+                with nogil:
+                    if self.is_unused:
+                        is_accepted = False
+                    elif self.has_ring:
+                        is_accepted = query_relaxed(event_of(self, generation)) == 0
+                    else:
+                        is_accepted = is_on_board(self, generation)
+                    is_accepted = is_accepted and is_clear(self, generation) and recorder_lives(self)
+                    is_accepted = is_accepted and not is_broken(self) and not is_orphaned(self)
                 if is_accepted:
                     note(self, generation)
             finally:
@@ -216,8 +204,6 @@ cdef class Core(Line):
         `timeout` counts from `began` in ns; the context of a default stream is current."""
         cdef Handle stream = <Handle><uintptr_t>int(handle)
         check_usable(self, stream, what)
-        if generation <= known_of(self) and not ahead:
-            return 0
         return queue_wait(self, stream, ordinal, generation, deadline_of(timeout, began), timeout, ahead)
 
     def record_next(self, handle, int64_t deadline_ns, timeout, further):
@@ -313,12 +299,3 @@ cdef class Core(Line):
             renew_markers(self)
             self.calls.give()
         return has
-
-    def ordinal_of(self, uint64_t stream):
-        """The device of the stream with that id; -1 if nothing that this use queued there is pending."""
-        cdef int ordinal = -1
-        if not self.state.mine() and enter_state(self):
-            marker = marker_of(self, stream)
-            ordinal = -1 if marker == NULL else marker.ordinal
-            self.state.give()
-        return ordinal

@@ -83,9 +83,12 @@ cdef class EventBase(AttachedBase):
 
     def record(self, stream=None, *, timeout=None, after=NOTHING):
         cdef PointBase point
+        cdef int64_t generation = 0
         if self._is_open and self._is_recorder and timeout is None and after is NOTHING and self.core is not None:
             address = address_of(stream)
-            generation = 0 if address == 0 else try_record(self.core, address)
+            if address != 0 and self.core.is_recorder:
+                check_use(self.core)
+                generation = record_on(self.core, <Handle>address, False, FOREVER, None, None)
             count(self.core, generation > 0)
             if generation > 0:
                 point = (<NewFunction>PyType_GetSlot(self._point_type, Py_tp_new))(self._point_type, NOTHING, NULL)

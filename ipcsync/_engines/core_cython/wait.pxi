@@ -1,22 +1,5 @@
-# wait: a stream's later work waits for a generation.
-#
-# On the event engine, a point's CUDA event is recorded again only once the point is complete. A stream's wait is queued
-# after a look that found it pending. If it completes between that look and the driver's call, the recorder, before its
-# ring goes round, waits until the call is made: else the stream would wait for a later record. The waiter announces the
-# call on the board (a hazard); the model is tests/models/board_waiter.py.
-
-cdef enum Turn:  # of calls that queue work, where Python is to do something before they go on; beside those of Look
-    GO_ON = 0
-    IS_CLOSED = -2
-    NEEDS = -4  # an import or a marker
-    BUSY = -5
-    UNUSABLE = -6  # a stream that is captured, or that the driver does not know
-    UNKNOWN = -8
-    NO_ROOM = -9
-    DEPENDS = -10
-    REFUSED = -11
-    IS_OVER = -12
-    AGAIN = -13
+# wait: a stream's later work waits for a generation. docs/design/protocol.md says what hazards are for; the model is
+# tests/models/board_waiter.py.
 
 cdef uint64_t NO_STREAM = <uint64_t>-1
 
@@ -56,15 +39,11 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         self.raise_timeout(generation, timeout, "recorded")
     if found == 1:
         return 0
-    if ordinal >= 0:
-        key = key_of(self, handle, stream, ordinal)
-    else:
-        known = known_stream(self, stream)
-        if known == 0:
-            return NO_STREAM
-        ordinal = <int>(known & 0xFF) >> 1
-        key = -1 - ordinal if known & 1 else <int64_t>stream
-    listed = add(key, self, generation, stream)
+    if ordinal < 0:
+        ordinal = device_of(self, stream)
+    if ordinal < 0:
+        return NO_STREAM
+    listed = add(key_of(self, handle, stream, ordinal), self, generation, stream, ordinal)
     while True:
         if not has_import(self, generation):
             open_import(self, generation, -1)  # before the hazard: opening one takes long
@@ -80,7 +59,7 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
             break
     if found == IS_CLOSED:
         self.raise_closed()
-    if found == WAS_LOST:
+    if found == IS_LOST:
         self.raise_lost(generation)
     if found == COMPLETE:
         return 0
@@ -92,8 +71,8 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     return stream
 
 cdef int queue_announced(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
-    """With the turn: GO_ON, queued; COMPLETE by now; NEEDS, IS_CLOSED or WAS_LOST."""
-    cdef int found = GO_ON
+    """With the turn: PENDING, and queued; COMPLETE by now; NEEDS, IS_CLOSED or IS_LOST."""
+    cdef int found = PENDING
     if was_closed(self):
         return IS_CLOSED  # while it is open, the import stays
     if marker_of(self, stream) == NULL or not has_import(self, generation):
@@ -103,7 +82,7 @@ cdef int queue_announced(Core self, Handle handle, uint64_t stream, int64_t gene
         # The recorder stores what is complete before it looks at the hazards.
         if <int64_t>(load(self.place, COMPLETED) - self.base) >= generation:
             found = look(self, generation)
-    if found == GO_ON:
+    if found == PENDING:
         refusal.wait = give_wait(self, handle, generation)
         refusal.record = mark(self, handle, stream)  # behind a refused one too, of which the stream may have work
     if self.has_ring:
@@ -113,7 +92,7 @@ cdef int queue_announced(Core self, Handle handle, uint64_t stream, int64_t gene
 cdef inline void announce(Core self) noexcept nogil:
     """Announce a wait's call; a recorder records under the same lock, and a child's would be its parent's."""
     cdef uint8_t *hazard = self.hazards + self.own
-    if self.is_recorder or not self.fork_mark[0]:
+    if self.is_recorder or not self.session.fork_mark[0]:
         return
     if load(self.place, ANNOUNCED) == 0:  # it stays 1, as `awaited`
         store(self.place, ANNOUNCED, 1)
@@ -123,7 +102,7 @@ cdef inline void announce(Core self) noexcept nogil:
 
 cdef inline void retract(Core self) noexcept nogil:
     cdef uint8_t *hazard = self.hazards + self.own
-    if not self.is_recorder and self.fork_mark[0]:
+    if not self.is_recorder and self.session.fork_mark[0]:
         step(b"retract")
         if ipcsync_load_byte(hazard) & 1:
             ipcsync_store_byte(hazard, <uint8_t>(ipcsync_load_byte(hazard) + 1))

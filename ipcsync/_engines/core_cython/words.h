@@ -23,7 +23,6 @@ static inline uint64_t ipcsync_load(const uint64_t *word) { return __atomic_load
 static inline void ipcsync_store(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 static inline uint8_t ipcsync_load_byte(const uint8_t *byte) { return __atomic_load_n(byte, __ATOMIC_ACQUIRE); }
 static inline void ipcsync_store_byte(uint8_t *byte, uint8_t value) { __atomic_store_n(byte, value, __ATOMIC_RELEASE); }
-static inline int ipcsync_has_odd(uint64_t bytes) { return (bytes & 0x0101010101010101u) != 0; }
 static inline void ipcsync_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline int ipcsync_swap(uint32_t *word, uint32_t old, uint32_t new) {
     return __atomic_compare_exchange_n(word, &old, new, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
@@ -52,8 +51,8 @@ static inline int ipcsync_futex_wait(void *word, int private, uint32_t seen, int
 static __thread int turns; /* that this thread has, in calls that may run anybody's code */
 static inline int ipcsync_turns(int more) { return turns += more; }
 static inline void ipcsync_pause(int64_t ns) {
-    struct timespec limit = {ns / 1000000000LL, ns % 1000000000LL};
-    nanosleep(&limit, NULL);
+    uint32_t nobody_wakes = 0;
+    ipcsync_futex_wait(&nobody_wakes, 1, 0, ns);
 }
 /* Have the thread's sleeps end late by so many ns at most; what it was. */
 static inline int ipcsync_slack(int ns) {
@@ -62,5 +61,3 @@ static inline int ipcsync_slack(int ns) {
     return before;
 }
 static inline void ipcsync_add(int *count, int value) { __atomic_add_fetch(count, value, __ATOMIC_ACQ_REL); }
-static inline int ipcsync_lowest(uint64_t bits) { return __builtin_ctzll(bits); }
-static inline uint64_t ipcsync_thread(void) { return (uint64_t)(uintptr_t)pthread_self(); }

@@ -12,7 +12,6 @@ cdef extern from "words.h" nogil:
     void ipcsync_store(uint64_t *word, uint64_t value)
     uint8_t ipcsync_load_byte(const uint8_t *byte)
     void ipcsync_store_byte(uint8_t *byte, uint8_t value)
-    bint ipcsync_has_odd(uint64_t bytes)
     void ipcsync_fence()
     bint ipcsync_swap(uint32_t *word, uint32_t old, uint32_t new)
     uint32_t ipcsync_exchange(uint32_t *word, uint32_t value)
@@ -24,8 +23,8 @@ cdef extern from "words.h" nogil:
     void ipcsync_pause(int64_t ns)
     int ipcsync_slack(int ns)
     void ipcsync_add(int *count, int value)
-    uint64_t ipcsync_thread()
-    int ipcsync_lowest(uint64_t bits)
+    uint64_t thread_now "pthread_self"()
+    int lowest_of "__builtin_ctzll"(uint64_t bits)
 
 cdef int64_t FOREVER = 1 << 62  # as in `_deadline`
 cdef int64_t NOBODY_NS = 10_000_000_000  # for which a wait by name without a recorder is quiet
