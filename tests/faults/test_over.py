@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.faults import actions, fixtures, over_actions
 from tests.faults.fixtures import ForeignPeer, until_lost
 from tests.faults.forking import FORKS
 from tests.kit import remote
+from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -422,23 +422,14 @@ def test_the_kernel_gives_it_up_after_every_other_file_of_the_process(tmp_path: 
     os.close(look)
 
 
-def _descriptors() -> set[tuple[str, str]]:
-    """This process's, each with what it is of."""
-    found = set()
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # that of the listing itself
-            found.add((entry.name, os.readlink(entry)))
-    return found
-
-
 def test_many_locks_of_one_process_are_one_descriptor(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(64))
-    before = _descriptors()
+    before = descriptors().items()
     last = LastLock(str(path))
     for byte in range(100):
         last.hold(byte)
-    assert len(_descriptors() - before) == 1  # an earlier test's may go meanwhile
+    assert len(descriptors().items() - before) == 1  # an earlier test's may go meanwhile
     look = os.open(path, os.O_RDWR)
     assert all(files.is_locked(look, byte) for byte in range(100))
     last.drop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -19,6 +18,7 @@ from ipcsync_coordinator import gate
 from ipcsync_coordinator.gate import UNREAD_BYTES, Sender, StrikeCounter, Unread, disconnect
 from ipcsync_keeper.config import Settings
 from ipcsync_keeper.resources import listen
+from tests.kit.descriptors import descriptors
 from tests.kit.until import until
 
 _CROWD = 100
@@ -56,16 +56,6 @@ def _accepted(path: Path) -> int:
     return sum(row.split()[5] == "03" for row in rows if row.endswith(f" {path}"))
 
 
-def _open() -> set[tuple[int, int, int]]:
-    """The descriptors of this process, each with the file that it is of."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
-            status = os.fstat(int(name))
-            found.add((int(name), status.st_dev, status.st_ino))
-    return found
-
-
 def _connect(crowd: list[socket.socket], path: Path) -> None:
     for one in crowd:
         one.connect(str(path))
@@ -100,8 +90,9 @@ def test_a_shut_gate_accepts_nothing_and_counts_now_and_then(monkeypatch: pytest
         crowd = _crowd(stack)
         stack.enter_context(_gate(tmp_path / "s", told))
         before, of_crowd = gate.count(), {one.fileno() for one in crowd}
-        others = {each for each in _open() if each[0] not in of_crowd}  # earlier tests' go when they are garbage
-        monkeypatch.setattr(gate, "_usable", lambda: before + 20 - len(others - _open()))
+        others = {each for each in descriptors().items() if each[0] not in of_crowd}
+        # Earlier tests' descriptors go when they are garbage: those that went make no room.
+        monkeypatch.setattr(gate, "_usable", lambda: before + 20 - len(others - descriptors().items()))
         _connect(crowd, tmp_path / "s")
         until(lambda: told == ["descriptors"], "it is shut")
         assert _accepted(tmp_path / "s") <= 21  # with the one that was allowed before it looked
@@ -136,11 +127,8 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def _descriptors_of(fd: int) -> int:
     """How many descriptors of this process are of the same file as `fd`, itself included."""
-    wanted, found = os.fstat(fd), 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile: other tests' sockets go when they are garbage
-            found += os.path.samestat(os.fstat(int(name)), wanted)
-    return found
+    found = descriptors()
+    return list(found.values()).count(found[fd])
 
 
 def test_a_connection_of_that_process_is_shut_down(pair: tuple[socket.socket, socket.socket]) -> None:
