@@ -30,12 +30,12 @@ def install() -> None:
     graphs: Any = getattr(getattr(sys.modules.get("torch"), "cuda", None), "graphs", None)
     if graphs is None:
         raise IpcSyncError("torch is not imported: import it first")
-    name = "register_graph_replay_start_hook"
-    if not hasattr(graphs, name):
+    names = {"register_graph_replay_start_hook": graphs, "register_replay_start_hook": graphs.CUDAGraph}
+    if missing := [name for name, there in names.items() if not hasattr(there, name)]:
         raise IpcSyncError(
-            f"this torch has no {name}, which came after 2.13: put the launch in a block of Client.replay"
+            f"this torch has no {missing[0]}, which came after 2.13: put the launch in a block of Client.replay"
         )
-    getattr(graphs, name)(_begins_first)
+    graphs.register_graph_replay_start_hook(_begins_first)
     replays.has_hooks = True
 
 

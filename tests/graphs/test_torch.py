@@ -199,6 +199,11 @@ def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, client: ipcsyn
     monkeypatch.setitem(sys.modules, "torch", Torch(has_hooks=False))
     with pytest.raises(ipcsync.IpcSyncError, match=r"after 2\.13"):
         integration.install()
+    monkeypatch.setitem(sys.modules, "torch", torch := Torch())
+    with monkeypatch.context() as without:
+        without.delattr(torch.cuda.graphs.CUDAGraph, "register_replay_start_hook")
+        with pytest.raises(ipcsync.IpcSyncError, match=r"no register_replay_start_hook"):
+            integration.install()
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(ipcsync.IpcSyncError, match="import it first"):
         integration.install()
