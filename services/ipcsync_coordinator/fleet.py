@@ -29,13 +29,12 @@ from ipcsync.errors import (
     StalePoint,
 )
 from ipcsync_coordinator.journal import Reply, Transactions
-from ipcsync_coordinator.questions import attachment_of
+from ipcsync_coordinator.questions import MOST_IN_FLIGHT, attachment_of
 from ipcsync_coordinator.state import Session
 
 log = logging.getLogger("ipcsync.coordinator")
 
 MOST_WANTS = 65_536
-MOST_OF_ONE = 256  # who asks has no more in flight: its other ones were given up
 _Operation: TypeAlias = Callable[[Session, Any], messages.Message]
 _STATES = ("broken", "closed", "unwanted")
 _ANSWERS = (messages.Done, messages.NodeList, messages.BridgeInfo, messages.EventList, messages.Failure)
@@ -101,10 +100,10 @@ class Fleet:
         elif body.what != "open":
             raise ProtocolError(f"unknown question to other nodes {body.what!r:.80}", code="invalid")
         self._require_bridge(body)
-        if len(mine) >= MOST_OF_ONE:
-            self.tick(time.monotonic_ns())  # those that were given up since the last one
-        if len(mine) >= MOST_OF_ONE:
-            raise QuotaExceeded(f"{MOST_OF_ONE} questions of one session are unanswered", limit=MOST_OF_ONE)
+        if len(mine) >= MOST_IN_FLIGHT:
+            self.tick(time.monotonic_ns())  # it has no more in flight: others were given up
+        if len(mine) >= MOST_IN_FLIGHT:
+            raise QuotaExceeded(f"{MOST_IN_FLIGHT} questions of one session are unanswered", limit=MOST_IN_FLIGHT)
         if len(self._owed) >= MOST_WANTS:
             raise QuotaExceeded(f"{MOST_WANTS} questions to other nodes are unanswered", limit=MOST_WANTS)
         self._number += 1

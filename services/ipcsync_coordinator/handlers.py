@@ -21,14 +21,12 @@ from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.gate import Sender
 from ipcsync_coordinator.journal import Transactions
-from ipcsync_coordinator.questions import Metrics, Questions, attachment_of, remains_of
+from ipcsync_coordinator.questions import MOST_IN_FLIGHT, Metrics, Questions, attachment_of, remains_of
 from ipcsync_coordinator.state import UNKNOWN, Session, Slot, Use
 from ipcsync_keeper.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_keeper.resources import StartupConfig
 
 log = logging.getLogger("ipcsync.coordinator")
-
-_MOST_IN_FLIGHT = 256  # of a client's queue of 1,000 requests
 
 
 class Handlers(Questions):
@@ -47,7 +45,7 @@ class Handlers(Questions):
         super().__init__(settings, transactions, metrics, config)
         # As many as replies are kept for repeats. Also, ZeroMQ learns only every half queue what the other side has
         # read.
-        self._window = min(settings.remembered_requests, max(1, settings.reply_queue // 2), _MOST_IN_FLIGHT)
+        self._window = min(settings.remembered_requests, max(1, settings.reply_queue // 2), MOST_IN_FLIGHT)
         self.fleet = Fleet(transactions)
         self._feed_endpoint = feed_endpoint
         self._deaths = deaths

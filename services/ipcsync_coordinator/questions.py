@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from ipcsync import __version__
 from ipcsync._linux.process import resident_bytes
@@ -25,7 +25,8 @@ from ipcsync_keeper.resources import StartupConfig
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_ENGINES = ("event", "timeline")
+MOST_IN_FLIGHT = 256
+"""The most unanswered requests of one client, whose queue takes 1,000."""
 MOST_ROWS = 4096
 """The most rows of a list that is asked for without a session."""
 
@@ -168,7 +169,10 @@ class Questions:
             "oldest_lease_s": (now_ns - min(opened_ns, default=now_ns)) / 1e9,
             "attachments": sum(len(slot.active) + len(slot.draining) for slot in slots),
             "events": sum(slot.state == "open" for slot in slots),
-            "states": {kind: dict(Counter(slot.state for slot in slots if slot.engine == kind)) for kind in _ENGINES},
+            "states": {
+                kind: dict(Counter(slot.state for slot in slots if slot.engine == kind))
+                for kind in get_args(EngineName)
+            },
             "pool_size": self._registry.limits.pool,
             "pool_in_use": self._registry.in_use,
             "pool_high_water": self._registry.high_water,

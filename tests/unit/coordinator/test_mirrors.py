@@ -271,7 +271,7 @@ def test_questions_that_nobody_answers_are_limited(desk: Desk, monkeypatch: pyte
 
 
 def test_one_session_does_not_take_the_places_of_all_questions(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "MOST_OF_ONE", 2)
+    monkeypatch.setattr(fleet, "MOST_IN_FLIGHT", 2)
     bridge, greedy = desk.session("bridge"), desk.session()
     for name in ("one", "two"):
         assert desk.put(messages.Remote("open", "a", name), greedy) is None
@@ -285,7 +285,7 @@ def test_one_session_does_not_take_the_places_of_all_questions(desk: Desk, monke
 
 
 def test_what_a_session_gave_up_takes_none_of_its_places(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "MOST_OF_ONE", 1)
+    monkeypatch.setattr(fleet, "MOST_IN_FLIGHT", 1)
     desk.session("bridge")
     asker, soon = desk.session(), time.monotonic_ns() + 50_000_000
     assert desk.handle(codec.encode_request(5, _ATTACH, asker.token, soon)) is None
