@@ -215,8 +215,10 @@ def test_of_records_made_at_the_same_moment_one_waits_for_the_other(servers: Mak
     page.write_bytes(bytes(4096))
     for x in (a, b):
         x("stream", 0)
-        x.send(("race", "e", str(page), 4000, x is a))
-    assert [x.get() for x in (a, b)] == [0, 0]
+    for _ in range(4):  # in parts: on a busy machine all together take longer than an answer is waited for
+        for x in (a, b):
+            x.send(("race", "e", str(page), 1000, x is a))
+        assert [x.get() for x in (a, b)] == [0, 0]
 
 
 def test_strict(servers: MakeServers, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
