@@ -23,9 +23,10 @@ _ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 120.0
 _WIDTH = 1400
 # What is wider than its place, as [element, text]; a scroll bar inside of a page counts, since nobody scrolls a table.
+# A line that ends with code may pass its end by the code's padding, by some fonts.
 _CUT = """
     const may_be_cut = "pre code, .md-typeset__scrollwrap, .md-typeset__table, .doc-heading, h1, h2, h3, p, li, .md-nav__link";
-    const cut = [...document.querySelectorAll(may_be_cut)].filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1);
+    const cut = [...document.querySelectorAll(may_be_cut)].filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 4);
     const page = document.documentElement;
     return [...cut, ...page.scrollWidth > innerWidth ? [page] : []].map((e) => [e.tagName, e.textContent.slice(0, 80)]);
 """  # noqa: E501 - JavaScript
