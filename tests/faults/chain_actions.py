@@ -143,8 +143,10 @@ def forget_point(data: bytes) -> None:
     client().event(name).close()
 
 
-def draining() -> int:
-    return sum(use.life < Life.RELEASED for use in client()._session.attachments.ending)
+def draining(name: str = "") -> int:
+    """How many uses are closed and not released, of all events or of one."""
+    ending = client()._session.attachments.ending
+    return sum(use.life < Life.RELEASED and name in ("", use.engine.name) for use in ending)
 
 
 def messages_sent() -> int:

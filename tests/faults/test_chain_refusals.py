@@ -108,6 +108,26 @@ def test_a_record_that_was_never_made_does_not_keep_its_event_from_being_release
     until(lambda: b.call(do.beat) or not b.call(do.draining), "it is released")
 
 
+def test_a_refused_record_does_not_hide_that_the_one_before_it_is_pending_where_an_event_is_broken(
+    coordinator: ipcsync.Coordinator, new_peer: NewPeer
+) -> None:
+    """The refused one's place in the ring has an older record, which is complete."""
+    line = of_events(coordinator, new_peer, "pending")
+    data = line.begin()
+    b = line.add("b", depth=2)
+    b.call(do.record, "b/out")
+    until(lambda: b.call(do.beat) or b.call(do.is_settled, "b/out"), "the first record counts")
+    b.call(do.wait, data)
+    b.call(do.record, "b/out")
+    b.call(do.refused_record, "b/out")
+    line.kill_a()
+    until(lambda: b.call(do.beat) or b.call(do.state_of, b.call(do.point_of, "b/out", 1)) == "broken", "it is broken")
+    b.call(do.close_event, "b/out")
+    for _ in range(3):
+        b.call(do.beat)
+    assert b.call(do.draining, "b/out") == 1, "the second record is pending for ever"
+
+
 def _kill(line: Line) -> None:
     b = line.peers["b"]
     b.begin(do.die_before_the_record, "b/out")

@@ -279,11 +279,12 @@ cdef bint is_drained_now(Core self) except -1:
     cdef uint64_t state = load(self.place, STATE)
     cdef bint publishes = self.is_recorder and (state == OPEN or state == CLOSED)
     open_pending(self)
-    if self.has_ring and self._begun != (self._recorded if publishes else self._completed):
-        with nogil:  # of which the driver may need another's call
-            is_over = says_complete(self, self._begun)
-        if not is_over:
-            return False
+    if self.has_ring:
+        with nogil:  # the driver may need the GIL for another's call
+            if self._begun != self._recorded and not says_complete(self, self._begun):
+                return False
+            if not publishes and harvest(self) != self._recorded:
+                return False
     if not publishes:  # of a timeline's records the markers show it
         return True
     if not publish(self):
