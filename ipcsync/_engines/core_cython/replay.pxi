@@ -60,7 +60,7 @@ cdef class ReplayingBase:
         self.check_session()
         self.has_begun = True
         if type(self._stream) is Stream:
-            self._address, self._ordinal = unsigned(self._stream._pointer), self._stream._index
+            self._address, self._ordinal = self._stream._pointer, self._stream._index
         else:
             self._address, self._ordinal = self._find_stream()
         elsewhere = self._elsewhere() if "torch" in imported else None

@@ -12,14 +12,15 @@ cdef enum:
 cdef object plain_stream = None  # the first class that was seen without `__cuda_stream__`: to look for that again is slow
 
 cdef inline uintptr_t unsigned(value) noexcept:
-    """An int of 64 bits; 0 if it is anything else."""
+    """An address in an int; 0 if it is anything else: a small number is a default stream's, which belongs to a context,
+    or may be meant for another argument."""
     if not PyLong_CheckExact(value):
         return 0
     result = PyLong_AsUnsignedLong(value)
     if result == <unsigned long>-1:  # no address either
         PyErr_Clear()
         return 0
-    return <uintptr_t>result
+    return <uintptr_t>result if result >= 4096 else 0
 
 cdef uintptr_t address_of(stream) except? 0:
     """The CUstream address of anybody's stream; 0 if that is for the Python engine to find, as of None."""
@@ -29,8 +30,7 @@ cdef uintptr_t address_of(stream) except? 0:
     if type(stream) is Stream:
         return unsigned(stream._pointer)
     if PyLong_CheckExact(stream):
-        address = unsigned(stream)
-        return address if address >= 4096 else 0  # a small number may be meant for another argument
+        return unsigned(stream)
     if PyIndex_Check(stream) or isinstance(stream, type):
         return 0
     protocol = None if type(stream) is plain_stream else getattr(stream, "__cuda_stream__", None)
