@@ -94,6 +94,8 @@ class Engine(Core):
         self.check()
         if not self.is_recorder:
             self.raise_not_recorder()
+        if ordinal != self.ordinal:
+            raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
         for view, earlier in after:  # as by a wait for each; for this event's own the stream waits anyway
             if view.origin == self.origin:
                 if earlier > self._recorded:
@@ -113,8 +115,6 @@ class Engine(Core):
                     raise
                 lost = outcome.behind(f"generation {earlier} of {view.label}")
                 raise self._error_of(lost, self._recorded + 1) from None
-        if ordinal != self.ordinal:
-            raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
         with _within(handle, ordinal) as inside, inside:
             return self.record_next(handle, deadline, timeout, behind or None)
 

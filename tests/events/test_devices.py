@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -58,12 +58,13 @@ def _open_on_current(name: str, device: int) -> int:
         return remote.open_event(name)[1]
 
 
-def _record_on(name: str, device: int) -> None:
-    remote.event(name).record(remote.stream(f"on-{device}", device))
+def _record_on(name: str, device: int, after: Sequence[bytes] = ()) -> None:
+    points = [remote.client().point(data) for data in after]
+    remote.event(name).record(remote.stream(f"on-{device}", device), after=points)
 
 
-def _unnamed_on(device: int) -> bytes:
-    return bytes(remote.client().record(remote.stream(f"on-{device}", device)))
+def _unnamed_on(device: int, stream: str = "") -> bytes:
+    return bytes(remote.client().record(remote.stream(stream or f"on-{device}", device)))
 
 
 def _check_on(device: int) -> EngineChecks:
@@ -168,6 +169,50 @@ def test_a_call_refused_for_a_stream_that_names_another_device_changes_nothing(
     waiter.call(remote.synchronize, data)
 
 
+def test_a_stream_whose_wait_was_refused_is_behind_nothing(start: Start, engine: EngineName) -> None:
+    recorder, waiter = start(), start()
+    recorder.call(remote.open_event, "e", {"recorder": True, "device": 0, "engine": engine})
+    recorder.call(remote.hold)
+    (data,) = recorder.call(remote.record, "e")
+    assert waiter.call(remote.error_of, _wait_on_mislabelled, data) is not None
+    recorder.kill()
+    error = waiter.call(remote.error_of, remote.synchronize, data)
+    assert error is not None
+    assert error[0] == "RecorderLost"
+    waiter.call(remote.synchronize, waiter.call(_unnamed_on, 1, "of-1"))
+
+
+def _wait_on_default(data: bytes, handle: int, device: int) -> bool:
+    """Have a default stream wait while device 1 is current; whether it is idle then."""
+    ipcsync.set_device(1)
+    stream = ipcsync.ExternalStream(handle, device)
+    remote.client().point(data).wait(stream)
+    return stream.query()
+
+
+def _record_on_default(name: str, handle: int, device: int) -> None:
+    ipcsync.set_device(1)
+    remote.event(name).record(ipcsync.ExternalStream(handle, device))
+
+
+@pytest.mark.parametrize("handle", [1, 2], ids=["legacy", "per-thread"])
+def test_a_default_stream_is_its_devices_while_another_one_is_current(
+    start: Start, engine: EngineName, handle: int
+) -> None:
+    recorder, waiter = start(), start()
+    recorder.call(remote.open_event, "e", {"recorder": True, "device": 0, "engine": engine})
+    recorder.call(remote.hold)
+    (data,) = recorder.call(remote.record, "e")
+    assert not waiter.call(_wait_on_default, data, handle, 1)
+    assert not waiter.call(_wait_on_default, data, handle, 0)
+    recorder.call(remote.let_go)
+    waiter.call(remote.synchronize, data)
+    waiter.call(remote.open_event, "on-1", {"recorder": True, "device": 1, "engine": engine})
+    waiter.call(_record_on_default, "on-1", handle, 1)
+    _error(waiter, _record_on_default, "on-1", handle, 0)
+    assert waiter.call(_state, "on-1") == ("open", 1)
+
+
 def test_a_timeline_is_waited_for_ahead_from_another_gpu(start: Start) -> None:
     recorder, waiter = start(), start()
     recorder.call(remote.open_event, "e", {"recorder": True, "device": 1, "engine": "timeline"})
@@ -250,10 +295,14 @@ def test_where_words_fail_on_one_device_they_are_taken_on_the_others(start: Star
 
 
 def test_recording_from_a_stream_of_another_device_is_refused(start: Start, engine: EngineName) -> None:
-    peer = start()
+    peer, other = start(), start()
+    other.call(remote.open_event, "first", {"device": 0, "engine": engine, "recorder": True})
+    other.call(remote.hold)
+    after = other.call(remote.record, "first")
     peer.call(remote.open_event, "e", {"device": 1, "engine": engine, "recorder": True})
-    text = _error(peer, _record_on, "e", 0)
+    text = _error(peer, _record_on, "e", 0, after)
     assert text == "Event device 1 does not match recording stream's device 0."
+    assert peer.call(remote.stream_is_idle, "on-0"), "it waits for nothing"
     assert peer.call(_state, "e") == ("open", 0)
     peer.call(_record_on, "e", 1)
     assert peer.call(_state, "e") == ("open", 1)

@@ -43,20 +43,17 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         ordinal = device_of(self, stream)
     if ordinal < 0:
         return NO_STREAM
-    listed = add(key_of(self, handle, stream, ordinal), self, generation, stream, ordinal)
-    while True:
-        if not has_import(self, generation):
-            open_import(self, generation, -1)  # before the hazard: opening one takes long
-        enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)")
-        try:
-            if marker_of(self, stream) == NULL:
-                make_marker(self, handle, stream, ordinal)
-            with nogil:
-                found = queue_announced(self, handle, stream, generation, &refusal)
-        finally:
-            leave_calls(self)
-        if found != NEEDS:
-            break
+    key = key_of(self, handle, stream, ordinal)
+    open_import(self, generation, -1)  # before the hazard: opening one takes long
+    enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)")
+    try:
+        check_open(self)  # while it is open, the import stays
+        make_marker(self, handle, stream, ordinal)
+        listed = add(key, self, generation, stream, ordinal)  # only now: what is not queued is not depended on
+        with nogil:
+            found = queue_announced(self, handle, stream, generation, &refusal)
+    finally:
+        leave_calls(self)
     if found == IS_CLOSED:
         self.raise_closed()
     if found == IS_LOST:
@@ -71,12 +68,8 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     return stream
 
 cdef int queue_announced(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
-    """With the turn: PENDING, and queued; COMPLETE by now; NEEDS, IS_CLOSED or IS_LOST."""
+    """With the turn: PENDING, and queued; COMPLETE by now; IS_CLOSED or IS_LOST."""
     cdef int found = PENDING
-    if was_closed(self):
-        return IS_CLOSED  # while it is open, the import stays
-    if marker_of(self, stream) == NULL or not has_import(self, generation):
-        return NEEDS
     if self.has_ring:
         announce(self)  # from here on its event is recorded again only if it was complete before
         # The recorder stores what is complete before it looks at the hazards.
