@@ -109,6 +109,15 @@ def test_behind_a_lost_point_of_the_launch_stream_a_replay_with_records_queues_n
     one.expect(2)
 
 
+def test_a_replay_that_is_refused_before_its_feed_leaves_its_stream_behind_nothing(one: Stage) -> None:
+    with StreamGate(one.sender.stream):
+        points = one.sender.send(1)
+        with replaced(refused_once("cuEventRecord")), pytest.raises(ipcsync.DriverError):
+            one.replay(points).__enter__()
+        one.client.record(one.layers.stream).synchronize(DEADLINE_S)
+    one.expect(2)
+
+
 @pytest.mark.parametrize("engine", ["event"])
 def test_of_an_event_no_record_follows_one_that_was_refused(two: Stage, engine: EngineName) -> None:
     points = two.sender.send(1)

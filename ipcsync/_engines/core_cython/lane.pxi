@@ -296,21 +296,23 @@ cdef class Lane:
             self.operations, self.room = grown, most
         if bracket._is_ahead and bracket.taps:
             bracket.before = latest(self.key)
-        # The next records of L depend on the pending points, which F waits for. Of an event only on the last: if that is
-        # good, all are, and what loses one of them has lost the replay as a whole. The end of no record proves that a
-        # lane's own stream waits for nothing more, so none is marked as queued.
         for index in range(bracket.fed):
             core = <Core>bracket.uses[index].core
-            if bracket.uses[index].highest:
-                add(self.key, core, bracket.uses[index].highest, self.feeder_id, self.ordinal)
             if core.has_ring and bracket.uses[index].highest > known_of(core):
                 queue_wait(core, self.feeding, self.ordinal, bracket.uses[index].highest, deadline, timeout, False)
         take_turns(self, bracket.uses, bracket.fed, self.feeder_id, deadline, timeout)
         try:
+            # The next records of L depend on the pending points, which F waits for. Of an event only on the last: if that
+            # is good, all are, and what loses one of them has lost the replay as a whole. The end of no record proves that
+            # a lane's own stream waits for nothing more, so none is marked as queued.
             for index in range(bracket.fed):
+                core = <Core>bracket.uses[index].core
                 if bracket.uses[index].is_in:
-                    check_open(<Core>bracket.uses[index].core)  # while it is open, its word stays
-                    marker = marker_of(<Core>bracket.uses[index].core, self.feeder_id)
+                    check_open(core)  # while it is open, its word stays
+                if bracket.uses[index].highest:
+                    add(self.key, core, bracket.uses[index].highest, self.feeder_id, self.ordinal)
+                if bracket.uses[index].is_in:
+                    marker = marker_of(core, self.feeder_id)
                     # If somebody asks before L is past this bracket, it is recorded behind all that F has then.
                     marker.handle, marker.over, marker.number = self.feeding, self.over_host, self.number + 1
             self.number += 1
