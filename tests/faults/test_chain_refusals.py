@@ -128,6 +128,22 @@ def test_a_refused_record_does_not_hide_that_the_one_before_it_is_pending_where_
     assert b.call(do.draining, "b/out") == 1, "the second record is pending for ever"
 
 
+def test_an_event_whose_record_was_refused_is_released_though_the_stream_stands_still(
+    coordinator: ipcsync.Coordinator, new_peer: NewPeer
+) -> None:
+    """Its marker was tried behind what never ends, and nothing of it was queued there."""
+    line = of_events(coordinator, new_peer, "pending")
+    data = line.begin()
+    b = line.add("b", records=False)
+    b.call(do.wait, data)
+    line.kill_a()
+    assert b.call(do.error_of, do.synchronize_briefly, data) == "RecorderLost"
+    b.call(do.open_event, "b/out", "timeline")
+    assert b.call(do.error_of, do.record, "b/out") == "RecorderLost"
+    b.call(do.close_event, "b/out")
+    until(lambda: b.call(do.beat) or not b.call(do.draining, "b/out"), "it is released")
+
+
 def _kill(line: Line) -> None:
     b = line.peers["b"]
     b.begin(do.die_before_the_record, "b/out")

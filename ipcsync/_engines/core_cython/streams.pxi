@@ -136,6 +136,8 @@ cdef inline int give_wait(Core self, Handle stream, int64_t generation) noexcept
 
 # --- markers ----------------------------------------------------------------------------------------------------------
 
+cdef uint64_t nothing = 0  # the word of a new marker: its stream is past all until `mark`, though what was tried may not be
+
 cdef inline Marker *marker_of(Core self, uint64_t stream) noexcept nogil:
     """The stream's marker; null if it has none, or if that was found complete."""
     for index in range(self.marker_count):
@@ -171,7 +173,7 @@ cdef int make_marker(Core self, Handle handle, uint64_t stream, int ordinal) exc
             raise MemoryError
         self.markers = grown
         self.marker_room += MANY_MARKERS
-    self.markers[self.marker_count] = Marker(stream, event, NULL, 0, 0)
+    self.markers[self.marker_count] = Marker(stream, event, NULL, <uintptr_t>&nothing, 0)
     self.marker_count += 1
     self.state.give()
 
@@ -181,6 +183,8 @@ cdef inline int mark(Core self, Handle handle, uint64_t stream) noexcept nogil:
     step(b"mark")
     result = cuEventRecord(marker.event, handle)
     marker.handle = NULL if result == 0 else handle
+    if marker.over == <uintptr_t>&nothing:
+        marker.over = 0
     return result
 
 cdef bint renew_markers(Core self) noexcept:
