@@ -237,7 +237,7 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
     },
     _record_behind_a_wait: {
         "event": [*_KNOWN, *_KNOWN, *_OPEN, *_KNOWN, _FLAGS, _RECORD],
-        "timeline": [*_KNOWN, *_KNOWN, *_MAPPED, *_MARKER, *_KNOWN, _FLAGS, _WRITE, _RECORD],
+        "timeline": [*_KNOWN, *_KNOWN, *_MAPPED, _FLAGS, *_MARKER, *_KNOWN, _WRITE, _RECORD],
     },
     _wait_on_a_stream: {
         "event": [_CAPTURING, *_LOOK, _ID, _CAPTURING, *_LOOK, _ID, _FLAGS, *_MARKER, _WAIT, _RECORD],

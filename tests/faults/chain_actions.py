@@ -15,7 +15,7 @@ import ipcsync
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import load, unwrap
 from ipcsync._session.attachments import Life
-from ipcsync.testing import StreamGate
+from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.actions import signal_at_step
 from tests.kit import driver_functions
@@ -91,6 +91,14 @@ def wait_ahead(name: str) -> bytes:
     _events[f"{name}, seen"] = event = client().event(name, engine="timeline")
     event.at(1).wait(stream("ahead"), ahead=True)
     return bytes(event.at(1))
+
+
+def fill_queue(count: int, on: str = "main") -> None:
+    """Queue so many operations on a stream."""
+    memory = Memory(8)
+    for value in range(count):
+        memory.fill(value, stream(on))
+    _kept.append(memory)
 
 
 def record_unnamed(on: str = "main") -> bytes:

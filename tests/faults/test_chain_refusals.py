@@ -144,6 +144,22 @@ def test_an_event_whose_record_was_refused_is_released_though_the_stream_stands_
     until(lambda: b.call(do.beat) or not b.call(do.draining, "b/out"), "it is released")
 
 
+def test_a_record_behind_a_lost_wait_is_refused_at_once_though_the_stream_takes_in_nothing_more(
+    coordinator: ipcsync.Coordinator, new_peer: NewPeer
+) -> None:
+    line = of_events(coordinator, new_peer, "pending")
+    data = line.begin()
+    b = new_peer(IPCSYNC_HOST_DEATH="pending", IPCSYNC_HOST_CAPACITY="8")
+    b.call(do.connect, line.endpoint, "b")
+    b.call(do.wait, data)
+    b.call(do.fill_queue, 5)
+    line.kill_a()
+    assert b.call(do.error_of, do.synchronize_briefly, data) == "RecorderLost"
+    for number in range(3):
+        b.call(do.open_event, f"b/{number}", "timeline")
+        assert b.call(do.error_of, do.record, f"b/{number}") == "RecorderLost"
+
+
 def _kill(line: Line) -> None:
     b = line.peers["b"]
     b.begin(do.die_before_the_record, "b/out")

@@ -128,11 +128,21 @@ cdef int get_needed(Core self, Handle handle, uint64_t stream, int64_t generatio
     if must_follow(self, stream, generation):
         open_import(self, generation - 1, -1)
     if not self.has_ring:
+        if row_count != 0:
+            check_lost(self, key_of(self, handle, stream, self.ordinal))  # such a stream may take in nothing more
         enter_calls(self)
         try:
             make_marker(self, handle, stream, self.ordinal)
         finally:
             leave_calls(self)
+
+cdef int check_lost(Core self, int64_t key) except -1:
+    """Raise RecorderLost if the next record behind the waits of a list is known to be lost."""
+    cdef Wait wait
+    for wait in latest(key):
+        outcome = wait.known_outcome()
+        if outcome is not None and isinstance(outcome, Loss):  # to ask what None is takes long
+            raise outcome.behind(wait.label).error(self.name, self.label, self._recorded + 1)
 
 cdef int record_dependent(
     Core self, Handle handle, uint64_t stream, int64_t generation, further, Refusal *refusal

@@ -203,7 +203,6 @@ cdef class ReplayingBase:
 
     cdef int check_events(self, Bracket bracket, Lane lane) except -1:
         """Raise unless the records are possible."""
-        cdef Wait wait
         bracket.is_slow = bracket._is_ahead
         for index in range(bracket.fed, bracket.fed + bracket.recorded):
             use = &bracket.uses[index]
@@ -230,12 +229,8 @@ cdef class ReplayingBase:
                     core.await_complete(oldest, self._timeout, self.began)
             else:
                 open_import(core, 1, -1)
-        if bracket.recorded == 0 or row_count == 0:
-            return 0
-        for wait in latest(lane.key):
-            outcome = wait.known_outcome()
-            if outcome is not None and isinstance(outcome, Loss):  # to ask what None is takes long
-                raise outcome.behind(wait.label).error(core.name, core.label, core._recorded + 1)
+        if bracket.recorded and row_count != 0:
+            check_lost(core, lane.key)
 
     cdef int await_room(self, Bracket bracket, Lane lane) except -1:
         """Block until few enough brackets are in flight."""
