@@ -6,6 +6,8 @@ Every public name is here, and each is loaded at its first use: importing this p
 from __future__ import annotations
 
 import importlib
+import os
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ipcsync import errors as _errors
@@ -55,6 +57,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+_loads: dict[int, int] = {}  # by thread, the process in which it loads a name
 if not TYPE_CHECKING:  # a type checker reads the star imports above
 
     def __getattr__(name):
@@ -62,6 +65,9 @@ if not TYPE_CHECKING:  # a type checker reads the star imports above
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
+            _loads[get_ident()] = os.getpid()
+            if len(set(_loads.values())) > 1:  # a parent's, whose thread has the import's locks for ever
+                raise _errors.ForkedProcessError
             module = importlib.import_module(home)
         except (ImportError, RuntimeError) as error:  # a library below that has one state for the whole process
             if "subinterpreter" not in str(error):
@@ -70,5 +76,7 @@ if not TYPE_CHECKING:  # a type checker reads the star imports above
                 f"ipcsync does not work in this sub-interpreter ({error}): use it in the main interpreter, or in a "
                 "process of its own"
             ) from error
+        finally:
+            _loads.pop(get_ident(), None)
         value = globals()[name] = getattr(module, name)
         return value

@@ -189,6 +189,35 @@ def test_a_child_forked_before_first_use_works(fork: str) -> None:
     )
 
 
+@pytest.mark.parametrize("fork", ["os.fork", "c_fork"])
+def test_a_child_forked_while_another_thread_loads_a_name_is_refused(fork: str) -> None:
+    """Its own import would wait for that thread, which it has not."""
+    run(
+        f"""
+        import signal, threading
+        is_within, go_on = threading.Event(), threading.Event()
+        def stop(event, arguments):  # within the module that names it, whose import's lock is held
+            if event == "import" and arguments[0] == "ipcsync.client.client":
+                is_within.set()
+                assert go_on.wait(50)
+        sys.addaudithook(stop)
+        thread = threading.Thread(target=lambda: ipcsync.connect)
+        thread.start()
+        assert is_within.wait(50)
+        def child():
+            signal.alarm(30)
+            for name in ("connect", "wait_all", "Stream"):
+                assert refused(lambda: getattr(ipcsync, name)) is None, name
+        status = status_of(child, {fork})
+        go_on.set()
+        thread.join()
+        assert status == 0
+        assert callable(ipcsync.connect)
+        assert status_of(lambda: ipcsync.wait_all, {fork}) == 0
+        """
+    )
+
+
 def test_a_child_that_used_it_is_the_parent_of_bad_children() -> None:
     run(
         """
