@@ -411,7 +411,7 @@ def test_a_forked_child_is_refused(coordinator: ipcsync.Coordinator, new_peer: C
 # --- default streams --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", ["event", "client", "reservation", "replay", "wait_all"])
+@pytest.mark.parametrize("call", ["event", "client", "record_all", "reservation", "replay", "wait_all"])
 def test_a_close_ends_a_call_that_waits_for_another_clients_point_to_be_recorded(
     coordinator: ipcsync.Coordinator, engine: EngineName, call: str
 ) -> None:
@@ -428,12 +428,13 @@ def test_a_close_ends_a_call_that_waits_for_another_clients_point_to_be_recorded
             calls: dict[str, Callable[[], Awaitable[Any]]] = {
                 "event": lambda: event.record(after=[point]),
                 "client": lambda: one.record(after=[point]),
+                "record_all": lambda: one.record_all(after=[point]),
                 "reservation": lambda: reservation.record(after=[point]),
                 "replay": replay,
                 "wait_all": lambda: one.wait_all([point], stream),
             }
             waiting = asyncio.ensure_future(calls[call]())
-            await turns_until(lambda: two._session.waits._waiting, "it waits")
+            await turns_until(lambda: point._bound().engine.line.awaited, "it waits")
             await one.close()
             with pytest.raises((ipcsync.EventClosed, ipcsync.ClientClosed)):
                 await asyncio.wait_for(waiting, LONG_S)
