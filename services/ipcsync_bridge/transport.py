@@ -182,14 +182,13 @@ class Transport:
         for asked in self._asked.values():  # their answers may be lost with the connection
             if not asked.done():
                 asked.set_exception(CutOff("this node is cut off from NATS: the connection was lost"))
-        if self._closing is None:
-            log.warning("nats: disconnected")
 
     async def _reconnected(self) -> None:
         if self._closing is not None:
             await self.client.close()
             return
         self._limit_silence()
+        self._errors = 0
         log.warning("nats: connected again", extra=fields(server=self.server))
         if self._listener is not None:
             self._listener.connected()

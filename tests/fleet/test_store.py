@@ -304,19 +304,25 @@ def test_what_is_no_nats_server_is_named() -> None:
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_what_is_no_nats_server_for_a_while_ends_no_connection(server: Server) -> None:
-    """As where a server is started again behind a proxy."""
+def test_what_is_no_nats_server_for_a_while_ends_no_connection(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a server is started again behind a proxy. Not each try is logged."""
 
     async def scenario() -> None:
         async with _transport(server.url) as transport:
             server.kill()
             async with _saying(_NO_SERVER, int(server.url.rpartition(":")[2])) as (_, was_heard):
                 await was_heard.wait()
+                while transport._errors < 3:
+                    await asyncio.sleep(0.01)
             await asyncio.to_thread(server.start)
-            while not transport.server:
+            while transport._errors:
                 await asyncio.sleep(0.01)
+            assert transport.server
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    assert set(caplog.messages) == {"nats", "nats: connected again"}
 
 
 @contextlib.asynccontextmanager
