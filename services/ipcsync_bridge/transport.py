@@ -173,7 +173,8 @@ class Transport:
     async def _failed(self, error: Exception) -> None:
         if self._closing not in (None, asyncio.current_task()):
             raise asyncio.CancelledError  # nats-py swallows some cancellations, and would try to connect for ever
-        self.last_error = _said(error)
+        if not (self.last_error and isinstance(error, (BrokenPipeError, ConnectionResetError))):
+            self.last_error = _said(error)  # else what the server said before it hung up
         self._errors += 1
         if is_round(self._errors):
             log.warning("nats", extra=fields(error=self.last_error, count=self._errors))
