@@ -69,6 +69,7 @@ class Engine(Core):
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self._imports = [(board.epoch, serial) for serial in attachment.serials]
         self.has_warned_of_depth = False
+        self.waiting_records: list[int] = []  # the deadlines of those that wait until what they follow is recorded
         if self.node:  # a mirror: a network card's earlier writes are to be visible after a wait
             device = unwrap(self._driver.cuDeviceGet(ordinal), "cuDeviceGet")
             if unwrap(self._driver.cuDeviceGetAttribute(_CAN_FLUSH, device), "cuDeviceGetAttribute"):
@@ -96,7 +97,26 @@ class Engine(Core):
             self.raise_not_recorder()
         if ordinal != self.ordinal:
             raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
-        for view, earlier in after:  # as by a wait for each; for this event's own the stream waits anyway
+        if after:
+            self.waiting_records.append(deadline)
+            try:
+                self._follow(after, handle, ordinal, deadline, timeout, began)
+            finally:
+                self.waiting_records.pop()
+        with _within(handle, ordinal) as inside, inside:
+            return self.record_next(handle, deadline, timeout, behind or None)
+
+    def _follow(
+        self,
+        after: Sequence[tuple[Engine, int]],
+        handle: DriverObject,
+        ordinal: int,
+        deadline: int,
+        timeout: float | None,
+        began: int,
+    ) -> None:
+        """Have the stream wait for generations of others, as by a wait for each, once they are recorded."""
+        for view, earlier in after:  # for this event's own the stream waits anyway
             if view.origin == self.origin:
                 if earlier > self._recorded:
                     number = self._recorded + 1
@@ -115,8 +135,6 @@ class Engine(Core):
                     raise
                 lost = outcome.behind(f"generation {earlier} of {view.label}")
                 raise self._error_of(lost, self._recorded + 1) from None
-        with _within(handle, ordinal) as inside, inside:
-            return self.record_next(handle, deadline, timeout, behind or None)
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""

@@ -180,9 +180,10 @@ class UnnamedEvents:
 
 
 def _is_idle(event: SharedEvent) -> bool:
-    """Whether all its records are complete, and more are possible."""
+    """Whether all its records are complete, none is under way, and more are possible."""
     try:
-        return not event.is_lost and event.state == "open" and event.completed == event.generation
+        is_unused = not event.is_lost and event.state == "open" and event.completed == event.generation
+        return is_unused and not event._engine.waiting_records
     except EventClosed:
         return False
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -11,6 +13,7 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.peer import Peer
+from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
 
@@ -118,3 +121,20 @@ def test_a_program_that_makes_a_stream_for_each_record_does_not_use_up_the_pool(
         for stream in kept:
             client.record(stream).synchronize(10)
         assert client.stats()["pool_in_use"] == 4
+
+
+def test_no_stream_takes_over_an_event_whose_record_waits_for_another_one(
+    new_client: NewClient, engine: EngineName
+) -> None:
+    client, other, stream = new_client(), new_client(), ipcsync.Stream()
+    client.record(stream, engine=engine).synchronize(10)
+    first = other.event("first", recorder=True, engine=engine)
+    point = client.event("first").at(1)
+    with ThreadPoolExecutor(1) as threads, ExitStack() as gates:
+        record = threads.submit(client.record, stream, engine=engine, after=[point])
+        until(lambda: point._bound().engine.line.awaited, "it waits")
+        for _ in range(40):
+            gates.enter_context(StreamGate(held := ipcsync.Stream()))
+            client.record(held, engine=engine)
+        first.record()
+        record.result(10).synchronize(10)

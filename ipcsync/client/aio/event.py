@@ -66,7 +66,11 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
 async def record(event: SharedEvent, stream: Stream, timeout: float | None, after: Sequence[Point]) -> AsyncPoint:
     """Record as soon as there is room in the ring."""
     deadline, engine = deadline_of(timeout), event._engine
-    await all_recorded(after, partial(engine.check_liveness, 1), timeout)
+    engine.waiting_records.append(deadline)
+    try:
+        await all_recorded(after, partial(engine.check_liveness, 1), timeout)
+    finally:
+        engine.waiting_records.pop()
     for pause_s in pauses(left_of(deadline), 0.001, 0.02):
         try:
             return AsyncPoint(event.record(stream, timeout=0, after=after))
