@@ -8,14 +8,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync import _room as room
 from ipcsync._deadline import bounded
-from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
+from ipcsync._linux.child import PYTHON, ends_within, environment, read_line, start_daemon
 from ipcsync._linux.process import is_running, pid_namespace, start_time
 from ipcsync._threads import check_threads, errand
 from ipcsync.errors import ConnectError
@@ -73,9 +72,7 @@ class Coordinator:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             self._process.send_signal(signal.SIGCONT)
-            try:
-                self._process.wait(seconds)
-            except subprocess.TimeoutExpired:
+            if not ends_within(self._process, seconds):
                 self._process.kill()
         status = self._process.wait()
         if self._temporary:

@@ -18,6 +18,7 @@ import msgspec
 import ipcsync
 from ipcsync._linux.process import forget_parent
 from ipcsync._logs import configure, fields
+from ipcsync.cli import become
 from ipcsync.cli.output import Command
 from ipcsync_keeper import config
 
@@ -84,10 +85,7 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
     plan = Plan(settings, command, ready_fd, exit_with)
     if ready_fd is not None:
         os.set_inheritable(ready_fd, True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    keeper = [*PYTHON, "-m", "ipcsync_keeper", msgspec.json.encode(plan).decode()]
-    os.execv(sys.executable, keeper)  # noqa: S606 - no shell
+    become("ipcsync_keeper", msgspec.json.encode(plan).decode())
 
 
 async def _serve(settings: config.Settings, what: Startup | None, ready_fd: int | None, exit_with: str | None) -> int:
