@@ -23,7 +23,7 @@ from ipcsync._engines import imports
 from ipcsync._engines.core import Core, Wait, bind_driver
 from ipcsync._engines.loss import Cause, Loss, Reason
 from ipcsync._native import context, pinned
-from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.context import DEFAULT_STREAMS, OnDevice
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import stream_handle
 from ipcsync._wire.messages import Attachment
@@ -368,4 +368,4 @@ class Engine(Core):
 
 def _within(handle: DriverObject, ordinal: int) -> AbstractContextManager[AbstractContextManager[object]]:
     """A block, entered twice, in which a context of the device is current if the stream is a default one."""
-    return OnDevice(ordinal) if int(handle) in LEGACY else _ANYWHERE
+    return OnDevice(ordinal) if int(handle) in DEFAULT_STREAMS else _ANYWHERE

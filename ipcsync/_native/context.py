@@ -34,8 +34,9 @@ log = logging.getLogger("ipcsync")
 
 T = TypeVar("T")
 
-LEGACY = (0, 1, 2)
-"""The default streams' handles: legacy (or per-thread, by build mode), legacy, per-thread. They belong to a context."""
+DEFAULT_STREAMS = (0, 1, 2)
+"""Their handles: legacy (or per-thread, by build mode), legacy, per-thread. They belong to a context."""
+LEGACY = 1  # CU_STREAM_LEGACY; not 0, which is the thread's own default stream if the binding is set up so
 
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _DEFAULT_MODE = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
@@ -215,7 +216,7 @@ def stream_call(handle: DriverObject, ordinal: int, name: str, *args: Any) -> Dr
 
     A context of that device is current during the call if the thread has none, or the handle has no meaning without.
     """
-    if int(handle) not in LEGACY:
+    if int(handle) not in DEFAULT_STREAMS:
         result = getattr(driver(), name)(*args)
         if not bad_context(result):
             return unwrap(result, name)

@@ -21,7 +21,7 @@ from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._native import context, fork
-from ipcsync._native.context import LEGACY, OnDevice, call, is_capturing, relaxed_call, stream_call
+from ipcsync._native.context import DEFAULT_STREAMS, LEGACY, OnDevice, call, is_capturing, relaxed_call, stream_call
 from ipcsync._native.device import Device, driver_version, has_primary_context, kind_of, parse
 from ipcsync._native.stream import Stream, current_stream, made_here, resolve, stream_handle, wrap
 from ipcsync._threads import CallLock, under
@@ -43,7 +43,6 @@ __all__ = ["Event", "synchronize"]
 _creating = CallLock()
 _RECORDS_CONTEXTS = 12050  # the first version of the driver that has cuCtxRecordEvent
 _WHAT = "record everything"
-_LEGACY = 1  # CU_STREAM_LEGACY; not 0, which is the thread's own default stream if the binding is set up so
 
 # What the codes mean that the driver returns for a handle of an event or of memory; CUDA describes other meanings.
 _GONE = "no such handle, or its exporter has destroyed the {} or is gone"
@@ -247,7 +246,7 @@ class Event:
         if self._handle is not None:
             return
         # None for a default stream, or one that is being captured.
-        is_plain = stream is None or int(stream) in LEGACY or is_capturing(stream)
+        is_plain = stream is None or int(stream) in DEFAULT_STREAMS or is_capturing(stream)
         with OnDevice(index, None if is_plain else call("cuStreamGetCtx", stream)) as inside, inside:
             handle, export = call("cuEventCreate", self._flags), None
             if self._flags & _drivers.EVENT_INTERPROCESS:
@@ -324,9 +323,9 @@ def _known(ordinal: int) -> list[Stream]:
 
     The default stream stands for all blocking ones of its context. No other is destroyed while the list is kept.
     """
-    legacy = wrap(context.driver().CUstream(_LEGACY), ordinal)
+    legacy = wrap(context.driver().CUstream(LEGACY), ordinal)
     others = dict.fromkeys([*made_here(), resolve(None, ordinal), current_stream(ordinal)])
-    return [legacy, *(one for one in others if one.device_index == ordinal and one.stream_id not in LEGACY)]
+    return [legacy, *(one for one in others if one.device_index == ordinal and one.stream_id not in DEFAULT_STREAMS)]
 
 
 def _refuse_capturing(streams: Sequence[Stream]) -> None:

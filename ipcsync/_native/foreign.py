@@ -70,7 +70,7 @@ def ordinal_of_stream(address: int, hint: object = None) -> int:
     """
     if isinstance(hint, int) and 0 <= hint < context.count():
         return hint
-    if address in context.LEGACY:
+    if address in context.DEFAULT_STREAMS:
         return context.current_ordinal()
     handle = _drivers.load().CUstream(address)
     if is_capturing(handle):

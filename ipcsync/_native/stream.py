@@ -123,7 +123,7 @@ class Stream:
     def priority(self) -> int:
         """The stream's priority: lower goes first, 0 is the least."""
         fork.check()
-        if self._pointer in context.LEGACY:
+        if self._pointer in context.DEFAULT_STREAMS:
             return 0
         return int(stream_call(self._handle, self._index, "cuStreamGetPriority", self._handle))
 
@@ -139,7 +139,7 @@ class Stream:
         """Whether the stream is being captured into a CUDA graph."""
         fork.check()
         context.driver()
-        if self._pointer not in context.LEGACY:
+        if self._pointer not in context.DEFAULT_STREAMS:
             return bool(context.is_capturing(self._handle))
         with OnDevice(self._index) as inside, inside:
             return bool(context.is_capturing(self._handle))
@@ -345,7 +345,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
 def is_current_stream_capturing() -> bool:
     """Whether the stream that work goes to by default on this thread is being captured into a CUDA graph."""
     chosen = resolve(None)
-    if chosen._pointer in context.LEGACY and not context.has_current():
+    if chosen._pointer in context.DEFAULT_STREAMS and not context.has_current():
         return False
     return chosen.is_capturing()
 

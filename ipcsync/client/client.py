@@ -17,7 +17,7 @@ from ipcsync._closing import Closing
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import queued
 from ipcsync._native import device as devices
-from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
+from ipcsync._native.context import DEFAULT_STREAMS, current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.feed import Notice
@@ -222,7 +222,7 @@ class Client(ClientView, Closing):
         # A reused address means the old stream is gone, so its event can serve the new one. The default streams'
         # handles may mean another stream in each thread.
         address = int(handle)
-        key = (address, get_ident() if address in LEGACY else 0, ordinal, engine)
+        key = (address, get_ident() if address in DEFAULT_STREAMS else 0, ordinal, engine)
         event = self._unnamed.events.get(key)
         if event is None or event.is_lost:
             event = self._unnamed.take(key, depth)

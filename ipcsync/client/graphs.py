@@ -15,7 +15,7 @@ from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject, unwrap
 from ipcsync._engines.core import Bracket, Lane, Place, ReplayingBase, Wait, lanes_of_process
 from ipcsync._engines.engine import bind
 from ipcsync._native import context, foreign, fork
-from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.context import DEFAULT_STREAMS, LEGACY, OnDevice
 from ipcsync._native.device import Device, parse
 from ipcsync._native.pinned import take
 from ipcsync._native.stream import Stream, resolve, stream_handle
@@ -28,7 +28,6 @@ from ipcsync.typing import DeviceLike, StreamLike
 
 _MANY_CAPTURES = 64  # that are remembered: more are not under way at once
 _MANY_LANES = 32
-_LEGACY = 1  # CU_STREAM_LEGACY
 
 _log = logging.getLogger("ipcsync")
 _capturing, _making = CallLock(), CallLock()  # of captures, and of lanes
@@ -150,8 +149,8 @@ def _make_lane(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
         return lane
     bind()  # a replay may come before the first engine
     driver = context.driver()
-    if int(launch) in LEGACY:
-        if stream_id != _id_of(_LEGACY):
+    if int(launch) in DEFAULT_STREAMS:
+        if stream_id != _id_of(LEGACY):
             raise CaptureError("the per-thread default stream is another one on each thread: launch on one of your own")
         home = unwrap(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
     else:

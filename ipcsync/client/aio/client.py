@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ipcsync._closing import AsyncClosing
 from ipcsync._native import fork
-from ipcsync._native.context import LEGACY
+from ipcsync._native.context import DEFAULT_STREAMS
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
@@ -135,7 +135,7 @@ class AsyncClient(ClientView, AsyncClosing):
         self._session.check()
         chosen = resolve(stream)
         address = chosen.stream_id
-        key = (address, get_ident() if address in LEGACY else 0, chosen.device_index, engine)
+        key = (address, get_ident() if address in DEFAULT_STREAMS else 0, chosen.device_index, engine)
         event = self._client._unnamed.events.get(key)
         if event is None or event.is_lost:
             event = await request(self._session, partial(self._client._unnamed.take, key, depth))
