@@ -18,7 +18,7 @@ from cuda.bindings.driver import CUdevice_attribute
 
 from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
 from ipcsync._deadline import deadline_of
-from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, DriverObject, describe, unwrap
+from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, DriverObject, describe
 from ipcsync._engines import imports
 from ipcsync._engines.core import Core, Wait, bind_driver
 from ipcsync._engines.loss import Cause, Loss, Reason
@@ -65,15 +65,13 @@ class Engine(Core):
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         bind()
         super().__init__(board, guard, attachment, ordinal)
-        self._driver = context.driver()
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self._imports = [(board.epoch, serial) for serial in attachment.serials]
         self.has_warned_of_depth = False
         self.waiting_records: list[int] = []  # the deadlines of those that wait until what they follow is recorded
-        if self.node:  # a mirror: a network card's earlier writes are to be visible after a wait
-            device = unwrap(self._driver.cuDeviceGet(ordinal), "cuDeviceGet")
-            if unwrap(self._driver.cuDeviceGetAttribute(_CAN_FLUSH, device), "cuDeviceGetAttribute"):
-                self._flags |= STREAM_WAIT_VALUE_FLUSH
+        # A mirror: a network card's earlier writes are to be visible after a wait.
+        if self.node and context.call("cuDeviceGetAttribute", _CAN_FLUSH, context.devices()[ordinal]):
+            self._flags |= STREAM_WAIT_VALUE_FLUSH
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -181,7 +179,7 @@ class Engine(Core):
     def create_event(self, ordinal: int) -> DriverObject:
         """A CUDA event of this process, for a marker on a stream of that device."""
         with OnDevice(ordinal) as inside, inside:
-            return unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
+            return context.call("cuEventCreate", EVENT_DISABLE_TIMING)
 
     def peer_is_alive(self, serial: int) -> bool:
         """Whether the recorder's process lives; asks the kernel if that has not marked it."""
@@ -194,7 +192,7 @@ class Engine(Core):
     def refuse_capturing(self, handle: int, what: str) -> None:
         """Raise StreamCapturing if that stream is captured, or the driver's error, or what explains that."""
         try:
-            context.refuse_capturing(self._driver.CUstream(handle), what)
+            context.refuse_capturing(context.driver().CUstream(handle), what)
         except DriverError:
             self.guard.check_liveness()  # this process may have been forked amid the call
             raise

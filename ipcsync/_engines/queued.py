@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject, unwrap
+from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject
 from ipcsync._engines.core import Wait, add, drop, latest, of
 from ipcsync._engines.loss import Loss
 from ipcsync._native import context, fork
-from ipcsync._native.context import OnDevice, refuse_capturing
+from ipcsync._native.context import OnDevice, call, refuse_capturing
 from ipcsync._native.stream import wrap
 from ipcsync.errors import Reentered, StreamCapturing
 
@@ -38,11 +38,9 @@ def list_of(handle: DriverObject, ordinal: int, what: str = "resume") -> int:
     The legacy default stream and the blocking streams of its device wait for each other, so they share one list.
     """
     with OnDevice(ordinal) as inside, inside:
-        driver = context.driver()
         refuse_capturing(handle, what)  # asking for the id would invalidate the capture
-        stream_id = int(unwrap(driver.cuStreamGetId(handle), "cuStreamGetId"))
-        flags = unwrap(driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
-        return stream_id if int(flags) & STREAM_NON_BLOCKING else -1 - ordinal
+        stream_id, flags = int(call("cuStreamGetId", handle)), int(call("cuStreamGetFlags", handle))
+        return stream_id if flags & STREAM_NON_BLOCKING else -1 - ordinal
 
 
 def await_passed(
@@ -55,7 +53,7 @@ def await_passed(
     """
     with OnDevice(ordinal) as inside, inside:
         refuse_capturing(handle, "resume")  # the event would go into the graph, and a question about it spoil that
-        mine = int(unwrap(context.driver().cuStreamGetId(handle), "cuStreamGetId"))
+        mine = int(call("cuStreamGetId", handle))
     event = wrap(handle, ordinal).record_event()
     if not context.await_event(event.cuda_event, deadline_ns, check):
         return False

@@ -32,7 +32,7 @@ from ipcsync._drivers import (
 )
 from ipcsync._engines import Engine
 from ipcsync._native import pinned
-from ipcsync._native.context import OnDevice, relaxed_call
+from ipcsync._native.context import OnDevice, call, relaxed_call
 from ipcsync._session.attachments import AttachmentTable, Life, Use
 from ipcsync._session.owner import Owner, SessionLease
 from ipcsync._threads import CallLock, attempt, under_within
@@ -225,13 +225,12 @@ class Driving:
 
 
 def _why_not_event(handle: bytes) -> str | None:
-    driver = _drivers.load()
     try:
         data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
-        event = unwrap(driver.cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle", HandleError)
+        event = unwrap(_drivers.load().cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle", HandleError)
     except HandleError as error:
         return f"a handle of the coordinator does not open here: {error}"
-    unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+    call("cuEventDestroy", event)
     return None
 
 
@@ -271,17 +270,16 @@ def _try_word(line: SessionLine, seconds: float) -> str | None:
 
 def _passes(pointer: int, value: int, seconds: float) -> bool:
     """Whether a stream writes `value`, and its wait for that ends, within `seconds`."""
-    driver = _drivers.load()
-    stream = unwrap(driver.cuStreamCreate(STREAM_NON_BLOCKING), "cuStreamCreate")
+    stream = call("cuStreamCreate", STREAM_NON_BLOCKING)
     try:
-        unwrap(driver.cuStreamWriteValue64(stream, pointer, value, STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64")
-        unwrap(driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64")
+        call("cuStreamWriteValue64", stream, pointer, value, STREAM_WRITE_VALUE_DEFAULT)
+        call("cuStreamWaitValue64", stream, pointer, value, STREAM_WAIT_VALUE_GEQ)
         for pause_s in pauses(seconds, 10e-6, 1e-3):
-            result = driver.cuStreamQuery(stream)
+            result = _drivers.load().cuStreamQuery(stream)
             if result[0] != ERROR_NOT_READY:
                 unwrap(result, "cuStreamQuery")
                 return True
             time.sleep(pause_s)
         return False
     finally:
-        unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")
+        call("cuStreamDestroy", stream)

@@ -11,11 +11,12 @@ import threading
 from typing import ClassVar, NoReturn
 
 from ipcsync import _drivers
-from ipcsync._drivers import STREAM_NON_BLOCKING, DriverObject, unwrap
+from ipcsync._drivers import DriverObject
+from ipcsync._engines import queued
 from ipcsync._engines.core import Bracket, Lane, Place, ReplayingBase, Wait, lanes_of_process
 from ipcsync._engines.engine import bind
 from ipcsync._native import context, foreign, fork
-from ipcsync._native.context import DEFAULT_STREAMS, LEGACY, OnDevice
+from ipcsync._native.context import DEFAULT_STREAMS, LEGACY, OnDevice, call
 from ipcsync._native.device import Device, parse
 from ipcsync._native.pinned import take
 from ipcsync._native.stream import Stream, resolve, stream_handle
@@ -73,7 +74,7 @@ class Captured(Place):
                     "the stream is not being captured: call it between the begin and the end of a capture, and use "
                     "Point.wait or SharedEvent.record for work outside of graphs"
                 )
-            status, number = unwrap(_drivers.load().cuStreamGetCaptureInfo(handle), "cuStreamGetCaptureInfo")[:2]
+            status, number = call("cuStreamGetCaptureInfo", handle)[:2]
             if int(status) != 1:
                 self._refuse("this capture is invalid already: an earlier call of it was refused")
             if ordinal != self._index:
@@ -84,7 +85,7 @@ class Captured(Place):
         others = _captures.get(number, [])
         if self in others:
             self._refuse("it is in this capture already; make one for each place")
-        unwrap(getattr(_drivers.load(), self._function)(handle, self._address, 1, 0), self._function)
+        call(self._function, handle, self._address, 1, 0)
         self._note_capture()
         _captures[number] = [*others, self]
         for other in others:
@@ -140,7 +141,7 @@ def lane_of(launch: DriverObject, ordinal: int) -> tuple[Lane, int]:
 
 
 def _id_of(stream: DriverObject) -> int:
-    return int(unwrap(context.driver().cuStreamGetId(stream), "cuStreamGetId"))
+    return int(call("cuStreamGetId", stream))
 
 
 def _make_lane(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
@@ -148,15 +149,13 @@ def _make_lane(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
     if lane is not None:
         return lane
     bind()  # a replay may come before the first engine
-    driver = context.driver()
     if int(launch) in DEFAULT_STREAMS:
         if stream_id != _id_of(LEGACY):
             raise CaptureError("the per-thread default stream is another one on each thread: launch on one of your own")
-        home = unwrap(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        home = call("cuCtxGetCurrent")
     else:
-        home = unwrap(driver.cuStreamGetCtx(launch), "cuStreamGetCtx")
-    flags = unwrap(driver.cuStreamGetFlags(launch), "cuStreamGetFlags")
-    key = stream_id if int(flags) & STREAM_NON_BLOCKING else -1 - ordinal
+        home = call("cuStreamGetCtx", launch)
+    key = queued.list_of(launch, ordinal, "replay")
     # A program may make a stream for each launch. A copy, since a finalizer may change the table within any step.
     for lane in lanes_of_process.copy().values() if len(lanes_of_process) >= _MANY_LANES else ():
         if int(lane.home) == int(home) and lane.serve(launch, stream_id, key):  # its stream has no replays now

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from ipcsync._deadline import deadline_of, left_of, pauses
-from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine
 from ipcsync._engines.core import PointBase, shortened
-from ipcsync._native import context, fork
-from ipcsync._native.context import OnDevice
+from ipcsync._native import fork
+from ipcsync._native.context import OnDevice, call
 from ipcsync._native.pinned import take
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
@@ -218,7 +217,7 @@ def check_passing(ordinal: int) -> None:
     CUDA_DEVICE_MAX_CONNECTIONS does not tell how many there are, so three streams are asked; once, if they do.
     """
     with OnDevice(ordinal) as inside, inside:
-        here = int(unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent"))
+        here = int(call("cuCtxGetCurrent"))
         if here in _passing or under(_asking, _pass_each_other, ordinal):
             _passing.add(here)
             return
@@ -230,14 +229,13 @@ def check_passing(ordinal: int) -> None:
 
 def _pass_each_other(ordinal: int) -> bool:
     """Each stream waits for a word that the next one writes, so the first goes on only if all pass each other."""
-    driver = context.driver()
     streams = [Stream(ordinal) for _ in range(_STREAMS)]
     row = [take(ordinal, "lane", 8) for _ in streams]
     cells = [ctypes.c_uint64.from_address(host) for host, _ in row]
     for number, stream in enumerate(streams):
         if number < _STREAMS - 1:
-            unwrap(driver.cuStreamWaitValue64(stream._handle, row[number + 1][1], 1, 0), "cuStreamWaitValue64")
-        unwrap(driver.cuStreamWriteValue64(stream._handle, row[number][1], 1, 0), "cuStreamWriteValue64")
+            call("cuStreamWaitValue64", stream._handle, row[number + 1][1], 1, 0)
+        call("cuStreamWriteValue64", stream._handle, row[number][1], 1, 0)
     for pause_s in pauses(_PASSING_S, 50e-6, 50e-6):
         if cells[0].value:
             break

@@ -9,14 +9,12 @@ from collections.abc import Iterable, Sequence
 from threading import TIMEOUT_MAX
 from typing import NoReturn, TypeAlias
 
-from ipcsync import _drivers
 from ipcsync._closing import Closing
 from ipcsync._deadline import deadline_of, left_of
-from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import Wait
 from ipcsync._native import fork
-from ipcsync._native.context import OnDevice
+from ipcsync._native.context import OnDevice, call
 from ipcsync._native.device import parse
 from ipcsync._native.event import wait_for_all, wait_for_each
 from ipcsync._native.stream import Stream, resolve
@@ -164,7 +162,7 @@ class UnnamedEvents:
         For a record of everything one that still waits, perhaps for ever, serves as well: that is behind all of these.
         """
         with OnDevice(ordinal) as inside, inside:
-            here = int(unwrap(_drivers.load().cuCtxGetCurrent(), "cuCtxGetCurrent"))
+            here = int(call("cuCtxGetCurrent"))
             kept = self._kept.setdefault(here, deque(maxlen=_KEPT))
             try:
                 for _ in kept.copy():

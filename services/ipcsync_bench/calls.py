@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import unwrap
 from ipcsync._linux.child import Worker
+from ipcsync._native.context import call as driver_call
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Row, Target, at_most_more, below, compare, interleave
@@ -22,10 +21,6 @@ BURST = 100
 """A stream takes in about 1,024 operations and then blocks its caller: then the GPU would be measured, not the call."""
 ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 QUERY = "bare cuEventQuery"
-
-
-def driver_call(function: str, *arguments: Any) -> Any:
-    return unwrap(getattr(_drivers.load(), function)(*arguments), function)
 
 
 @contextmanager

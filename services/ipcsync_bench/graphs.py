@@ -10,8 +10,9 @@ from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
+from ipcsync._native.context import call as driver_call
 from ipcsync.testing import Memory, StreamGate
-from ipcsync_bench.calls import connected, driver_call
+from ipcsync_bench.calls import connected
 from ipcsync_bench.rows import Row, Target, at_most_more, compare, interleave
 
 _COUNTS = (1, 8, 80)

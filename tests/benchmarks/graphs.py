@@ -10,10 +10,10 @@ from functools import partial
 
 import ipcsync
 from ipcsync._board.layout import L_COMPLETED
+from ipcsync._native.context import call as driver_call
 from ipcsync.client.graphs import lane_of
 from ipcsync.testing import Memory, StreamGate
 from ipcsync_bench import graphs as hosts
-from ipcsync_bench.calls import driver_call
 from ipcsync_bench.graphs import LONGEST_S, captured, median
 from ipcsync_bench.rows import Row, at_most_more, below, compare, interleave
 from tests.benchmarks.report import alone

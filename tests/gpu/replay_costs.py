@@ -17,9 +17,9 @@ from typing import Any
 
 import ipcsync
 from ipcsync._drivers import load
+from ipcsync._native.context import call as driver_call
 from ipcsync.testing import StreamGate
 from ipcsync_bench import graphs as bench
-from ipcsync_bench.calls import driver_call
 from tests.gpu.questions import peers as asked
 from tests.gpu.questions.dependent import has_kernels, launch_work, loaded
 from tests.gpu.questions.graphs import captured

@@ -47,14 +47,12 @@ def describe() -> dict[str, Any]:
     """The driver and the devices of this process. Fails without a driver."""
     from cuda.bindings.driver import CUdevice_attribute
 
-    from ipcsync import _drivers
     from ipcsync._native import context
 
-    ask, mode = context.driver().cuDeviceGetAttribute, CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
-    devices = []
+    mode, devices = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, []
     for ordinal, device in enumerate(context.devices()):
         properties = ipcsync.get_device_properties(ordinal)
-        compute_mode = int(_drivers.unwrap(ask(mode, device), "cuDeviceGetAttribute"))
+        compute_mode = int(context.call("cuDeviceGetAttribute", mode, device))
         devices.append({"name": properties.name, "uuid": properties.uuid, "compute_mode": compute_mode})
     return {"driver": ipcsync.driver_name(), "version": ipcsync.driver_version(), "devices": devices}
 

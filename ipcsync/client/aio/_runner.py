@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary
 
 from ipcsync import _drivers
 from ipcsync._deadline import bounded, deadline_of, left_of
-from ipcsync._drivers import unwrap
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
 from ipcsync._session.attachments import AttachmentRef
@@ -138,11 +137,11 @@ async def run(
     """
     fork.check()
     # The context that is current here, NULL included; None before the driver is loaded.
-    current = unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent") if _drivers.is_loaded() else None
+    current = context.call("cuCtxGetCurrent") if _drivers.is_loaded() else None
 
     def there() -> T:
         if current is not None:
-            unwrap(context.driver().cuCtxSetCurrent(current), "cuCtxSetCurrent")
+            context.call("cuCtxSetCurrent", current)
         return fn()
 
     def undo_elsewhere(made: T) -> None:  # this may be called on the loop's thread, or by the garbage collector
