@@ -24,7 +24,7 @@ IpcSyncError(RuntimeError)
 ├── DeviceMismatch              an event, stream or process of another device
 ├── EngineMismatch              the engine cannot do this here
 ├── Reentered                   called by a finalizer or handler within a call of the same thread
-├── QuotaExceeded               a limit of the coordinator: .limit
+├── QuotaExceeded               a limit of the coordinator, a bridge or the machine: .limit
 ├── NodeNameTaken               another bridge has the node's name in its fleet: .node
 ├── FleetUnavailable            the store of the fleet's names did not answer in time: .timeout
 ├── ProtocolError               a malformed frame, field or point: .code
@@ -128,7 +128,7 @@ class StreamCapturing(IpcSyncError):
 
 
 class CaptureError(IpcSyncError):
-    """A GraphWait or GraphRecord captured where nothing is, or twice; a replay within another. Nothing was queued."""
+    """A GraphWait or GraphRecord captured where nothing is, or twice; a replay within another, or on another stream."""
 
 
 class ConnectError(IpcSyncError):

@@ -134,8 +134,7 @@ class Writer:
             raise
         finally:
             os.close(fd)
-        self._fork_mark = ForkMark()
-        self._is_mine = self._fork_mark.byte
+        self._is_mine = ForkMark().byte
         self._numbers = itertools.count(1)
         self._uses = itertools.count(1)
         about = ENTRY.size, os.getpid(), time.monotonic_ns(), time.time_ns(), ENTRIES
@@ -146,7 +145,7 @@ class Writer:
     @property
     def is_of_parent(self) -> bool:
         """Whether this process was forked after it was made."""
-        return not self._fork_mark.byte[0]
+        return not self._is_mine[0]
 
     def put(
         self, kind: int, use: int, generation: int, stream: int, began: int, ended: int, outcome: int = Outcome.OK

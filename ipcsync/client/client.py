@@ -449,7 +449,7 @@ class Client(ClientView, Closing):
         {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works. The coordinator makes a
         CUDA context on the device for it, as for an event of the engine `event`, and keeps it.
 
-        Raises InvalidDevice, DeviceMismatch for a device that the coordinator does not serve, TypeError for no device.
+        Raises InvalidDevice and TypeError as `set_device`; DeviceMismatch if the coordinator does not serve the device.
         """
         ordinal = devices.parse(device)
         reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply, timeout)
