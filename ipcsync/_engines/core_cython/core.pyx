@@ -6,7 +6,7 @@ No Python code runs between the steps of a call that must not be torn, so an exc
 instance) comes before or after it, never within. What is rare and tears nothing is asked of Python: errors and their
 texts, whether a process lives that the kernel does not mark, the first opening of a handle. Each access to a word of
 the board, each lock, wake, sleep and driver call goes through a function that first looks at `hook`, which is null but
-in tests: there the order of the steps is held against the models in tests/faults.
+in tests: there the order of the steps is held against the models in tests/models.
 
 One extension of these parts, in this order, each of which needs only those before it.
 """
