@@ -7,7 +7,9 @@ noticed by every blocked client within 1 s. Exit status 1 if a figure is over it
 
 The kernel tears down a killed process for some milliseconds, on the processor where it ran. So recorders have the last
 processor, and all others the rest; and one call waits for each death, of another kind in each turn, since several would
-wait for each other where the rest is one processor.
+wait for each other where the rest is one processor. Each death begins once the one before is over. The software
+driver's work under way runs while nothing else wants the processor, since a GPU's takes none: the kernel marks the word
+once it has run the dying thread.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from pathlib import Path
 
 import ipcsync
 from ipcsync._linux.process import PidFd
@@ -55,6 +58,13 @@ def _run_on(processors: list[int], *pids: int) -> None:
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(int(task), processors)
+
+
+def _yield_processor(pid: int) -> None:
+    """Have the work under way of a process, which a child of it does, run while nothing else wants the processor."""
+    for task in os.listdir(f"/proc/{pid}/task"):
+        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+            os.sched_setscheduler(int(child), os.SCHED_IDLE, os.sched_param(0))
 
 
 class Figures:
@@ -167,9 +177,11 @@ def _kill_one(client: ipcsync.Client, name: str, peer: Peer, engine: EngineName,
             event.at(2).wait(stream, ahead=True)
         waits = _Waits({kind: calls[kind]})
         time.sleep(0.01)  # it waits, and the coordinator is idle
+        _yield_processor(peer.pid)
         began = time.monotonic()
         os.kill(peer.pid, signal.SIGKILL)
         waits.add_to(figures, row, began)
+        pidfd.wait(DEADLINE_S)
     event.close()
 
 
