@@ -179,6 +179,9 @@ class Child:
         if not self._child.has_ended() and time.monotonic() < over:
             raise ChildError(f"{self._label} (pid {self.pid}) did not end within {timeout} s; it runs on")
         late = not self._child.has_ended()
+        if late:  # on a busy machine its own limit may not be over yet, or its function has ended the watchdog
+            os.kill(self.pid, signal.SIGABRT)  # at which faulthandler writes the traceback; it is not reaped yet
+            self._child.has_ended(_GRACE_S)
         self.kill()
         trace = os.pread(self._trace, 1 << 20, 0).decode(errors="replace").strip()
         late = late or trace.startswith("Timeout (")  # the text of faulthandler

@@ -363,17 +363,18 @@ def test_careless(ipcsync_client, ipcsync_spawn):
     result.stdout.fnmatch_lines(["*PytestWarning: fail-1 (pid *) raised, and its result was never asked for*"])
 
 
+@pytest.mark.parametrize("function", ["_hold_the_gil", "_hold_the_gil_unwatched"])
 def test_a_child_past_its_time_is_ended_with_its_traceback(
-    pytester: pytest.Pytester, suite: Callable[[str], Path]
+    pytester: pytest.Pytester, suite: Callable[[str], Path], function: str
 ) -> None:
     suite(
-        """
-from tests.plugin.test_pytest_plugin_spawn import _hold_the_gil
+        f"""
+from tests.plugin.test_pytest_plugin_spawn import {function}
 from ipcsync.pytest_plugin.spawned import ChildError
 
 def test_late(ipcsync_spawn):
-    with pytest.raises(ChildError, match="ran past its 3 s(.|\\\\n)*_hold_the_gil"):
-        ipcsync_spawn(_hold_the_gil).result()
+    with pytest.raises(ChildError, match="ran past its 3 s(.|\\\\n)*{function}"):
+        ipcsync_spawn({function}).result()
 """
     )
     pytester.syspathinsert(Path(__file__).parents[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -43,6 +44,11 @@ def _hold_the_gil(client: ipcsync.Client) -> None:
     import ctypes
 
     ctypes.PyDLL(None).sleep(600)
+
+
+def _hold_the_gil_unwatched(client: ipcsync.Client) -> None:
+    faulthandler.cancel_dump_traceback_later()
+    _hold_the_gil(client)
 
 
 def _start_another(client: ipcsync.Client) -> int:
