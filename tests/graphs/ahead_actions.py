@@ -41,12 +41,13 @@ def try_ahead(endpoint: str) -> str:
     return ""
 
 
-def open_recorder(endpoint: str) -> None:
-    """Record an event that nothing is ever recorded on."""
+def open_recorders(endpoint: str, *names: str) -> None:
+    """Record events that nothing is ever recorded on."""
     client = _kept["client"] = ipcsync.connect(endpoint, name="peer")
-    _kept["event"] = client.event("theirs", recorder=True, engine="timeline")
+    _kept["events"] = [client.event(name, recorder=True, engine="timeline") for name in names]
 
 
-def close_recorder() -> None:
-    """Close it."""
-    _kept["event"].close()
+def close_recorders() -> None:
+    """Close them."""
+    for event in _kept["events"]:
+        event.close()

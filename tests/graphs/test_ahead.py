@@ -59,13 +59,13 @@ def test_what_is_never_recorded_holds_the_stream_until_its_recorder_closes(
 ) -> None:
     stream, wait, record = ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
     graph = captured(stream, lambda: wait.capture(stream), lambda: record.capture(stream))
-    peer.call(do.open_recorder, coordinator.endpoint)
+    peer.call(do.open_recorders, coordinator.endpoint, "theirs")
     done = client.event("done", recorder=True, engine="timeline")
     point = client.event("theirs").at(1)
     with client.replay({wait: point}, {record: done}, stream=stream, ahead=True) as replay:
         call("cuGraphLaunch", graph, stream._handle)
     assert not stream.query()
-    peer.call(do.close_recorder)
+    peer.call(do.close_recorders)
     finish(stream)
     with pytest.raises(ipcsync.RecorderLost) as lost:
         replay[record].synchronize(DEADLINE_S)

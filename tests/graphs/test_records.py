@@ -12,6 +12,7 @@ from ipcsync._board.layout import L_STATE, OPEN
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.graphs import actions as do
+from tests.graphs import ahead_actions as ahead
 from tests.graphs.layers import finish
 from tests.graphs.stage import NewClient, Stage
 from tests.kit.driver_functions import RECORD, Call, held_up, refused_once, replaced
@@ -109,12 +110,15 @@ def test_behind_a_lost_point_of_the_launch_stream_a_replay_with_records_queues_n
     one.expect(2)
 
 
-def test_a_replay_that_is_refused_before_its_feed_leaves_its_stream_behind_nothing(one: Stage) -> None:
-    with StreamGate(one.sender.stream):
-        points = one.sender.send(1)
-        with replaced(refused_once("cuEventRecord")), pytest.raises(ipcsync.DriverError):
-            one.replay(points).__enter__()
-        one.client.record(one.layers.stream).synchronize(DEADLINE_S)
+def test_a_replay_that_is_refused_before_its_feed_leaves_its_stream_behind_nothing(
+    one: Stage, coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    peer.call(ahead.open_recorders, coordinator.endpoint, "theirs")
+    replaying = one.replay([one.client.event("theirs").at(1)], ahead=True)
+    with replaced(refused_once("cuEventRecord")), pytest.raises(ipcsync.DriverError):
+        replaying.__enter__()
+    peer.call(ahead.close_recorders)
+    one.client.record(one.layers.stream).synchronize(DEADLINE_S)
     one.expect(2)
 
 

@@ -25,6 +25,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.fixtures import sleeps_in_core
 from tests.graphs import actions as do
+from tests.graphs import ahead_actions as ahead
 from tests.graphs.layers import Layers, call, finish
 from tests.graphs.stage import NewClient, Stage
 from tests.kit.driver_functions import RECORD, REFUSED, Call, amid, replaced
@@ -346,6 +347,19 @@ def test_a_replay_whose_points_event_is_closed_here_before_it_has_its_turn_queue
             pass
         replay[one.layers.records[0]].synchronize(DEADLINE_S)  # which has to wait for nothing of that one
     one.expect(2)
+
+
+def test_a_replay_of_several_events_of_which_one_is_closed_leaves_its_stream_behind_none(
+    two: Stage, coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    peer.call(ahead.open_recorders, coordinator.endpoint, "first", "second")
+    first, second = two.client.event("first"), two.client.event("second")
+    replaying = two.replay([first.at(1), second.at(1)], ahead=True)
+    with at_step("lock", second.close, behind=1), pytest.raises(ipcsync.EventClosed):
+        replaying.__enter__()
+    peer.call(ahead.close_recorders)
+    two.client.record(two.layers.stream).synchronize(DEADLINE_S)
+    two.expect(2)
 
 
 def test_a_points_event_that_is_closed_here_is_in_use_until_the_lane_is_past_it(

@@ -302,13 +302,14 @@ cdef class Lane:
                 queue_wait(core, self.feeding, self.ordinal, bracket.uses[index].highest, deadline, timeout, False)
         take_turns(self, bracket.uses, bracket.fed, self.feeder_id, deadline, timeout)
         try:
+            for index in range(bracket.fed):
+                if bracket.uses[index].is_in:
+                    check_open(<Core>bracket.uses[index].core)  # while it is open, its word stays
             # The next records of L depend on the pending points, which F waits for. Of an event only on the last: if that
             # is good, all are, and what loses one of them has lost the replay as a whole. The end of no record proves that
             # a lane's own stream waits for nothing more, so none is marked as queued.
             for index in range(bracket.fed):
                 core = <Core>bracket.uses[index].core
-                if bracket.uses[index].is_in:
-                    check_open(core)  # while it is open, its word stays
                 if bracket.uses[index].highest:
                     add(self.key, core, bracket.uses[index].highest, self.feeder_id, self.ordinal)
                 if bracket.uses[index].is_in:

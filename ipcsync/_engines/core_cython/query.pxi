@@ -186,7 +186,7 @@ cdef int open_pending(Core self) except -1:
             open_import(self, generation, -1)
 
 cdef int64_t harvest(Core self) except -1 nogil:
-    """Up to where this session's records are complete, whatever they depend on; -2: released. With `state`."""
+    """Up to where this session's records are complete, whatever they depend on; -2: released. With `state`, or the turn."""
     cdef int64_t done = self._completed
     cdef int64_t newest = self._recorded
     if not self.has_ring:

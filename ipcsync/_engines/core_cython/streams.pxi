@@ -136,7 +136,7 @@ cdef inline int give_wait(Core self, Handle stream, int64_t generation) noexcept
 
 # --- markers ----------------------------------------------------------------------------------------------------------
 
-cdef uint64_t nothing = 0  # the word of a new marker: its stream is past all until `mark`, though what was tried may not be
+cdef uint64_t nothing = 0  # the word `over` of a marker behind which nothing was queued yet: its stream is past all
 
 cdef inline Marker *marker_of(Core self, uint64_t stream) noexcept nogil:
     """The stream's marker; null if it has none, or if that was found complete."""
