@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ipcsync import errors as _errors
@@ -57,15 +56,16 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-_loads: dict[int, int] = {}  # by thread, the process in which it loads a name
+_loads: dict[object, int] = {}  # those under way, each with the process in which it began
 if not TYPE_CHECKING:  # a type checker reads the star imports above
 
     def __getattr__(name):
         home = _HOME.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        load = object()
         try:
-            _loads[get_ident()] = os.getpid()
+            _loads[load] = os.getpid()
             if len(set(_loads.values())) > 1:  # a parent's, whose thread has the import's locks for ever
                 raise _errors.ForkedProcessError
             module = importlib.import_module(home)
@@ -77,6 +77,6 @@ if not TYPE_CHECKING:  # a type checker reads the star imports above
                 "process of its own"
             ) from error
         finally:
-            _loads.pop(get_ident(), None)
+            _loads.pop(load, None)
         value = globals()[name] = getattr(module, name)
         return value
