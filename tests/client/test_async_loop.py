@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -176,6 +177,27 @@ def test_a_record_after_what_is_not_recorded_does_not_block_the_loop(coordinator
                 await turns()
                 assert not task.done()
                 await event.record(other)
+                await (await task).synchronize(20)
+
+    asyncio.run(scenario())
+
+
+def test_no_stream_takes_over_an_event_whose_record_waits_for_another_one(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter):
+            stream = ipcsync.Stream()
+            await (await waiter.record(stream, engine=engine)).synchronize(20)
+            first = await recorder.event("first", recorder=True, engine=engine)
+            seen = await waiter.event("first")
+            task = asyncio.create_task(waiter.record(stream, engine=engine, after=[seen.at(1)]))
+            await turns()
+            with ExitStack() as gates:
+                for _ in range(40):
+                    gates.enter_context(StreamGate(held := ipcsync.Stream()))
+                    await waiter.record(held, engine=engine)
+                await first.record(ipcsync.Stream())
                 await (await task).synchronize(20)
 
     asyncio.run(scenario())

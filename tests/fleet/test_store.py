@@ -18,6 +18,7 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 
 import nats
 from nats.aio.client import Client
+from nats.errors import AuthorizationError
 
 from ipcsync.errors import NodeNameTaken
 from ipcsync_bridge import transport as transport_module
@@ -302,6 +303,17 @@ def test_what_is_no_nats_server_is_named() -> None:
             await transport.close()
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("hang_up", [BrokenPipeError, ConnectionResetError])
+def test_what_a_server_says_is_not_lost_to_its_hang_up(hang_up: type[OSError]) -> None:
+    async def scenario() -> str:
+        transport = Transport(Settings("a", ("nats://127.0.0.1:1",)))
+        for error in (OSError("unreachable"), AuthorizationError(), hang_up()):
+            await transport._failed(error)
+        return transport.last_error
+
+    assert asyncio.run(scenario()) == "nats: authorization failed"
 
 
 def test_what_is_no_nats_server_for_a_while_ends_no_connection(
