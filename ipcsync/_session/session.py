@@ -245,13 +245,15 @@ class Session:
         bodies: Sequence[messages.Open | messages.Remote],
         openings: Sequence[AttachmentRef],
         timeout: float | None = None,
+        began: int = 0,
     ) -> None:
         """Attach to the events of `bodies`, each for the opening of its index: all or none, within `timeout` s in all.
 
-        If an exception comes, also later, the caller has to `abandon` the openings.
+        These count from `began` in ns, or from now. If an exception comes, also later, the caller has to `abandon` the
+        openings.
         """
         seconds = self.timeout if timeout is None else timeout
-        deadline = deadline_of(seconds)
+        deadline = deadline_of(seconds, began)
         named = [body for body in bodies if isinstance(body, messages.Open) and body.recorder and body.name]
         first = [] if self._sees_all_devices else [replace(body, recorder=False) for body in named]
         before = [AttachmentRef() for _ in first]

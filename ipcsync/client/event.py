@@ -183,7 +183,8 @@ def open_events(
         if not recorder:
             return _open_elsewhere(session, names, openings, device, seconds, node)
         engine = "timeline"
-    deadline = deadline_of(seconds)
+    began = time.monotonic_ns()
+    deadline = deadline_of(seconds, began)
     here = current_ordinal()
     ordinal = here if device is None and here < count() else devices.parse(device)
     told, default = "" if device is None else uuid_of(ordinal), uuid_of(here)
@@ -194,11 +195,11 @@ def open_events(
         device is not None
         or has_current()
         or has_primary(ordinal)
-        or (is_recorder and may_be_timeline and not _are_elsewhere(session, names, default, timeout))
+        or (is_recorder and may_be_timeline and not _are_elsewhere(session, names, default, deadline))
     )
-    why_not = session.driving.why_not_timeline(ordinal, seconds) if may_be_timeline and is_used_here else ""
+    why_not = session.driving.why_not_timeline(ordinal, left_of(deadline)) if may_be_timeline and is_used_here else ""
     likes = default, engine, own_depth, session.engine, why_not[:_LONGEST_REASON]
-    session.open([messages.Open(name, is_recorder, told, *likes) for name in names], openings, seconds)
+    session.open([messages.Open(name, is_recorder, told, *likes) for name in names], openings, seconds, began)
     opened = [SharedEvent(session, opening, is_recorder=is_recorder) for opening in openings]
     for event in opened:
         note_depth(event, depth)
@@ -209,12 +210,12 @@ def open_events(
     return opened
 
 
-def _are_elsewhere(session: Session, names: Sequence[str], device: str, timeout: float | None) -> bool:
+def _are_elsewhere(session: Session, names: Sequence[str], device: str, deadline: int) -> bool:
     """Whether all the events exist, on other devices. Asks nobody if the coordinator serves this device alone."""
     if session.lease.welcome.devices == [device]:
         return False
     for name in names:
-        found = session.request(messages.ListEvents(name), messages.EventList, timeout).events if name else []
+        found = session.request(messages.ListEvents(name), messages.EventList, left_of(deadline)).events if name else []
         if not any(event.name == name and event.device != device for event in found):
             return False
     return True

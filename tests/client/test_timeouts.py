@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._session.driving import Driving
 from ipcsync._session.session import Session
 from ipcsync._threads import Job
 from ipcsync._wire import codec as wire
@@ -160,6 +161,18 @@ def test_what_claims_a_name_of_the_fleet_has_one_timeout(
     (left,) = asked
     assert left is not None
     assert left < 10.0, "what the opening left of it"
+
+
+def test_what_an_engines_trial_took_the_opening_has_no_more(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def passed_slowly(*_: object) -> str:
+        time.sleep(1.0)
+        return ""
+
+    monkeypatch.setattr(Driving, "why_not_timeline", passed_slowly)
+    with _stopped(client):
+        assert _took(lambda: client.event("x", device=0, timeout=1.5)) < 2.2, "not one second, and then one and a half"
 
 
 def test_the_name_of_a_node_is_looked_at_before_anybody_is_asked(client: ipcsync.Client) -> None:
