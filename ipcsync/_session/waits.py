@@ -122,7 +122,8 @@ class Waits:
 
     A look that the driver does not answer delays those for other events by 50 ms at most: then another thread looks.
     One more thread calls the users' callbacks, in the order in which their waits ended. A callback that does not return
-    delays the others for a second: then another thread goes on with them. Who was replaced ends once it returns.
+    delays the others for a second: then another thread goes on with them. Who was replaced ends once it returns. Where
+    no thread can be started, the one that looks calls them.
     """
 
     def __init__(self) -> None:
@@ -137,13 +138,18 @@ class Waits:
     def add(self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False) -> None:
         """Call `notify(None)` once the point is complete or recorded, or `notify(error)`; on a thread of the client.
 
-        `is_callback`: `notify` is a user's, and may block. Else it returns at once.
+        `is_callback`: `notify` is a user's, and may block. Else it returns at once. QuotaExceeded, and the wait is not
+        added, if no thread can be started.
         """
         pending.notify, pending.is_callback = notify, is_callback
         self._waiting[pending] = None
-        self._looker.ensure()
-        if len(self._waiting) > 1:
-            self._watch.ensure()
+        try:
+            self._looker.ensure()
+            if len(self._waiting) > 1:
+                self._watch.ensure()
+        except BaseException:
+            self.remove(pending)
+            raise
 
     def remove(self, pending: Pending) -> None:
         """Cancel a wait. If it ends at this moment, `notify` may still be called."""
@@ -199,7 +205,11 @@ class Waits:
         if self._due:
             if self._is_stuck(self._caller):
                 self._caller = self._new_caller()
-            self._caller.ensure()
+            try:
+                self._caller.ensure()
+            except (IpcSyncError, RuntimeError):  # no further thread can start
+                while self._due:
+                    self._call(self._caller)
         if over:
             return
         # The first is the most likely to end first. With many waits, looking takes half of the time at most.
