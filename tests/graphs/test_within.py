@@ -26,7 +26,7 @@ from ipcsync.typing import EngineName
 from tests.faults.fixtures import sleeps_in_core
 from tests.graphs import actions as do
 from tests.graphs import ahead_actions as ahead
-from tests.graphs.layers import Layers, call, finish
+from tests.graphs.layers import Layers, call, captured, finish
 from tests.graphs.stage import NewClient, Stage
 from tests.kit.driver_functions import RECORD, REFUSED, Call, amid, replaced
 from tests.kit.peer import Peer
@@ -347,6 +347,22 @@ def test_a_replay_whose_points_event_is_closed_here_before_it_has_its_turn_queue
             pass
         replay[one.layers.records[0]].synchronize(DEADLINE_S)  # which has to wait for nothing of that one
     one.expect(2)
+
+
+def test_a_replay_so_large_that_only_one_has_room_finds_an_open_one_at_once_and_ends_an_abandoned_one(
+    client: ipcsync.Client,
+) -> None:
+    stream, waits = ipcsync.Stream(), [ipcsync.GraphWait() for _ in range(230)]
+    captured(stream, *(partial(wait.capture, stream) for wait in waits))
+    points = dict.fromkeys(waits, client.event("e", recorder=True, engine="timeline").record(stream))
+    replaying = client.replay(points, stream=stream, timeout=DEADLINE_S)
+    replaying.__enter__()
+    with pytest.raises(ipcsync.CaptureError, match="is open"):
+        client.replay(points, stream=stream, timeout=DEADLINE_S).__enter__()
+    del replaying
+    with client.replay(points, stream=stream, timeout=DEADLINE_S):
+        pass
+    finish(stream)
 
 
 def test_a_replay_of_several_events_of_which_one_is_closed_leaves_its_stream_behind_none(

@@ -75,7 +75,7 @@ cdef class ReplayingBase:
         """Wait until all can be queued, and queue what comes before the launch."""
         self.began = ipcsync_now()
         self.deadline = FOREVER if self.ns == FOREVER else self.began + self.ns
-        while not self.try_enter(self.lane_of()):  # another thread may take the lane for another stream
+        while not self.try_enter(self.lane_of()):
             pass
 
     cdef Lane lane_of(self):
@@ -93,7 +93,7 @@ cdef class ReplayingBase:
         return lane
 
     cdef bint try_enter(self, Lane lane) except -1:
-        """Open the bracket; False if the lane serves another stream now."""
+        """Open the bracket; False if the lane serves another stream now, or had an abandoned one."""
         cdef Bracket bracket = self._replay
         self.check_items(bracket)
         if bracket._is_ahead:
@@ -109,6 +109,11 @@ cdef class ReplayingBase:
         try:
             if lane.stream_id != self.stream_id:
                 return False
+            if lane.bracket is not None:
+                if lane.owner != NULL:
+                    self._raise_open()
+                lane.finish()
+                return False  # it is in flight now, and has to find room as any other
             self.claim(bracket, lane)
             try:
                 lane.open(bracket, self.deadline, self._timeout)
@@ -233,10 +238,10 @@ cdef class ReplayingBase:
             check_lost(core, lane.key)
 
     cdef int await_room(self, Bracket bracket, Lane lane) except -1:
-        """Block until few enough brackets are in flight."""
+        """Block until few enough brackets are in flight, or one is open, which ends by no wait."""
         cdef int64_t most = max(1, min(<int>MOST_IN_FLIGHT, STREAM_ROOM // bracket.most()))
         cdef int64_t pause = 20000
-        while lane.number - now_drained(lane) >= most:
+        while lane.claimed == 0 and lane.number - now_drained(lane) >= most:
             self._session.check_liveness()
             if ipcsync_now() >= self.deadline:
                 self._raise_no_room(most)
@@ -248,11 +253,7 @@ cdef class ReplayingBase:
     # --- the claim ----------------------------------------------------------------------------------------------------
 
     cdef int claim(self, Bracket bracket, Lane lane) except -1:
-        """Have the lane's next bracket be this one. CaptureError if one is open there, or over any of these words."""
-        if lane.bracket is not None:
-            if lane.owner != NULL:
-                self._raise_open()
-            lane.finish()
+        """Have the lane's next bracket be this one. CaptureError if one is open over any of these words."""
         held = self.try_claim(bracket, lane)
         if held != NULL:
             other = <Lane>held.lane
