@@ -8,6 +8,7 @@ theirs in order. The graph holds only `wait gate >= 1`, work, `tap = 1`. Around 
     launch    L   none, one, several, any graph
     end       L   taps = 1 · wait fed >= r · gates = 0 · over = r
     drain     D   wait armed >= r · (wait tap >= 1 · record) for each · drained = r
+                  without records: wait over >= r · drained = r
 
 Another process makes its generations when it likes, or dies: then its words are released. It is found when work runs
 before its point (a silent pass), when a record is made before its work, and when anything stands still for ever.
@@ -141,9 +142,9 @@ def end(r: int, gates: _Words = (0,), taps: _Words = (0,), s: str = "L", fed: in
 
 
 def drain(r: int, taps: _Words = (0,), s: str = "D", records: bool = True) -> Call:
-    drained: list[Op] = []
-    for tap in taps:
-        drained += [("ge", ("tap", tap), 1)] + [("record", tap, r, (tap, r))] * records
+    if not records:
+        return s, [("ge", *OVER, r), ("set", *DRAINED, r)]
+    drained = (op for tap in taps for op in (("ge", ("tap", tap), 1), ("record", tap, r, (tap, r))))
     return s, [("ge", *ARMED, r), *drained, ("set", *DRAINED, r)]
 
 
@@ -179,19 +180,18 @@ def unfed(gated: bool) -> Call:
 BOTH = (0, 1)
 CLOSE_F: Call = ("F", [("set", *FED, 1)])
 ONE = {"F": 0, "L": 0, "D": 0}
-_THERE_AND_BACK: Call = (  # gate 1 is for what is made behind our record of event 0
-    "F",
-    [
-        ("ge", *OVER, 0),
-        ("ge", ("word", 0), 1),
-        ("set", ("gate", 0), 1),
-        ("own", 0, 1),
-        ("set", ("gate", 1), 1),
-        ("set", *FED, 1),
-    ],
-)
-_TWO_STEPS: Call = ("L", [*launch(1)[1], ("ge", ("gate", 1), 1), ("work", 1, 1, 0), ("set", ("tap", 1), 1)])
-TO_AND_FRO: Host = [prepare(1, BOTH), _THERE_AND_BACK, _TWO_STEPS, end(1, BOTH, BOTH), drain(1, BOTH)]
+
+
+def to_and_fro(r: int) -> Host:
+    """Gate 1 is for what is made behind our record of event 0."""
+    there, fed = feed(r)[1][:-1], feed(r)[1][-1]
+    back: list[Op] = [("own", 0, r), ("set", ("gate", 1), 1)]
+    second: list[Op] = [("ge", ("gate", 1), 1), ("work", 1, r, 0), ("set", ("tap", 1), 1)]
+    steps: Host = [("F", [*there, *back, fed]), ("L", [*launch(r)[1], *second])]
+    return [prepare(r, BOTH), *steps, end(r, BOTH, BOTH), drain(r, BOTH)]
+
+
+TO_AND_FRO: Host = to_and_fro(1)
 PIPELINE: Host = [*bracket(1), prepare(2), ("F", [("own", 0, 1), *feed(2)[1]]), launch(2), end(2), drain(2)]
 _OPENED: Host = [prepare(1), feed(1), launch(1)]
 _BOTH_2 = bracket(2, BOTH, BOTH)
@@ -210,12 +210,11 @@ HOLDS: dict[str, Sequence[Host]] = {
         [prepare(1), prepare(1), CLOSE_F, end(1), drain(1, records=False), *bracket(2)]
     ],
     "an exception at the end: ended anew under a fresh number": [
-        [*_OPENED, end(1), end(2, fed=1), drain(1, records=False), ("D", [("set", *DRAINED, 2)]), *bracket(3)]
+        [*_OPENED, end(1), end(2, fed=1), drain(2, records=False), *bracket(3)]
     ],
-    "an exception at the end, which was not queued": [
-        [*_OPENED, end(2, fed=1), drain(1, records=False), ("D", [("set", *DRAINED, 2)]), *bracket(3)]
-    ],
-    "an exception at the drain: drained again": [[*_OPENED, end(1), drain(1), drain(1), *bracket(2)]],
+    "an exception at the end, which was not queued": [[*_OPENED, end(2, fed=1), drain(2, records=False), *bracket(3)]],
+    "an exception at the drain: drained again": [[*_OPENED, end(1), drain(1), drain(1, records=False), *bracket(2)]],
+    "the same before one to and fro": [[*bracket(1, BOTH, BOTH), drain(1, records=False), *to_and_fro(2)]],
     "an exception at the feed, which was not queued": [
         [prepare(1), CLOSE_F, end(1), drain(1, records=False), *bracket(2)]
     ],
@@ -251,6 +250,7 @@ FOUND: dict[str, Sequence[Host]] = {
     ],
     "the feed again under its number": [[prepare(1), feed(1), feed(1), launch(1), end(1), drain(1), *bracket(2)]],
     "the end again under its number": [[*_OPENED, end(1), end(1), drain(1), *bracket(2)]],
+    "the drain again by its taps, before one to and fro": [[*bracket(1, BOTH, BOTH), drain(1, BOTH), *to_and_fro(2)]],
     "two brackets open at once on one stream": [
         [prepare(1), feed(1), prepare(2), feed(2), launch(2), end(2), drain(2), launch(1), end(1), drain(1)]
     ],

@@ -369,7 +369,12 @@ cdef class Lane:
             result = give_operations(self, self.feeding, at)
         if result == 0 and stage != DRAINING:
             result = end_launch(self, bracket)
-        return result or drain(self, bracket, False)
+        if result == 0:  # D may have it in part, or all, and be past it: then the taps are the next bracket's
+            self.stage = DRAINING
+            at = put_one(self.operations, WAIT_64, self.over, self.number)
+            at = put_one(at, WRITE_64, self.drained, self.number)
+            result = give_operations(self, self.draining, at)
+        return result
 
     cdef void forget(self):
         """The open bracket is over for the host."""

@@ -9,6 +9,7 @@
 #     the launch, on L: none, one, several, any graph; a graph holds only `wait gate >= 1` and `tap = 1`
 #     end       on L   all taps = 1 · wait fed >= r · all gates = 0 · over = r
 #     drain     on D   wait armed >= r · (wait tap >= 1 · record) for each · drained = r
+#                      without records: wait over >= r · drained = r
 #
 # A bracket with words of another lane's first waits on L and F for that one's `over` and `drained`.
 #
@@ -76,7 +77,7 @@ cdef int feed(Lane self, Bracket bracket) noexcept nogil:
 
 cdef int end_launch(Lane self, Bracket bracket) noexcept nogil:
     cdef Operation *at = put_all(self.operations, bracket.items + bracket.gates, bracket.taps, 1)
-    if self.stage == ENDING:  # perhaps it is over by now, and once more under its number would spoil the next one
+    if self.stage >= ENDING:  # perhaps it is over by now, and once more under its number would spoil the next one
         self.number += 1
     self.stage = ENDING
     at = put_one(at, WAIT_64, self.fed, self.prepared)
@@ -84,18 +85,18 @@ cdef int end_launch(Lane self, Bracket bracket) noexcept nogil:
     at = put_one(at, WRITE_64, self.over, self.number)
     return give_launch(self, at)
 
-cdef int drain(Lane self, Bracket bracket, bint records) noexcept nogil:
-    """Wait for the taps; with `records`, make behind them those of all events that are in."""
+cdef int drain(Lane self, Bracket bracket) noexcept nogil:
+    """Wait for the taps, and make behind them the records of all events that are in."""
     cdef Operation *at = put_one(self.operations, WAIT_64, self.armed, self.prepared)
     self.stage = DRAINING
     for index in range(bracket.fed, bracket.fed + bracket.recorded):
         use = &bracket.uses[index]
-        if records and use.follows:
+        if use.follows:
             at = put_wait(at, use, use.follows)
     for index in range(bracket.gates, bracket.gates + bracket.taps):
         tap = &bracket.items[index]
         at = put_one(at, WAIT_32, tap.address, 1)
-        if records and tap.use.is_in:
+        if tap.use.is_in:
             tap.use.highest += 1
             tap.generation = tap.use.highest
             at = put_one(at, WRITE_64, tap.use.address, tap.use.base + <uint64_t>tap.generation)
@@ -199,7 +200,7 @@ cdef object record_all(Lane self, Bracket bracket):
         with nogil:
             result = end_launch(self, bracket)
             if result == 0:
-                result = drain(self, bracket, True)
+                result = drain(self, bracket)
             for index in range(bracket.recorded):  # behind refused ones too: the stream may have some of it
                 if uses[index].is_in:
                     marked = mark(<Core>uses[index].core, self.draining, self.drainer_id)
