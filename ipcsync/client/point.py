@@ -232,18 +232,19 @@ def _pass_each_other(ordinal: int) -> bool:
     streams = [Stream(ordinal) for _ in range(_STREAMS)]
     row = [take(ordinal, "lane", 8) for _ in streams]
     cells = [ctypes.c_uint64.from_address(host) for host, _ in row]
-    for number, stream in enumerate(streams):
-        if number < _STREAMS - 1:
-            call("cuStreamWaitValue64", stream._handle, row[number + 1][1], 1, 0)
-        call("cuStreamWriteValue64", stream._handle, row[number][1], 1, 0)
-    for pause_s in pauses(_PASSING_S, 50e-6, 50e-6):
-        if cells[0].value:
-            break
-        time.sleep(pause_s)
-    has_passed = bool(cells[0].value)
-    for cell in cells:
-        cell.value = 1
-    return has_passed
+    try:
+        for number, stream in enumerate(streams):
+            if number < _STREAMS - 1:
+                call("cuStreamWaitValue64", stream._handle, row[number + 1][1], 1, 0)
+            call("cuStreamWriteValue64", stream._handle, row[number][1], 1, 0)
+        for pause_s in pauses(_PASSING_S, 50e-6, 50e-6):
+            if cells[0].value:
+                break
+            time.sleep(pause_s)
+        return bool(cells[0].value)
+    finally:
+        for cell in cells:
+            cell.value = 1
 
 
 # --- one wait for many points, for example of all readers of a buffer -------------------------------------------------

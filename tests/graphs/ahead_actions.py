@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 import ipcsync
+from ipcsync.client import point
 from ipcsync.testing import Memory
-from tests.graphs.layers import captured
+from tests.graphs.layers import captured, finish
 
 _kept: dict[str, Any] = {}
 
@@ -39,6 +43,19 @@ def try_ahead(endpoint: str) -> str:
         except ipcsync.EngineMismatch as error:
             return str(error)
     return ""
+
+
+def interrupt_ahead(endpoint: str) -> None:
+    """An exception of a signal's handler comes while streams are asked whether they pass each other. Others go on."""
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(point, "time", SimpleNamespace(sleep=interrupt))
+        with pytest.raises(KeyboardInterrupt):
+            try_ahead(endpoint)
+    finish(ipcsync.Stream())
 
 
 def open_recorders(endpoint: str, *names: str) -> None:

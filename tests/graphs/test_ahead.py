@@ -123,4 +123,6 @@ def test_it_needs_streams_that_pass_each_other(
 ) -> None:
     client.event("theirs", recorder=True, engine="timeline")
     peer = new_peer(IPCSYNC_HOST_QUEUES=queues, CUDA_DEVICE_MAX_CONNECTIONS=queues if queues != "0" else "8")
+    if not passes:
+        peer.call(do.interrupt_ahead, coordinator.endpoint)
     assert ("share a hardware queue" in peer.call(do.try_ahead, coordinator.endpoint)) != passes
