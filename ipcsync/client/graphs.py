@@ -48,8 +48,7 @@ class Captured(Place):
         fork.arm()
         index = parse(device)
         super().__init__(index, take(index, self._noun, 4)[1], is_gate=isinstance(self, GraphWait))
-        self._behind: set[Captured] = set()  # of the same capture, those that came before in any, and behind in any
-        self._ahead_of: set[Captured] = set()
+        self._earlier: set[Captured] | None = None  # those that came before it in each of its captures
 
     @property
     def device(self) -> Device:
@@ -85,6 +84,7 @@ class Captured(Place):
         others = _captures.get(number, [])
         if self in others:
             self._refuse("it is in this capture already; make one for each place")
+        self._earlier = {*others} if self._earlier is None else self._earlier.intersection(others)
         call(self._function, handle, self._address, 1, 0)
         self._note_capture()
         _captures[number] = [*others, self]
@@ -98,8 +98,8 @@ class Captured(Place):
         raise CaptureError(f"this {self._noun} cannot be captured: {why}")
 
     def is_surely_before(self, other: Captured) -> bool:
-        """Whether it came before `other` in each capture that has both, and there is one."""
-        return other in self._ahead_of and other not in self._behind
+        """Whether it came before `other` in each capture that has that: a graph without it may be launched first."""
+        return self in (other._earlier or ())
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} belongs to the graphs of its process: make one in the other process")

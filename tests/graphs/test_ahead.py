@@ -72,6 +72,25 @@ def test_what_is_never_recorded_holds_the_stream_until_its_recorder_closes(
     assert lost.value.cause == "behind"
 
 
+def test_a_record_depends_on_a_point_that_another_graph_may_have_waited_for_before(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    stream, wait, record = ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
+    pieces = [
+        captured(stream, lambda: wait.capture(stream)),
+        captured(stream, lambda: record.capture(stream), lambda: wait.capture(stream)),
+    ]
+    peer.call(do.open_recorders, coordinator.endpoint, "theirs")
+    done, point = client.event("done", recorder=True, engine="timeline"), client.event("theirs").at(1)
+    with client.replay({wait: point}, {record: done}, stream=stream, ahead=True) as replay:
+        for graph in pieces:
+            call("cuGraphLaunch", graph, stream._handle)
+    peer.call(do.close_recorders)
+    finish(stream)
+    with pytest.raises(ipcsync.RecorderLost):
+        replay[record].synchronize(DEADLINE_S)
+
+
 def test_a_replay_ahead_of_this_processs_own_record_is_refused_whichever_client_records(
     client: ipcsync.Client, new_client: Callable[..., ipcsync.Client]
 ) -> None:
