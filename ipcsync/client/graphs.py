@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 from typing import ClassVar, NoReturn
+from weakref import WeakKeyDictionary
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject
@@ -88,9 +89,6 @@ class Captured(Place):
         call(self._function, handle, self._address, 1, 0)
         self._note_capture()
         _captures[number] = [*others, self]
-        for other in others:
-            self._behind.add(other)
-            other._ahead_of.add(self)
         for old in list(_captures)[:-_MANY_CAPTURES]:
             del _captures[old]
 
@@ -288,9 +286,9 @@ has_hooks: bool = False
 _thread = threading.local()
 
 
-def _blocks() -> list[Upcoming]:
-    """The open blocks of this thread, the innermost last."""
-    found: list[Upcoming] = _thread.__dict__.setdefault("blocks", [])
+def _blocks() -> WeakKeyDictionary[Upcoming, None]:
+    """The open blocks of this thread, the innermost last, but for those that a signal's exception ended."""
+    found: WeakKeyDictionary[Upcoming, None] = _thread.__dict__.setdefault("blocks", WeakKeyDictionary())
     return found
 
 
@@ -315,7 +313,7 @@ class Upcoming:
         blocks = _blocks()
         if self._replaying._replay._is_over or any(block._replaying is self._replaying for block in blocks):
             self._replaying._raise_used()
-        blocks.append(self)
+        blocks[self] = None
         return self._replaying._replay
 
     def begin(self) -> None:
@@ -338,8 +336,7 @@ class Upcoming:
             self._error = error
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self in _blocks():
-            _blocks().remove(self)
+        _blocks().pop(self, None)
         if self._is_used:
             self._replaying._leave(error or self._error)
         else:
@@ -348,11 +345,11 @@ class Upcoming:
 
 def begins(_graph: object) -> None:
     """A hook: a graph is about to be launched on torch's current stream."""
-    if blocks := _blocks():
+    if blocks := list(_blocks()):
         blocks[-1].begin()
 
 
 def ends(_graph: object) -> None:
     """A hook: it was launched, or that raised."""
-    if blocks := _blocks():
+    if blocks := list(_blocks()):
         blocks[-1].end()

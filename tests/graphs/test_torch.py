@@ -112,6 +112,19 @@ def test_a_block_is_used_once(engine: Engine) -> None:
             pass
 
 
+def test_a_block_whose_end_an_exception_prevents_goes_with_its_object(engine: Engine) -> None:
+    for launches in (0, 1):
+        block = engine.next(engine.send(1))
+        block.__enter__()
+        for _ in range(launches):
+            engine.step()
+        del block
+    with engine.next(engine.send(2)) as replay:
+        engine.step()
+    replay[engine.done_at].synchronize(DEADLINE_S)
+    assert engine.target.holds(2)
+
+
 def test_a_block_is_not_entered_within_itself(engine: Engine, coordinator: ipcsync.Coordinator) -> None:
     block = engine.next(engine.send(1))
     with block, pytest.raises(ipcsync.CaptureError, match="used once"), block:
