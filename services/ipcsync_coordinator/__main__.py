@@ -64,16 +64,9 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
         startup.refuse(kept, str(error))
         sys.exit(2)
     configure(settings.log_level, as_json=settings.log_json)
-    what = None
-    if kept is not None:
-        # All that serving needs is imported before this process has to serve.
-        from ipcsync_coordinator import server, startup  # noqa: F401
-
-        _freeze()
-        what = startup.inherit(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
-    elif settings.keeper:
+    if kept is None and settings.keeper:
         _become_keeper(settings, ready_fd, exit_with)
-    sys.exit(asyncio.run(_serve(settings, what, ready_fd, exit_with)))
+    sys.exit(asyncio.run(_serve(settings, kept, ready_fd, exit_with)))
 
 
 def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> None:
@@ -88,8 +81,9 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
     become("ipcsync_keeper", msgspec.json.encode(plan).decode())
 
 
-async def _serve(settings: config.Settings, what: Startup | None, ready_fd: int | None, exit_with: str | None) -> int:
-    """Serve with what a keeper has handed over, or alone; returns the exit status."""
+async def _serve(settings: config.Settings, kept: str | None, ready_fd: int | None, exit_with: str | None) -> int:
+    """Serve with what a keeper hands over, or alone; returns the exit status."""
+    # All that serving needs is imported before a kept one has to serve.
     from ipcsync._linux.process import watched
     from ipcsync._linux.service_manager import ServiceManager
     from ipcsync_coordinator import startup
@@ -97,15 +91,19 @@ async def _serve(settings: config.Settings, what: Startup | None, ready_fd: int 
     from ipcsync_coordinator.server import Server
     from ipcsync_keeper.resources import UNREADABLE, report_failure
 
+    what: Startup | None = None
     began, done = time.monotonic(), asyncio.Event()
     manager = ServiceManager()  # a keeper's, if there is one, is not told from here
     try:
-        if what is None:
+        if kept is None:
             os.environ["IPCSYNC_DRIVER"] = settings.driver
             for number in (signal.SIGTERM, signal.SIGINT):  # before anything needs to be cleaned up
                 asyncio.get_running_loop().add_signal_handler(number, done.set)
             what = startup.create(settings)
         else:
+            _freeze()
+            what = startup.inherit(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
+            began = time.monotonic()
             fixed = {name: getattr(what.config.settings, name) for name in config.FIXED}
             settings = dataclasses.replace(settings, **fixed)
         server = Server(settings, what, done, manager.alive)
@@ -115,8 +113,8 @@ async def _serve(settings: config.Settings, what: Startup | None, ready_fd: int 
     except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
         if what is not None and what.resources is not None:
             what.resources.close()
-        report_failure(caught, "a coordinator")
-        return 1
+        is_short = report_failure(caught, "a coordinator")
+        return os.EX_TEMPFAIL if is_short and kept is not None else 1
     try:
         _freeze()
         start_s = round(time.monotonic() - began, 3)

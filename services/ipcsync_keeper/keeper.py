@@ -210,7 +210,8 @@ class Keeper:
             self._resources.restarts["hung" if child.has_hung else "died"] += 1
             if self._reload_began_ns and self._candidate is None:
                 self._end_reload(f"the new code ended before it served ({how}); trying again")
-            if child.versions is None:  # it has read nothing of what is held: its settings or its code do not load
+            # Its settings or its code do not load, or there is no room for it: that says nothing of what is held.
+            if child.versions is None or status == os.EX_TEMPFAIL:
                 self._restarts.see_none_started(now)
                 return
             from_outside = status == -signal.SIGKILL and not child.was_killed
@@ -345,7 +346,7 @@ class Restarts:
         return self._failures >= _MOST_FAILURES
 
     def see_none_started(self, now: float) -> None:
-        """Note that none could be started, or that it ended before its greeting: neither counts as a failure."""
+        """Note that none could be started, for want of room or as its code does not load: that is no failure."""
         self.at = now + min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._fruitless, 10))
         self._fruitless += 1
 

@@ -28,7 +28,7 @@ from ipcsync._linux.files import memory_file
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
 from ipcsync._native import context
-from ipcsync.errors import DriverError, InvalidDevice
+from ipcsync.errors import DriverError, InvalidDevice, QuotaExceeded
 from ipcsync_keeper.config import Settings
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -109,11 +109,12 @@ class Resources:
         self.directory.close()
 
 
-def report_failure(caught: Exception, what: str) -> None:
-    """Log why `what` cannot start: what this process has no room for, or the error, with where it was if that helps."""
+def report_failure(caught: Exception, what: str) -> bool:
+    """Log why `what` cannot start: the error, with where it was if that helps. Whether something is short."""
     error = room.shortage(caught, what) or caught
     why = error if isinstance(error, RuntimeDirError) else f"{type(error).__name__}: {error}"
     log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(error, RuntimeError | RuntimeDirError))
+    return isinstance(error, QuotaExceeded)
 
 
 def listen(path: str) -> socket.socket:

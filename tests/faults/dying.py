@@ -1,7 +1,8 @@
 """A coordinator that dies where a script says: run by `tests.faults.patched scripted`, with or without a keeper.
 
 The script is a file of one line. "die N": SIGKILL at the N-th step from then on that a transition takes, once: the file
-is emptied before. "crash": end at the start, with an x in the file "crashes". "unread": end at the journal. "version":
+is emptied before. "crash": end at the start, with an x in the file "crashes". "short": have
+too few descriptors to serve, with an x there. "unread": end at the journal. "version":
 speak another version of the journal. "noise": greet the keeper as no coordinator does. "dismissed": at the next events
 that a request makes it waits until the keeper has let go of it, once. What is not there, or empty, says nothing.
 Whatever it says, a request for an event whose name begins with "poison" ends it, and one with "out of memory" has it
@@ -11,6 +12,7 @@ killed.
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import sys
@@ -23,10 +25,13 @@ def follow(path: str) -> None:
     """Have this process follow the script."""
     script = Path(path)
     words = _words(script)
-    if words[0] == "crash":
+    if words[0] in ("crash", "short"):
         with script.with_name("crashes").open("a") as crashes:
             crashes.write("x")
-        sys.exit(7)
+        if words[0] == "crash":
+            sys.exit(7)
+        few = len(os.listdir("/proc/self/fd")) + 9  # enough to greet the keeper, too few for ZeroMQ
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
     if words[0] == "noise":
         from ipcsync_coordinator import startup
 
