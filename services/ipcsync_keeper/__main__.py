@@ -26,21 +26,26 @@ def main(plan: Plan) -> int:
     """Hold everything, keep a coordinator serving, and return the exit status."""
     settings = plan.settings
     configure(settings.log_level, as_json=settings.log_json)
-    os.environ["IPCSYNC_DRIVER"] = settings.driver
+    driver, os.environ["IPCSYNC_DRIVER"] = os.environ.get("IPCSYNC_DRIVER", ""), settings.driver
     room.raise_descriptors(_DESCRIPTORS)
     manager = ServiceManager()
     parent = watched(plan.exit_with) if plan.exit_with else None
     if parent is not None and not parent.is_alive():
         return 0
     wake = Wake()  # before anything needs to be removed at the end
+    resources = None
     try:
         resources = Resources(settings, KEEPER)
+        keeper = Keeper(plan, resources, manager, parent, wake)
     except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
+        if resources is not None:
+            resources.close()
         report_failure(caught, "a keeper")
         return 1
+    os.environ["IPCSYNC_DRIVER"] = driver  # by which coordinators read their settings
     with suppress(OSError):
         write_outcome(resources.directory.path, Outcome())  # before the file system is full
-    status = Keeper(plan, resources, manager, parent, wake).run()
+    status = keeper.run()
     log.info("stopped")
     return status
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,11 @@ pytestmark = [pytest.mark.process, pytest.mark.keeper]
 class Served:
     """A coordinator with a keeper and a configuration file, which logs JSON."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, more: str = "") -> None:
         self.config, self._log = directory / "coordinator.toml", directory / "log"
         self.runtime_dir = str(directory / "run")
         self.endpoint = endpoints.endpoint_in(self.runtime_dir)
-        self.config.write_text("max_sessions = 40\nlease_ttl = 20.0\nlog_json = true\n")
+        self.config.write_text(f"max_sessions = 40\nlease_ttl = 20.0\nlog_json = true\n{more}")
         command = [*IPCSYNC, "coordinator", "--runtime-dir", self.runtime_dir, "--config", str(self.config)]
         with self._log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -45,12 +46,18 @@ class Served:
         )
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    one = Served(tmp_path)
+@contextmanager
+def _serving(directory: Path, more: str = "") -> Iterator[Served]:
+    one = Served(directory, more)
     yield one
     one.process.terminate()
     one.process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with _serving(tmp_path) as one:
+        yield one
 
 
 @pytest.fixture
@@ -73,6 +80,19 @@ def test_a_reload_says_what_it_took_and_what_only_a_restart_takes(
     assert again.stdout == "reloaded: not before a restart: max_sessions 40 -> 80\n", "it is still not taken"
     served.config.write_text("max_sessions = 40\nlease_ttl = 30.0\nlog_json = true\n")
     assert served.reload().stdout == "reloaded\n"
+
+
+def test_a_reload_says_of_the_files_driver_what_it_says_of_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ipcsync.driver_name()
+    monkeypatch.delenv("IPCSYNC_DRIVER", raising=False)
+    with _serving(tmp_path, f"driver = '{here}'\n") as served, ipcsync.connect(served.endpoint, timeout=DEADLINE_S):
+        settings = served.config.read_text()
+        served.config.write_text(settings.replace(here, "auto"))
+        assert served.reload().stdout == f"reloaded: not before a restart: driver {here} -> auto\n"
+        served.config.write_text(settings.replace(here, "none"))
+        assert "driver must be auto, cuda or host, not 'none'" in served.reload().stderr
 
 
 def test_a_reload_that_is_refused_has_the_reason_of_the_settings(served: Served, served_client: ipcsync.Client) -> None:

@@ -47,6 +47,16 @@ def write_until_it_is_full(path, name, found):
     write(path, name, found)
 runtime_dir._write = write_until_it_is_full
 """
+_NO_THREAD = """
+import resource
+make = Resources.__init__
+def make_and_have_no_room(self, *args):
+    make(self, *args)
+    threading.stack_size(1 << 30)
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), resource.RLIM_INFINITY))
+Resources.__init__ = make_and_have_no_room
+"""
 _KILLED = """
 import time
 see = Keeper._supervise_active
@@ -97,6 +107,15 @@ def test_row_71_a_disk_that_is_full_when_a_keeper_says_that_it_serves_is_one_lin
     assert done.returncode == 1
     assert "cannot start" in done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+    assert not os.path.exists(directory)
+
+
+def test_row_71_a_keeper_without_room_for_its_thread_says_so_and_leaves_nothing() -> None:
+    directory = os.path.join(fixtures.private_dir(), "run")
+    command = [sys.executable, "-c", _EARLY + _NO_THREAD + _BE_KEEPER, "", directory, ipcsync.driver_name()]
+    done = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no further thread can be started for a keeper" in done.stderr
     assert not os.path.exists(directory)
 
 
