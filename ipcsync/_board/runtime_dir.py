@@ -327,7 +327,7 @@ def _locks(fd: int, kind: int) -> bool:
 def _is_still_at(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -335,6 +335,21 @@ def test_row_48_the_first_one_says_so_serves_whom_it_has_and_ends_with_the_last(
         assert client.list_sessions() != []
 
 
+def test_row_48_one_whose_path_leads_through_a_file_now_ends_with_its_last_session(
+    new_coordinator: NewCoordinator, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    first = new_coordinator(runtime_dir=str(parent / "run"))
+    with ipcsync.connect(first.endpoint) as client:
+        parent.rename(tmp_path / "moved")
+        parent.touch()
+        client.event("e", recorder=True).record(ipcsync.Stream()).synchronize(10)
+    until(lambda: not first.is_running, "its end")
+    assert first.stop() == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_row_48_descriptors_that_run_short_shut_nobody_elses_sockets(
     new_coordinator: NewCoordinator, directory: Path
 ) -> None:
