@@ -19,7 +19,6 @@ from ipcsync import _room as room
 from ipcsync._board import Board
 from ipcsync._board.runtime_dir import KEEPER, SHUT, Serving, who_serves
 from ipcsync._closing import Closing
-from ipcsync._deadline import deadline_of
 from ipcsync._linux.process import is_stopped, peer_of, pid_namespace, shm_identity, time_namespace
 from ipcsync._session.connection import Connection, check_endpoint, expect
 from ipcsync._wire import endpoints, messages
@@ -120,10 +119,9 @@ def of_this_version(what: str, endpoint: str) -> Iterator[None]:
         ) from None
 
 
-def hold_lifeline(board: Board, index: int, endpoint: str, timeout: float) -> None:
+def hold_lifeline(board: Board, index: int, endpoint: str, deadline: int) -> None:
     """Take the lock of the line, which shows that this process lives. The last session there has it to its goodbye."""
     line = board.session(index)
-    deadline = deadline_of(timeout)
     while not board.hold_lifeline(line):
         if time.monotonic_ns() >= deadline:
             raise ConnectError(

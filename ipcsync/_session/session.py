@@ -407,6 +407,7 @@ class Session:
             self.connection = connection = Connection(self.endpoint)
             undo.callback(connection.close)
             connection.blocks_signals = True
+            deadline = deadline_of(timeout)
 
             def check() -> None:
                 if not connection.sent:  # one that was sent may open a session, so its reply is awaited
@@ -420,7 +421,7 @@ class Session:
             )
             undo.callback(self._forget_child)
             undo.callback(board.close)  # which releases the lifeline, so that the line can be given to another session
-            handshake.hold_lifeline(board, welcome.line, self.endpoint, timeout)
+            handshake.hold_lifeline(board, welcome.line, self.endpoint, deadline)
             self.epoch: bytes = welcome.epoch
             self.lease_ttl: float = welcome.lease_ttl
             self.id: str = welcome.session
@@ -441,7 +442,8 @@ class Session:
             if not _drivers.may_be_served():
                 board.show_end(board.session(welcome.line), by_exec=_drivers.files_survive_exec())
             self.lease.mark.show()  # first: from Ready on the coordinator waits for the mark
-            connection.request(messages.Ready(), self.token, timeout, self.lease.beat_and_check)
+            connection.exchange([ready := Request(messages.Ready())], self.token, deadline, self.lease.beat_and_check)
+            connection.result_of(ready, timeout)
             self._check_wanted()
             self._thread = threading.current_thread()
             self._driver_thread = threading.Thread(target=self.driving.run, name="ipcsync-driver", daemon=True)

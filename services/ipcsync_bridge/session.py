@@ -59,7 +59,7 @@ class BridgeSession:
             undo.callback(handshake.take_leave, connection, welcome.token)
             board = handshake.open_board(welcome, endpoint)
             undo.callback(board.close)
-            handshake.hold_lifeline(board, welcome.line, endpoint, timeout)
+            handshake.hold_lifeline(board, welcome.line, endpoint, deadline_of(timeout))
             session = cls(connection, welcome, board)
             undo.callback(session._stop)
             connection.request(messages.Ready(), welcome.token, timeout, session._check_liveness)

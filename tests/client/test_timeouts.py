@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._board import layout
+from ipcsync._linux import files
 from ipcsync._session.driving import Driving
 from ipcsync._session.session import Session
 from ipcsync._threads import Job
@@ -264,6 +266,25 @@ def test_why_a_point_is_over_is_not_that_nobody_answers(client: ipcsync.Client, 
     client.timeout = 0.1
     with _stopped(client), pytest.raises(ipcsync.WaitTimeout):
         unpickled.exception()
+
+
+def test_a_connects_timeout_is_for_its_answer_and_its_lock_together(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
+    """The coordinator answers late, and then another process still has the lock of the only session line."""
+    one = new_coordinator(max_sessions=1)
+    with ipcsync.connect(one.endpoint, timeout=DEADLINE_S) as last:
+        board = os.open(last._session.lease.board.path, os.O_RDWR)
+    assert files.try_lock(board, layout.HEADER)
+    os.kill(one.pid, signal.SIGSTOP)
+    late = threading.Timer(1.5, os.kill, (one.pid, signal.SIGCONT))
+    began = time.monotonic()
+    late.start()
+    with pytest.raises(ipcsync.ConnectError):
+        ipcsync.connect(one.endpoint, timeout=2.0)
+    assert time.monotonic() - began < 3.0
+    late.join()
+    os.close(board)
 
 
 def test_another_nodes_point_has_a_clients_timeout_for_its_first_use(
