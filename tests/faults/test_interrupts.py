@@ -12,17 +12,20 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 import ipcsync
+from ipcsync._engines import Engine
 from ipcsync._session.session import Session
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.graphs import ahead_actions as ahead
 from tests.kit import driver_functions
 from tests.kit.examples import LONG
-from tests.kit.until import until
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [
     pytest.mark.process,
@@ -149,3 +152,33 @@ def test_row_43_what_is_said_of_a_record_that_failed_is_true(
         assert not seen.at(later.generation).query(), "a later record is complete before an earlier one"
     seen.at(later.generation).synchronize(10)
     assert lost.query()
+
+
+def test_row_41_an_exception_within_a_look_at_other_waits_leaves_a_stream_behind_nothing(
+    coordinator: ipcsync.Coordinator,
+    client: ipcsync.Client,
+    new_peer: Callable[[], Peer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise Interruption
+
+    def wait() -> None:
+        while len(streams) < 1000:  # the looks are the rarer, the more waits there are
+            streams.append(ipcsync.Stream())
+            awaited.at(1).wait(streams[-1], ahead=True)
+
+    closing, later = new_peer(), new_peer()
+    closing.call(ahead.open_recorders, coordinator.endpoint, "lost")
+    later.call(ahead.open_recorders, coordinator.endpoint, "later")
+    streams, awaited = [ipcsync.Stream()], client.event("later")
+    client.event("lost").at(1).wait(streams[0], ahead=True)
+    closing.call(ahead.close_recorders)
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "loss_of", interrupted)
+        with pytest.raises(Interruption):
+            wait()
+    later.call(ahead.close_recorders)
+    client.record(streams[-1]).synchronize(DEADLINE_S)
+    for stream in streams:
+        client.resume(stream, DEADLINE_S)

@@ -294,6 +294,7 @@ cdef class Lane:
             if grown == NULL:
                 raise MemoryError
             self.operations, self.room = grown, most
+        sweep()
         if bracket._is_ahead and bracket.taps:
             bracket.before = latest(self.key)
         for index in range(bracket.fed):

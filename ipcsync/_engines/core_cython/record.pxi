@@ -175,6 +175,7 @@ cdef Wait depend_on(Core self, int64_t key, uint64_t stream, int64_t generation,
     if len(self.chain.entries) >= self.chain.resolve_at:
         publish(self)
         self.chain.resolve_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries)))
+    sweep()
     waits = latest(None if self.depends_on_all else key)
     if further:
         waits = dict.fromkeys([*waits, *further])

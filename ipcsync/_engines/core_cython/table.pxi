@@ -102,7 +102,6 @@ cdef class Released:
 
 cpdef Wait add(int64_t key, Core view, int64_t generation, uint64_t stream, int ordinal=0):
     """Have the stream's next record depend on `generation`; called before the wait is queued."""
-    global sweep_at
     cdef Wait first, made
     cdef list row
     cdef bint collects = begin(table)
@@ -118,10 +117,16 @@ cpdef Wait add(int64_t key, Core view, int64_t generation, uint64_t stream, int 
             del row[0]
     finally:
         end(table, collects)
-    if row_count > sweep_at:  # including streams without further records
+    return made
+
+
+cdef int sweep() except -1:
+    """Drop what is known good, of streams without further records too. Before `add`: the looks may run anybody's code."""
+    global sweep_at
+    if row_count > sweep_at:
         drop([wait for wait in of(None) if wait.known_outcome() is True])
         sweep_at = max(<int64_t>MANY_ROWS, <int64_t>(2 * row_count))
-    return made
+    return 0
 
 
 cdef inline object place_of(view, int64_t key, uint64_t stream):

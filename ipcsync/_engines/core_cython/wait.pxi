@@ -45,6 +45,7 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         return NO_STREAM
     key = key_of(self, handle, stream, ordinal)
     open_import(self, generation, -1)  # before the hazard: opening one takes long
+    sweep()
     enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)")
     try:
         check_open(self)  # while it is open, the import stays
