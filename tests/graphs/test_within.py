@@ -342,6 +342,7 @@ def test_a_replay_whose_points_event_is_closed_here_before_it_has_its_turn_queue
         with replaced({"cuStreamBatchMemOp": batch}), at_step("lock", seen.close), pytest.raises(ipcsync.EventClosed):
             replaying.__enter__()
         assert calls == []
+        assert not replaying._replay.is_used
         other, done = ipcsync.Stream(), one.client.event("other", recorder=True, engine="timeline")
         with one.client.replay({}, {one.layers.records[0]: done}, stream=other, timeout=20) as replay:
             pass

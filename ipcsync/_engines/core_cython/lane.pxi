@@ -317,6 +317,7 @@ cdef class Lane:
                     marker = marker_of(core, self.feeder_id)
                     # If somebody asks before L is past this bracket, it is recorded behind all that F has then.
                     marker.handle, marker.over, marker.number = self.feeding, self.over_host, self.number + 1
+            bracket._is_used = True
             self.number += 1
             self.prepared = self.number
             with nogil:

@@ -272,7 +272,6 @@ cdef class ReplayingBase:
         cdef bint collects = begin(claims)
         cdef Spot *held = bracket.claim(<PyObject *>lane, lane.number + 1)
         if held == NULL:
-            bracket._is_used = True
             self.lane = <PyObject *>lane
             lane.claimed = lane.number + 1
             lane.owner = <PyObject *>self
