@@ -249,8 +249,7 @@ class Session:
     ) -> None:
         """Attach to the events of `bodies`, each for the opening of its index: all or none, within `timeout` s in all.
 
-        These count from `began` in ns, or from now. If an exception comes, also later, the caller has to `abandon` the
-        openings.
+        It counts from `began` in ns. If an exception comes, also later, the caller has to `abandon` the openings.
         """
         seconds = self.timeout if timeout is None else timeout
         deadline = deadline_of(seconds, began)

@@ -121,9 +121,8 @@ class Waits:
     """The waits of a client. One thread looks at all of them: it starts with the first, and ends when none is left.
 
     A look that the driver does not answer delays those for other events by 50 ms at most: then another thread looks.
-    One more thread calls the users' callbacks, in the order in which their waits ended. A callback that does not return
-    delays the others for a second: then another thread goes on with them. Who was replaced ends once it returns. Where
-    no thread can be started, the one that looks calls them.
+    One more calls the users' callbacks, in the order in which their waits ended; the same where no other can start. If
+    one does not return within a second, another thread goes on with the others. Who was replaced ends once it returns.
     """
 
     def __init__(self) -> None:
@@ -138,8 +137,7 @@ class Waits:
     def add(self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False) -> None:
         """Call `notify(None)` once the point is complete or recorded, or `notify(error)`; on a thread of the client.
 
-        `is_callback`: `notify` is a user's, and may block. Else it returns at once. QuotaExceeded, and the wait is not
-        added, if no thread can be started.
+        `is_callback`: `notify` is a user's, and may block. QuotaExceeded, and not added, if no thread can be started.
         """
         pending.notify, pending.is_callback = notify, is_callback
         self._waiting[pending] = None

@@ -113,8 +113,7 @@ async def _serve(settings: config.Settings, kept: str | None, ready_fd: int | No
     except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported
         if what is not None and what.resources is not None:
             what.resources.close()
-        is_short = report_failure(caught, "a coordinator")
-        return os.EX_TEMPFAIL if is_short and kept is not None else 1
+        return os.EX_TEMPFAIL if report_failure(caught, "a coordinator") and kept is not None else 1
     try:
         _freeze()
         start_s = round(time.monotonic() - began, 3)

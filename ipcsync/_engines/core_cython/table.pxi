@@ -126,7 +126,6 @@ cdef int sweep() except -1:
     if row_count > sweep_at:
         drop([wait for wait in of(None) if wait.known_outcome() is True])
         sweep_at = max(<int64_t>MANY_ROWS, <int64_t>(2 * row_count))
-    return 0
 
 
 cdef inline object place_of(view, int64_t key, uint64_t stream):
