@@ -10,9 +10,7 @@ The kernel tears down a killed process for some milliseconds, on the processor w
 processor, and all others the rest; and one call waits for each death, of another kind in each turn, since several would
 wait for each other where the rest is one processor. Each death begins once the one before is over. The software
 driver's work under way runs while nothing else wants the processor, since a GPU's takes none: the kernel marks the word
-once it has run the dying thread. The processors are kept awake: the host of a virtual one that sleeps may wake it
-milliseconds late. How late hand-offs are in themselves the call to each recorder shows that is measured beside its
-death: there and back, without ipcsync.
+once it has run the dying thread.
 """
 
 from __future__ import annotations
@@ -23,13 +21,12 @@ import importlib
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +50,6 @@ _LONG = (64 << 20, 10)  # bytes and copies: some 0.1 s
 _COORDINATOR_LIMIT_MS = 1000.0
 _CROWD, _STARTS = 32, 64
 _FEED, _GONE = _UNBOUNDED = ("the feed", "(gone, by its pidfd)")
-_CALL = "(a call to the recorder before it, there and back)"
 _ALL = "all that waits"  # a kind of call alone is too few for a 99th percentile
 _PROCESSORS = sorted(os.sched_getaffinity(0))
 
@@ -64,22 +60,6 @@ def _run_on(processors: list[int], *pids: int) -> None:
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(int(task), processors)
-
-
-@contextmanager
-def _awake() -> Iterator[None]:
-    """No processor sleeps: where nothing else wants it, a process of ours runs."""
-    program = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
-    spinners = [subprocess.Popen([sys.executable, "-S", "-c", program]) for _ in _PROCESSORS]
-    try:
-        for processor, spinner in zip(_PROCESSORS, spinners, strict=True):
-            os.sched_setaffinity(spinner.pid, [processor])
-            os.sched_setscheduler(spinner.pid, os.SCHED_IDLE, os.sched_param(0))
-        yield
-    finally:
-        for spinner in spinners:
-            spinner.kill()
-            spinner.wait()
 
 
 def _yield_processor(pid: int) -> None:
@@ -155,7 +135,7 @@ class _Waits:
 
 def deaths_of_holders(count: int, engine: EngineName, work: str, figures: Figures) -> None:
     """Kill `count` recorders, one after the other, with host waits and a stream that waits."""
-    with _awake(), ipcsync.launch(log_level="error") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+    with ipcsync.launch(log_level="error") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
         environment = {"IPCSYNC_HOST_TEARDOWN_MS": _TEARDOWN_MS} if work == "torn down late" else {}
         for batch in range(0, count, _BATCH):
             peers = {f"e-{number}": Peer(environment) for number in range(batch, min(batch + _BATCH, count))}
@@ -199,10 +179,6 @@ def _kill_one(client: ipcsync.Client, name: str, peer: Peer, engine: EngineName,
             event.at(2).wait(stream, ahead=True)
         waits = _Waits({kind: calls[kind]})
         time.sleep(0.01)  # it waits, and the coordinator is idle
-        began = time.monotonic()
-        peer.call(os.getpid)
-        figures.add(f"{row}: {_CALL}", began, time.monotonic())
-        time.sleep(0.01)  # the recorder is, too
         _yield_processor(peer.pid)
         began = time.monotonic()
         os.kill(peer.pid, signal.SIGKILL)
