@@ -10,17 +10,21 @@ The kernel tears down a killed process for some milliseconds, on the processor w
 processor, and all others the rest; and one call waits for each death, of another kind in each turn, since several would
 wait for each other where the rest is one processor. Each death begins once the one before is over. The software
 driver's work under way runs while nothing else wants the processor, since a GPU's takes none: the kernel marks the word
-once it has run the dying thread.
+once it has run the dying thread. How late the kernel itself tells a death the first row shows: the holder of a robust
+mutex is killed, and a process that waits for it is woken, without ipcsync.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import errno
 import importlib
 import math
+import mmap
 import os
 import signal
+import struct
 import sys
 import threading
 import time
@@ -51,6 +55,7 @@ _COORDINATOR_LIMIT_MS = 1000.0
 _CROWD, _STARTS = 32, 64
 _FEED, _GONE = _UNBOUNDED = ("the feed", "(gone, by its pidfd)")
 _ALL = "all that waits"  # a kind of call alone is too few for a 99th percentile
+_NOW = struct.Struct("d")
 _PROCESSORS = sorted(os.sched_getaffinity(0))
 
 
@@ -131,6 +136,41 @@ class _Waits:
         for what, ended in self._ended.items():
             figures.add(f"{row}: {what}", began, ended)
         assert len(self._ended) == len(self._threads), self._ended
+
+
+def _lock_and_tell(address: int, processors: list[int], pipe: int) -> int:
+    """Fork a process that says that it is there, takes the mutex, says when it had it, and sleeps."""
+    pid = os.fork()
+    if not pid:
+        _run_on(processors, os.getpid())
+        os.write(pipe, _NOW.pack(0.0))
+        ctypes.CDLL(None).pthread_mutex_lock(ctypes.c_void_p(address))
+        os.write(pipe, _NOW.pack(time.monotonic()))
+        signal.pause()
+    return pid
+
+
+def bare_deaths(count: int, figures: Figures) -> None:
+    """Kill `count` holders of a robust mutex for which another process waits; before this one has threads."""
+    library, attributes, shared = ctypes.CDLL(None), ctypes.create_string_buffer(64), mmap.mmap(-1, mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+    library.pthread_mutexattr_init(attributes)
+    library.pthread_mutexattr_setpshared(attributes, 1)
+    library.pthread_mutexattr_setrobust(attributes, 1)
+    heard, pipe = os.pipe()
+    for _ in range(count):
+        library.pthread_mutex_init(ctypes.c_void_p(address), attributes)
+        holder = _lock_and_tell(address, _PROCESSORS[-1:], pipe)
+        os.read(heard, _NOW.size), os.read(heard, _NOW.size)
+        waiter = _lock_and_tell(address, _PROCESSORS[:-1], pipe)
+        os.read(heard, _NOW.size)
+        time.sleep(0.05)  # it waits
+        began = time.monotonic()
+        os.kill(holder, signal.SIGKILL)
+        figures.add("(a bare robust mutex: a wait for it)", began, *_NOW.unpack(os.read(heard, _NOW.size)))
+        os.kill(waiter, signal.SIGKILL)
+        for pid in (holder, waiter):
+            os.waitpid(pid, 0)
 
 
 def deaths_of_holders(count: int, engine: EngineName, work: str, figures: Figures) -> None:
@@ -261,6 +301,7 @@ def main() -> int:
         os.environ["IPCSYNC_TEST_ZYGOTE"] = "0"
         refuse("futex_waitv", errno.ENOSYS)
     figures = Figures()
+    bare_deaths(options.deaths, figures)
     for engine in fixtures.ENGINES:
         for work in _WORKS:
             deaths_of_holders(options.deaths, engine, work, figures)
