@@ -14,7 +14,7 @@ import time
 from queue import SimpleQueue
 
 from ipcsync._board import OPEN, Board
-from ipcsync._deadline import deadline_of
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._session import handshake
@@ -52,6 +52,7 @@ class BridgeSession:
     def opened(cls, endpoint: str, name: str, timeout: float) -> BridgeSession:
         """A new session. Raises ConnectError if there is no coordinator, or it has a bridge."""
         fork.arm()
+        deadline = deadline_of(timeout)
         with contextlib.ExitStack() as undo:
             connection = Connection(endpoint)
             undo.callback(connection.close)
@@ -59,10 +60,10 @@ class BridgeSession:
             undo.callback(handshake.take_leave, connection, welcome.token)
             board = handshake.open_board(welcome, endpoint)
             undo.callback(board.close)
-            handshake.hold_lifeline(board, welcome.line, endpoint, deadline_of(timeout))
+            handshake.hold_lifeline(board, welcome.line, endpoint, deadline)
             session = cls(connection, welcome, board)
             undo.callback(session._stop)
-            connection.request(messages.Ready(), welcome.token, timeout, session._check_liveness)
+            connection.request(messages.Ready(), welcome.token, left_of(deadline), session._check_liveness)
             session._begin()
             undo.pop_all()
         return session
