@@ -1,10 +1,10 @@
 """A coordinator that dies where a script says: run by `tests.faults.patched scripted`, with or without a keeper.
 
 The script is a file of one line. "die N": SIGKILL at the N-th step from then on that a transition takes, once: the file
-is emptied before. "crash": end at the start, with an x in the file "crashes". "short": have
-too few descriptors to serve, with an x there. "unread": end at the journal. "version":
-speak another version of the journal. "noise": greet the keeper as no coordinator does. "dismissed": at the next events
-that a request makes it waits until the keeper has let go of it, once. What is not there, or empty, says nothing.
+is emptied before. "crash": end at the start, with an x in the file "crashes". "short": have too few descriptors to
+serve, with an x there. "unread": end at the journal. "version": speak another version of the journal. "noise": greet
+the keeper as no coordinator does. "dismissed": at the next events that a request makes it waits until the keeper has
+let go of it, once. What is not there, or empty, says nothing.
 Whatever it says, a request for an event whose name begins with "poison" ends it, and one with "out of memory" has it
 killed.
 """

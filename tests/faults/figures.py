@@ -147,6 +147,7 @@ def _lock_and_tell(address: int, processors: list[int], pipe: int) -> int:
         ctypes.CDLL(None).pthread_mutex_lock(ctypes.c_void_p(address))
         os.write(pipe, _NOW.pack(time.monotonic()))
         signal.pause()
+        os._exit(0)
     return pid
 
 
@@ -161,7 +162,8 @@ def bare_deaths(count: int, figures: Figures) -> None:
     for _ in range(count):
         library.pthread_mutex_init(ctypes.c_void_p(address), attributes)
         holder = _lock_and_tell(address, _PROCESSORS[-1:], pipe)
-        os.read(heard, _NOW.size), os.read(heard, _NOW.size)
+        for _ in ("it is there", "it has the mutex"):
+            os.read(heard, _NOW.size)
         waiter = _lock_and_tell(address, _PROCESSORS[:-1], pipe)
         os.read(heard, _NOW.size)
         time.sleep(0.05)  # it waits

@@ -171,7 +171,8 @@ def test_row_71_a_callback_for_which_no_thread_starts_is_not_called_later(
 
 def test_row_71_little_memory_is_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:
     said = {
-        left: _said(coordinator.endpoint, "memory", left) for left in ((1, 4, 12, 24, 2048) if LONG else (1, 24, 2048))
+        left: _said(coordinator.endpoint, "memory", left)
+        for left in ((1, 4, 12, 24, 512, 2048) if LONG else (1, 24, 2048))
     }
     assert said[2048] == "good"  # the allocator may keep 64 MiB for each thread, beside its stack
     assert said[1].startswith("short of"), said  # of memory, or of a thread, whose stack takes some
