@@ -104,7 +104,7 @@ class _Waiter(ctypes.Structure):
 class FutexSet:
     """Up to `MOST_FUTEXES` futexes, any of which wakes a waiter; the first `count` are waited on.
 
-    Where the kernel has no `futex_waitv`, or a sandbox refuses it, a wait is a sleep of `pause_s` seconds.
+    Where the kernel has no `futex_waitv` or no memory for it, or a sandbox refuses it, a wait is a sleep of `pause_s` s.
     """
 
     __slots__ = ("_pause_s", "_waiters", "count")
@@ -127,7 +127,7 @@ class FutexSet:
         count, clock = ctypes.c_uint(self.count), ctypes.c_int(time.CLOCK_MONOTONIC)
         if _syscall(_SYS_FUTEX_WAITV, self._waiters, count, 0, ctypes.byref(limit), clock) < 0:
             code = ctypes.get_errno()
-            if code in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
+            if code in (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.ENOMEM):
                 time.sleep(min(timeout_ns / 1e9, self._pause_s))
             elif code not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
                 raise OSError(code, f"futex_waitv: {errno.errorcode.get(code, code)}")

@@ -72,7 +72,7 @@ def _refused(code: int) -> Callable[..., int]:
     return call
 
 
-@pytest.mark.parametrize("refusal", [None, "ENOSYS", "EPERM", "EINVAL"])
+@pytest.mark.parametrize("refusal", [None, "ENOSYS", "EPERM", "EINVAL", "ENOMEM"])
 def test_a_death_is_told_once(
     board: Board,
     watch: DeathWatch,
