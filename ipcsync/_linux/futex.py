@@ -104,7 +104,7 @@ class _Waiter(ctypes.Structure):
 class FutexSet:
     """Up to `MOST_FUTEXES` futexes, any of which wakes a waiter; the first `count` are waited on.
 
-    Where the kernel has no `futex_waitv` or no memory for it, or a sandbox refuses it, a wait is a sleep of `pause_s` s.
+    Where the kernel has no `futex_waitv`, or no memory for it, or a sandbox refuses it, a wait sleeps for `pause_s`.
     """
 
     __slots__ = ("_pause_s", "_waiters", "count")

@@ -46,12 +46,8 @@ cdef bint confirm(Core self, int64_t generation) except -1 nogil:
     if not is_good:
         return check_good(self, generation)
     note(self, generation)
-    if self.is_recorder and self.has_ring and try_state(self):
-        try:
-            if not self.is_closed:  # else it may be released, and the slot used by another event
-                store_completed(self, generation)
-        finally:
-            self.state.give()
+    if self.is_recorder and self.has_ring:
+        look_at_own(self)
     return True
 
 cdef bint is_complete_now(Core self, int64_t generation) except -1 nogil:
@@ -207,6 +203,20 @@ cdef bint store_completed(Core self, int64_t done) except -1 nogil:
         store(self.place, COMPLETED, self.base + done)
     self._completed = done
     note(self, done)
+    return True
+
+cdef bint look_at_own(Core self) except -1 nogil:
+    """Publish what is complete of this session's records, if they depend on nothing; False: it cannot be asked now."""
+    if not try_state(self):
+        return False
+    try:
+        if self.chain.is_needed:  # asked with `state`: another thread's record may depend on something by now
+            return False
+        if not was_closed(self):  # else it may be released, and the slot used by another event
+            store_completed(self, harvest(self))
+            raise_room(self)
+    finally:
+        self.state.give()
     return True
 
 cdef bint publish(Core self) except -1:

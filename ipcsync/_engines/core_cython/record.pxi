@@ -234,19 +234,7 @@ cdef void raise_room(Core self) noexcept nogil:
 
 cdef bint find_room(Core self, int64_t generation) except -1 nogil:
     """Whether there is room for a record of `generation` after a look at what is complete; without a resolution."""
-    if generation <= self._room:
-        return True
-    if not try_state(self):
-        return False
-    try:
-        if self.chain.is_needed:  # asked with `state`: another thread's record may depend on something by now
-            return False
-        if not was_closed(self):
-            store_completed(self, harvest(self))
-            raise_room(self)
-    finally:
-        self.state.give()
-    return generation <= self._room
+    return generation <= self._room or (look_at_own(self) and generation <= self._room)
 
 cdef int make_room(Core self, int64_t generation, int64_t deadline, timeout) except -1:
     """Wait until there is room for a record of `generation`."""
