@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 import msgspec
@@ -83,7 +84,9 @@ async def why_not() -> str | None:
     finally:
         if trial.returncode is None:
             trial.kill()
-            await trial.wait()
+        while trial.returncode is None:  # also if this is cancelled again: it ends soon, and nobody else reaps it
+            with suppress(asyncio.CancelledError):
+                await trial.wait()
     lines = said.decode(errors="replace").strip().splitlines()
     return (lines[-1] if lines else f"status {trial.returncode}") if trial.returncode else None
 

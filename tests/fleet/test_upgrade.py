@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -145,6 +147,23 @@ def trial_of(node: Node) -> Path | None:
                 return Path("/proc", child)
     ask(node)
     return None
+
+
+def test_a_trial_that_is_cancelled_again_and_again_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
+
+    async def run() -> list[str]:
+        children = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children")
+        before = set(children.read_text().split())
+        task = asyncio.create_task(formats.why_not())
+        while not (begun := set(children.read_text().split()) - before):
+            await asyncio.sleep(0.01)
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+        return [pid for pid in begun if Path("/proc", pid).exists()]
+
+    assert asyncio.run(run()) == []
 
 
 def test_what_is_lost_of_the_recorder_is_lost_after_an_upgrade_as_before(patient_pair: tuple[Node, Node]) -> None:
