@@ -113,6 +113,14 @@ def test_the_doctor_finds_all_well_before_there_is_a_bridge_and_beside_it(new_no
     assert node.client().nodes()[0].name == "a"
 
 
+def test_the_doctor_of_a_fleet_has_the_bridges_variables_and_no_endpoint(server: Server) -> None:
+    call = ("--node", "a", "--nats", server.url)
+    assert "KV_ipcsync_prod " in run("doctor", "--fleet", *call, IPCSYNC_BRIDGE_FLEET="prod").stdout
+    assert "KV_ipcsync_other " in run("doctor", "--fleet", "other", *call, IPCSYNC_BRIDGE_FLEET="prod").stdout
+    done = run("doctor", "--fleet", "--endpoint", "ipc:///nowhere/coordinator.sock", *call)
+    assert (done.returncode, "--endpoint" in done.stderr) == (2, True), done.stdout
+
+
 @pytest.mark.thorough
 def test_the_doctor_says_what_is_wrong(new_node: Callable[..., Node], server: Server, tmp_path: Path) -> None:
     taken = new_node("a")

@@ -14,7 +14,7 @@ from ipcsync.cli.asking import endpoint_of, with_endpoint
 @click.option(
     "--fleet",
     is_flag=False,
-    flag_value="main",
+    flag_value="",
     metavar="[NAME]",
     help="Check what a bridge to other nodes needs; takes the bridge's options: --node, --nats, --tls-….",
 )
@@ -36,8 +36,9 @@ def doctor(
     it checks the servers, permissions, certificates and names of a fleet instead. Exit status 1 if a check failed.
     """
     if fleet is not None:
-        given = [*(["--json"] if as_json else []), *(["--runtime-dir", runtime_dir] if runtime_dir else [])]
-        become("ipcsync_bridge", "doctor", "--fleet", fleet, *given, *settings)
+        options = {"--fleet": fleet, "--endpoint": endpoint, "--runtime-dir": runtime_dir}
+        given = [part for option, value in options.items() if value for part in (option, value)]
+        become("ipcsync_bridge", "doctor", *(["--json"] if as_json else []), *given, *settings)
     if settings:
         raise click.UsageError(f"{settings[0]} is for --fleet only, or is no option")
     from ipcsync.cli.doctor import checks
