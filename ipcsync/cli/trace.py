@@ -74,9 +74,9 @@ def _read(directory: str) -> list[ProcessTrace]:
     """The traces in a directory; one that cannot be read is named on stderr."""
     from ipcsync._trace.file import TraceError, files_in, read
 
-    paths = files_in(directory)
     if not os.path.isdir(directory):
         raise Failed(f"there is no directory {directory}: name the one that IPCSYNC_TRACE named")
+    paths = files_in(directory)
     if not paths:
         raise Failed(f"there is no trace in {directory}; processes write one while IPCSYNC_TRACE names the directory")
     found = []

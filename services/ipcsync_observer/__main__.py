@@ -47,8 +47,8 @@ def main(
     configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "uvicorn"))
     try:
         listening = app.bind(host, port)
-    except OSError as error:
-        raise Failed(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:  # the second: of no name that a host can have
+        raise Failed(f"cannot serve on {host} port {port}: {getattr(error, 'strerror', None) or error}") from None
     with listening:
         asyncio.run(app.serve(listening, sampler))
 

@@ -334,7 +334,7 @@ def test_a_folder_without_traces_is_told_so(tmp_path: Path) -> None:
     assert "there is no trace in" in done.output
     file = tmp_path / "one.ipctrace"
     file.touch()
-    for missing in (tmp_path / "nowhere", file):
+    for missing in (tmp_path / "nowhere", file, tmp_path / ("too long" * 50)):
         done = CliRunner().invoke(main, ["trace", "merge", str(missing)])
         assert (done.exit_code, f"there is no directory {missing}" in done.output) == (1, True)
 

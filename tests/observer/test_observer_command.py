@@ -54,6 +54,13 @@ def test_a_port_in_use_is_one_line_and_status_1(coordinator: ipcsync.Coordinator
     assert done.stderr == f"ipcsync: cannot serve on 127.0.0.1 port {port}: Address already in use\n"
 
 
+def test_a_name_that_no_host_can_have_is_one_line_and_status_1() -> None:
+    command = [sys.executable, "-m", "ipcsync_observer", "--host", "a..b", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("ipcsync: cannot serve on a..b port 0: ")
+
+
 @pytest.mark.parametrize(
     "arguments", [("--endpoint", "tcp://a:1"), ("--port", "x"), ("--period", "0"), ("--period", "nan")]
 )
