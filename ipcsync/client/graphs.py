@@ -338,7 +338,7 @@ class Upcoming:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         _blocks().pop(self, None)
         if self._is_used:
-            self._replaying._leave(error or self._error)
+            self._replaying._leave(self._error if error is None else error)
         else:
             self._replaying._replay._is_over = True
 

@@ -170,6 +170,21 @@ def test_a_launch_whose_failure_is_caught_within_makes_no_record(engine: Engine)
     assert engine.done.generation == 0
 
 
+def test_an_exception_that_counts_as_false_is_one(engine: Engine) -> None:
+    class NothingFound(Exception):  # noqa: N818
+        def __len__(self) -> int:
+            return 0
+
+    block = engine.next(engine.send(1))
+    replay = block.__enter__()
+    engine.step()
+    block.__exit__(NothingFound, NothingFound(), None)
+    with pytest.raises(ipcsync.CaptureError, match="its block raised"):
+        replay[engine.done_at]
+    finish(engine._torch.stream._own)
+    assert engine.done.generation == 0
+
+
 def test_a_point_that_is_not_recorded_in_time_prevents_the_launch(engine: Engine) -> None:
     late = engine.client.next({engine.kv: engine.sent.at(9)}, timeout=0)
     with pytest.raises(ipcsync.WaitTimeout), late:
