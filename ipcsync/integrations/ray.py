@@ -78,7 +78,7 @@ class PointTransport(TensorTransportManager):
 
     def __init__(self) -> None:
         self._buckets: dict[str, Bucket] = {}  # of what this process sends, by object
-        self._waited_for: weakref.WeakValueDictionary[str, Transfer] = weakref.WeakValueDictionary()
+        self._waited_for: weakref.WeakValueDictionary[int, Transfer] = weakref.WeakValueDictionary()  # by their ids
 
     def tensor_transport_backend(self) -> str:
         """The name by which methods ask for it."""
@@ -170,7 +170,7 @@ class PointTransport(TensorTransportManager):
             return Transfer(obj_id, [])
         point = metadata.sent.received_point()
         transfer = Transfer(obj_id, [], metadata, point, target_buffers)
-        self._waited_for[obj_id] = transfer
+        self._waited_for[id(transfer)] = transfer
         over = transfer.over
         point.add_done_callback(lambda _: over.set())
         return transfer
@@ -192,8 +192,8 @@ class PointTransport(TensorTransportManager):
         return list(tensors)
 
     def abort_transport(self, obj_id: str, communicator_metadata: object) -> None:
-        """End this process's wait for an object."""
-        transfer = self._waited_for.get(obj_id)
-        if transfer is not None:
-            transfer.is_aborted = True
-            transfer.over.set()
+        """End this process's waits for an object."""
+        for found in self._waited_for.valuerefs():  # at once, since other threads begin some
+            if (transfer := found()) is not None and transfer.obj_id == obj_id:
+                transfer.is_aborted = True
+                transfer.over.set()

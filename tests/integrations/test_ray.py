@@ -211,12 +211,16 @@ def test_an_abort_ends_a_wait_of_the_host(transports: tuple[PointTransport, ...]
     sender, receiver = transports
     with StreamGate(ipcsync.default_stream()):
         metadata = sender.extract_tensor_transport_metadata("a", [torch.ones(3)])
-        transfer = receiver.fetch_multiple_tensors("a", metadata, None)
+        transfers = [receiver.fetch_multiple_tensors("a", metadata, None) for _ in range(2)]
+        other = receiver.fetch_multiple_tensors("b", metadata, None)
         with pytest.raises(ipcsync.WaitTimeout):
-            receiver.wait_fetch_complete(transfer, 0)
+            receiver.wait_fetch_complete(transfers[0], 0)
         receiver.abort_transport("a", None)
-        with pytest.raises(TransferAborted, match="object a"):
-            receiver.wait_fetch_complete(transfer)
+        for transfer in transfers:
+            with pytest.raises(TransferAborted, match="object a"):
+                receiver.wait_fetch_complete(transfer, _DEADLINE_S)
+        with pytest.raises(ipcsync.WaitTimeout):
+            receiver.wait_fetch_complete(other, 0)
     receiver.abort_transport("unknown", None)
 
 
