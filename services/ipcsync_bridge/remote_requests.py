@@ -179,7 +179,7 @@ class RemoteRequests:
             info = messages.NodeInfo(node, epoch, "known", 0)
             lost_epoch, reason = self.subscriber.lost.get(node, (b"", ""))
             if (source := sources.get(node)) is not None:
-                heard_s = now - source.last_received
+                heard_s = now - source.last_received if source.last_received else None
                 info = messages.NodeInfo(node, epoch, "linked", len(source.links), heard_s)
             elif lost_epoch == epoch:
                 info = messages.NodeInfo(node, epoch, "lost", 0, None, reason)
@@ -195,7 +195,8 @@ class RemoteRequests:
         for node in linked.intersection(shown):
             source = sources.get(node) or Source(node, b"", 0.0, 0.0)
             follower = followers.get(node) or Follower(node, 0.0)
-            heard_s = round(now - max(source.last_received, follower.last_asked), 3)
+            heard = max(source.last_received, follower.last_asked)
+            heard_s = round(now - heard, 3) if heard else None  # none of a node that other code has left, so far
             counts = len(source.links), len(follower.keys), len(follower.rows)
             peers.append(messages.PeerInfo(node, "linked", *counts, last_heard_s=heard_s))
         return messages.BridgeInfo(

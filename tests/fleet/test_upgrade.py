@@ -190,6 +190,8 @@ def test_an_upgrade_while_the_servers_are_away_waits_for_them(patient_pair: tupl
     for node in patient_pair:
         ask(node)
         until(lambda: is_new_code(node), "the new code", UPGRADE_S)  # noqa: B023 - at once
+    (peer,) = b.bridge().peers
+    assert (peer.name, peer.state, peer.last_heard_s) == ("a", "linked", None)
     server.start()
     seen.at(1).synchronize(UPGRADE_S)
     assert seen.state == "open"
