@@ -290,8 +290,9 @@ class Client(ClientView, Closing):
             connection.send(bytes(replay[done]))
 
         In it, graphs are launched on `stream` (the current one by default): each wait lets its graph go on once its
-        point is complete, and each record is made when the graph has come there. Several records may be of one event:
-        its generations are in the order of the captures. A block that raises makes no record.
+        point is complete (one that is not named here never does), and each record is made when the graph has come
+        there. Several records may be of one event: its generations are in the order of the captures. A block that
+        raises makes no record.
 
         Entering it blocks until each point is recorded, there is room for the records, and few enough replays are in
         flight, at most `timeout` seconds in all. `ahead=True` does not wait for the points' records: for points that
