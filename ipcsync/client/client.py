@@ -228,7 +228,8 @@ class Client(ClientView, Closing):
             event = self._unnamed.take(key, depth)
         if depth is not None:
             note_depth(event, depth)
-        return Point(event._attached, event._engine.record(handle, ordinal, timeout, bound(after) if after else ()))
+        points, timeout = bound(after, timeout) if after else ((), timeout)
+        return Point(event._attached, event._engine.record(handle, ordinal, timeout, points))
 
     def record_all(
         self,
@@ -255,7 +256,7 @@ class Client(ClientView, Closing):
         knows, and a RuntimeWarning says how many. Raises ValueError for empty `streams`, and what `record` raises.
         """
         self._session.check()
-        points = bound(after)
+        points, timeout = bound(after, timeout)
         return self._unnamed.record_behind(self._unnamed.join(device, streams), engine, timeout, points)
 
     def reserve(

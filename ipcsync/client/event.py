@@ -80,7 +80,8 @@ class SharedEvent(EventBase, EventView[Point], Closing):
         if not (self._is_open and self._is_recorder):
             self._raise_not_recorder()
         handle, ordinal = stream_handle(stream, self._engine.ordinal if stream is None else None)
-        return Point(self._attached, self._engine.record(handle, ordinal, timeout, bound(after) if after else ()))
+        points, timeout = bound(after, timeout) if after else ((), timeout)
+        return Point(self._attached, self._engine.record(handle, ordinal, timeout, points))
 
     def _raise_not_recorder(self) -> None:
         self._check()

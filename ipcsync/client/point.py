@@ -172,16 +172,16 @@ def _unpickle(data: bytes) -> Point:
     return point
 
 
-def bound(points: Iterable[Point]) -> list[tuple[Engine, int]]:
-    """What each point is to an engine. Raises what its use would; TypeError for what is no point."""
+def bound(points: Iterable[Point], timeout: float | None) -> tuple[list[tuple[Engine, int]], float | None]:
+    """What each point is to an engine, and what is left of a timeout. Raises as its use; TypeError for what is none."""
     found: list[tuple[Engine, int]] = []
     for point in several(points, "after", "points"):
         if not isinstance(point, Point):
             raise TypeError(f"after takes points, but got {type(point).__name__}")
-        engine = point._bound().engine
-        engine.check()
-        found.append((engine, point.generation))
-    return found
+        attached, timeout = point._bound_within(timeout)
+        attached.engine.check()
+        found.append((attached.engine, point.generation))
+    return found, timeout
 
 
 def looks(engine: Engine, timeout: float | None) -> Iterator[tuple[bool, float]]:

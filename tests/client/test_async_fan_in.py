@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._wire import codec as wire
+from ipcsync.client.aio.event import AsyncPoint
+from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate
 from tests.client.loops import LONG_S, cancel, turns, turns_until, two_clients
 from tests.faults import actions
@@ -139,5 +142,19 @@ def test_one_that_is_cancelled_before_its_waits_begin_leaves_none_that_was_never
             del task
             gc.collect()  # which warns of what was never awaited
             assert len(two._session.waits._waiting) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["synchronize_all", "wait_all"])
+def test_an_unpickled_point_that_is_gone_is_left_out(coordinator: ipcsync.Coordinator, name: str) -> None:
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            event = await one.event("e", recorder=True)
+            there = await event.record(ipcsync.Stream())
+            gone = AsyncPoint(_unpickle(wire.pack(there._point._key._replace(incarnation=1 << 20))))
+            assert await _of(two, name)([gone, there], lost="skip", timeout=LONG_S) == [gone]
+            with pytest.raises(ipcsync.RecorderLost):
+                await _of(two, name)([there, gone], timeout=LONG_S)
 
     asyncio.run(main())

@@ -183,16 +183,18 @@ def test_the_name_of_a_node_is_looked_at_before_anybody_is_asked(client: ipcsync
             client.list_events(node=name)
 
 
-@pytest.mark.parametrize("call", ["synchronize", "wait", "wait_over", "synchronize_all"])
+@pytest.mark.parametrize("call", ["synchronize", "wait", "wait_over", "synchronize_all", "record", "record all"])
 def test_the_first_use_of_an_unpickled_point_is_part_of_its_wait(
     client: ipcsync.Client, unpickled: ipcsync.Point, call: str
 ) -> None:
-    stream = ipcsync.Stream()
+    stream, event = ipcsync.Stream(), client.event("mine", recorder=True)
     calls = {
         "synchronize": lambda: unpickled.synchronize(0.1),
         "wait": lambda: unpickled.wait(stream, timeout=0.1),
         "wait_over": lambda: client.wait_over(unpickled, 0.1),
         "synchronize_all": lambda: ipcsync.synchronize_all([unpickled], timeout=0.1),
+        "record": lambda: event.record(stream, timeout=0.1, after=[unpickled]),
+        "record all": lambda: client.record_all(timeout=0.1, after=[unpickled]),
     }
     with _stopped(client):
         assert _took(calls[call]) < 3.0
@@ -217,18 +219,24 @@ def test_nor_do_many_of_them(client: ipcsync.Client, new_client: NewClient) -> N
         assert _took(lambda: ipcsync.synchronize_all([first, *points], timeout=0.2)) < 2.0, "not 50 ms for each"
 
 
-@pytest.mark.parametrize("call", ["synchronize", "wait", "wait_over"])
+@pytest.mark.parametrize(
+    "call", ["synchronize", "wait", "wait_over", "synchronize_all", "wait_all", "record", "replay"]
+)
 def test_the_first_use_of_an_unpickled_point_is_part_of_its_wait_in_asyncio(
     client: ipcsync.Client, unpickled: ipcsync.Point, call: str
 ) -> None:
     async def scenario() -> float:
         async with await ipcsync.aconnect(client.endpoint) as mine:
             client.close()
-            point = AsyncPoint(unpickled)
+            point, event = AsyncPoint(unpickled), await mine.event("mine", recorder=True)
             calls: dict[str, Callable[[], Awaitable[object]]] = {
                 "synchronize": lambda: point.synchronize(0.1),
                 "wait": lambda: point.wait(ipcsync.Stream(), timeout=0.1),
                 "wait_over": lambda: mine.wait_over(point, 0.1),
+                "synchronize_all": lambda: mine.synchronize_all([point], timeout=0.1),
+                "wait_all": lambda: mine.wait_all([point], ipcsync.Stream(), timeout=0.1),
+                "record": lambda: event.record(ipcsync.Stream(), timeout=0.1, after=[point]),
+                "replay": mine.replay({ipcsync.GraphWait(): point}, timeout=0.1).__aenter__,
             }
             os.kill(pid, signal.SIGSTOP)
             began = time.monotonic()

@@ -31,11 +31,11 @@ from ipcsync.client.aio.event import (
     AsyncReservation,
     AsyncSharedEvent,
     AsyncUpcoming,
+    all_recorded,
     attached,
     checked,
     lost_of,
     record,
-    recorded,
 )
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent, note_depth
@@ -140,7 +140,7 @@ class AsyncClient(ClientView, AsyncClosing):
         if event is None or event.is_lost:
             event = await request(self._session, partial(self._client._unnamed.take, key, depth))
         note_depth(event, depth)
-        return await record(event, chosen, timeout, await attached(after))
+        return await record(event, chosen, timeout, after)
 
     async def record_all(
         self,
@@ -156,9 +156,9 @@ class AsyncClient(ClientView, AsyncClosing):
         Device and streams are this thread's current ones by default. A cancelled call goes on by itself.
         """
         self._session.check()
-        points = bound(await attached(after))
+        points, left = bound(*await attached(after, timeout))
         unnamed = self._client._unnamed
-        record = partial(unnamed.record_behind, unnamed.join(device, streams), engine, timeout, points)
+        record = partial(unnamed.record_behind, unnamed.join(device, streams), engine, left, points)
         return AsyncPoint(await run(record, surely=True))
 
     @twin(Client.reserve, Reservation.close)
@@ -217,7 +217,6 @@ class AsyncClient(ClientView, AsyncClosing):
     ) -> list[AsyncPoint]:
         """Wait until every point is complete, at most `timeout` seconds in all; as `ipcsync.synchronize_all`."""
         waiting = checked(points, lost)
-        await attached(waiting)
         waits = [partial(point.synchronize, timeout) for point in waiting]
         return [waiting[place] for place in await lost_of(waits, lost)]
 
@@ -236,11 +235,13 @@ class AsyncClient(ClientView, AsyncClosing):
         self._session.check()
         refuse_small_number(stream, 0)
         chosen, waiting = resolve(stream), checked(points, lost)
-        plain = await attached(waiting)
+        late = [point for point in waiting if point._point._attached is None or not point.is_recorded]
         check = self._session.check_liveness
-        await lost_of([partial(recorded, point, timeout, check) for point in plain if not point.is_recorded], lost)
-        left_out = {id(point) for point in wait_all(plain, chosen, timeout=0, lost=lost)}
-        return [point for point, waited in zip(waiting, plain, strict=True) if id(waited) in left_out]
+        gone = await lost_of([partial(all_recorded, [point], check, timeout) for point in late], lost)
+        left_out = {id(late[place]._point) for place in gone}
+        rest = [point._point for point in waiting if id(point._point) not in left_out]
+        left_out.update(map(id, wait_all(rest, chosen, timeout=0, lost=lost)))
+        return [point for point in waiting if id(point._point) in left_out]
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
         """Wait until the GPU work of the lost recorder of `point` has ended; as `Client.wait_over`."""

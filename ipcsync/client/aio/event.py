@@ -55,7 +55,7 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
         """
         self._check()
         chosen = resolve(stream, self.device.index)
-        return await record(self._event, chosen, timeout, await attached(after))
+        return await record(self._event, chosen, timeout, after)
 
     async def close(self) -> None:
         """Close this object, as `SharedEvent.close`. If it is cancelled, the close goes on."""
@@ -63,17 +63,17 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
             await run(self._event.close, surely=True)
 
 
-async def record(event: SharedEvent, stream: Stream, timeout: float | None, after: Sequence[Point]) -> AsyncPoint:
+async def record(event: SharedEvent, stream: Stream, timeout: float | None, after: Iterable[AsyncPoint]) -> AsyncPoint:
     """Record as soon as there is room in the ring."""
     deadline, engine = deadline_of(timeout), event._engine
     engine.waiting_records.append(deadline)
     try:
-        await all_recorded(after, partial(engine.check_liveness, 1), timeout)
+        points = await all_recorded(after, partial(engine.check_liveness, 1), timeout)
     finally:
         engine.waiting_records.pop()
     for pause_s in pauses(left_of(deadline), 0.001, 0.02):
         try:
-            return AsyncPoint(event.record(stream, timeout=0, after=after))
+            return AsyncPoint(event.record(stream, timeout=0, after=points))
         except WaitTimeout:
             oldest = engine.oldest_in_the_way
         if not oldest:  # one of those below, which may end at any moment
@@ -107,8 +107,7 @@ class AsyncReservation(AsyncClosing):
     async def record(self, stream: StreamLike | None = None, *, after: Iterable[AsyncPoint] = ()) -> AsyncPoint:
         """Record after all work submitted to `stream` so far, once; as `Reservation.record`."""
         chosen = resolve(stream, self._reservation.point.device.index)
-        points = await attached(after)
-        await all_recorded(points, partial(self._reservation._event._engine.check_liveness, 1))
+        points = await all_recorded(after, partial(self._reservation._event._engine.check_liveness, 1))
         return AsyncPoint(self._reservation.record(chosen, after=points))
 
     async def close(self) -> None:
@@ -221,21 +220,26 @@ def plain(point: AsyncPoint) -> Point:
     return point._point
 
 
-async def attached(points: Iterable[AsyncPoint]) -> list[Point]:
-    """The points without `Async`, each attached now if it was not. TypeError for anything else."""
+async def attached(points: Iterable[AsyncPoint], timeout: float | None) -> tuple[list[Point], float | None]:
+    """The points without `Async`, each attached by now, and what is left of a timeout. TypeError for anything else."""
     found = []
     for point in several(points, "after", "AsyncPoints"):
         found.append(plain(point))
-        await point._attach()
-    return found
+        _, timeout = await point._attach(timeout)
+    return found, timeout
 
 
-async def all_recorded(points: Sequence[Point], check: Callable[[], object], timeout: float | None = None) -> None:
-    """Wait until all points are recorded, at most `timeout` seconds, or until `check` raises: they may be of others."""
-    deadline = deadline_of(timeout)
-    for point in points:
+async def all_recorded(
+    points: Iterable[AsyncPoint], check: Callable[[], object], timeout: float | None = None
+) -> list[Point]:
+    """The points without `Async`, once all are recorded, or until `check` raises: they may be of others."""
+    found, left = await attached(points, timeout)
+    deadline = deadline_of(left)
+    for point in found:
         if point._bound().engine.generation < point.generation:
-            await recorded(point, left_of(deadline), check)
+            await recorded(point, left, check)
+            left = left_of(deadline)
+    return found
 
 
 async def recorded(point: Point, timeout: float | None, check: Callable[[], object] = fork.check) -> None:
@@ -286,9 +290,11 @@ class AsyncReplaying:
         self._awaited = list(waits.values())
 
     async def _await_points(self) -> None:
-        points = await attached(self._awaited)
-        if not self._replaying._replay._is_ahead:
-            await all_recorded(points, self._replaying._session.check_liveness, self._replaying._timeout)
+        session, timeout = self._replaying._session, self._replaying._timeout
+        if self._replaying._replay._is_ahead:
+            await attached(self._awaited, timeout)
+        else:
+            await all_recorded(self._awaited, session.check_liveness, timeout)
 
     async def __aenter__(self) -> AsyncReplay:
         await self._await_points()
@@ -325,10 +331,10 @@ def checked(points: Iterable[AsyncPoint], lost: Lost) -> list[AsyncPoint]:
     """The points as a list. ValueError for another `lost`."""
     if lost not in ("raise", "skip"):
         raise ValueError(f"lost is 'raise' or 'skip', but got {lost!r}")
-    return several(points, "points", "AsyncPoints")
+    return [point for point in several(points, "points", "AsyncPoints") if plain(point)]
 
 
-async def lost_of(waits: Sequence[Callable[[], Coroutine[Any, Any, None]]], lost: Lost) -> list[int]:
+async def lost_of(waits: Sequence[Callable[[], Coroutine[Any, Any, object]]], lost: Lost) -> list[int]:
     """Await all; the places of those that are lost, if they may be.
 
     Raises as soon as one is lost that may not be; else the error of the first in order, once all have ended.
@@ -351,7 +357,7 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _error_of(wait: Callable[[], Coroutine[Any, Any, None]], lost: Lost) -> Exception | None:
+async def _error_of(wait: Callable[[], Coroutine[Any, Any, object]], lost: Lost) -> Exception | None:
     """What the wait raised; a loss is raised unless it may be skipped."""
     try:
         await wait()
