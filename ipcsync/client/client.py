@@ -334,8 +334,11 @@ class Client(ClientView, Closing):
         WaitTimeout if the stream does not get past them, which a driver may never allow: use a new stream then.
         StreamCapturing, and the capture stays valid. Reentered in a handler within a call that waits or records.
         """
+        self._resume(stream, timeout, self._session.check_liveness)
+
+    def _resume(self, stream: StreamLike | None, timeout: float | None, check: Callable[[], None]) -> None:
         self._session.check()
-        deadline, check = deadline_of(timeout), self._session.check_liveness
+        deadline = deadline_of(timeout)
         first, ordinal = stream_handle(stream)
         for handle in (first, *(each._handle for each in beside(first, ordinal))):
             while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there

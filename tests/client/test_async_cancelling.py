@@ -211,7 +211,7 @@ def test_the_stream_of_a_cancelled_call_lives_until_that_has_ended(
         async with ipcsync.aconnect(coordinator.endpoint) as client:
             stream = _Foreign()
             lives = weakref.ref(stream)
-            monkeypatch.setattr(client._client, "resume", slow)
+            monkeypatch.setattr(client._client, "_resume", slow)
             task = asyncio.create_task(client.resume(stream))
             del stream
             await turns_until(begun.is_set, "it is under way")
@@ -222,6 +222,23 @@ def test_the_stream_of_a_cancelled_call_lives_until_that_has_ended(
             go_on.set()
             await turns_until(_collects(lambda: lives() is None), "it is let go")
             assert ended.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_resume_leaves_no_thread(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            reservation, stream = await client.reserve(engine="timeline"), ipcsync.Stream()
+            with StreamGate(stream):
+                point = await client.point(bytes(reservation.point))
+                point._point._bound().engine.wait(1, stream, None, True)
+                await reservation.close()  # what the stream is to wait for is lost, and it does not get there
+                before = threads_named("ipcsync-alone")
+                task = asyncio.create_task(client.resume(stream))
+                await turns_until(lambda: threads_named("ipcsync-alone") - before, "it is under way")
+                await cancel(task)
+                await turns_until(lambda: not threads_named("ipcsync-alone") - before, "it has ended")
 
     asyncio.run(scenario())
 

@@ -20,6 +20,7 @@ from ipcsync._native.context import DEFAULT_STREAMS
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
+from ipcsync._session.session import Session
 from ipcsync._wire import codec as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client._connecting import connect
@@ -96,6 +97,18 @@ async def _open(open_session: Callable[[], Client]) -> AsyncClient:
         return client
 
     return AsyncClient(await run(open_quietly, Client.close))
+
+
+def _while_awaited(session: Session) -> tuple[threading.Event, Callable[[], None]]:
+    """What says that nobody awaits a call any more, and what that checks meanwhile, which then ends it."""
+    is_over = threading.Event()
+
+    def check() -> None:
+        if is_over.is_set():
+            raise asyncio.CancelledError
+        session.check_liveness()
+
+    return is_over, check
 
 
 class AsyncClient(ClientView, AsyncClosing):
@@ -201,7 +214,11 @@ class AsyncClient(ClientView, AsyncClosing):
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""
         chosen = resolve(None) if stream is None else stream  # it lives until then, also if the task is cancelled
-        await run(partial(self._client.resume, chosen, timeout))
+        is_over, check = _while_awaited(self._session)
+        try:
+            await run(partial(self._client._resume, chosen, timeout, check))
+        finally:
+            is_over.set()
 
     async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""
@@ -304,13 +321,7 @@ class AsyncClient(ClientView, AsyncClosing):
         is asked for: a slow reader costs no memory, and gets a snapshot in place of what it missed.
         """
         fork.check()
-        is_over = threading.Event()
-
-        def check() -> None:
-            if is_over.is_set():
-                raise asyncio.CancelledError  # nobody awaits it
-            self._session.check_liveness()
-
+        is_over, check = _while_awaited(self._session)
         notices = self._client._notices(prefix, timeout, check)
         own = new_pool("ipcsync-watch")
         try:
