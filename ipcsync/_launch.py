@@ -119,11 +119,11 @@ def launch(
     command = [*PYTHON, "-m", "ipcsync_coordinator", "--keeper" if keeper else "--no-keeper"]
     for name, value in settings.items():
         flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            command.append(flag)
-        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        if isinstance(value, bool):
+            command.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, str | int | float):
             command += [flag, str(value)]
-        elif value not in (None, False):
+        elif value is not None:
             raise TypeError(f"the setting {name} must be text, a number or a bool, but got {type(value).__name__}")
     if driver is not None:
         command += ["--driver", driver]

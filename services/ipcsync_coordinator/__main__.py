@@ -145,7 +145,8 @@ def _freeze() -> None:
 def _option(name: str, setting: dataclasses.Field[Any]) -> click.Option:
     """The option of a setting, so that flags, variables and TOML keys stay equal."""
     kind = type(setting.default)
-    flag = f"--{name.replace('_', '-')}" + ("/--no-keeper" if name == "keeper" else "")
+    dashed = name.replace("_", "-")
+    flag = f"--{dashed}" + (f"/--no-{dashed}" if kind is bool else "")
     text = f"{setting.metadata['help']} [IPCSYNC_{name.upper()}; default {setting.default!r}]"
     metavar = {bool: None, str: "TEXT", int: "N", float: "S"}[kind]
     value = {"flag_value": True} if kind is bool else {}  # without it click 8.2.0 has None for one that was given

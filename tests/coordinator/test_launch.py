@@ -99,6 +99,15 @@ def test_an_endpoint_is_good_in_any_working_directory(
         coordinator.stop()
 
 
+def test_a_setting_that_is_off_is_off_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("IPCSYNC_LOG_JSON", "1")
+    for is_json in (True, False):
+        with ipcsync.launch(log_json=is_json):
+            assert ('"event": "ready"' in capfd.readouterr().err) == is_json
+
+
 def test_a_coordinator_does_not_travel_but_its_endpoint_does(
     new_coordinator: Callable[..., ipcsync.Coordinator],
 ) -> None:
