@@ -106,9 +106,11 @@ def environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
 def read_line(fd: int, seconds: float) -> str | None:
     """The next line from a pipe; "" if the pipe is closed first, None if `seconds` pass first."""
     deadline = time.monotonic() + seconds
+    poll = select.poll()  # select(2) takes no descriptor above 1023
+    poll.register(fd, select.POLLIN)
     data = b""
     while not data.endswith(b"\n"):
-        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             return None
         if not (chunk := os.read(fd, 4096)):
             return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import itertools
 import os
@@ -21,6 +22,7 @@ import pytest
 
 from ipcsync._linux import child
 from ipcsync._linux.child import Child, Worker, WorkerError, environment, in_words, read_line
+from ipcsync._room import raise_descriptors
 from tests.kit.descriptors import descriptors
 from tests.kit.until import until
 
@@ -363,8 +365,12 @@ def test_a_forked_child_of_ours_ends_nobody(worker: Worker) -> None:
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_is_read_to_its_end_or_said_to_be_missing() -> None:
-    read, write = os.pipe()
+@pytest.mark.parametrize("least", [0, 1024])
+def test_a_line_is_read_to_its_end_or_said_to_be_missing(least: int) -> None:
+    raise_descriptors(2048)
+    pipe, write = os.pipe()
+    read = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, least)  # as in a process that has a thousand files open
+    os.close(pipe)
     assert read_line(read, 0.01) is None
     os.write(write, b"rea")
     threading.Timer(0.05, os.write, (write, b"dy\n")).start()
