@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -53,6 +54,29 @@ def test_a_replay_waits_for_the_record_of_its_point_while_the_loop_goes_on(
             sender.send(value)
             await (await task).synchronize(DEADLINE_S)
             assert layers.found() == [value]
+
+    _with_client(coordinator, run)
+
+
+def test_a_replay_has_one_timeout_for_its_points_and_for_room(
+    coordinator: ipcsync.Coordinator, new_client: NewClient
+) -> None:
+    layers, busy = Layers(1), ipcsync.Stream()
+    sender = Sender(new_client(), layers)
+
+    async def run(client: ipcsync.AsyncClient) -> None:
+        seen = await client.event("layers")
+        done = await client.event("done", recorder=True, engine="event", depth=1)
+        with StreamGate(busy):
+            await done.record(busy)
+            asyncio.get_running_loop().call_later(1.5, sender.send, 1)
+            replaying = client.replay(
+                {layers.waits[0]: seen.at(1)}, {layers.records[0]: done}, stream=layers.stream, timeout=2
+            )
+            began = time.monotonic()
+            with pytest.raises(ipcsync.WaitTimeout):
+                await replaying.__aenter__()
+            assert time.monotonic() - began < 3, "not one and a half seconds, and then two"
 
     _with_client(coordinator, run)
 

@@ -21,7 +21,7 @@ from cpython.object cimport PyObject
 
 cdef object Loss, Stream  # which are looked up at each call
 
-from ipcsync._deadline import deadline_of
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import describe
 from ipcsync._engines.loss import Loss
 from ipcsync._native.stream import Stream

@@ -71,9 +71,9 @@ cdef class ReplayingBase:
         if not self.guard.is_good() or self._session.is_closed:
             self._session.check()
 
-    def _enter(self):
-        """Wait until all can be queued, and queue what comes before the launch."""
-        self.began = ipcsync_now()
+    def _enter(self, int64_t began=0):
+        """Wait until all can be queued, and queue what comes before the launch. The timeout counts from `began`, or now."""
+        self.began = began or ipcsync_now()
         self.deadline = FOREVER if self.ns == FOREVER else self.began + self.ns
         while not self.try_enter(self.lane_of()):
             pass
@@ -167,7 +167,7 @@ cdef class ReplayingBase:
     cdef PyObject *core_of_point(self, PointBase point) except? NULL:
         """That of a point that had none so far, or is traced; NULL if its use is over, and the point complete."""
         if point.attached is None:
-            point._bound_within(self._timeout)
+            point._bound(left_of(self.deadline))
         engine = point.attached.engine
         if isinstance(engine, Core):
             return <PyObject *>engine  # which the point's attachment has

@@ -297,9 +297,10 @@ class AsyncReplaying:
             await all_recorded(self._awaited, session.check_liveness, timeout)
 
     async def __aenter__(self) -> AsyncReplay:
+        began = monotonic_ns()
         await self._await_points()
         self._replaying._locate()
-        await run(self._replaying._enter, lambda _: self._replaying._end_from_outside())
+        await run(partial(self._replaying._enter, began), lambda _: self._replaying._end_from_outside())
         return AsyncReplay(self._replaying._replay)
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
