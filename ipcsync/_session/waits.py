@@ -186,7 +186,7 @@ class Waits:
 
     def _poll(self, looker: Worker) -> None:
         blocked = self._asked_by_others()
-        waiting = [pending for pending in self._waiting if pending.engine not in blocked]
+        waiting = [pending for pending in list(self._waiting) if pending.engine not in blocked]
         began = time.monotonic()
         # Asked from the last to the first, reported from the first to the last: of two waits that end at this moment,
         # the one that was added first is first.

@@ -71,6 +71,26 @@ def test_callbacks_are_called_in_the_order_of_their_points_and_in_which_they_wer
         assert [number for number in order if number in added] == list(added), "older generations first"
 
 
+def test_one_that_is_added_while_the_others_are_listed_stops_nobody(
+    event: ipcsync.SharedEvent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, late, stream = Calls(), [event.at(2)], ipcsync.Stream()
+
+    class Blocked(set[object]):
+        def __contains__(self, _: object) -> bool:
+            while late:  # as on another thread
+                late.pop().add_done_callback(calls)
+            return False
+
+    monkeypatch.setattr(waits.Waits, "_asked_by_others", lambda _: Blocked())
+    event.at(1).add_done_callback(calls)
+    until(lambda: not late, "the second one is added")
+    points = [event.record(stream) for _ in range(2)]
+    until(lambda: len(calls.points) == 2, "both are called")
+    assert calls.points == points
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("error", [ipcsync.DriverError("not this time"), MemoryError()], ids=["driver", "memory"])
 def test_a_look_that_fails_now_and_then_does_not_end_it(
     event: ipcsync.SharedEvent, monkeypatch: pytest.MonkeyPatch, error: Exception
