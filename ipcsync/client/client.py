@@ -346,6 +346,7 @@ class Client(ClientView, Closing):
                     text = f"the stream was not past its lost waits within {timeout} s: go on with a new stream"
                     raise WaitTimeout(text, timeout=timeout)
                 queued.drop(lost)
+        self._unnamed.forget_lost()
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the event's first point.

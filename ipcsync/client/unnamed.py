@@ -6,13 +6,15 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from threading import TIMEOUT_MAX
-from typing import NoReturn, TypeAlias
+from typing import ClassVar, NoReturn, TypeAlias
 
 from ipcsync._closing import Closing
 from ipcsync._deadline import deadline_of, left_of
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import Wait
+from ipcsync._engines.loss import Loss
 from ipcsync._native import fork
 from ipcsync._native.context import OnDevice, call
 from ipcsync._native.device import parse
@@ -43,10 +45,12 @@ RING = 2
 class UnnamedEvents:
     """The events behind `Client.record`, `events`, by stream; and the streams that `Client.record_all` records on."""
 
+    # By context, for all clients of the process, which see each other's waits; those that no record uses now.
+    _kept: ClassVar[dict[int, deque[Stream]]] = {}
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self.events: dict[StreamKey, SharedEvent] = {}
-        self._kept: dict[int, deque[Stream]] = {}  # by context; those that no record uses now
         self._look_from = 0
         self._lock = CallLock()
 
@@ -129,7 +133,8 @@ class UnnamedEvents:
             generation = event._engine.record(stream._handle, stream.device_index, timeout, after, waits)
             return Point(event._attached, generation)
         finally:
-            home.append(stream)
+            if after or len(home) < _KEPT:  # what it waits for may be lost, and is to be forgotten then
+                home.append(stream)
 
     def join(self, device: DeviceLike | None, streams: Iterable[StreamLike | None] | None) -> Joined:
         """A stream that waits for all work submitted to `streams` so far, its home, and the waits before that work.
@@ -142,6 +147,7 @@ class UnnamedEvents:
             raise ValueError(
                 "streams is empty: a point behind nothing would be complete at once; None means all of them"
             )
+        self.forget_lost()
         joined, home = self._take_stream(parse(device), must_be_idle=named is not None)
         try:
             # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
@@ -156,6 +162,18 @@ class UnnamedEvents:
             home.append(joined)
             raise
 
+    def forget_lost(self) -> None:
+        """Forget the lost waits of kept streams that are past them, behind which nobody's work ran."""
+        if not any(isinstance(wait.known_outcome(), Loss) for wait in queued.latest(None)):
+            return
+        for kept in list(self._kept.values()):
+            for _ in kept.copy():
+                with suppress(IndexError, DriverError):  # as below
+                    stream = kept.popleft()
+                    if stream.query():
+                        queued.drop(queued.lost_on(stream._handle, stream._index))
+                    kept.append(stream)
+
     def _take_stream(self, ordinal: int, *, must_be_idle: bool) -> tuple[Stream, deque[Stream]]:
         """An idle stream if there is one, else a new one, and those that are kept beside it.
 
@@ -163,7 +181,7 @@ class UnnamedEvents:
         """
         with OnDevice(ordinal) as inside, inside:
             here = int(call("cuCtxGetCurrent"))
-            kept = self._kept.setdefault(here, deque(maxlen=_KEPT))
+            kept = self._kept.setdefault(here, deque())
             try:
                 for _ in kept.copy():
                     stream = kept.popleft()  # until it is given back, no other call gets it

@@ -390,14 +390,64 @@ def test_points_given_as_after_count(
     _assert_behind(waiter.call(remote.error_of, remote.synchronize, point), recorder)
 
 
+@pytest.mark.parametrize("how", ["goes on", "connects again"])
+def test_what_one_was_to_be_behind_and_is_lost_refuses_none_of_the_later(
+    coordinator: ipcsync.Coordinator,
+    waiter: Peer,
+    worker: Peer,
+    theirs: tuple[Peer, bytes],
+    engine: EngineName,
+    how: str,
+) -> None:
+    """Its wait is on a stream of the library's own, which no user can resume."""
+    if engine == "event":
+        pytest.skip("a driver may never let a stream pass what a dead process has not done")
+    recorder, data = theirs
+    points = [worker.call(remote.record_all, ["other"], {"engine": engine}, [data]) for _ in range(unnamed._KEPT + 1)]
+    recorder.kill()
+    for point in points:
+        _assert_behind(worker.call(remote.error_of, remote.synchronize, point), recorder)
+    if how == "connects again":
+        worker.call(remote.close_client)
+        worker.call(remote.connect, coordinator.endpoint, "worker")
+    for named in (None, ["other"]):
+        options = {"engine": engine}
+        until(lambda: worker.call(remote.error_of, remote.record_all, named, options) is None, "it is good again")  # noqa: B023
+        waiter.call(remote.synchronize, worker.call(remote.record_all, named, options))
+
+
+def test_a_record_that_depends_on_all_waits_is_good_again_once_a_stream_was_resumed(
+    coordinator: ipcsync.Coordinator, worker: Peer, theirs: tuple[Peer, bytes], engine: EngineName
+) -> None:
+    if engine == "event":
+        pytest.skip("a driver may never let a stream pass what a dead process has not done")
+    recorder, data = theirs
+    worker.call(remote.close_client)
+    worker.call(remote.connect, coordinator.endpoint, "worker", {"chains": "session"})
+    worker.call(remote.open_event, "ours", {"recorder": True, "engine": engine})
+    lost = worker.call(remote.record_all, ["other"], {"engine": engine}, [data])
+    recorder.kill()
+    for call in ((remote.synchronize, lost), (remote.record, "ours")):
+        _assert_behind(worker.call(remote.error_of, *call), recorder)
+
+    def record() -> bool:
+        worker.call(remote.resume)
+        return worker.call(remote.error_of, remote.record, "ours") is None
+
+    until(record, "it is good again")
+
+
 def test_what_is_no_point_is_refused(client: ipcsync.Client) -> None:
     wrong: Any = ["p"]
     with pytest.raises(TypeError):
         client.record_all(after=wrong)
 
 
-def test_two_that_record_at_a_time_share_no_stream(client: ipcsync.Client, engine: EngineName) -> None:
+def test_two_that_record_at_a_time_share_no_stream(
+    client: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What one of them waits for may never be complete, and the other one named the streams that will be."""
+    monkeypatch.setattr(unnamed.UnnamedEvents, "_kept", {})
     both, stream = client._unnamed, ipcsync.Stream()
     for _ in range(3):  # the first leaves an idle stream, which only one of the next two can have
         some, all_ = both.join(0, [stream]), both.join(0, None)
