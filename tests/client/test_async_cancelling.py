@@ -14,6 +14,7 @@ import pytest
 
 import ipcsync
 from ipcsync._threads import start
+from ipcsync.client import unnamed
 from ipcsync.client.aio import _runner
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -101,6 +102,28 @@ def test_a_task_records_once_another_threads_record_is_made_whatever_is_complete
                     point = await asyncio.wait_for(recording, LONG_S)
                     assert point.generation == 2
                     assert not await point.query()
+                    holding.join()
+
+    asyncio.run(scenario())
+
+
+def test_a_task_waits_for_a_point_once_another_threads_record_is_made(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = ipcsync.Stream()
+            with StreamGate(stream):
+                async with await client.event("e", recorder=True, engine=engine) as event:
+                    point = await event.record(stream)
+                    with driver_functions.held_up(*driver_functions.RECORD.values()) as held:
+                        holding = threading.Thread(target=lambda: event._event.record(stream))
+                        holding.start()
+                        held.wait()
+                        waiting = asyncio.create_task(point.wait(ipcsync.Stream()))
+                        with pytest.raises(ipcsync.WaitTimeout, match=r"another thread's wait .* within 0\.01 s"):
+                            await point.wait(ipcsync.Stream(), timeout=0.01)
+                    await asyncio.wait_for(waiting, LONG_S)
                     holding.join()
 
     asyncio.run(scenario())
@@ -244,7 +267,11 @@ def test_a_cancelled_resume_leaves_no_thread(coordinator: ipcsync.Coordinator) -
 
 
 @pytest.mark.usefixtures("nothing_queued")
-def test_a_cancelled_record_of_everything_goes_on(coordinator: ipcsync.Coordinator) -> None:
+def test_a_cancelled_record_of_everything_goes_on(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unnamed.UnnamedEvents, "_kept", {})
+
     async def scenario() -> None:
         async with await ipcsync.aconnect(coordinator.endpoint) as client:
             task = asyncio.create_task(client.record_all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic_ns
 from typing import Any, Literal, TypeVar
@@ -154,12 +155,16 @@ class AsyncPoint(PointView):
         fork.check()
         refuse_small_number(stream, 0)
         chosen = resolve(stream)
-        _, left = await self._attach(timeout)
-        try:
-            self._point.wait(chosen, timeout=0, ahead=ahead)
-        except WaitTimeout:
-            await recorded(self._point, left)
-            self._point.wait(chosen, timeout=0, ahead=ahead)  # it does not block: what is recorded stays recorded
+        attached, left = await self._attach(timeout)
+        for pause_s in pauses(left_of(deadline_of(left)), 0.001, 0.02):
+            with suppress(WaitTimeout):
+                self._point.wait(chosen, timeout=0, ahead=ahead)
+                return
+            if ahead or attached.engine.generation >= self._generation:  # another thread's call is under way
+                await asyncio.sleep(pause_s)
+            else:
+                await recorded(self._point, left)
+        attached.engine.raise_timeout(self._generation, timeout, "waited for (another thread's wait or record blocks)")
 
     async def query(self) -> bool:
         """Whether it is complete; as `Point.query`."""
