@@ -38,8 +38,9 @@ def waiter(peer: Peer, coordinator: ipcsync.Coordinator) -> Peer:
 
 @pytest.fixture
 def older_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a driver before CUDA 12.5."""
+    """As on a driver before CUDA 12.5; and no stream is kept of an earlier record."""
     monkeypatch.setattr(native, "_records_contexts", lambda: False)
+    monkeypatch.setattr(unnamed.UnnamedEvents, "_kept", {})
 
 
 def _made(flags: int) -> ipcsync.Stream:
