@@ -26,7 +26,8 @@ def assert_no_alert(observer: Observer, tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool not found (Debian: apt-get install prometheus)")
-    first = _look(observer)
+    before = _look(observer)  # which may be of a moment before what the caller did last
+    first: Figures = until(lambda: _later(observer, before), "a look")
     second: Figures = until(lambda: _later(observer, first), "a later look")
     seconds = _age(second) - _age(first)
     series = [
