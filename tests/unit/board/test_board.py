@@ -11,14 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ipcsync._board import (
-    INT64_MAX,
-    LIVE,
-    OPEN,
-    STOPPED,
-    Board,
-    layout,
-)
+from ipcsync._board import INT64_MAX, LIVE, OPEN, Board, layout
 from ipcsync._board.runtime_dir import is_tmpfs
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
@@ -361,11 +354,11 @@ def test_a_stop_wakes_who_waits_on_a_slot_in_use(board: Board, peer: PeerProcess
     board.slot(2).open(1)
     peer.begin(_wait_for_the_stop, board.path)
     board.stop()
-    assert peer.result() == STOPPED
+    assert peer.result() == layout.STOPPED
 
 
 def _wait_for_the_stop(path: str) -> int:
     board = Board.open(path)
-    while board.words[layout.H_STATE] != STOPPED:
+    while board.words[layout.H_STATE] != layout.STOPPED:
         board.slot(2).futex.wait(0, 50_000_000)
     return board.words[layout.H_STATE]
