@@ -22,17 +22,7 @@ from ipcsync._closing import Closing
 from ipcsync._linux.process import is_stopped, peer_of, pid_namespace, shm_identity, time_namespace
 from ipcsync._session.connection import Connection, check_endpoint, expect
 from ipcsync._wire import endpoints, messages
-from ipcsync._wire.messages import (
-    AttachmentInfo,
-    BridgeInfo,
-    Bye,
-    EventInfo,
-    Hello,
-    Message,
-    NodeInfo,
-    SessionInfo,
-    Welcome,
-)
+from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, Message, NodeInfo, SessionInfo, Welcome
 from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, WaitTimeout
 from ipcsync.typing import CoordinatorStats
 
@@ -59,7 +49,7 @@ def greet(
 
     `role` is "bridge" for a bridge, which has no driver. `check` is called in every slice of the wait and may raise.
     """
-    hello = Hello(
+    hello = messages.Hello(
         nonce=os.urandom(16),
         driver=driver,
         name=name,
@@ -102,7 +92,7 @@ def open_board(welcome: Welcome, endpoint: str) -> Board:
 def take_leave(connection: Connection, token: bytes) -> None:
     """Say goodbye for a session that failed to begin; without one it would live on for its TTL."""
     with suppress(IpcSyncError):
-        connection.request(Bye(released=True), token, _GOODBYE_S)
+        connection.request(messages.Bye(released=True), token, _GOODBYE_S)
 
 
 @contextmanager
