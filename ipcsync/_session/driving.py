@@ -23,13 +23,7 @@ from cuda.bindings.driver import CUipcEventHandle
 from ipcsync import _drivers
 from ipcsync._board import SessionLine
 from ipcsync._deadline import deadline_of, left_of, pauses
-from ipcsync._drivers import (
-    ERROR_NOT_READY,
-    STREAM_NON_BLOCKING,
-    STREAM_WAIT_VALUE_GEQ,
-    STREAM_WRITE_VALUE_DEFAULT,
-    unwrap,
-)
+from ipcsync._drivers import STREAM_NON_BLOCKING, STREAM_WAIT_VALUE_GEQ, STREAM_WRITE_VALUE_DEFAULT, unwrap
 from ipcsync._engines import Engine
 from ipcsync._native import pinned
 from ipcsync._native.context import OnDevice, call, relaxed_call
@@ -276,7 +270,7 @@ def _passes(pointer: int, value: int, seconds: float) -> bool:
         call("cuStreamWaitValue64", stream, pointer, value, STREAM_WAIT_VALUE_GEQ)
         for pause_s in pauses(seconds, 10e-6, 1e-3):
             result = _drivers.load().cuStreamQuery(stream)
-            if result[0] != ERROR_NOT_READY:
+            if result[0] != _drivers.ERROR_NOT_READY:
                 unwrap(result, "cuStreamQuery")
                 return True
             time.sleep(pause_s)
