@@ -78,10 +78,7 @@ class IpcSyncError(RuntimeError):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._attributes = {
-            **cls._attributes,
-            **{name: vars(cls)[name] for name in cls.__annotations__ if name in vars(cls)},
-        }
+        cls._attributes = cls._attributes | {name: vars(cls)[name] for name in cls.__annotations__ if name in vars(cls)}
 
     def __init__(self, message: str = "", **attributes: Any) -> None:
         super().__init__(message)
