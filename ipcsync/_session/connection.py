@@ -239,11 +239,8 @@ class Connection:
         It knows what the last coordinator did, and drops requests that were not done, since no call waits for them.
         """
         starts = self.starts()
-        return all(
-            late.sent_to == starts or self._try_send(socket, [late])
-            for late in self._late.values()
-            if late.reply is None
-        )
+        unanswered = [late for late in self._late.values() if late.reply is None]
+        return all(late.sent_to == starts or self._try_send(socket, [late]) for late in unanswered)
 
     @property
     def has_late(self) -> bool:
