@@ -353,9 +353,8 @@ class AttachmentTable:
         WaitTimeout if the coordinator does not take one by `deadline`, that of a call of `timeout` seconds: told later,
         it would end the new attachment. QuotaExceeded if it has no memory for it.
         """
-        if not all(self._tell(use, left_of(deadline)) for use in list(self.ending)) or not self._tell_late(
-            left_of(deadline)
-        ):
+        are_told = all(self._tell(use, left_of(deadline)) for use in list(self.ending))
+        if not (are_told and self._tell_late(left_of(deadline))):
             text = f"the coordinator did not take an earlier close within {timeout} s"
             raise WaitTimeout(text, timeout=timeout)
 
@@ -377,9 +376,8 @@ class AttachmentTable:
             old is not use and old.key == use.key and old.life < Life.RELEASED for old in self.ending
         )
         is_released = life is Life.RELEASED and not is_touched
-        return Close(
-            *use.key, released=is_released, drained=use.engine.is_recorder and life > Life.DRAINING and not is_released
-        )
+        is_drained = use.engine.is_recorder and life > Life.DRAINING and not is_released
+        return Close(*use.key, released=is_released, drained=is_drained)
 
     def _tell_late(self, seconds: float) -> bool:
         while self._late:
