@@ -28,9 +28,7 @@ log = logging.getLogger("ipcsync")
 
 _UCRED = struct.Struct("3i")  # pid, uid, gid
 _MADV_WIPEONFORK = 18  # Linux 4.14; not named by the mmap module
-OF_A_SERVICE = frozenset(
-    ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
-)
+OF_A_SERVICE = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 """The variables that a service manager means for the one process that it started."""
 
 # Ignored by nohup(1), by a shell for what runs in its background, or by Python itself.
