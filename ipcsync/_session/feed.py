@@ -110,15 +110,14 @@ class Replay:
         notices = []
         if 0 <= self.number >> codec.FEED_START_BITS < state.number >> codec.FEED_START_BITS:
             notices.append(Notice("coordinator_restarted", "", state.number))
-        number = state.number
         rows = {(row.slot, row.incarnation): row for row in state.events if row.name.startswith(self._prefix)}
         events = {
-            key: Notice("opened", row.name, number, row.device, row.engine)
+            key: Notice("opened", row.name, state.number, row.device, row.engine)
             for key, row in rows.items()
             if row.state == "open"
         }
         sessions = {
-            row.id: Notice("session_opened", row.name, number, session=row.id)
+            row.id: Notice("session_opened", row.name, state.number, session=row.id)
             for row in state.sessions
             if row.name.startswith(self._session_prefix)
         }
@@ -132,7 +131,7 @@ class Replay:
             notices.append(replace(gone, kind="session_closed", number=state.number))
         for known, found in ((self._sessions, sessions), (self._events, events)):
             notices += [notice for key, notice in found.items() if key not in known]
-        self._sessions, self._events, self.number = sessions | self._sessions, events | self._events, number
+        self._sessions, self._events, self.number = sessions | self._sessions, events | self._events, state.number
         return notices
 
 
