@@ -243,10 +243,8 @@ def _text(data: bytes) -> str:
 
 def _uses(path: Path, data: bytes) -> dict[int, Use]:
     uses = {}
-    for place in range(NAMES):
-        epoch, incarnation, slot, event_bytes, client_bytes, engine, event, client, number = NAME.unpack_from(
-            data, NAMES_AT + place * NAME.size
-        )
+    for place, fields in enumerate(NAME.iter_unpack(memoryview(data)[NAMES_AT:ENTRIES_AT])):
+        epoch, incarnation, slot, event_bytes, client_bytes, engine, event, client, number = fields
         if not number:
             continue
         if number % NAMES != place or event_bytes > len(event) or client_bytes > len(client):
