@@ -257,7 +257,7 @@ def _uses(path: Path, data: bytes) -> dict[int, Use]:
 
 def _entries(path: Path, data: bytes, uses: dict[int, Use]) -> tuple[list[Entry], int]:
     """The entries in the order of their numbers, and how many were ever written."""
-    found = []
+    found: dict[int, Entry] = {}
     view = memoryview(data)[ENTRIES_AT:][: ENTRIES * ENTRY.size]
     for place, fields in enumerate(ENTRY.iter_unpack(view)):
         began, ended, generation, stream, thread, use, kind, outcome, _, number = fields
@@ -265,8 +265,5 @@ def _entries(path: Path, data: bytes, uses: dict[int, Use]) -> tuple[list[Entry]
             continue
         if number % ENTRIES != place or kind not in _KINDS or outcome not in _OUTCOMES or ended < began:
             raise TraceError(f"{path} is damaged: its entry {place} is invalid")
-        entry = Entry(Kind(kind), use, generation, stream, thread, began, ended, Outcome(outcome))
-        found.append((number, entry))
-    found.sort(key=lambda pair: pair[0])
-    written = found[-1][0] if found else 0
-    return [entry for _, entry in found if entry.use in uses], written
+        found[number] = Entry(Kind(kind), use, generation, stream, thread, began, ended, Outcome(outcome))
+    return [entry for _, entry in sorted(found.items()) if entry.use in uses], max(found, default=0)
