@@ -111,7 +111,7 @@ def writer_in(directory: Path) -> Writer:
 
 def _writer_in(directory: Path) -> Writer:
     writer = _writers.get(directory)
-    if writer is None or writer.is_of_parent:
+    if writer is None or not writer.is_mine[0]:
         writer = _writers[directory] = Writer(directory)
     return writer
 
@@ -134,18 +134,13 @@ class Writer:
             raise
         finally:
             os.close(fd)
-        self._is_mine = ForkMark().byte
+        self.is_mine: memoryview[int] = ForkMark().byte  # 0 in a process that was forked since
         self._numbers = itertools.count(1)
         self._uses = itertools.count(1)
         about = ENTRY.size, os.getpid(), time.monotonic_ns(), time.time_ns(), ENTRIES
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
         command = Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").strip()
         HEADER.pack_into(self._map, 0, MAGIC, VERSION, *about, boot, command)
-
-    @property
-    def is_of_parent(self) -> bool:
-        """Whether this process was forked after it was made."""
-        return not self._is_mine[0]
 
     def put(
         self, kind: int, use: int, generation: int, stream: int, began: int, ended: int, outcome: int = Outcome.OK
@@ -154,7 +149,7 @@ class Writer:
 
         It says what was done with which use, from when to when (CLOCK_MONOTONIC, ns), and how it ended.
         """
-        if self._is_mine[0]:
+        if self.is_mine[0]:
             number = next(self._numbers)
             place = ENTRIES_AT + number % ENTRIES * ENTRY.size
             _pack(self._map, place, began, ended, generation, stream, get_ident(), use, kind, outcome, 0, number)
