@@ -99,11 +99,6 @@ def has_primary(ordinal: int) -> bool:
     return bool(is_active)
 
 
-def has_current() -> bool:
-    """Whether a context is current on this thread."""
-    return current() is not None
-
-
 def bad_context(result: tuple[Any, ...]) -> bool:
     """Whether a driver call failed because no context is current on the calling thread."""
     return result[0] is not SUCCESS and int(result[0]) == ERROR_INVALID_CONTEXT

@@ -345,7 +345,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
 def is_current_stream_capturing() -> bool:
     """Whether the stream that work goes to by default on this thread is being captured into a CUDA graph."""
     chosen = resolve(None)
-    if chosen._pointer in context.DEFAULT_STREAMS and not context.has_current():
+    if chosen._pointer in context.DEFAULT_STREAMS and context.current() is None:
         return False
     return chosen.is_capturing()
 

@@ -16,7 +16,7 @@ from ipcsync._deadline import deadline_of, left_of, pauses
 from ipcsync._engines.core import EventBase, shortened
 from ipcsync._native import device as devices
 from ipcsync._native import fork
-from ipcsync._native.context import count, current_ordinal, has_current, has_primary, uuid_of
+from ipcsync._native.context import count, current, current_ordinal, has_primary, uuid_of
 from ipcsync._native.stream import stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
@@ -194,7 +194,7 @@ def open_events(
     # Who only reads may read of another device, and who records may find the event there: neither wants a context here.
     is_used_here = (
         device is not None
-        or has_current()
+        or current() is not None
         or has_primary(ordinal)
         or (is_recorder and may_be_timeline and not _are_elsewhere(session, names, default, deadline))
     )

@@ -212,7 +212,7 @@ def test_which_calls_leave_a_context_current_on_a_thread_that_has_none(
 
         def make(name: str) -> None:
             calls[name][1]()
-            found[name] = context.has_current()
+            found[name] = context.current() is not None
 
         for name in calls:
             thread = threading.Thread(target=make, args=(name,))  # a new one has no context
