@@ -90,7 +90,6 @@ class UnnamedEvents:
         except QuotaExceeded:
             if (event := self._take_over(key, depth, looks=len(self.events))) is None:
                 raise
-            return event
         self.events[key] = event
         return event
 
