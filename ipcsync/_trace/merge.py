@@ -107,8 +107,7 @@ class Merge:
             yield _metadata(pid, tid, "thread_name", name=str(track))
             yield _metadata(pid, tid, "thread_sort_index", sort_index=tid)
             for one in process.slices[track]:
-                duration = (one.ended - one.began) / 1000
-                yield self._event("X", one.name, pid, tid, one.began, dur=duration, args=one.args)
+                yield self._event("X", one.name, pid, tid, one.began, dur=(one.ended - one.began) / 1000, args=one.args)
         for number, one in enumerate(process.pending):
             yield self._event("b", one.name, pid, 0, one.began, id=f"{pid}.{number}", args=one.args)
             yield self._event("e", one.name, pid, 0, one.ended, id=f"{pid}.{number}")
