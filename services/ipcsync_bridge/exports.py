@@ -154,22 +154,19 @@ class Watcher:
         self._all = all_
         self.exports: tuple[Export, ...] = ()  # another one at each change, which the thread takes up at its next look
         self._futexes = FutexSet()  # the first one is the word's
-        self._word = Word()  # stored to wake the thread
+        self.bell = Word()  # stored to wake the thread
         self._is_stopped = False
-        self._futexes.put(0, self._word.address)
+        self._futexes.put(0, self.bell.address)
         self._thread = threading.Thread(target=self._run, name="ipcsync-exports", daemon=True)
         self._thread.start()
 
     def look_at(self, exports: tuple[Export, ...]) -> None:
         self.exports = exports
-        self.kick()
-
-    def kick(self) -> None:
-        self._word.bump()
+        self.bell.bump()
 
     def end(self, wait_s: float = 0.0) -> None:
         self._is_stopped = True
-        self.kick()
+        self.bell.bump()
         self._thread.join(wait_s)
 
     def _run(self) -> None:
@@ -183,7 +180,7 @@ class Watcher:
         used_s = time.thread_time()
         exports: tuple[Export, ...] = ()
         while not self._is_stopped:
-            self._futexes.expect(0, self._word.value)
+            self._futexes.expect(0, self.bell.value)
             if exports is not self.exports:
                 exports = self.exports
                 for index, export in enumerate(exports, 1):
@@ -266,7 +263,7 @@ class Exports(dict[Key, Export]):
 
     def kick(self) -> None:
         for watcher in self._watchers:
-            watcher.kick()
+            watcher.bell.bump()
 
     def close(self) -> None:
         for watcher in self._watchers:
