@@ -70,7 +70,7 @@ class Answers:
         self._attaching = 0  # of them, those that may attach to something just now
         self._has_attached = asyncio.Event()
         self._closing = asyncio.Lock()  # held while something is closed
-        self._attached: dict[wire.Key, float] = {}  # to what, and from when on it is closed unless a node follows it
+        self.held: dict[wire.Key, float] = {}  # attached to, and from when on it is closed unless a node follows it
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
         """Answer a question, or begin to. Raises ProtocolError if the message is not a question."""
@@ -250,7 +250,7 @@ class Answers:
 
     def hold(self, keys: Iterable[wire.Key], until: float = 0.0) -> None:
         """Note that the bridge is attached to these; from `until` on `close_unused` releases what no node follows."""
-        self._attached.update(dict.fromkeys(keys, until))
+        self.held.update(dict.fromkeys(keys, until))
 
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:
         follower.drop(keys)
@@ -281,15 +281,12 @@ class Answers:
             for key, reply in zip(closing, replies, strict=True):
                 if isinstance(reply, QuotaExceeded):
                     self.hold([key])  # closed later, unless it is exported by then
-                elif self._attached.get(key) == math.inf:
-                    del self._attached[key]
+                elif self.held.get(key) == math.inf:
+                    del self.held[key]
 
     def _unused(self, now: float) -> list[wire.Key]:
-        due = [key for key, until in self._attached.items() if now >= until]
+        due = [key for key, until in self.held.items() if now >= until]
         return [key for key in due if (export := self.exports.get(key)) is None or not export.followers]
-
-    def leave(self) -> list[wire.Key]:
-        return list(self._attached)
 
 
 def _what_remains(left: messages.Remains) -> wire.Row:

@@ -168,7 +168,7 @@ class Bridge:
             term=self.me.term,
             lost=self.subscriber.lost,
             mirrors=[mirror.attachment for mirror in self.mirrors.values()],
-            held=self.answers.leave(),
+            held=list(self.answers.held),
             claims=self.names.claims,
             over=self.names.over,
             handovers=self.counters.handovers + 1,

@@ -94,14 +94,14 @@ def test_what_nobody_follows_is_closed_once_no_question_can_be_for_it(client: ip
         assert len(exports) == 1, "the question may be for it"
         answers.asked("b", wire.Open("later"), said.put, 1.0)
         session._goes_on.set()
-        while math.inf not in answers._attached.values():  # one is being closed
+        while math.inf not in answers.held.values():  # one is being closed
             await asyncio.sleep(0)
         assert len(exports) == 1, "that of the first question; the second one waits"
-        assert set(answers.leave()) > {row.key, (row.slot + 100, 1)}, "other code is told of closes that are not made"
+        assert set(answers.held) > {row.key, (row.slot + 100, 1)}, "other code is told of closes that are not made"
         while host.tasks:
             await asyncio.sleep(0.001)
         assert len(exports) == 2
-        assert set(answers.leave()) == set(exports)
+        assert set(answers.held) == set(exports)
         uses = await asyncio.to_thread(client.list_attachments)
         assert {use.event for use in uses if use.session == "bridge a"} == {"other", "later"}
         exports.close()
@@ -382,7 +382,7 @@ def test_a_close_that_the_coordinator_did_not_take_is_asked_for_again(
         monkeypatch.setattr(session, "ask", refuse)
         answers.hold([(3, 1)])
         await answers.close_unused()
-        assert answers.leave() == [(3, 1)]
+        assert list(answers.held) == [(3, 1)]
 
     on_a_session(client, scenario)
 
