@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import suppress
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import NoReturn
 
 import msgspec
@@ -68,25 +68,18 @@ def _command(*more: str) -> list[str]:
 
 async def why_not() -> str | None:
     """Why the code on disk cannot go on, None if it can."""
+    command = _command("--try-handover", versions())
     try:
-        trial = await asyncio.create_subprocess_exec(
-            *_command("--try-handover", versions()),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        trial = Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE)
     except OSError as error:
         return f"the new code cannot be started: {error}"
     try:
-        _, said = await asyncio.wait_for(trial.communicate(), _TRIAL_S)
-    except asyncio.TimeoutError:
+        said: bytes = (await asyncio.to_thread(trial.communicate, timeout=_TRIAL_S))[1]
+    except TimeoutExpired:
         return f"the new code has not said within {_TRIAL_S:g} s whether it can go on"
     finally:
-        if trial.returncode is None:
-            trial.kill()
-        while trial.returncode is None:  # also if this is cancelled again: it ends soon, and nobody else reaps it
-            with suppress(asyncio.CancelledError):
-                await trial.wait()
+        trial.kill()
+        trial.wait()  # it is dead; an await could be cancelled once more
     lines = said.decode(errors="replace").strip().splitlines()
     return (lines[-1] if lines else f"status {trial.returncode}") if trial.returncode else None
 
