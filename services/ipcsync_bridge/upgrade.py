@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import NoReturn
 
 import msgspec
@@ -70,12 +70,12 @@ async def why_not() -> str | None:
     """Why the code on disk cannot go on, None if it can."""
     command = _command("--try-handover", versions())
     try:
-        trial = Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE)
+        trial = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     except OSError as error:
         return f"the new code cannot be started: {error}"
     try:
         said: bytes = (await asyncio.to_thread(trial.communicate, timeout=_TRIAL_S))[1]
-    except TimeoutExpired:
+    except subprocess.TimeoutExpired:
         return f"the new code has not said within {_TRIAL_S:g} s whether it can go on"
     finally:
         trial.kill()
