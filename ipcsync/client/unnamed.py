@@ -167,7 +167,7 @@ class UnnamedEvents:
             return
         for kept in list(self._kept.values()):
             for _ in kept.copy():
-                with suppress(IndexError, DriverError):  # as below
+                with suppress(IndexError, DriverError):  # another thread has it; its context was destroyed
                     stream = kept.popleft()
                     if stream.query():
                         queued.drop(queued.lost_on(stream._handle, stream._index))

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -84,6 +85,17 @@ def test_an_interpreter_ends_with_calls_pending_that_last_as_long_as_the_session
     run(PENDING_AT_EXIT.replace("ENDPOINT", repr(coordinator.endpoint)))
 
 
+@contextmanager
+def _recorded_by_another_thread(event: ipcsync.AsyncSharedEvent, stream: ipcsync.Stream) -> Iterator[None]:
+    """In the block, its record's call of the driver is under way."""
+    holding = threading.Thread(target=lambda: event._event.record(stream))
+    with driver_functions.held_up(*driver_functions.RECORD.values()) as held:
+        holding.start()
+        held.wait()
+        yield
+    holding.join()
+
+
 def test_a_task_records_once_another_threads_record_is_made_whatever_is_complete(
     coordinator: ipcsync.Coordinator, engine: EngineName
 ) -> None:
@@ -92,17 +104,13 @@ def test_a_task_records_once_another_threads_record_is_made_whatever_is_complete
             stream = ipcsync.Stream()
             with StreamGate(stream):
                 async with await client.event("e", recorder=True, engine=engine) as event:
-                    with driver_functions.held_up(*driver_functions.RECORD.values()) as held:
-                        holding = threading.Thread(target=lambda: event._event.record(stream))
-                        holding.start()
-                        held.wait()
+                    with _recorded_by_another_thread(event, stream):
                         recording = asyncio.create_task(event.record(stream))
                         with pytest.raises(ipcsync.WaitTimeout, match=r"another thread's record .* within 0\.01 s"):
                             await event.record(stream, timeout=0.01)
                     point = await asyncio.wait_for(recording, LONG_S)
                     assert point.generation == 2
                     assert not await point.query()
-                    holding.join()
 
     asyncio.run(scenario())
 
@@ -116,15 +124,11 @@ def test_a_task_waits_for_a_point_once_another_threads_record_is_made(
             with StreamGate(stream):
                 async with await client.event("e", recorder=True, engine=engine) as event:
                     point = await event.record(stream)
-                    with driver_functions.held_up(*driver_functions.RECORD.values()) as held:
-                        holding = threading.Thread(target=lambda: event._event.record(stream))
-                        holding.start()
-                        held.wait()
+                    with _recorded_by_another_thread(event, stream):
                         waiting = asyncio.create_task(point.wait(ipcsync.Stream()))
                         with pytest.raises(ipcsync.WaitTimeout, match=r"another thread's wait .* within 0\.01 s"):
                             await point.wait(ipcsync.Stream(), timeout=0.01)
                     await asyncio.wait_for(waiting, LONG_S)
-                    holding.join()
 
     asyncio.run(scenario())
 
