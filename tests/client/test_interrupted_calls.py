@@ -148,7 +148,9 @@ def test_a_point_that_is_attached_as_its_caller_goes_is_given_back(
     until(lambda: [row.session for row in client.list_attachments("e")] == ["other"], "it is given back")
 
 
-def test_what_fails_for_want_of_stack_says_so_and_leaves_nothing(client: ipcsync.Client, new_client: NewClient) -> None:
+def test_what_fails_for_want_of_stack_says_so_and_leaves_nothing(
+    client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     observer, data = new_client(), bytes(new_client("other").event("seen", recorder=True).record())
 
     def within(frames: int, call: Callable[[], object]) -> object:
@@ -160,7 +162,8 @@ def test_what_fails_for_want_of_stack_says_so_and_leaves_nothing(client: ipcsync
         lambda: client.event("opened", recorder=True).close(),
         lambda: client.reserve().close(),
     ]
-    limit = sys.getrecursionlimit()
+    limit, unraisable = sys.getrecursionlimit(), list[Any]()
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     for call in calls:
         refused = []
         for frames in range(limit - 150, limit):
@@ -169,6 +172,7 @@ def test_what_fails_for_want_of_stack_says_so_and_leaves_nothing(client: ipcsync
             except RecursionError as error:  # noqa: PERF203 - each by itself
                 refused.append(error)
         assert refused
+    unraisable.clear()  # what is collected meanwhile, of any test, has no stack either
     until(lambda: gc.collect() >= 0 and observer.stats()["pool_in_use"] == 1, "all but the other's event is given back")
 
 
