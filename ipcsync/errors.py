@@ -97,7 +97,7 @@ class DriverError(IpcSyncError):
 
 
 class HandleError(DriverError):
-    """An IPC handle is not 64 bytes, unknown, exported by this process itself, or its exporter is gone."""
+    """An IPC handle is not 64 bytes, unknown, exported by this process itself, or, of memory, its exporter is gone."""
 
 
 class NoDriver(IpcSyncError):
@@ -237,7 +237,7 @@ class NotRecorder(IpcSyncError):
 
 
 class RecorderTaken(NotRecorder):
-    """Another session, `recorder`, records on `event`."""
+    """Another session, `recorder`, records on `event`; of a fleet's event that is a node, and `pid` is 0."""
 
 
 class DeviceMismatch(IpcSyncError):
@@ -269,7 +269,8 @@ class NodeNameTaken(IpcSyncError):
 
 
 class FleetUnavailable(IpcSyncError):
-    """The store of the fleet's names, or a name's node, did not answer in `timeout` seconds. Linked events go on."""
+    """The store of the fleet's names did not answer in `timeout` seconds, or refused; or a name's node is silent, and not
+    lost yet (`timeout` is None). Linked events go on."""
 
     timeout: float | None = None
 
