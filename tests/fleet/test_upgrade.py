@@ -204,6 +204,7 @@ def test_code_that_cannot_go_on_is_refused_and_the_old_one_stays(
     code = tmp_path / "ipcsync_bridge"
     shutil.copytree(Path(ipcsync_bridge.__file__).parent, code, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("IPCSYNC_TEST_ZYGOTE", "0")  # what is forked has the code that was on disk before
     node = new_node("a")
     node.await_bridge()
     client = node.client()
