@@ -25,7 +25,7 @@ from ipcsync._session.session import Session
 from ipcsync._threads import CallLock, under
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, check_passing, check_recorder
-from ipcsync.errors import CaptureError, DriverError, IpcSyncError, WaitTimeout
+from ipcsync.errors import CaptureError, IpcSyncError, WaitTimeout
 from ipcsync.typing import DeviceLike, StreamLike
 
 _MANY_CAPTURES = 64  # that are remembered: more are not under way at once
@@ -269,13 +269,13 @@ class Replaying(ReplayingBase):
 def end_all(session: Session) -> None:
     """End the open replays of a session that is being closed: their graphs and streams go on.
 
-    What the driver refuses is logged: in a broken context nothing ends, and the session has to.
+    What cannot be ended is logged: in a broken context nothing can, nor amid a capture, and the session has to end.
     """
     if not fork.is_in_bad_fork():
         for lane in lanes_of_process.copy().values():
             try:
                 lane.end_from_outside(session)
-            except DriverError as error:  # noqa: PERF203 - the others are ended
+            except IpcSyncError as error:  # noqa: PERF203 - the others are ended
                 _log.warning("an open replay of %r was not ended: %s", session, error)
 
 

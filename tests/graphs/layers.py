@@ -31,6 +31,18 @@ def capturing(stream: ipcsync.Stream, graphs: list[Any]) -> Iterator[None]:
     call("cuGraphDestroy", graph)
 
 
+def begin_capture(stream: ipcsync.Stream) -> None:
+    """Begin one that `end_empty` ends."""
+    call("cuStreamBeginCapture", stream._handle, RELAXED)
+
+
+def end_empty(stream: ipcsync.Stream) -> None:
+    """End the capture, which must be valid, and have nothing in it."""
+    graph = call("cuStreamEndCapture", stream._handle)
+    assert call("cuGraphGetNodes", graph)[1] == 0
+    call("cuGraphDestroy", graph)
+
+
 def captured(stream: ipcsync.Stream, *puts: Callable[[], object]) -> Any:
     """The graph of what these put on the stream."""
     graphs: list[Any] = []

@@ -6,6 +6,7 @@ import gc
 import pickle
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ import ipcsync
 from ipcsync._engines.core import Place, lanes_of_process
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
-from tests.graphs.layers import Layers, call, captured, finish
+from tests.graphs.layers import Layers, begin_capture, call, captured, end_empty, finish
 from tests.graphs.stage import NewClient, Stage
 from tests.graphs.test_deaths import CALLS
 from tests.kit.driver_functions import refused_once, replaced
+from tests.kit.steps import at_step
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
@@ -274,6 +276,67 @@ def test_a_record_and_a_wait_on_a_capturing_stream_name_what_there_is_instead(on
             pass
 
     captured(one.layers.stream, put)
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError()])
+def test_row_40_a_block_whose_stream_is_captured_at_its_end_puts_nothing_there_and_the_next_ends_it(
+    one: Stage, error: Exception | None
+) -> None:
+    one.expect(1)
+    points = one.sender.send(2)
+
+    def leave() -> None:
+        with one.replay(points):
+            one.layers.launch()
+            begin_capture(one.layers.stream)
+            if error is not None:
+                raise error
+
+    with pytest.raises(ipcsync.StreamCapturing, match="cannot end a replay") as caught:
+        leave()
+    assert caught.value.__context__ is error
+    waits = dict(zip(one.layers.waits, points, strict=True))
+    with pytest.raises(ipcsync.StreamCapturing, match="cannot end a replay"):
+        one.client.replay(waits, stream=ipcsync.Stream()).__enter__()
+    assert one.done.generation == 1
+    end_empty(one.layers.stream)
+    one.expect(3)
+
+
+def test_row_40_a_stream_that_is_captured_while_a_replay_is_entered_gets_nothing(one: Stage) -> None:
+    points = one.sender.send(1)
+    with (
+        at_step("load completed", lambda: begin_capture(one.layers.stream)),
+        pytest.raises(ipcsync.StreamCapturing, match="cannot replay"),
+    ):
+        one.replay(points).__enter__()
+    end_empty(one.layers.stream)
+    one.expect(2)
+
+
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_row_40_a_replay_on_the_legacy_stream_does_not_end_while_a_blocking_stream_is_captured(
+    one: Stage, engine: EngineName
+) -> None:
+    legacy, blocking, context = ipcsync.ExternalStream(1, device=0), call("cuStreamCreate", 0), call("cuCtxGetCurrent")
+    stream = ipcsync.ExternalStream(int(blocking), device=0)
+    records = {one.layers.records[0]: one.done}
+
+    def replay(value: int, *puts: Callable[[], object]) -> Any:
+        waits = dict(zip(one.layers.waits, one.sender.send(value), strict=True))
+        with one.client.replay(waits, records, stream=legacy, timeout=20) as made:
+            one.layers.launch(on=legacy)
+            for put in puts:
+                put()
+        return made
+
+    with pytest.raises(ipcsync.StreamCapturing, match="legacy stream"):
+        replay(1, lambda: begin_capture(stream), lambda: call("cuCtxSetCurrent", 0))
+    call("cuCtxSetCurrent", context)
+    end_empty(stream)
+    replay(2)[one.layers.records[0]].synchronize(DEADLINE_S)
+    assert one.layers.found() == [2]
+    call("cuStreamDestroy", blocking)
 
 
 def test_row_64_a_second_block_on_the_stream_or_with_these_words_is_refused_and_the_first_is_right(one: Stage) -> None:

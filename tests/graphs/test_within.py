@@ -26,7 +26,7 @@ from ipcsync.typing import EngineName
 from tests.faults.fixtures import sleeps_in_core
 from tests.graphs import actions as do
 from tests.graphs import ahead_actions as ahead
-from tests.graphs.layers import Layers, call, captured, finish
+from tests.graphs.layers import Layers, begin_capture, call, captured, end_empty, finish
 from tests.graphs.stage import NewClient, Stage
 from tests.kit.driver_functions import RECORD, REFUSED, Call, amid, replaced
 from tests.kit.peer import Peer
@@ -289,6 +289,17 @@ def test_a_client_closes_though_the_driver_refuses_the_end_of_its_open_replay(
     with replaced({"cuStreamBatchMemOp": lambda *_: REFUSED}):
         one.client.close()
     assert sorted(session.name for session in other.list_sessions()) == ["other", "sends"]
+    one.client.close()  # which ends the replay
+    until(one.layers.stream.query, "its stream goes on")
+
+
+def test_row_40_a_client_closes_amid_a_capture_and_its_open_replay_ends_later(one: Stage) -> None:
+    replaying = one.replay(one.sender.send(1))
+    replaying.__enter__()
+    one.layers.launch()
+    begin_capture(one.layers.stream)
+    one.client.close()
+    end_empty(one.layers.stream)
     one.client.close()  # which ends the replay
     until(one.layers.stream.query, "its stream goes on")
 

@@ -24,6 +24,7 @@ cdef object Loss, Stream  # which are looked up at each call
 from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import describe
 from ipcsync._engines.loss import Loss
+from ipcsync._native.context import OnDevice, refuse_capturing
 from ipcsync._native.stream import Stream
 from ipcsync._wire.messages import Origin
 from ipcsync.errors import (

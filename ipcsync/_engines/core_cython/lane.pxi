@@ -303,6 +303,7 @@ cdef class Lane:
                 queue_wait(core, self.feeding, self.ordinal, bracket.uses[index].highest, deadline, timeout, False)
         take_turns(self, bracket.uses, bracket.fed, self.feeder_id, deadline, timeout)
         try:
+            self.check_launch("replay")  # another thread may have begun a capture meanwhile
             for index in range(bracket.fed):
                 if bracket.uses[index].is_in:
                     check_open(<Core>bracket.uses[index].core)  # while it is open, its word stays
@@ -348,6 +349,13 @@ cdef class Lane:
         self.forget()
         return error
 
+    cdef int check_launch(self, str what) except -1:
+        """Raise StreamCapturing if `what` would go into a graph, or break a capture; the bracket stays as it is."""
+        cdef int status = 0
+        if <uintptr_t>self.launch <= DEFAULT_STREAMS or cuStreamIsCapturing(self.launch, &status) != 0 or status != 0:
+            with OnDevice(self.ordinal, self.home) as inside, inside:
+                refuse_capturing(<uintptr_t>self.launch, what)
+
     cdef int finish(self) except -1:
         """End the open bracket, whatever a refused call or an exception left of it, without records."""
         cdef Bracket bracket = self.bracket
@@ -356,6 +364,7 @@ cdef class Lane:
             return 0
         bracket._is_over = True
         if self.stage != IDLE:
+            self.check_launch("end a replay")
             with nogil:
                 result = self.finish_steps(bracket)
         check_taken(result)

@@ -298,6 +298,7 @@ cdef class ReplayingBase:
             if lane.owner != <PyObject *>self:
                 self.check_session()
                 self._raise_ended()
+            lane.check_launch("end a replay")
             try:
                 refusal = lane.close(self._replay, error is None and elsewhere is None, self)
             except BaseException:
