@@ -17,6 +17,7 @@ from ipcsync._engines import imports
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import driver_functions
+from tests.kit.steps import at_step
 from tests.kit.until import until
 
 pytestmark = pytest.mark.keeper
@@ -135,6 +136,19 @@ def test_row_47_nor_a_streams_wait_that_another_threads_call_holds_up(
         gate.open()
     point.wait(other)
     event.record(other).synchronize(10)
+
+
+def test_row_47_nor_a_streams_first_record_that_another_threads_call_holds_up(client: ipcsync.Client) -> None:
+    """That call comes between the look for the stream's marker and the turn in which one is made."""
+    stream = ipcsync.Stream()
+    event = client.event("e", recorder=True, engine="timeline")
+    event.record(stream)
+    blocked = _amid_a_record(event, stream)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(at_step("lock", lambda: stack.enter_context(blocked), behind=1))
+        with pytest.raises(ipcsync.WaitTimeout, match="another thread's record or wait"):
+            event.record(ipcsync.Stream(), timeout=0.1)
+    assert event.record(stream).generation == 3
 
 
 def test_row_47_what_is_complete_is_seen_amid_a_drivers_call_that_blocks(

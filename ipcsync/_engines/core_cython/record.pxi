@@ -5,6 +5,7 @@
 # or to raise, record_on sees to it and begins again.
 
 cdef uint64_t ODD_BYTES = 0x0101010101010101
+cdef str UNDER_WAY = "recorded (another thread's record or wait is under way)"
 
 cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline, timeout, further) except -1:
     """Record the next generation; 0, and nothing is done: the stream is not known to be of this device. A number is
@@ -24,13 +25,12 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
         if found == UNKNOWN:
             return 0
         elif found == BUSY:
-            why = "recorded (another thread's record or wait is under way)"
-            enter_calls(self, deadline, self._recorded + 1, timeout, why)
+            enter_calls(self, deadline, self._recorded + 1, timeout, UNDER_WAY)
             leave_calls(self)
         elif found == NO_ROOM:
             make_room(self, self._recorded + 1, deadline, timeout)
         elif found == NEEDS:
-            get_needed(self, handle, stream, generation)
+            get_needed(self, handle, stream, generation, deadline, timeout)
         elif found == UNUSABLE:
             check_usable(self, handle, "record")
             with nogil:
@@ -123,14 +123,14 @@ cdef inline bint has_needed(Core self, uint64_t stream, int64_t generation) noex
         and (not must_follow(self, stream, generation) or has_import(self, generation - 1))
     )
 
-cdef int get_needed(Core self, Handle handle, uint64_t stream, int64_t generation) except -1:
+cdef int get_needed(Core self, Handle handle, uint64_t stream, int64_t generation, int64_t deadline, timeout) except -1:
     open_import(self, generation, -1)
     if must_follow(self, stream, generation):
         open_import(self, generation - 1, -1)
     if not self.has_ring:
         if row_count != 0:
             check_lost(self, key_of(self, handle, stream, self.ordinal))  # such a stream may take in nothing more
-        enter_calls(self)
+        enter_calls(self, deadline, generation, timeout, UNDER_WAY)
         try:
             make_marker(self, handle, stream, self.ordinal)
         finally:
