@@ -247,7 +247,7 @@ class AttachmentTable:
             # What this session recorded there, attached to again: both share the chain. Of a use that only waited, the
             # chain ends with it, and this one may record.
             if old.key == (reply.slot, reply.incarnation) and old.engine.is_recorder and old.life < Life.RELEASED:
-                engine.chain, engine.earlier = old.engine.chain, old.engine
+                engine.continue_from(old.engine)
         return engine
 
     def _finish(self, remains: Remains, here: int) -> AttachmentRef:

@@ -16,7 +16,7 @@ cdef class Entry:
 
 @cython.final
 cdef class Chain:
-    """The chain of one slot. It is changed with `state`, or before anybody else has the engine."""
+    """The chain of one slot. It is changed with `state`, which its uses share, or before anybody else has the engine."""
 
     cdef PyObject *view_  # borrowed: the use holds this, and who has its chain later holds the use
     cdef readonly dict entries  # that are not settled: of each wait the newest by it, others by themselves

@@ -110,6 +110,10 @@ cdef class Core(Line):
         oldest = self._recorded + 1 - self.depth
         return oldest if self._recorded >= self._room and oldest > self._completed else 0
 
+    def continue_from(self, Core earlier):
+        """Share the chain of an earlier use here, and the lock that it is changed with; before anybody has this one."""
+        self.chain, self.earlier, self.state = earlier.chain, earlier, earlier.state
+
     def check(self):
         check_use(self)
 

@@ -27,6 +27,7 @@ from ipcsync.errors import (
     WaitTimeout,
 )
 from ipcsync.testing import StreamGate
+from tests.kit.steps import at_step
 from tests.kit.until import until
 from tests.unit.session.attachment_scene import TOLD_S, Scene
 
@@ -133,6 +134,21 @@ def test_what_drains_ends_no_use_of_its_slot_that_was_made_since(scene: Scene, i
     assert set(told) <= ({Close(0, 1, released=False, drained=True)} if not is_recorder else set())
     scene.close(again)
     assert scene.coordinator.heard() == [Close(0, 1)]
+
+
+def test_uses_of_one_slot_do_not_judge_their_chain_at_once(scene: Scene) -> None:
+    opening, above = scene.open(recorder=True), scene.open(1, recorder=True).engine
+    first, stream, other = opening.engine, ipcsync.Stream(), ipcsync.Stream()
+    above.wait(1, stream, None, True)
+    first.record(stream._handle, 0, 1)
+    scene.close(opening)
+    again = scene.open(recorder=True).engine
+    above.record(other._handle, 0, 1)
+    until(stream.query, "the record is complete")
+    assert first.chain.entries
+    with at_step("load completed", again.publish_completed, behind=1):  # amid the look at what it depends on
+        first.publish_completed()
+    assert not first.chain.entries
 
 
 def test_what_points_made_ends_when_the_event_is_over_and_no_point_is_left(scene: Scene) -> None:
