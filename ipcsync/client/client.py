@@ -300,11 +300,13 @@ class Client(ClientView, Closing):
         another process makes behind this replay's own. What nobody ever records then holds the stream until its
         recorder closes or dies.
 
-        Entering raises what the waits and the records would, with nothing queued: RecorderLost, EventClosed,
-        NotRecorder, DeviceMismatch, WaitTimeout, StreamCapturing; EngineMismatch for a pending point of another process
-        on the `event` engine, for more records of an event than its depth, and for `ahead` where `Point.wait` refuses
-        it; CaptureError while another replay on the stream, or with one of these waits and records, is open, and if
-        torch's current stream is another. Leaving raises what a record raised, once all is queued.
+        Entering raises what the waits and the records would, with nothing queued: RecorderLost (of a recorder that dies
+        meanwhile, with all queued and ended: then `is_used` is True), EventClosed, NotRecorder, DeviceMismatch,
+        WaitTimeout, StreamCapturing; EngineMismatch for a pending point of another process on the `event` engine, for
+        more records of an event than its depth, and for `ahead` where `Point.wait` refuses it; CaptureError while
+        another replay on the stream, or with one of these waits and records, is open, and if torch's current stream is
+        another. Leaving raises what a record raised, once all is queued. StreamCapturing means that none was made, as
+        may WaitTimeout, once another thread's call on one of the events has lasted for `timeout` seconds.
         """
         return Replaying(self._session, waits, records, stream, timeout, ahead)
 

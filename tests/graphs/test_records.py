@@ -184,6 +184,22 @@ def test_while_a_replay_waits_for_the_turn_of_one_event_the_others_can_be_record
     assert [replay[each].generation for each in two.layers.records] == [2, 2]
 
 
+def test_a_replay_whose_event_another_threads_record_holds_ends_without_records_at_its_timeout(one: Stage) -> None:
+    holds = threading.Thread(target=one.done.record, args=(ipcsync.Stream(),))
+    (record,) = one.layers.records
+    replaying = one.client.replay({}, {record: one.done}, stream=one.layers.stream, timeout=0.1)
+    replay = replaying.__enter__()
+    with held_up(RECORD[one.done._engine.kind]) as held:
+        holds.start()
+        held.wait()
+        with pytest.raises(ipcsync.WaitTimeout, match="another thread's"):
+            replaying.__exit__(None, None, None)
+    holds.join()
+    with pytest.raises(ipcsync.CaptureError, match="no such record"):
+        replay[record]
+    one.expect(1)
+
+
 @pytest.mark.parametrize("engine", ["timeline"])
 def test_a_record_of_an_event_that_is_closed_while_it_is_made_does_not_count(one: Stage) -> None:
     replaying = one.replay(one.sender.send(1))

@@ -338,7 +338,7 @@ cdef class Lane:
         if not (is_whole and bracket.taps):
             self.finish()
             return None
-        if not bracket.is_slow and take_records(self, bracket):
+        if not bracket.is_slow and take_records(self, bracket, replaying._timeout):
             error = record_all(self, bracket)
         else:
             with nogil:

@@ -151,8 +151,8 @@ cdef int take_turns(Lane self, Use *uses, int count, uint64_t stream, int64_t de
             if not core.calls.take():
                 give_turns(uses, index)
                 index = 0
-                why = "reached (another thread's call blocks)"
-                enter_calls(core, deadline, core._recorded + 1, timeout, why)
+                deadline = deadline or <int64_t>deadline_of(timeout)  # if 0, from the first that another thread has
+                enter_calls(core, deadline, core._recorded + 1, timeout, "reached (another thread's call blocks)")
                 leave_calls(core)
                 continue
             ipcsync_turns(1)
@@ -168,11 +168,11 @@ cdef void give_turns(Use *uses, int count) noexcept:
         if uses[index].is_in:
             leave_calls(<Core>uses[index].core)
 
-cdef bint take_records(Lane self, Bracket bracket) except -1:
+cdef bint take_records(Lane self, Bracket bracket, timeout) except -1:
     """Take the turns for all records; False, and none is taken, if an event's last one was refused: each call makes
     such a one again first."""
     cdef Use *uses = bracket.uses + bracket.fed
-    take_turns(self, uses, bracket.recorded, self.drainer_id, FOREVER, None)
+    take_turns(self, uses, bracket.recorded, self.drainer_id, 0, timeout)
     for index in range(bracket.recorded):
         if (<Core>uses[index].core)._begun != (<Core>uses[index].core)._recorded:
             give_turns(uses, bracket.recorded)
