@@ -136,6 +136,24 @@ def test_a_block_that_raises_records_nothing(coordinator: ipcsync.Coordinator) -
     _with_client(coordinator, run)
 
 
+def test_an_event_that_is_not_an_asynchronous_clients_is_refused(
+    coordinator: ipcsync.Coordinator, new_client: NewClient
+) -> None:
+    other, record = new_client(), ipcsync.GraphRecord()
+    event = other.event("theirs", recorder=True)
+
+    async def run(client: ipcsync.AsyncClient) -> None:
+        done = await client.event("done", recorder=True)
+        with other.reserve() as reservation:
+            for wrong in (event, reservation, None):
+                records: dict[Any, Any] = {ipcsync.GraphRecord(): done, record: wrong}
+                for make in (client.replay, client.next):
+                    with pytest.raises(TypeError, match=f"to AsyncSharedEvent, but got {type(wrong).__name__}$"):
+                        make({}, records)
+
+    _with_client(coordinator, run)
+
+
 def test_what_is_no_mapping_is_refused(coordinator: ipcsync.Coordinator) -> None:
     wrong: Any = [ipcsync.GraphWait()]
 

@@ -284,10 +284,13 @@ class AsyncReplaying:
         *,
         ahead: bool,
     ) -> None:
-        if not (isinstance(waits, Mapping) and isinstance(records, Mapping)):
+        wrong: list[object] = [waits, records]
+        if isinstance(waits, Mapping) and isinstance(records, Mapping):
+            wrong = [event for event in records.values() if not isinstance(event, AsyncSharedEvent)]
+        if wrong:
             raise TypeError(
                 "replay takes waits, a mapping from GraphWait to AsyncPoint, and records, one from GraphRecord to "
-                f"AsyncSharedEvent, but got {type(waits).__name__} and {type(records).__name__}"
+                f"AsyncSharedEvent, but got {' and '.join(type(one).__name__ for one in wrong)}"
             )
         points = {wait: plain(point) for wait, point in waits.items()}
         events = {record: event._event for record, event in records.items()}
