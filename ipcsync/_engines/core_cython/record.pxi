@@ -78,6 +78,7 @@ cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generati
     if not repeats and must_follow(self, stream, generation):
         refusal.wait = give_wait(self, handle, generation - 1)
         if refusal.wait != 0:
+            refusal.record = 0 if self.has_ring else mark(self, handle, stream)  # behind a refused one too
             return give_turn(self, REFUSED)
     set_stream(self, stream)
     self._begun = generation

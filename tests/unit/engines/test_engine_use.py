@@ -16,7 +16,7 @@ from ipcsync._engines import imports, queued
 from ipcsync._engines.core import Wait
 from ipcsync._engines.engine import Engine
 from ipcsync._native import context
-from ipcsync.errors import DeviceMismatch, EventClosed, RecorderLost, WaitTimeout
+from ipcsync.errors import DeviceMismatch, DriverError, EventClosed, RecorderLost, WaitTimeout
 from ipcsync.testing import StreamGate
 from tests.kit import driver_functions
 from tests.kit.boards import store_bits
@@ -278,6 +278,20 @@ def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(
     until(view.try_release, "it to be released")
     assert [wait.outcome for wait in listed] == [True]
     assert queued.of(KEY) == []
+
+
+def test_a_use_is_not_released_before_a_stream_is_past_a_wait_that_the_driver_may_have_refused(row: Row) -> None:
+    """By which a record on another stream follows the last one."""
+    first, second = ipcsync.Stream(), ipcsync.Stream()
+    refused = driver_functions.refused_once(driver_functions.WAIT["timeline"], is_made=True)
+    with StreamGate(second):
+        _record(row.mine, first)
+        with driver_functions.replaced(refused), pytest.raises(DriverError):
+            _record(row.mine, second)
+        until(first.query, "what was recorded is complete")
+        row.mine.close()
+        assert not row.mine.try_release()
+    until(row.mine.try_release, "the stream is past it")
 
 
 def test_an_import_that_is_destroyed_is_not_asked_about_whoever_has_to_wait_for_the_others(
