@@ -390,12 +390,14 @@ cdef class Lane:
     cdef void forget(self):
         """The open bracket is over for the host."""
         cdef Bracket bracket = self.bracket
+        cdef bint collects = begin(claims)
         if self.stage == IDLE:
             bracket.unclaim(bracket.gates + bracket.taps)
         elif self.number != self.claimed:
             for index in range(bracket.gates + bracket.taps):
                 bracket.items[index].spot.number = self.number
         self.stage, self.claimed = IDLE, 0
+        end(claims, collects)
         self.owner = NULL
         self.session = self.stream = self.bracket = None
 
