@@ -238,8 +238,7 @@ class Replaying(ReplayingBase):
     def _find_lane(self) -> tuple[Lane, int]:
         return lane_of(_drivers.load().CUstream(self._address), self._ordinal)
 
-    def _record(self, event: SharedEvent, behind: list[Wait]) -> int:
-        stream = self._drainer
+    def _record(self, event: SharedEvent, stream: Stream, behind: list[Wait]) -> int:
         return event._engine.record(stream._handle, stream._index, self._timeout, (), behind)
 
     # --- errors -------------------------------------------------------------------------------------------------------

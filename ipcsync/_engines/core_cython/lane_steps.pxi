@@ -261,7 +261,7 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
             if is_due and not (<object>tap.spot.place).is_surely_before(<object>gate.spot.place):
                 add(self.drainer_id, <Core>gate.use.core, gate.generation, self.feeder_id, self.ordinal)
         try:
-            tap.generation = replaying._record(<object>tap.value, waits) if tap.use.is_in else 0
+            tap.generation = replaying._record(<object>tap.value, self.drainer, waits) if tap.use.is_in else 0
         except IpcSyncError as refusal:
             tap.use.is_in = False
             error = error or refusal

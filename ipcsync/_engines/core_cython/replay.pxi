@@ -310,10 +310,6 @@ cdef class ReplayingBase:
         if error is None and (elsewhere is not None or refusal is not None):
             raise elsewhere or refusal
 
-    @property
-    def _drainer(self):
-        return (<Lane>self.lane).drainer
-
     def _end_from_outside(self):
         """End it as if its block had raised: by another thread, as of a task that was cancelled."""
         if self.lane != NULL:
