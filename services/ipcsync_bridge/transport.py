@@ -67,6 +67,13 @@ class Unavailable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
 class _Client(Client):
     """One that tries on, whatever it meets: nats-py's own tries end for ever at what is no NATS server."""
 
+    # Not async, for nats-py before and since its own is.
+    def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> Coroutine[Any, Any, None]:
+        if initial_connection and "tls" in self.options and not info.get("tls_required"):
+            self._transport.close()  # type: ignore[union-attr] # there is one, which nats-py leaves open
+            raise nats.errors.Error("the server does not ask for TLS")  # where nats-py goes on in the clear
+        return super()._process_info(info, initial_connection)
+
     async def _attempt_reconnect(self) -> None:
         while True:
             try:

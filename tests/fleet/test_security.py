@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import ipcsync
+from ipcsync_bridge.config import Settings
 from tests.fleet.nodes import Node, Server, why_not
 from tests.fleet.test_commands import examine
 from tests.kit.until import DEADLINE_S
@@ -174,6 +175,38 @@ def test_a_node_whose_name_is_not_its_certificates_gets_no_name(server: Server, 
         assert "permissions violation" in node.text().lower()
     finally:
         node.close()
+
+
+def test_a_server_that_does_not_ask_for_tls_any_more_is_not_gone_on_with(
+    server: Server, authority: Authority, tmp_path: Path
+) -> None:
+    """As one that is started again with another configuration, or whoever is in the middle."""
+    from ipcsync_bridge.transport import Transport
+
+    conf = tmp_path / "nats.conf"
+    with_tls = conf.read_text()
+    ca, certificate, key = authority.flags("prefill-0")[1::2]
+    settings = Settings("prefill-0", (server.url,), tls_ca=ca, tls_cert=certificate, tls_key=key)
+
+    async def begin_again(text: str) -> None:
+        server.kill()
+        conf.write_text(text)
+        await asyncio.to_thread(server.start)
+
+    async def scenario() -> None:
+        transport = Transport(settings)
+        await transport.connect(DEADLINE_S)
+        await begin_again("")
+        while "does not ask for TLS" not in transport.last_error:
+            assert transport.client.stats["reconnects"] == 0
+            await asyncio.sleep(0.01)
+        await begin_again(with_tls)
+        while transport.client.stats["reconnects"] == 0:
+            await asyncio.sleep(0.01)
+        assert transport.certificate
+        await transport.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 2 * DEADLINE_S))
 
 
 def test_the_doctor_tries_certificates_and_permissions(server: Server, authority: Authority, tmp_path: Path) -> None:

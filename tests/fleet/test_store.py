@@ -7,6 +7,7 @@ import contextlib
 import gc
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -338,15 +339,19 @@ def test_what_is_no_nats_server_for_a_while_ends_no_connection(
 
 
 @contextlib.asynccontextmanager
-async def _saying(data: bytes, port: int = 0) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """The URL of what says this to who connects, and whether that was so."""
+async def _saying(
+    data: bytes, port: int = 0, heard: list[bytes] | None = None
+) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """The URL of what says this to who connects, and whether that was so; what that one said goes to `heard`."""
     was_heard = asyncio.Event()
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         writer.write(data)
         with contextlib.suppress(ConnectionError):
-            await reader.read()  # until the other end has closed it
+            said = await reader.read()  # until the other end has closed it
+            if heard is not None:
+                heard.append(said)
         was_heard.set()
 
     writers: list[asyncio.StreamWriter] = []
@@ -355,6 +360,34 @@ async def _saying(data: bytes, port: int = 0) -> AsyncIterator[tuple[str, asynci
         await was_heard.wait()
         for writer in writers:
             writer.transport.abort()
+
+
+def test_a_server_that_does_not_ask_for_tls_hears_nothing(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nats-py would go on in the clear, with whoever it is."""
+    monkeypatch.setattr(transport_module, "tls_of", lambda _: ssl.create_default_context())
+    authority = tmp_path / "ca.pem"
+    authority.touch()
+    heard: list[bytes] = []
+
+    async def try_(url: str) -> str:
+        transport = Transport(Settings("a", (url,), tls_ca=str(authority)))
+        trying = asyncio.ensure_future(transport.connect(DEADLINE_S))
+        while not (transport.last_error or trying.done()):
+            await asyncio.sleep(0.01)
+        trying.cancel()
+        await asyncio.wait({trying})
+        await transport.close()
+        return transport.last_error
+
+    async def scenario() -> None:
+        async with _saying(b"INFO {}\r\nPONG\r\n", heard=heard) as (url, _):
+            for each in (url, server.url):
+                assert await try_(each) == "the server does not ask for TLS"
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    assert set(heard) == {b""}
 
 
 def test_a_transport_whose_certificates_cannot_be_used_says_so_and_closes(tmp_path: Path) -> None:
