@@ -72,6 +72,8 @@ class _Client(Client):
         if initial_connection and "tls" in self.options and not info.get("tls_required"):
             self._transport.close()  # type: ignore[union-attr] # there is one, which nats-py leaves open
             raise nats.errors.Error("the server does not ask for TLS")  # where nats-py goes on in the clear
+        if "tls" not in self.options and not self.options["insecure"]:
+            info.pop("connect_urls", None)  # they may be of other machines
         return super()._process_info(info, initial_connection)
 
     async def _attempt_reconnect(self) -> None:
@@ -122,6 +124,7 @@ class Transport:
         """Connect, only to ask. Unavailable if that cannot be within `timeout` seconds."""
         self.client = _Client()
         settings = self.settings
+        self.client.options["insecure"] = settings.insecure  # beside nats-py's own
         try:
             connecting = self.client.connect(
                 list(settings.servers),

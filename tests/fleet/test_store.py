@@ -390,6 +390,27 @@ def test_a_server_that_does_not_ask_for_tls_hears_nothing(
     assert set(heard) == {b""}
 
 
+@pytest.mark.parametrize("insecure", [False, True])
+def test_servers_that_one_of_this_machine_announces_are_spoken_to_only_if_that_may_be_in_the_clear(
+    insecure: bool,
+) -> None:
+    """As those of its cluster, on other machines."""
+    infos = [b'INFO {"connect_urls": ["10.0.0.%d:4222"]}\r\n' % number for number in (1, 2)]
+    says = infos[0] + b"PONG\r\n" + infos[1] + b"-ERR 'Permissions Violation for all'\r\n"  # which is told, the last
+
+    async def scenario() -> None:
+        async with _saying(says) as (url, _):
+            transport = Transport(Settings("a", (url,), insecure=insecure))
+            await transport.connect(DEADLINE_S)
+            while not transport.last_error:
+                await asyncio.sleep(0.01)
+            found = {server.hostname for server in transport.client.discovered_servers}
+            await transport.close()
+            assert found == ({"10.0.0.1", "10.0.0.2"} if insecure else set())
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
 def test_a_transport_whose_certificates_cannot_be_used_says_so_and_closes(tmp_path: Path) -> None:
     """nats-py does not close what it never began to connect."""
     (tmp_path / "ca.pem").write_text("no certificate")
