@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from ipcsync import _room as room
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
 from ipcsync._board.layout import L_RECORDED
 from ipcsync._engines.core import Line
@@ -229,16 +230,18 @@ class Exports(dict[Key, Export]):
         self._watchers: list[Watcher] = []
 
     def put(self, attachment: Attachment) -> Export:
-        """Export what this node's bridge is attached to; the existing export if there is one."""
+        """Export what this node's bridge is attached to; the existing export if there is one. Raises QuotaExceeded."""
         key = (attachment.slot, attachment.incarnation)
         if (export := self.get(key)) is None:
-            export = self[key] = Export(self._board, attachment)
+            export = Export(self._board, attachment)
             export.row, _ = export.read()
             watcher = next((each for each in self._watchers if len(each.exports) < MOST_FUTEXES - 1), None)
             if watcher is None:
+                room.look("events that other nodes wait for", descriptors=0, threads=1)
                 watcher = Watcher(self)
                 self._watchers.append(watcher)
             watcher.look_at((*watcher.exports, export))
+            self[key] = export  # last: one that no thread looks at would never have news
         return export
 
     def drop(self, key: Key) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ipcsync._board import OPEN, Board, SlotLine
 from ipcsync._wire.messages import Attachment
+from ipcsync.errors import QuotaExceeded
 from ipcsync_bridge.exports import Export, Exports
 from tests.kit import boards
 from tests.kit.until import until
@@ -150,6 +151,24 @@ def test_what_is_pending_below_a_lost_generation_is_looked_for(scene: Scene) -> 
     assert export.has_changed()
     assert export.row.completed == 2
     assert not export.follow()
+
+
+def test_an_export_without_a_thread_that_looks_at_it_is_none(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    recorder = Recorder(scene.open(1), scene.board.words)
+    exports = Exports(scene.board, scene._changed, scene._failed)
+    with monkeypatch.context() as limit:
+        limit.setattr("_thread.start_new_thread", refuse)
+        limit.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(QuotaExceeded, match="events that other nodes wait for"):
+            exports.put(attachment(1))
+    assert not exports
+    exports.put(attachment(1))
+    recorder.record()
+    until(lambda: scene.told[-1:] == [1], "it was told")
+    exports.close()
 
 
 def test_threads_that_watch_nothing_end(scene: Scene) -> None:
