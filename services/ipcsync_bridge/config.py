@@ -75,6 +75,8 @@ class Settings:
                 raise ValueError(f"there is no file {path}")
         if self.tls_cert and not self.tls_ca:
             raise ValueError("--tls-cert needs --tls-ca, to verify the servers")
+        if self.tls_key and not self.tls_cert:
+            raise ValueError("--tls-key needs --tls-cert, whose key it is")
 
     def _check_server(self, server: str) -> None:
         url = urlsplit(server)

@@ -46,6 +46,13 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     Settings("a", ("nats://127.0.0.1:4222",), credentials=str(secret))
 
 
+def test_a_key_without_its_certificate_is_refused(tmp_path: Path) -> None:
+    key = tmp_path / "node.key"
+    key.touch(0o600)
+    with pytest.raises(ValueError, match="--tls-key needs --tls-cert"):
+        Settings("a", ("nats://127.0.0.1:4222",), tls_key=str(key))
+
+
 def test_loopback_and_what_is_said_to_be_insecure_need_no_tls() -> None:
     for server in ("nats://127.0.0.1:4222", "nats://[::1]:4222", "nats://localhost:4222"):
         Settings("a", (server,))
