@@ -127,7 +127,9 @@ class Answers:
             unwanted, is_all = follower.unwanted(wanted, now)
             self._drop(follower, unwanted)
             follower.version = body.version if is_told and is_all else UNSURE
-        return self._pong(follower)
+            if self.followers.get(sender) is not follower:  # forgotten meanwhile
+                self._drop(follower, set(follower.keys))
+        return self._pong(self.followers.get(sender))
 
     async def _follow_use(self, follower: Follower, key: wire.Key) -> bool:
         """Send a node the state of a use, and its news. One that this bridge refuses is gone, as all others go on.

@@ -248,6 +248,37 @@ def test_a_use_that_the_coordinator_has_no_room_for_is_asked_for_again(client: i
     event.close()
 
 
+def test_a_node_that_is_forgotten_while_its_question_waits_follows_nothing(client: ipcsync.Client) -> None:
+    """Else what it has asked for would be kept for ever."""
+    event = client.event("kv", recorder=True, engine="timeline")
+
+    async def scenario(session: BridgeSession) -> None:
+        host = _Host()
+        answers, exports = _answers(session, host)
+        attached = await session.ask(messages.Open("kv", engine="timeline"))
+        assert isinstance(attached, messages.Attachment)
+        key = (attached.slot, attached.incarnation)
+        said: asyncio.Queue[bytes] = asyncio.Queue()
+        await session.pause(0.0)  # so that the question does not end
+        answers.asked("b", wire.Follow(session.epoch, 7, False, [key]), said.put, 1.0)
+        while "b" not in answers.followers:
+            await asyncio.sleep(0)
+        answers.forget(answers.followers["b"])
+        session._goes_on.set()
+        pong = wire.decode(await said.get())
+        assert isinstance(pong, wire.Pong)
+        assert pong.version == 0
+        assert [export.followers for export in exports.values()] == [set()]
+        await answers.close_unused()
+        while host.tasks:
+            await asyncio.sleep(0.001)
+        assert not exports
+        exports.close()
+
+    on_a_session(client, scenario)
+    event.close()
+
+
 def test_an_event_of_this_node_is_not_closed_while_it_is_opened_for_a_session(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
