@@ -71,9 +71,7 @@ async def _certificates(transport: Transport) -> Outcome:
     if not settings.tls_cert:
         return "warn", "none of this node's own: the servers know it by other means", ""
     try:
-        (name, days), authority = _own(settings), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        authority.load_verify_locations(settings.tls_ca)
-        authority_days = min(_of(each)[1] for each in authority.get_ca_certs())
+        name, days, authority_days = _own(settings)
     except OSError as error:
         return "fail", str(error), "Certificates, their key and --tls-ca must be of one authority, and not ended."
     detail = f"this node's ends in {days:.0f} days, the authority's ends in {authority_days:.0f} days"
@@ -84,8 +82,8 @@ async def _certificates(transport: Transport) -> Outcome:
     return "ok", detail, ""
 
 
-def _own(settings: Settings) -> tuple[str, float]:
-    """This node's, as a server that trusts its authority sees it. OSError (ssl.SSLError) if no such server takes it."""
+def _own(settings: Settings) -> tuple[str, float, float]:
+    """Name and days left of this node's as a server sees it, and the authority's days. OSError if none takes it."""
     at_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     at_server.verify_mode = ssl.CERT_REQUIRED
     at_server.load_verify_locations(settings.tls_ca)
@@ -104,7 +102,8 @@ def _own(settings: Settings) -> tuple[str, float]:
             side.do_handshake()
         except ssl.SSLWantReadError:
             waiting.append(side)
-    return _of(server.getpeercert() or {})
+    name, days = _of(server.getpeercert() or {})
+    return name, days, min((_of(each)[1] for each in at_server.get_ca_certs()), default=days)  # else it is its own
 
 
 def _of(found: Mapping[str, Any]) -> tuple[str, float]:

@@ -209,6 +209,19 @@ def test_a_server_that_does_not_ask_for_tls_any_more_is_not_gone_on_with(
     asyncio.run(asyncio.wait_for(scenario(), 2 * DEADLINE_S))
 
 
+def test_the_doctor_takes_a_certificate_that_is_its_own_authority(authority: Authority, tmp_path: Path) -> None:
+    path = authority.directory
+    _openssl(path, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "own.key", "-out", "own.csr", "-subj", "/CN=a")
+    (path / "own.ext").write_text("basicConstraints=CA:FALSE\n")
+    _openssl(path, "x509", "-req", "-in", "own.csr", "-signkey", "own.key", "-out", "own.pem", "-days", "2",
+             "-extfile", "own.ext")  # fmt: skip
+    (path / "own.key").chmod(0o600)
+    flags = ["--tls-ca", f"{path}/own.pem", *authority.flags("own")[2:]]
+    where = ["--nats", "tls://127.0.0.1:1", "--runtime-dir", str(tmp_path / "none")]
+    _, found = examine("--node", "a", *where, *flags)
+    assert "this node's ends in 2 days, the authority's ends in 2 days" in found["certificates"]["detail"]
+
+
 def test_the_doctor_tries_certificates_and_permissions(server: Server, authority: Authority, tmp_path: Path) -> None:
     where = ["--nats", server.url.replace("nats://", "tls://"), "--runtime-dir", str(tmp_path / "none")]
     status, found = examine("--node", "prefill-0", *where, *authority.flags("prefill-0"))
