@@ -79,9 +79,12 @@ class Settings:
             raise ValueError("--tls-key needs --tls-cert, whose key it is")
 
     def _check_server(self, server: str) -> None:
-        url = urlsplit(server)
-        if url.scheme not in ("nats", "tls") or not url.hostname:
-            raise ValueError(f"a server is nats://HOST:PORT or tls://HOST:PORT, not {server!r}")
+        try:
+            url = urlsplit(server)
+            if url.scheme not in ("nats", "tls") or not url.hostname or url.port == 0:
+                raise ValueError
+        except ValueError:  # of the port too
+            raise ValueError(f"a server is nats://HOST:PORT or tls://HOST:PORT, not {server!r}") from None
         if url.username or url.password:
             raise ValueError("a server's URL holds no password: it would be seen in the list of processes")
         is_here = url.hostname == "localhost"
