@@ -156,7 +156,7 @@ class RemoteRequests:
             return await self._list_nodes(timeout)
         if want.what == "bridge":
             return self._describe()
-        await (self._attach if want.what == "attach" else self._open)(want, timeout)
+        await (self._attach if want.what == "attach" else self._open)(want, time.monotonic() + timeout)
         return None
 
     async def _list_events(self, want: messages.Want, timeout: float) -> messages.Message:
@@ -212,18 +212,18 @@ class RemoteRequests:
             refusals=dict(self.counters.refusals),
         )
 
-    async def _open(self, want: messages.Want, timeout: float) -> None:
+    async def _open(self, want: messages.Want, until: float) -> None:
         if not want.node:
-            claim = await self.names.find(want.name, timeout)
+            claim = await self.names.find(want.name, until - time.monotonic())
             origin = Origin(bytes.fromhex(claim.epoch), claim.slot, claim.incarnation)
             if claim.node == self.settings.node:
                 await self.session.ask(_import(want, origin, claim.node))
             else:
-                await self._link(want, claim.node, wire.Attach(origin.epoch, origin.key), timeout)
+                await self._link(want, claim.node, wire.Attach(origin.epoch, origin.key), until)
         elif want.node == self.settings.node:
             await self._open_here(want)
         else:
-            await self._link(want, want.node, wire.Open(want.name), timeout)
+            await self._link(want, want.node, wire.Open(want.name), until)
 
     async def _open_here(self, want: messages.Want) -> None:
         """Open an event of this very node: attach to it for a moment, to learn its use."""
@@ -237,18 +237,18 @@ class RemoteRequests:
             self.answers.hold([key])
             await self.session.ask(_import(want, Origin(self.session.epoch, *key), want.node))
 
-    async def _attach(self, want: messages.Want, timeout: float) -> None:
+    async def _attach(self, want: messages.Want, until: float) -> None:
         known = self.subscriber.with_epoch(want.epoch)
-        node = known.node if known is not None else await self.names.nodes.node_of(want.epoch, timeout)
+        node = known.node if known else await self.names.nodes.node_of(want.epoch, until - time.monotonic())
         if node is None:
             text = "no node of the fleet has the epoch that this point is of"
             raise NodeLost(f"{text}: its coordinator has ended, or is of another fleet", reason="restarted")
-        await self._link(want, node, wire.Attach(want.epoch, (want.slot, want.incarnation)), timeout)
+        await self._link(want, node, wire.Attach(want.epoch, (want.slot, want.incarnation)), until)
 
-    async def _link(self, want: messages.Want, node: str, question: wire.Open | wire.Attach, timeout: float) -> None:
+    async def _link(self, want: messages.Want, node: str, question: wire.Open | wire.Attach, until: float) -> None:
         """Mirror the use that a node answers with, which answers the want."""
         sent = time.monotonic()
-        state = await wire.ask(self.transport, node, question, wire.State, timeout)
+        state = await wire.ask(self.transport, node, question, wire.State, max(until - sent, 0.1))
         row = state.row
         if row.state == "gone":
             raise RecorderLost(f"the event of this point (slot {row.slot} of node {node!r}) is gone", cause="gone")

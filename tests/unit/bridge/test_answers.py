@@ -23,7 +23,7 @@ from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.session import BridgeSession
-from ipcsync_bridge.store import Identity
+from ipcsync_bridge.store import Claim, Identity
 from ipcsync_bridge.subscriber import Mirrors
 from ipcsync_bridge.wire import UNSURE, Counters
 
@@ -277,6 +277,33 @@ def test_a_node_that_is_forgotten_while_its_question_waits_follows_nothing(clien
 
     on_a_session(client, scenario)
     event.close()
+
+
+@pytest.mark.parametrize("what", ["open", "attach"])
+def test_who_is_asked_second_has_only_the_time_that_is_left(what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the session's timeout is over before it is told why."""
+    left: list[float] = []
+
+    async def find(_what: object, timeout: float) -> object:
+        left.append(timeout)
+        await asyncio.sleep(0.1)
+        return Claim("b", "0" * 32, "0" * 32, 3, 1) if what == "open" else "b"
+
+    async def ask(*arguments: Any) -> None:
+        left.append(arguments[-1])
+        raise ipcsync.NodeLost("it does not answer", node="b")
+
+    async def run() -> None:
+        other: Any = SimpleNamespace(settings=SimpleNamespace(node="a"), with_epoch=lambda _: None)
+        names: Any = SimpleNamespace(transport=other, find=find, nodes=SimpleNamespace(node_of=find))
+        requests = RemoteRequests(other, names, other, other, Counters(), other)
+        with pytest.raises(ipcsync.NodeLost):
+            await requests.serve(messages.Want(1, what, 0, name="kv", epoch=b"e" * 16), WAIT_S)
+        requests.close()
+
+    monkeypatch.setattr(wire, "ask", ask)
+    asyncio.run(run())
+    assert left[1] <= left[0] - 0.1
 
 
 def test_an_event_of_this_node_is_not_closed_while_it_is_opened_for_a_session(
