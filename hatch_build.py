@@ -47,7 +47,7 @@ class CompiledHook(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """A C compiler, if none is here."""
-        return [] if _compilers_here() else [_ZIG]
+        return [] if _compilers_here() or os.environ.get("CC") else [_ZIG]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build both: into the tree for an editable install, else into the wheel."""
@@ -87,6 +87,8 @@ class CompiledHook(BuildHookInterface[Any]):
         """The command of a C compiler."""
         if here := _compilers_here():
             return here[0]
+        if chosen := os.environ.get("CC"):
+            self._fail(f"CC is {chosen!r}, and there is no such program")
         if not importlib.util.find_spec("ziglang"):
             self._fail(_NEEDS_COMPILER)
         return [sys.executable, "-m", "ziglang", "cc"]

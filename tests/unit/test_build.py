@@ -42,7 +42,12 @@ Main.compile_single = translate
 @pytest.mark.parametrize(
     ("spoil", "env", "said"),
     [
-        ("", {"PATH": "/nowhere", "CC": "cc"}, "there is no C compiler. Install gcc or clang"),
+        (
+            "sysconfig.get_config_vars()['CC'] = 'cc'",
+            {"PATH": "/nowhere", "CC": ""},
+            "there is no C compiler. Install gcc or clang",
+        ),
+        ("", {"CC": "no-such-compiler -O2"}, "CC is 'no-such-compiler -O2', and there is no such program"),
         ("sys.modules['Cython'] = None", {}, "Cython is missing. Install it"),
         pytest.param("", {"CC": "false"}, "the C compiler false failed: it said nothing", marks=pytest.mark.thorough),
         (
@@ -56,7 +61,7 @@ Main.compile_single = translate
             "it is written for CPython on Linux with glibc, on x86_64 or aarch64",
         ),
     ],
-    ids=["compiler", "cython", "broken-compiler", "headers", "machine"],
+    ids=["compiler", "mistyped-compiler", "cython", "broken-compiler", "headers", "machine"],
 )
 def test_a_build_that_cannot_be_says_what_is_missing_and_makes_no_wheel(
     tmp_path: Path, spoil: str, env: dict[str, str], said: str
