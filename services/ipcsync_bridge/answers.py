@@ -80,15 +80,13 @@ class Answers:
             raise ProtocolError(f"{type(body).__name__} without an answer", code="invalid")
         if isinstance(body, wire.Ping):
             self.begin(answer(wire.encode(self._pong(follower))))
-        elif isinstance(body, wire.Open | wire.Attach | wire.Events | wire.Follow):
-            if self._opening < _MOST_OPENING:
-                self._opening += 1
-                self.begin(self._answer(sender, body, answer, now))
-            else:
-                error = QuotaExceeded("too many questions are under way", limit=_MOST_OPENING)
-                self.begin(answer(_refusal(error)))
-        else:
+        elif not isinstance(body, wire.Open | wire.Attach | wire.Events | wire.Follow):
             raise ProtocolError(f"{type(body).__name__} is not a request", code="invalid")
+        elif self._opening < _MOST_OPENING:
+            self._opening += 1
+            self.begin(self._answer(sender, body, answer, now))
+        else:
+            self.begin(answer(_refusal(QuotaExceeded("too many questions are under way", limit=_MOST_OPENING))))
 
     def _pong(self, follower: Follower | None) -> wire.Pong:
         me = self.identity
