@@ -68,7 +68,7 @@ class Bridge:
         self.manager = ServiceManager()
         # Where a terminal can hang up, SIGHUP says that it did.
         self.reload_signals = {RELOAD} if has_terminal() else {RELOAD, signal.SIGHUP}
-        self._is_reloading = False
+        self._reloads = 0  # asked for since the one that is under way began, that one included
         self._reload_began = 0.0
         self.nodes = Nodes(transport, self.me, settings.link_ttl, partial(wire.owner_of, transport))
         self.answers = Answers(session, transport, self.me, self.counters, self.begin, self._failed)
@@ -141,8 +141,8 @@ class Bridge:
     # --- from one code to the next ------------------------------------------------------------------------------------
 
     def _begin_reload(self) -> None:
-        if not self._is_reloading:
-            self._is_reloading = True
+        self._reloads += 1
+        if self._reloads == 1:
             self.manager.reloading()
             self.begin(self._reload())
 
@@ -158,7 +158,9 @@ class Bridge:
             return
         log.error("reload", extra=fields(outcome=f"{why_not}; the old code goes on"))
         self.manager.ready(f"not reloaded: {why_not}")
-        self._is_reloading = False
+        asked, self._reloads = self._reloads, 0
+        if asked > 1:  # what was refused may be old by now: a certificate whose key came later
+            self._begin_reload()
 
     def leave(self) -> upgrade.State:
         """What other code needs to go on, once `run` has ended and nothing changes it any more."""

@@ -75,6 +75,8 @@ async def why_not() -> str | None:
         return f"the new code cannot be started: {error}"
     try:
         said: bytes = (await asyncio.to_thread(trial.communicate, timeout=_TRIAL_S))[1]
+    except RuntimeError as error:
+        return f"the new code cannot be waited for: {error}"
     except subprocess.TimeoutExpired:
         return f"the new code has not said within {_TRIAL_S:g} s whether it can go on"
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -166,6 +167,17 @@ def test_a_trial_that_is_cancelled_again_and_again_has_ended(monkeypatch: pytest
     assert asyncio.run(run()) == []
 
 
+@pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")  # its pipe
+def test_a_trial_that_no_thread_can_wait_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(formats, "_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(asyncio, "to_thread", refuse)
+    assert asyncio.run(formats.why_not()) == "the new code cannot be waited for: can't start new thread"
+    gc.collect()
+
+
 def test_what_is_lost_of_the_recorder_is_lost_after_an_upgrade_as_before(patient_pair: tuple[Node, Node]) -> None:
     a, b = (node.client() for node in patient_pair)
     event = a.event("kv", recorder=True, engine="timeline")
@@ -197,14 +209,20 @@ def test_an_upgrade_while_the_servers_are_away_waits_for_them(patient_pair: tupl
     assert seen.state == "open"
 
 
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The code of bridges that are started from now on, to be changed."""
+    copy = tmp_path / "ipcsync_bridge"
+    shutil.copytree(Path(ipcsync_bridge.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("IPCSYNC_TEST_ZYGOTE", "0")  # what is forked has imported the other one
+    return copy
+
+
 @pytest.mark.thorough
 def test_code_that_cannot_go_on_is_refused_and_the_old_one_stays(
-    server: Server, new_node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, new_node: Callable[..., Node], code: Path
 ) -> None:
-    code = tmp_path / "ipcsync_bridge"
-    shutil.copytree(Path(ipcsync_bridge.__file__).parent, code, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("IPCSYNC_TEST_ZYGOTE", "0")  # what is forked has the code that was on disk before
     node = new_node("a")
     node.await_bridge()
     client = node.client()
@@ -223,6 +241,24 @@ def test_code_that_cannot_go_on_is_refused_and_the_old_one_stays(
     (code / "exports.py").write_text((Path(ipcsync_bridge.__file__).parent / "exports.py").read_text())
     upgrade(node)
     assert client.nodes()[0].name == "a"
+
+
+def test_an_upgrade_that_is_asked_for_during_one_that_is_refused_comes(
+    new_node: Callable[..., Node], code: Path, tmp_path: Path
+) -> None:
+    """As for a certificate whose key is written after it, each with a signal."""
+    node = new_node("a", "--link-ttl", "600", lease_ttl=600)
+    node.await_bridge()
+    sound, gate = (code / "exports.py").read_text(), tmp_path / "gate"
+    os.mkfifo(gate)
+    (code / "exports.py").write_text(f"open({str(gate)!r}).read()\nraise ImportError('half of it')\n")
+    ask(node)
+    with gate.open("w"):  # once the trial is at its other end
+        (code / "exports.py").write_text(sound)
+        ask(node)
+        assert node.client().nodes()[0].name == "a"
+    until(lambda: "took over" in is_served(node), "the new code to take over", UPGRADE_S)
+    assert "half of it; the old code goes on" in node.text()
 
 
 def test_an_end_that_is_asked_for_during_an_upgrade_comes(new_node: Callable[..., Node]) -> None:
