@@ -74,7 +74,7 @@ class Effects:
             if slot.good == UNREAD:
                 line = self.line(slot.index)
                 # All that was recorded is complete, or else the recorder is lost.
-                good = line.recorded if slot.ended == "closed" else _watermark(slot, line)
+                good = line.recorded if slot.ended == "closed" else watermark(slot, line)
                 slot.good = max(good - slot.base, 0)
             if slot.is_over and slot.ended == "broken" and slot.origin is not None:
                 self._tombstones.add(slot.origin, Tombstone(slot.node, slot.good, slot.reason))
@@ -221,8 +221,8 @@ def _in_order(sessions: Iterable[Session], slots: Iterable[Slot]) -> Iterator[Se
     yield from (session for session in ordered if session.state == "gone")
 
 
-def _watermark(slot: Slot, line: SlotLine) -> int:
-    """Up to which count a slot stays good at a break."""
+def watermark(slot: Slot, line: SlotLine) -> int:
+    """Up to which count a slot stays good at a break, and up to which it is known complete before that."""
     completed = line.completed
     if completed == INT64_MAX:
         return line.watermark  # the word was released already, and the watermark stored before that

@@ -17,6 +17,7 @@ from ipcsync._logs import fields, is_round
 from ipcsync._wire import messages
 from ipcsync.errors import IpcSyncError, ProtocolError
 from ipcsync.typing import EngineName
+from ipcsync_coordinator.effects import watermark
 from ipcsync_coordinator.journal import Transactions
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.state import Recorder, Session, Slot
@@ -102,16 +103,15 @@ class Questions:
         assert slot.state != "kept"
         line = self._effects.line(slot.index)
         generation = max(line.recorded - slot.base, 0)
-        completed = line.completed if slot.state == "open" else min(line.completed, line.watermark or line.completed)
-        if line.lost > slot.base:
-            completed = min(completed, line.lost - 1)
+        is_final = slot.state == "broken" or slot.is_drained
+        completed = slot.good if is_final else watermark(slot, line) - slot.base
         return messages.EventInfo(
             name=slot.name,
             device=slot.device,
             engine=cast("EngineName", slot.engine),
             state=slot.state,
             generation=generation,
-            completed=min(max(completed - slot.base, 0), generation),
+            completed=min(max(completed, 0), generation),
             attached=len(slot.active) + len(slot.draining),
             recorder=slot.recorder.label if slot.recorder else "",
             slot=slot.index,

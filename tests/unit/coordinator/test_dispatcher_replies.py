@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 
 from ipcsync import _drivers
+from ipcsync._board import INT64_MAX
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator.gate import Sender
@@ -122,6 +123,52 @@ def test_a_list_without_a_session_is_bounded(world: World, monkeypatch: pytest.M
         assert isinstance(links, messages.AttachmentList)
         assert len(events.events) == len(links.attachments) == (most or 3)
         assert len(sessions.sessions) == (most or 4)
+
+
+def _event(world: World) -> messages.EventInfo:
+    _, events = _send(world, 9, messages.ListEvents())
+    assert isinstance(events, messages.EventList)
+    (event,) = events.events
+    return event
+
+
+@pytest.mark.parametrize(
+    ("completed", "behind", "lost", "known"),
+    [(0, 0, 0, 0), (2, 0, 0, 2), (3, 0, 0, 3), (9, 0, 0, 3), (3, 2, 0, 1), (3, 1, 0, 0), (3, 0, 2, 1)],
+)
+@pytest.mark.parametrize("base", [0, 7])
+def test_known_complete_is_what_counts_if_the_recorder_dies_then(
+    world: World, base: int, completed: int, behind: int, lost: int, known: int
+) -> None:
+    """A GPU writes a timeline's word behind a lost wait too, and at a break it is no count any more."""
+    token, waiter = world.hello().token, world.hello().token
+    line = world.board.slot(0)
+    line.publish(base)  # by earlier uses
+    _, event = _send(world, 1, messages.Open("e", True, engine="timeline"), token)
+    assert isinstance(event, messages.Attachment)
+    assert (event.slot, event.base) == (0, base)
+    _send(world, 1, messages.Attach(event.slot, event.incarnation), waiter)
+    line.publish(base + 3)
+    line.store_completed(base + completed)
+    line.first_dependent, line.lost = (behind and base + behind), (lost and base + lost)
+    assert (_event(world).state, _event(world).generation, _event(world).completed) == ("open", 3, known)
+    world.handlers.lose(_entry(world, token), "pidfd")
+    assert line.completed == INT64_MAX
+    assert (_event(world).state, _event(world).generation, _event(world).completed) == ("broken", 3, known)
+
+
+def test_all_of_an_event_that_was_closed_is_known_complete(world: World) -> None:
+    token, waiter = world.hello().token, world.hello().token
+    _, event = _send(world, 1, messages.Open("e", True, engine="timeline"), token)
+    assert isinstance(event, messages.Attachment)
+    _send(world, 1, messages.Attach(event.slot, event.incarnation), waiter)
+    line = world.board.slot(event.slot)
+    line.publish(2)
+    for is_released, completed, known in ((False, 1, 1), (True, 2, 2)):
+        line.store_completed(completed)
+        _send(world, 2 + completed, messages.Close(event.slot, event.incarnation, released=is_released), token)
+        assert (_event(world).state, _event(world).completed) == ("closed", known)
+    assert line.completed == INT64_MAX
 
 
 def test_root_may_ask_and_gets_no_session(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

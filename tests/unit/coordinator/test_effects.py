@@ -12,7 +12,8 @@ import pytest
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, OPEN, Board
 from ipcsync._wire.messages import Announcement
 from ipcsync.typing import EngineName
-from ipcsync_coordinator.effects import Releaser, _watermark
+from ipcsync_coordinator.effects import Releaser, watermark
+from ipcsync_coordinator.journal import Journal, Record, Transactions, recover
 from ipcsync_coordinator.questions import remains_of
 from ipcsync_coordinator.state import Recorder, SessionEnd, Slot
 from tests.unit.coordinator.effects_scene import Scene
@@ -314,7 +315,7 @@ def test_what_stays_good_at_a_break(
     line.first_dependent = behind
     line.lose(lost, 0)
     line.store_completed(completed)
-    assert _watermark(Slot(0, "open", name="e", engine=engine, base=10), line) == good
+    assert watermark(Slot(0, "open", name="e", engine=engine, base=10), line) == good
 
 
 def test_a_released_word_is_stored_again_each_millisecond_at_first_and_less_often_later(
