@@ -84,15 +84,16 @@ class _Thread:
         futexes, count, slice_ns = self._futexes, 1, _SLICE_NS
         for serial, peer in self.peers.copy().items():
             owner = peer.line.owner  # before the question, so that a mark after it ends the wait
-            if not peer.is_alive():
-                if self.peers.pop(serial, None) is not None:
-                    self._on_death(serial)
-            elif owner == 0:
+            if owner == 0:
                 slice_ns = int(_LOOK_S * 1e9)
-            else:
-                futexes.put(count, peer.line.owner_address)
-                futexes.expect(count, owner)
-                count += 1
+            with suppress(OSError):  # no descriptor to ask by, which proves nothing: the next look asks again
+                if not peer.is_alive():
+                    if self.peers.pop(serial, None) is not None:
+                        self._on_death(serial)
+                elif owner:
+                    futexes.put(count, peer.line.owner_address)
+                    futexes.expect(count, owner)
+                    count += 1
         futexes.count = count
         return slice_ns
 

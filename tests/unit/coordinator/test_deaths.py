@@ -113,6 +113,23 @@ def test_who_is_marked_already_is_told_of_and_who_is_forgotten_is_not(
     assert died.empty()
 
 
+def test_a_process_that_no_descriptor_is_left_to_look_at_counts_as_alive_and_keeps_no_other_back(
+    board: Board, watch: DeathWatch, died: queue.Queue[int], peer: PeerProcess
+) -> None:
+    def none_left(*_: int) -> None:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    unmarked, marked = _assign(board, 0, peer.pid), _assign(board, 1, os.getpid())
+    marked.line.owner = WAITERS | OWNER_DIED
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ipcsync._board.board.Process", none_left)
+        watch.watch(unmarked)
+        watch.watch(marked)
+        assert died.get(timeout=DEADLINE_S) == marked.serial
+    peer.kill()
+    assert died.get(timeout=DEADLINE_S) == unmarked.serial
+
+
 def test_a_process_that_the_kernel_does_not_mark_is_looked_at(
     board: Board, watch: DeathWatch, died: queue.Queue[int], peer: PeerProcess
 ) -> None:

@@ -1,8 +1,10 @@
-"""What a tick sees of a session: its silence, of one that was never ready too, and its goodbye."""
+"""What a tick sees of a session: its silence, of one that was never ready too, its goodbye, its death, or nothing."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import math
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -55,3 +57,30 @@ def test_a_goodbye_that_the_board_alone_has_is_logged_once(world: World, caplog:
         server._check(session, session.beat_ns)
     assert [record.message for record in caplog.records] == ["session closed"]
     assert world.sessions.find(token) is None
+
+
+def test_a_session_that_no_descriptor_is_left_to_look_at_lives_on_and_keeps_nothing_of_the_tick_back(
+    world: World,
+) -> None:
+    def none_left() -> bool:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    unseen, dead = (world.sessions.find(world.hello().token) for _ in range(2))
+    assert unseen is not None
+    assert dead is not None
+    for session, is_alive in ((unseen, none_left), (dead, lambda: False)):
+        session.is_ready = True
+        session.peer = SimpleNamespace(is_alive=is_alive, is_over=lambda: True)  # type: ignore[assignment]
+    done: list[str] = []
+    server: Any = object.__new__(Server)
+    server.board, server.registry, server.handlers = world.board, world.registry, world.handlers
+    server.sessions, server._transactions = world.sessions, world.transactions
+    server._credit = SimpleNamespace(tick=lambda _: None, since_ns=0)
+    server._zap = server.feed = SimpleNamespace(drain=lambda: None)
+    server._kept = SimpleNamespace(look=lambda _: done.append("kept"))
+    server._drain_link = server._drain_requests = lambda: None
+    server._stop_if_idle = lambda _: None
+    server._next_feed_tick, server.parent = math.inf, None
+    server._tell_alive = lambda: done.append("alive")
+    server._beat()
+    assert (unseen.state, dead.state, done) == ("live", "expired", ["kept", "alive"])
