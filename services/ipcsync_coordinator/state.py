@@ -179,7 +179,8 @@ class Slot(Struct, eq=False, array_like=True, dict=True):
             return self.reason
         if recorder is None or not self.ended:
             return ""
-        return recorder.end or ("closed" if self.ended == "closed" else "behind")
+        end = "died" if self.ended == "broken" and recorder.end == "closed" else recorder.end  # amid its drain
+        return end or ("closed" if self.ended == "closed" else "behind")
 
     def quarantined_s(self, now_ns: int) -> float | None:
         """For how many seconds it has been, None if it is not."""

@@ -83,6 +83,16 @@ def test_a_recorder_that_lingers_and_dies_breaks_what_it_left(scene: Scene) -> N
     assert slot.state == "broken"
 
 
+def test_a_recorder_that_dies_amid_its_drain_is_said_to_have_died(scene: Scene) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, "e", recorder=True)
+    scene.open(waiter, "e")
+    scene.registry.end_session(recorder, released=False)
+    assert (slot.state, slot.cause) == ("closed", "closed")
+    scene.registry.release_dead(recorder)
+    assert (slot.state, slot.cause) == ("broken", "died")
+
+
 def test_a_recorder_that_lingers_attaches_anew_and_dies_breaks_what_it_left(scene: Scene) -> None:
     recorder, waiter = scene.session("r"), scene.session("w")
     slot = scene.open(recorder, "e", recorder=True)
