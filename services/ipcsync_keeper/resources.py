@@ -181,15 +181,20 @@ class EventStore:
         """Destroy these events; unknown ones are gone already. How many were destroyed with a pending record, ever.
 
         The driver keeps the place of such a one until that is complete, so no other event gets it. A dead process's
-        record stays pending for ever.
+        record stays pending for ever. The first error is raised once all were tried.
         """
-        driver = _drivers.load()
-        for serial in serials:
-            if serial in self._made:
-                shared, event = self._made.pop(serial)
+        driver, errors = _drivers.load(), list[DriverError]()
+        for serial in self._made.keys() & serials:
+            shared, event = self._made[serial]
+            try:
                 context.ensure_context(self._devices[shared.device])
+                del self._made[serial]
                 self._pending += int(driver.cuEventQuery(event)[0]) == ERROR_NOT_READY
                 _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+            except DriverError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         return self._pending
 
     def held(self) -> list[SharedCudaEvent]:
