@@ -97,7 +97,8 @@ async def _serve(settings: config.Settings, kept: str | None, ready_fd: int | No
     try:
         if kept is None:
             os.environ["IPCSYNC_DRIVER"] = settings.driver
-            for number in (signal.SIGTERM, signal.SIGINT):  # before anything needs to be cleaned up
+            hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # nohup(1) ignores it
+            for number in (signal.SIGTERM, signal.SIGINT, *hangup):  # before anything needs to be cleaned up
                 asyncio.get_running_loop().add_signal_handler(number, done.set)
             what = startup.create(settings)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -55,6 +56,27 @@ def test_a_coordinator_that_was_stopped_itself_was_not_idle_meanwhile(
     fixtures.resume(one.pid)
     with ipcsync.connect(one.endpoint) as client:
         assert client.is_connected
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_hangup_ends_a_coordinator_without_a_keeper_as_sigterm_does_unless_it_is_ignored(
+    tmp_path: Path, *, is_ignored: bool
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if is_ignored else None  # as nohup(1) does
+    try:
+        process = _start(tmp_path / "run", "--no-keeper", IPCSYNC_TEST_ZYGOTE="0")
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGHUP, before)
+    with ipcsync.connect(f"ipc://{tmp_path / 'run'}/coordinator.sock", timeout=DEADLINE_S) as client:
+        process.send_signal(signal.SIGHUP)
+        if is_ignored:
+            client.stats()
+            process.terminate()
+        _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, said
+    assert "event=stopped" in said
+    assert not list((tmp_path / "run").glob("*.sock"))
 
 
 @pytest.mark.parametrize("keeper", ["--keeper", "--no-keeper"])
