@@ -1,1 +1,1 @@
-"""The observer: an ordinary client that shows what a coordinator holds, as metrics, as JSON, and as a page."""
+"""The observer: a process without a session that shows what a coordinator holds, as metrics, as JSON, and as a page."""

@@ -86,7 +86,8 @@ def test_probes_and_annotations_name_what_is_served() -> None:
     program, *words = coordinator["startupProbe"]["exec"]["command"]
     assert program == "ipcsync"
     parse(words)
-    assert "livenessProbe" not in coordinator, "it needs a session, and its failure would end all others"
+    assert "livenessProbe" not in coordinator, "its failure would end all sessions"
+    assert "env" not in observer, "it loads no driver"
     (port,) = observer["ports"]
     for name in ("livenessProbe", "readinessProbe"):
         probe = observer[name]["httpGet"]
