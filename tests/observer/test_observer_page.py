@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -221,6 +223,51 @@ def test_the_page_says_when_coordinator_or_observer_are_gone(
         browser.until(
             f"{_NAMES.replace('return', 'const names =')}; return names.includes('again')", what="a new event"
         )
+    # As behind a network that is cut: the connection stays, and nothing comes.
+    os.kill(observer.process.pid, signal.SIGSTOP)
+    browser.until(status, "the observer does not answer", what="its silence is shown")
+    os.kill(observer.process.pid, signal.SIGCONT)
+    browser.until(status, "live: ipc://", what="it is live once more")
     assert browser.console() == []
     observer.stop()
     browser.until(status, "the observer does not answer", what="the observer's end is shown")
+    browser.run("document.dispatchEvent(new Event('visibilitychange'))")
+    assert browser.run(status, "the observer does not answer"), "another tab was shown meanwhile"
+
+
+_LEFT_OUT = """
+    const known = view.state;
+    const said = Object.entries(arguments[0]).map(([part, shown]) => {
+        view.state = { ...known, ...shown };
+        show();
+        return [part, document.getElementById(part).textContent];
+    });
+    view.state = known;
+    show();
+    return Object.fromEntries(said);
+"""
+
+
+def test_the_page_says_what_it_does_not_show(
+    browser: Browser, coordinator: ipcsync.Coordinator, new_observer: Callable[..., Observer], client: ipcsync.Client
+) -> None:
+    observer = new_observer("--endpoint", coordinator.endpoint)
+    client.event("e", recorder=True)
+    browser.open(observer.url)
+    browser.until(f"{_NAMES.replace('return', 'const names =')}; return names.includes('e')", what="it is shown")
+    said = browser.run(
+        _LEFT_OUT,
+        {
+            "more": {"events": [], "events_found": 0, "events_total": 5000},
+            "links": {"links": []},
+            "more-sessions": {"sessions_total": 0},
+        },
+    )
+    assert said == {
+        "more": "No event that the coordinator lists has such a name.",
+        "links": "1 more are not shown.",
+        "more-sessions": "There are no sessions.",
+    }
+    said = browser.run(_LEFT_OUT, {"more": {"events_found": 0, "events_total": 0}})
+    assert said == {"more": ""}, "one has ended since they were counted"
+    _assert_clean(browser, observer)

@@ -8,7 +8,7 @@ const byId = (id) => document.getElementById(id);
 const whole = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const lanes = new Map();
-const view = { state: null, source: null };
+const view = { state: null, source: null, timer: 0 };
 
 function seconds(value) {
   if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
@@ -254,6 +254,8 @@ function showLinks(state) {
     const event = labels.get(`${link.slot}/${link.incarnation}`);
     return `${link.session} ${link.role} on ${event}${link.state === "draining" ? " (closed it, work still in flight)" : ""}`;
   });
+  const more = state.events.reduce((total, event) => total + event.attached, 0) - texts.length;
+  if (more > 0) texts.push(`${whole.format(more)} more are not shown.`);
   const list = byId("links"), shown = texts.length ? texts : ["No session is attached to an event."];
   while (list.children.length > shown.length) list.lastChild.remove();
   while (list.children.length < shown.length) list.append(element("li"));
@@ -273,33 +275,41 @@ function showNodes({ bridge }) {
 function show() {
   const { state } = view;
   if (state === null || document.hidden) return;
-  say(state.ready ? `live: ${state.endpoint}` : `not ready: ${state.problem}`, state.ready);
+  say(state.ready ? `live: ${state.endpoint}` : state.lost ?? `not ready: ${state.problem}`, state.ready);
   document.title = state.ready ? `ipcsync: ${state.events_total} events` : "ipcsync: not ready";
   showFigures(state);
   events.show(state.events);
   const hidden = state.events_found - state.events.length;
   setText(byId("more"), !state.events.length
-    ? (state.events_total ? "No event has such a name." : "There are no events.")
-    : hidden ? `${hidden} more are not shown, none of them broken or stuck for longer than these: narrow the names.` : "");
+    ? (state.events_total ? "No event that the coordinator lists has such a name." : "There are no events.")
+    : hidden > 0 ? `${hidden} more are not shown, none of them broken or stuck for longer than these: narrow the names.` : "");
   showLinks(state);
   showNodes(state);
   sessions.show(state.sessions);
   const more = state.sessions_total - state.sessions.length;
-  setText(byId("more-sessions"), more ? `${more} more are not shown.` : state.sessions_total ? "" : "There are no sessions.");
+  setText(byId("more-sessions"), more > 0 ? `${more} more are not shown.` : state.sessions_total ? "" : "There are no sessions.");
 }
 
 // --- live ------------------------------------------------------------------------------------------------------------
+
+function lose() {
+  const lost = "the observer does not answer; trying again";
+  if (view.state !== null) Object.assign(view.state, { ready: false, lost });
+  say(lost, false);
+}
 
 function connect() {
   view.source?.close();
   view.source = new EventSource(`/api/stream?contains=${encodeURIComponent(byId("filter").value)}`);
   view.source.onmessage = (message) => {
     view.state = JSON.parse(message.data);
+    clearTimeout(view.timer); // a network that is cut says nothing
+    view.timer = setTimeout(() => { lose(); connect(); }, 3000 * (view.state.period_s + 1));
     keepLanes(view.state);
     show();
   };
   view.source.onerror = () => {
-    say("the observer does not answer; trying again", false);
+    lose();
     if (view.source.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
   };
 }
