@@ -146,7 +146,12 @@ def _start(command: list[str], runtime_dir: str | None) -> Coordinator:
     from ipcsync._drivers import WARNED
 
     # If there is no CUDA driver, this process warns when it connects: one warning is enough.
-    return Coordinator(command, {**environment(), WARNED: "1"}, runtime_dir, temporary)
+    try:
+        return Coordinator(command, {**environment(), WARNED: "1"}, runtime_dir, temporary)
+    except BaseException:  # it did not come as far as its own `stop`
+        if temporary:
+            shutil.rmtree(runtime_dir, ignore_errors=True)
+        raise
 
 
 def directory_prefix() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pickle
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ipcsync
+from ipcsync import _launch
 from ipcsync._board.runtime_dir import who_serves
 from ipcsync._launch import Coordinator, directory_prefix
 from ipcsync._linux.process import pid_namespace
@@ -37,6 +39,19 @@ def test_a_launch_removes_what_killed_processes_left_once_their_coordinator_has_
         os.close(lock)
     new_coordinator()
     assert not left.exists()
+
+
+def test_a_launch_that_can_start_no_process_leaves_no_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(_launch, "start_daemon", none_left)
+    with pytest.raises(ipcsync.QuotaExceeded):
+        ipcsync.launch()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_launch_in_another_pid_namespace_removes_nothing_of_ours(
