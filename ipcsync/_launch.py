@@ -127,7 +127,7 @@ def launch(
             raise TypeError(f"the setting {name} must be text, a number or a bool, but got {type(value).__name__}")
     if driver is not None:
         command += ["--driver", driver]
-    if runtime_dir is not None:
+    if runtime_dir:
         runtime_dir = os.path.abspath(runtime_dir)
     if any("\0" in part for part in (*command, runtime_dir or "")):
         raise ValueError("a setting of launch() has a NUL, which no program can be given")
@@ -138,7 +138,7 @@ def launch(
 
 
 def _start(command: list[str], runtime_dir: str | None) -> Coordinator:
-    if temporary := runtime_dir is None:
+    if temporary := not runtime_dir:
         _remove_abandoned()
         runtime_dir = tempfile.mkdtemp(prefix=f"{directory_prefix()}{os.getpid()}-{start_time(os.getpid())}-")
         os.chmod(runtime_dir, 0o700)  # a folder with the set-group-ID bit hands that on

@@ -54,6 +54,18 @@ def test_a_launch_that_can_start_no_process_leaves_no_directory(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_launch_in_an_empty_directorys_name_has_a_directory_of_its_own(
+    new_coordinator: Callable[..., ipcsync.Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as here:
+        monkeypatch.chdir(here)
+        coordinator = new_coordinator(runtime_dir="")
+        assert coordinator.runtime_dir.startswith(os.path.join(tempfile.gettempdir(), directory_prefix()))
+        coordinator.stop()
+        assert not os.path.exists(coordinator.runtime_dir)
+        assert os.listdir(here) == []
+
+
 def test_a_launch_in_another_pid_namespace_removes_nothing_of_ours(
     new_coordinator: Callable[..., ipcsync.Coordinator], tmp_path: Path
 ) -> None:
