@@ -43,6 +43,7 @@ class Coordinator:
         self._owner = os.getpid()
         self.pid: int = self._process.pid
         try:
+            self._started = start_time(self.pid) or 0
             endpoint = read_line(ready, _START_S)
             if not endpoint:
                 status = self._process.poll() if endpoint is None else self._process.wait(_STOP_S)
@@ -62,7 +63,7 @@ class Coordinator:
     @property
     def is_running(self) -> bool:
         """Whether the daemon runs."""
-        return self._process.poll() is None
+        return self._process.poll() is None if os.getpid() == self._owner else is_running(self.pid, self._started)
 
     def stop(self, timeout: float = _STOP_S) -> int:
         """Stop the daemon, by SIGKILL after `timeout` s; its exit status, each time. Does nothing in a forked child."""

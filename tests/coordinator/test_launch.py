@@ -19,6 +19,7 @@ from ipcsync import _launch
 from ipcsync._board.runtime_dir import who_serves
 from ipcsync._launch import Coordinator, directory_prefix
 from ipcsync._linux.process import pid_namespace
+from tests.faults.forking import Child
 from tests.kit.zygote import EXEC, IPCSYNC
 
 pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
@@ -64,6 +65,15 @@ def test_a_launch_in_an_empty_directorys_name_has_a_directory_of_its_own(
         coordinator.stop()
         assert not os.path.exists(coordinator.runtime_dir)
         assert os.listdir(here) == []
+
+
+def test_a_forked_child_sees_whether_the_coordinator_runs(new_coordinator: Callable[..., ipcsync.Coordinator]) -> None:
+    coordinator = new_coordinator()
+    assert coordinator.is_running
+    assert Child("os.fork", lambda: coordinator.is_running).result()
+    assert coordinator.stop() == 0
+    assert not coordinator.is_running
+    assert not Child("os.fork", lambda: coordinator.is_running).result()
 
 
 def test_a_launch_in_another_pid_namespace_removes_nothing_of_ours(
