@@ -17,7 +17,7 @@ from ipcsync._deadline import bounded
 from ipcsync._linux.child import PYTHON, ends_within, environment, read_line, start_daemon
 from ipcsync._linux.process import is_running, pid_namespace, start_time
 from ipcsync._threads import check_threads, errand
-from ipcsync.errors import ConnectError
+from ipcsync.errors import ConnectError, WaitTimeout
 from ipcsync.typing import CoordinatorSettings
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _STOP_S = 5.0
 class Coordinator:
     """A running coordinator daemon. `endpoint` is what clients connect to, `pid` its process.
 
-    A context manager that stops it. It ends by itself when this process does, however that ends.
+    A context manager that stops it, in no forked child. It ends by itself when this process does, however that ends.
     """
 
     def __init__(self, command: list[str], env: dict[str, str], runtime_dir: str, temporary: bool) -> None:
@@ -46,11 +46,10 @@ class Coordinator:
             self._started = start_time(self.pid) or 0
             endpoint = read_line(ready, _START_S)
             if not endpoint:
-                status = self._process.poll() if endpoint is None else self._process.wait(_STOP_S)
                 raise ConnectError(
-                    f"the coordinator did not start in {_START_S:g} s"
-                    if status is None
-                    else f"the coordinator ended at its start with status {status}; its log, on stderr, says why",
+                    f"the coordinator did not start within {_START_S + _STOP_S:g} s"
+                    if not ends_within(self._process, 0.0 if endpoint is None else _STOP_S)
+                    else f"the coordinator ended with status {self._process.returncode}; its log, on stderr, says why",
                     endpoint=self.runtime_dir,
                 )
         except BaseException:
@@ -66,7 +65,7 @@ class Coordinator:
         return self._process.poll() is None if os.getpid() == self._owner else is_running(self.pid, self._started)
 
     def stop(self, timeout: float = _STOP_S) -> int:
-        """Stop the daemon, by SIGKILL after `timeout` s; its exit status, each time. Does nothing in a forked child."""
+        """Stop the daemon, by SIGKILL after `timeout` s, else WaitTimeout 5 s later; its exit status, each time."""
         if os.getpid() != self._owner:
             return 0
         seconds = bounded(timeout)
@@ -75,10 +74,12 @@ class Coordinator:
             self._process.send_signal(signal.SIGCONT)
             if not ends_within(self._process, seconds):
                 self._process.kill()
-        status = self._process.wait()
+        has_ended = ends_within(self._process, _STOP_S)
         if self._temporary:
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
-        return status
+        if not has_ended:
+            raise WaitTimeout(f"the coordinator (pid {self.pid}) was killed and has not ended", timeout=timeout)
+        return self._process.returncode
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -74,6 +75,27 @@ def test_a_forked_child_sees_whether_the_coordinator_runs(new_coordinator: Calla
     assert coordinator.stop() == 0
     assert not coordinator.is_running
     assert not Child("os.fork", lambda: coordinator.is_running).result()
+
+
+def test_a_coordinator_that_does_not_end_though_it_is_killed_is_an_error_and_no_wait(
+    new_coordinator: Callable[..., ipcsync.Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = new_coordinator()
+    with monkeypatch.context() as stuck:
+        stuck.setattr(_launch, "ends_within", lambda *_: False)
+        with pytest.raises(ipcsync.WaitTimeout, match=f"pid {coordinator.pid}"):
+            coordinator.stop(0)
+    assert not os.path.exists(coordinator.runtime_dir)
+    assert coordinator.stop() in (0, -signal.SIGKILL)
+
+
+def test_a_coordinator_that_gives_up_its_start_and_does_not_end_did_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(_launch, "_STOP_S", 0.01)
+    program = "import os, sys, time; os.close(int(sys.argv[-1])); time.sleep(600)"
+    with pytest.raises(ipcsync.ConnectError, match="did not start"):
+        Coordinator([sys.executable, "-c", program], dict(os.environ), str(tmp_path), temporary=False)
 
 
 def test_a_launch_in_another_pid_namespace_removes_nothing_of_ours(
