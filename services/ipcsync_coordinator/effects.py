@@ -69,17 +69,16 @@ class Effects:
         It comes before anything of the transition is stored.
         """
         for slot in sorted(slots, key=attrgetter("index")):
+            line = self.line(slot.index)
             if slot.ended:
                 slot.ended_ns = slot.ended_ns or time.monotonic_ns()
             if slot.good == UNREAD:
-                line = self.line(slot.index)
                 # All that was recorded is complete, or else the recorder is lost.
                 good = line.recorded if slot.ended == "closed" else watermark(slot, line)
                 slot.good = max(good - slot.base, 0)
             if slot.is_over and slot.ended == "broken" and slot.origin is not None:
                 self._tombstones.add(slot.origin, Tombstone(slot.node, slot.good, slot.reason))
             if slot.state == "free" and slot.ring:
-                line = self.line(slot.index)
                 # A recorder that died between the driver's call and the store left a record that is not on the board.
                 is_reusable = line.recorded <= line.completed and slot.ended != "broken"
                 self._rings.append((self.pool.give_back if is_reusable else self.pool.destroy, slot.ring))
@@ -157,11 +156,6 @@ class Effects:
             if slot.state == "closed":
                 line.watermark = good
             self.releaser.hold(slot.index, line)
-
-    def resume(self, slot: Slot) -> None:
-        """Continue what an earlier coordinator began: the release of a slot's word."""
-        if slot.is_released:
-            self.releaser.hold(slot.index, self.line(slot.index))
 
     # --- what others are told -----------------------------------------------------------------------------------------
 

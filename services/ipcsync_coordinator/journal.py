@@ -339,7 +339,8 @@ def recover(transactions: Transactions, now_ns: int) -> list[Slot]:
         journal.carried_out()
     for slot in left.slots:
         slot.told = slot.ended or "opened"
-        effects.resume(slot)
+        if slot.is_released:
+            effects.releaser.hold(slot.index, effects.line(slot.index))
     effects.pool.sweep(serial for slot in left.slots for serial in slot.ring)
     return [slot for slot in left.slots if board.slot(slot.index).state != _STATES[slot.state]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -32,6 +33,9 @@ class Outside:
 
     def destroy(self, ring: list[Any]) -> None:
         self.destroyed.append(ring)
+
+    def sweep(self, used: Iterable[int]) -> None:
+        """A later coordinator destroys all others; there are none."""
 
     def send(self, frame: bytes, _flags: int) -> None:
         self.sent.append(codec.decode_announcement(frame))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from ipcsync_coordinator.effects import Releaser, watermark
 from ipcsync_coordinator.journal import Journal, Record, Transactions, recover
 from ipcsync_coordinator.questions import remains_of
 from ipcsync_coordinator.state import Recorder, SessionEnd, Slot
+from ipcsync_keeper.resources import JournalFiles
 from tests.unit.coordinator.effects_scene import Scene
 
 
@@ -228,8 +230,13 @@ def test_what_waits_ahead_is_released_once_a_timeline_is_drained_and_until_it_is
 def test_a_later_coordinator_releases_what_the_one_before_it_did(
     scene: Scene, engine: EngineName, state: Any, is_drained: bool
 ) -> None:
-    slot = Slot(0, state, name="e", engine=engine, is_drained=is_drained)
-    scene.effects.resume(slot)
+    files = JournalFiles.create()
+    before = Journal(files, Record)
+    before.append(Record(slots=[Slot(0, state, name="e", engine=engine, is_drained=is_drained)]))
+    before.carried_out()
+    recover(Transactions(scene.registry, scene.effects, files), time.monotonic_ns())
+    for descriptor in files.descriptors:
+        os.close(descriptor)
     is_held = engine == "timeline" and (state == "broken" or is_drained)
     assert bool(scene.effects.releaser._held) == is_held
     assert scene.board.slot(0).completed == (INT64_MAX if is_held else 0)

@@ -17,6 +17,7 @@ from ipcsync_coordinator.state import SessionTable, Slot
 from ipcsync_keeper import resources
 from tests.kit.examples import LONG
 from tests.models.restart_world import MISTAKES
+from tests.unit.coordinator import coordinator_world
 from tests.unit.coordinator.recovery_scene import STATES, Steps, count_and_state, die_at_each
 
 
@@ -97,7 +98,14 @@ def _change_each_slot(patch: pytest.MonkeyPatch, change: Callable[[Slot, SlotLin
 
 
 def _forget_what_is_held(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Effects, "resume", lambda *_: None)
+    recover = journal.recover
+
+    def forgetful(transactions: Transactions, now_ns: int) -> list[Slot]:
+        differing = recover(transactions, now_ns)
+        transactions.effects.releaser._held.clear()
+        return differing
+
+    patch.setattr(coordinator_world, "recover", forgetful)
 
 
 def _sweep_what_is_in_quarantine(patch: pytest.MonkeyPatch) -> None:
