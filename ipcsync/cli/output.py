@@ -205,21 +205,17 @@ class Findings(list[Finding]):
             self.skips = "skipped", f"not tried: {name} failed", ""
 
     def print(self, *, as_json: bool) -> None:
-        """Print them; exit with status 1 if a check failed."""
+        """Print a line for each, the advice below it, and a summary, or JSON; exit with status 1 if a check failed."""
         if as_json:
             print_json({"checks": [asdict(finding) for finding in self]})
         else:
-            self._show()
+            width = max(len(finding.name) for finding in self)
+            for finding in self:
+                result = styled(f"{finding.result:<7}", _RESULTS[finding.result])
+                click.echo(f"{result}  {finding.name:<{width}}  {finding.detail}")
+                for line in textwrap.wrap(finding.advice, 100):
+                    click.echo(f"{'':<{width + 13}}{line}")
+            count = {result: sum(finding.result == result for finding in self) for result in _RESULTS}
+            click.echo(", ".join(f"{number} {result}" for result, number in count.items() if number))
         if any(finding.result == "fail" for finding in self):
             sys.exit(1)
-
-    def _show(self) -> None:
-        """Print a line for each, the advice below it, and a summary in one line."""
-        width = max(len(finding.name) for finding in self)
-        for finding in self:
-            result = styled(f"{finding.result:<7}", _RESULTS[finding.result])
-            click.echo(f"{result}  {finding.name:<{width}}  {finding.detail}")
-            for line in textwrap.wrap(finding.advice, 100):
-                click.echo(f"{'':<{width + 13}}{line}")
-        count = {result: sum(finding.result == result for finding in self) for result in _RESULTS}
-        click.echo(", ".join(f"{number} {result}" for result, number in count.items() if number))

@@ -181,8 +181,7 @@ class Fleet:
             if 0 < owed.want.deadline_ns < now_ns or not owed.is_waited_for:
                 self._forget(owed)
             elif not has_bridge:
-                error = NoBridge("the bridge to other nodes has ended without an answer")
-                self._reply(owed, codec.failure_of(error))
+                self._reply(owed, codec.failure_of(NoBridge("the bridge to other nodes has ended without an answer")))
 
     def _forget(self, owed: _Owed) -> None:
         asker, request_id = owed.key
