@@ -133,6 +133,26 @@ def test_a_task_waits_for_a_point_once_another_threads_record_is_made(
     asyncio.run(scenario())
 
 
+def test_a_task_waits_for_many_points_once_another_threads_record_is_made(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            stream, waiting = ipcsync.Stream(), ipcsync.Stream()
+            with StreamGate(stream):
+                events = await client.events(["a", "b"], recorder=True, engine=engine)
+                points = [await event.record(stream) for event in events]
+                with _recorded_by_another_thread(events[1], stream):
+                    task = asyncio.create_task(client.wait_all(points, waiting))
+                    with pytest.raises(ipcsync.WaitTimeout, match=r"another thread's wait .* within 0\.01 s") as late:
+                        await client.wait_all(points, waiting, timeout=0.01)
+                    assert late.value.event == "b"
+                assert await asyncio.wait_for(task, LONG_S) == []
+                assert not waiting.query()
+
+    asyncio.run(scenario())
+
+
 def test_a_record_that_is_cancelled_while_the_ring_is_full_is_not_made(coordinator: ipcsync.Coordinator) -> None:
     async def scenario() -> None:
         async with await ipcsync.aconnect(coordinator.endpoint) as client:

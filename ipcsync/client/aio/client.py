@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ipcsync._closing import AsyncClosing
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._native import fork
 from ipcsync._native.context import DEFAULT_STREAMS
 from ipcsync._native.foreign import refuse_small_number
@@ -43,6 +44,7 @@ from ipcsync.client.event import SharedEvent, note_depth
 from ipcsync.client.graphs import GraphRecord, GraphWait
 from ipcsync.client.point import Point, bound, looks, wait_all
 from ipcsync.client.unnamed import Reservation
+from ipcsync.errors import WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 __all__ = ["AsyncClient", "Connecting", "aconnect"]
@@ -253,11 +255,16 @@ class AsyncClient(ClientView, AsyncClosing):
         refuse_small_number(stream, 0)
         chosen, waiting = resolve(stream), checked(points, lost)
         late = [point for point in waiting if point._point._attached is None or not point.is_recorded]
-        check = self._session.check_liveness
+        check, deadline = self._session.check_liveness, deadline_of(timeout)
         gone = await lost_of([partial(all_recorded, [point], check, timeout) for point in late], lost)
         left_out = {id(late[place]._point) for place in gone}
-        rest = [point._point for point in waiting if id(point._point) not in left_out]
-        left_out.update(map(id, wait_all(rest, chosen, timeout=0, lost=lost)))
+        rest = [point for point in waiting if id(point._point) not in left_out]
+        try:
+            left_out.update(map(id, wait_all([point._point for point in rest], chosen, timeout=0, lost=lost)))
+        except WaitTimeout:  # another thread's call is under way; a wait that is queued twice does no harm
+            left = left_of(deadline) if late else timeout
+            gone = await lost_of([partial(point.wait, chosen, timeout=left) for point in rest], lost)
+            left_out.update(id(rest[place]._point) for place in gone)
         return [point for point in waiting if id(point._point) in left_out]
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
