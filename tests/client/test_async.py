@@ -159,6 +159,33 @@ def test_a_reserved_point_is_waited_for_before_its_record(coordinator: ipcsync.C
     asyncio.run(scenario())
 
 
+def test_a_record_that_would_depend_on_itself_is_refused_at_once(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            stream, reservation = ipcsync.Stream(), await one.reserve(engine=engine)
+            event = await one.event("e", recorder=True, engine=engine)
+            theirs = (await two.event("e")).at(2)
+            for record, later in ((event.record, theirs), (reservation.record, reservation.point)):
+                with pytest.raises(ValueError, match=r"generation 1 of .* cannot depend on its generation"):
+                    await asyncio.wait_for(record(stream, after=[later]), LONG_S)
+
+    asyncio.run(scenario())
+
+
+def test_who_may_not_record_is_told_at_once_whatever_the_record_would_depend_on(
+    coordinator: ipcsync.Coordinator,
+) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            seen, other = await two.event("seen"), await one.event("other", recorder=True)
+            with pytest.raises(ipcsync.NotRecorder):
+                await asyncio.wait_for(seen.record(ipcsync.Stream(), after=[other.at(1)]), LONG_S)
+
+    asyncio.run(scenario())
+
+
 def _messages(sync: Callable[[], object]) -> tuple[type, str, dict[str, object]]:
     with pytest.raises(ipcsync.IpcSyncError) as caught:
         sync()

@@ -154,6 +154,18 @@ def test_an_event_that_is_not_an_asynchronous_clients_is_refused(
     _with_client(coordinator, run)
 
 
+def test_a_point_that_this_very_replay_is_to_record_is_refused_at_once(coordinator: ipcsync.Coordinator) -> None:
+    layers = Layers(1)
+
+    async def run(client: ipcsync.AsyncClient) -> None:
+        done = await client.event("done", recorder=True)
+        replaying = client.replay({layers.waits[0]: done.at(1)}, {layers.records[0]: done}, stream=layers.stream)
+        with pytest.raises(ValueError, match="is for this replay to record"):
+            await asyncio.wait_for(replaying.__aenter__(), DEADLINE_S)
+
+    _with_client(coordinator, run)
+
+
 def test_what_is_no_mapping_is_refused(coordinator: ipcsync.Coordinator) -> None:
     wrong: Any = [ipcsync.GraphWait()]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic_ns
@@ -69,7 +69,9 @@ async def record(event: SharedEvent, stream: Stream, timeout: float | None, afte
     deadline, engine = deadline_of(timeout), event._engine
     engine.waiting_records.append(deadline)
     try:
-        points = await all_recorded(after, partial(engine.check_liveness, 1), timeout)
+        # What the record itself raises for is not waited for: its own later points, or any without the role.
+        named = after if event._is_recorder else ()
+        points = await all_recorded(named, partial(engine.check_liveness, 1), timeout, {engine.origin})
     finally:
         engine.waiting_records.pop()
     for pause_s in pauses(left_of(deadline), 0.001, 0.02):
@@ -108,7 +110,8 @@ class AsyncReservation(AsyncClosing):
     async def record(self, stream: StreamLike | None = None, *, after: Iterable[AsyncPoint] = ()) -> AsyncPoint:
         """Record after all work submitted to `stream` so far, once; as `Reservation.record`."""
         chosen = resolve(stream, self._reservation.point.device.index)
-        points = await all_recorded(after, partial(self._reservation._event._engine.check_liveness, 1))
+        engine = self._reservation._event._engine
+        points = await all_recorded(after, partial(engine.check_liveness, 1), None, {engine.origin})
         return AsyncPoint(self._reservation.record(chosen, after=points))
 
     async def close(self) -> None:
@@ -235,13 +238,14 @@ async def attached(points: Iterable[AsyncPoint], timeout: float | None) -> tuple
 
 
 async def all_recorded(
-    points: Iterable[AsyncPoint], check: Callable[[], object], timeout: float | None = None
+    points: Iterable[AsyncPoint], check: Callable[[], object], timeout: float | None, own: Container[object] = ()
 ) -> list[Point]:
-    """The points without `Async`, once all are recorded, or until `check` raises: they may be of others."""
+    """The points without `Async`, once all but those of the events `own` are recorded, or until `check` raises."""
     found, left = await attached(points, timeout)
     deadline = deadline_of(left)
     for point in found:
-        if point._bound().engine.generation < point.generation:
+        engine = point._bound().engine
+        if engine.generation < point.generation and engine.origin not in own:
             await recorded(point, left, check)
             left = left_of(deadline)
     return found
@@ -295,14 +299,14 @@ class AsyncReplaying:
         points = {wait: plain(point) for wait, point in waits.items()}
         events = {record: event._event for record, event in records.items()}
         self._replaying = Replaying(session, points, events, stream, timeout, ahead)
-        self._awaited = list(waits.values())
+        self._awaited, self._own = list(waits.values()), {event._engine.origin for event in events.values()}
 
     async def _await_points(self) -> None:
         session, timeout = self._replaying._session, self._replaying._timeout
         if self._replaying._replay._is_ahead:
             await attached(self._awaited, timeout)
         else:
-            await all_recorded(self._awaited, session.check_liveness, timeout)
+            await all_recorded(self._awaited, session.check_liveness, timeout, self._own)
 
     async def __aenter__(self) -> AsyncReplay:
         began = monotonic_ns()
