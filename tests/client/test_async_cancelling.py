@@ -448,6 +448,39 @@ def test_requests_are_made_though_more_threads_than_there_may_be_could_not_be_st
     asyncio.run(scenario())
 
 
+def test_what_a_cancelled_call_made_is_undone_though_no_further_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(target: Callable[[], object], name: str, *args: Any) -> object:
+        if name == "ipcsync-undo":
+            raise ipcsync.QuotaExceeded(f"there is no room for the thread {name}")
+        return start(target, name, *args)
+
+    async def scenario() -> None:
+        pool, undone = _runner.new_pool("ipcsync-tested"), list[bool]()
+        begun, goes_on, is_over = threading.Event(), threading.Event(), threading.Event()
+
+        def make() -> bool:
+            begun.set()
+            return goes_on.wait(LONG_S)
+
+        task = asyncio.create_task(_runner.run(make, undone.append, pool=pool))
+        await turns_until(begun.is_set, "it is under way")
+        await cancel(task)
+        goes_on.set()
+        await turns_until(lambda: undone == [True], "the pool's thread undoes it")
+        task = asyncio.create_task(_runner.run(make, undone.append, pool=pool))
+        await asyncio.sleep(0)
+        pool(is_over.set)
+        assert is_over.wait(LONG_S)  # blocks the loop, which does not learn of the result meanwhile
+        await cancel(task)
+        assert undone == [True, True]
+        assert await asyncio.wait_for(_runner.run(make, pool=pool), LONG_S)
+
+    monkeypatch.setattr(_runner, "start", none_left)
+    asyncio.run(scenario())
+
+
 def test_an_exception_in_the_middle_of_a_submit_leaves_no_session(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

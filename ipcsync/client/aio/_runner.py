@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
@@ -26,8 +25,6 @@ from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
 from ipcsync._threads import Job, start
-
-_log = logging.getLogger("ipcsync")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -146,7 +143,11 @@ async def run(
 
     def undo_elsewhere(made: T) -> None:  # this may be called on the loop's thread, or by the garbage collector
         if undo is not None:
-            start(partial(undo, made), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
+            undo_it = partial(undo, made)
+            try:
+                start(undo_it, "ipcsync-undo", lambda _: undo_it())
+            except RuntimeError:  # no thread can be started
+                undo_it()
 
     job = Job(there, undo_elsewhere)
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
