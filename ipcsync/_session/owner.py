@@ -14,7 +14,6 @@ import select
 import signal
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from queue import SimpleQueue
 from threading import get_ident
 from time import monotonic_ns
@@ -207,6 +206,8 @@ class Owner:
         self._beats_until_ns = 0  # in calls within a beat
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._bell = ctypes.c_int(self._fd)
+        self._poll = select.epoll()  # here: later there may be no descriptor left
+        self._poll.register(self._fd, select.EPOLLIN | select.EPOLLET)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # also when this module is gone
         if self._fd >= 0:
@@ -219,11 +220,8 @@ class Owner:
 
         `at_beat` is called behind each beat, and returns in how many seconds there is more to do.
         """
-        with ExitStack() as undo:
+        try:
             beats[get_ident()] = self._beat_within
-            undo.callback(beats.pop, get_ident(), None)  # none if the module was reloaded meanwhile
-            poll = undo.enter_context(select.epoll())
-            poll.register(self._fd, select.EPOLLIN | select.EPOLLET)
             next_ns = 0
             while True:
                 work()
@@ -233,9 +231,11 @@ class Owner:
                     self._is_due = False
                     next_ns = monotonic_ns() + int(1e9 * min(self._lease.period_s, self._beat(at_beat)))
                     continue  # to what was asked for meanwhile
-                poll.poll(left_of(next_ns))
+                self._poll.poll(left_of(next_ns))
                 if fork.is_in_bad_fork():
                     return
+        finally:
+            beats.pop(get_ident(), None)  # none if the module was reloaded meanwhile
 
     def _beat(self, at_beat: Callable[[], float]) -> float:
         self._lease.beat()

@@ -23,12 +23,16 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.fixtures import Blocked
 from tests.graphs.layers import captured
+from tests.kit.descriptors import none_left
+from tests.kit.peer import Peer
 from tests.kit.scripts import run
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
 
 NewClient = Callable[..., ipcsync.Client]
+
+_draining: list[Any] = []
 
 
 def test_after_close_every_method_raises_client_closed(new_client: NewClient) -> None:
@@ -215,6 +219,29 @@ def test_a_close_amid_a_beat_says_goodbye_only_behind_its_closes(
         assert not session.lease.line.has_said_goodbye
         assert not seen.at(1).query()
     seen.at(1).synchronize(DEADLINE_S)
+
+
+def _close_amid_work_with_no_descriptor_left(endpoint: str) -> None:
+    client, stream = ipcsync.connect(endpoint), ipcsync.Stream()
+    _draining.extend([client, StreamGate(stream).__enter__()])
+    client.event("e", recorder=True).record(stream)
+    with none_left():
+        client.close()
+
+
+def _ends_well_once_its_work_is_done() -> bool:
+    client, gate = _draining
+    gate.open()
+    session = client._session
+    session._thread.join(DEADLINE_S)
+    return session.lease._problem is None and not session._thread.is_alive()
+
+
+def test_a_session_drains_behind_its_close_though_no_descriptor_is_left(
+    coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    peer.call(_close_amid_work_with_no_descriptor_left, coordinator.endpoint)
+    assert peer.call(_ends_well_once_its_work_is_done, timeout=2 * DEADLINE_S)
 
 
 def test_a_close_in_a_finalizer_on_the_thread_that_holds_the_mark_does_not_wait(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+from collections.abc import Iterator
 
 
 def descriptors(pid: int | None = None) -> dict[int, str]:
@@ -14,3 +16,20 @@ def descriptors(pid: int | None = None) -> dict[int, str]:
         with contextlib.suppress(FileNotFoundError):  # that of the listing is one
             found[int(number)] = os.readlink(f"{directory}/{number}")
     return found
+
+
+@contextlib.contextmanager
+def none_left() -> Iterator[None]:
+    """In the block, this process has no file descriptor left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors()) + 1, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
