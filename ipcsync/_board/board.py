@@ -82,6 +82,7 @@ class Board(Line):
         super().__init__(self._bytes.cast("Q"), ctypes.addressof(self._anchor))
         self.length: int = length
         self.coordinator: tuple[int, int, int] = (pid, started, namespace)
+        self.process: tuple[int, int, int] = os.getpid(), start_time(os.getpid()) or 0, pid_namespace()
         self.header: memoryview[int] = self.words[: layout.H_STATE + 1]
         self.running_header: memoryview[int] = memoryview(bytearray(header)).cast("Q")[: layout.H_STATE + 1]
         self.running_header[layout.H_OWNER] = owner if owner < OWNER_DIED else 0  # not a dead one's: so the two differ
@@ -311,8 +312,7 @@ class Peer:
 
 def peer_of(board: Board, serial: int) -> Peer:
     """The peer with that serial; this process's own session is known to live."""
-    myself = os.getpid(), start_time(os.getpid()) or 0, pid_namespace()
-    return Peer(board, serial, is_own=board.session(serial & 0xFFFF).process == myself)
+    return Peer(board, serial, is_own=board.session(serial & 0xFFFF).process == board.process)
 
 
 def is_abandoned(path: str) -> bool:

@@ -16,6 +16,7 @@ from ipcsync._board.board import is_abandoned
 from ipcsync._linux import futex
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
+from tests.kit.descriptors import none_left
 from tests.kit.peer import Peer as PeerProcess
 from tests.unit.conftest import EPOCH, SESSIONS, SLOTS
 
@@ -191,6 +192,17 @@ def test_this_processs_own_session_lives_as_long_as_it_has_its_line(board: Board
     assert mine.is_over() is None
     board.session(1).assign(serial + (1 << 16), os.getpid(), 0, 0, 1)
     assert not mine.is_alive()
+
+
+def _knows_its_own_with_no_descriptor_left(path: str) -> bool:
+    board = kept["board"] = Board.open(path)
+    serial = _assign(board, 1, os.getpid())
+    with none_left():
+        return peer_of(board, serial).is_alive()
+
+
+def test_a_first_look_at_a_peer_needs_no_descriptor(board: Board, peer: PeerProcess) -> None:
+    assert peer.call(_knows_its_own_with_no_descriptor_left, board.path)
 
 
 @pytest.mark.process
