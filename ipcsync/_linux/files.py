@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
@@ -83,10 +84,12 @@ class LastLock:
         flags = socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
         keeper = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM, 0, self._fd)
         try:
-            _, [(_, _, data)], *_ = keeper.recvmsg(1, socket.CMSG_LEN(_FD.size), flags)
+            _, passed, *_ = keeper.recvmsg(1, socket.CMSG_LEN(_FD.size), flags)
         finally:
             keeper.detach()
-        (file,) = _FD.unpack(data)
+        if not passed:  # the kernel's word for it (unix(7))
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        (file,) = _FD.unpack(passed[0][2])
         try:
             yield file
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import threading
@@ -22,7 +23,7 @@ from tests.faults import actions, fixtures, over_actions
 from tests.faults.fixtures import ForeignPeer, until_lost
 from tests.faults.forking import FORKS
 from tests.kit import remote
-from tests.kit.descriptors import descriptors
+from tests.kit.descriptors import descriptors, none_left
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -420,6 +421,22 @@ def test_the_kernel_gives_it_up_after_every_other_file_of_the_process(tmp_path: 
         os.waitpid(pid, 0)
         assert not left
     os.close(look)
+
+
+def _hold_with_no_descriptor_left(path: str) -> int | None:
+    last = LastLock(path)
+    try:
+        with none_left():
+            last.hold(1)
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def test_a_lock_for_which_no_descriptor_is_left_says_so(tmp_path: Path, peer: Peer) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(64))
+    assert peer.call(_hold_with_no_descriptor_left, str(path)) == errno.EMFILE
 
 
 def test_many_locks_of_one_process_are_one_descriptor(tmp_path: Path) -> None:
