@@ -10,7 +10,7 @@ from ipcsync._native import fork
 from ipcsync._threads import outer, under
 from ipcsync._wire import names
 from ipcsync.client.client import Client
-from ipcsync.errors import ClientClosed, SessionLost
+from ipcsync.errors import ClientClosed, ForkedProcessError, IpcSyncError
 from ipcsync.typing import Chains, EngineChoice
 
 
@@ -113,8 +113,10 @@ def _present() -> Client | None:
         return None
     try:
         client._session.check_liveness()
-    except (ClientClosed, SessionLost) as error:
-        if isinstance(error, SessionLost):
+    except ForkedProcessError:
+        raise
+    except IpcSyncError as error:
+        if not isinstance(error, ClientClosed):
             client.close()
         if _client is client:  # a call within this one may have connected another one
             _client = None

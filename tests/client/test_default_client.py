@@ -132,6 +132,26 @@ def test_a_closed_one_is_followed_by_a_new_one(default_peer: Peer) -> None:
     assert default_peer.call(_listen) == [*seen, second]
 
 
+def _lose(error: ipcsync.IpcSyncError) -> None:
+    ipcsync.default_client()._session.lease.lose(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ipcsync.IpcSyncError("the session's own thread failed"),
+        ipcsync.ProtocolError("the board's header was overwritten", code="board"),
+    ],
+    ids=["thread", "header"],
+)
+def test_a_lost_one_is_followed_by_a_new_one_whatever_it_was_lost_by(
+    default_peer: Peer, error: ipcsync.IpcSyncError
+) -> None:
+    first = default_peer.call(_session)
+    default_peer.call(_lose, error)
+    assert default_peer.call(_session) != first
+
+
 def _listen_twice_with_the_first_failing() -> tuple[list[str], list[str], list[str]]:
     """The calls of a listener that fails, and one that it adds; and of a third. A client is closed in between."""
     first: list[str] = []
