@@ -197,6 +197,25 @@ def test_what_came_too_late_of_a_use_that_drains_is_told_when_that_is_over(scene
         assert scene.coordinator.heard() == []
 
 
+def test_a_role_that_came_too_late_for_a_use_that_drains_is_given_back_though_that_waits_for_a_record(
+    scene: Scene,
+) -> None:
+    opening, stream, line = scene.open(), ipcsync.Stream(), scene.board.slot(0)
+    line.recorder = 0  # there was none so far
+    opening.engine.wait(1, stream, None, ahead=True)
+    scene.close(opening)
+    assert scene.coordinator.heard() == [Close(0, 1, released=False)]
+    scene.table.give_back(scene.reply(recorder=True))
+    assert scene.table.is_due
+    scene.table.tell()
+    assert scene.coordinator.heard() == [Close(0, 1, released=False)]
+    line.finish(CLOSED)
+    assert scene.look() == [Close(0, 1, released=False, drained=True)], "it will make none"
+    line.store_completed(1)  # as the coordinator then does, which releases the stream
+    stream.synchronize(30)
+    until(lambda: scene.look() == [Close(0, 1)], "it is released")
+
+
 def test_of_a_use_that_was_over_nothing_is_given_up(scene: Scene) -> None:
     found = scene.table.add(messages.Remains("e0", 0, 1, scene.device, 3, 3, "closed"), 0)
     scene.table.give_up(PointKey(scene.board.epoch, 0, 1, 1))
