@@ -14,7 +14,7 @@ import math
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -169,17 +169,15 @@ def _close(memory: Memory) -> None:
 
     A copy may be under way, and a driver may wait for that, or for any other stream, with no limit.
     """
-    found, deadline = [memory], deadline_of(_END_S)
-    while _left:
-        with suppress(IndexError):  # another thread took it
-            found.append(_left.pop())
-    for each in found:
+    deadline = deadline_of(_END_S)
+    _left.append(memory)
+    for each in _left.copy():
         try:
             ipcsync.synchronize(each.device, timeout=left_of(deadline))
-        except IpcSyncError:  # noqa: PERF203 - the next one may be done
-            _left.append(each)
-        else:
-            each.close()
+            _left.remove(each)
+        except (IpcSyncError, ValueError):  # the next one may be done; another thread took it
+            continue
+        each.close()
 
 
 def _offsets(layouts: Sequence[Layout]) -> tuple[list[int], int]:

@@ -97,6 +97,23 @@ def test_while_a_stream_stands_still_buckets_stay_open_and_nothing_hangs(three: 
     assert receiver.call(_receive, sent, 2, timeout=60)[2] == [1], "the process goes on"
 
 
+def test_an_exception_in_the_wait_keeps_all_that_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(buckets, "_left", [])
+    memories = [Memory(8), Memory(8)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ipcsync, "synchronize", interrupted)
+        for memory in memories:
+            with pytest.raises(KeyboardInterrupt):
+                buckets._close(memory)
+    assert buckets._left == memories
+    buckets._close(last := Memory(8))
+    assert not any(memory.address for memory in (*memories, last))
+    assert not buckets._left
+
+
 def _release_and_receive(sent: buckets.Sent) -> int:
     for gate in _kept:
         assert isinstance(gate, StreamGate)
