@@ -58,7 +58,7 @@ class Pending:
         except Exception as error:  # noqa: BLE001 - the waiter gets it
             self._error = error
             return not (self.is_callback and self._may_pass(error))
-        self._error, self._failing_since = None, 0.0
+        self._failing_since = 0.0  # the error stays: another thread may have ended this by it just now
         return has_ended
 
     def _look(self) -> bool:
