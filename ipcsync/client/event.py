@@ -225,7 +225,7 @@ def _are_elsewhere(session: Session, names: Sequence[str], device: str, deadline
 def note_depth(event: SharedEvent, wanted: int | None) -> None:
     """Log, once for an event, that another depth than its own was asked for."""
     engine = event._engine
-    if wanted in (None, engine.depth) or engine.kind == "timeline" or engine.has_warned_of_depth:
+    if wanted is None or depth_of(wanted) == engine.depth or engine.kind == "timeline" or engine.has_warned_of_depth:
         return
     engine.has_warned_of_depth = True
     text = "depth=%d is ignored: %s is open, with the depth %d of who opened it first"

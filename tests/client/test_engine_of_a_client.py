@@ -127,3 +127,16 @@ def test_another_depth_is_refused_by_name(
         ipcsync.connect(coordinator.endpoint, depth=wrong)  # type: ignore[arg-type]
     monkeypatch.setenv("IPCSYNC_DEPTH", "")
     ipcsync.connect(coordinator.endpoint).close()
+
+
+@pytest.mark.parametrize("engine", ["event", "timeline"])
+def test_another_depth_is_refused_for_a_stream_that_has_its_event_too(
+    client: ipcsync.Client, engine: EngineChoice
+) -> None:
+    stream = ipcsync.Stream()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^depth is from 1 to 1024, but got 0$"):
+            client.record(stream, engine=engine, depth=0)
+        with pytest.raises(TypeError, match=r"^depth is an int, but got str$"):
+            client.record(stream, engine=engine, depth="8")  # type: ignore[arg-type]
+        client.record(stream, engine=engine)
