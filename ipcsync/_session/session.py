@@ -441,7 +441,8 @@ class Session:
             if not _drivers.may_be_served():
                 board.show_end(board.session(welcome.line), by_exec=_drivers.files_survive_exec())
             self.lease.mark.show()  # first: from Ready on the coordinator waits for the mark
-            connection.request(messages.Ready(), self.token, left_of(deadline), self.lease.beat_and_check)
+            connection.exchange([ready := Request(messages.Ready())], self.token, deadline, self.lease.beat_and_check)
+            connection.result_of(ready, timeout)
             self._check_wanted()
             self._thread = threading.current_thread()
             self._driver_thread = threading.Thread(target=self.driving.run, name="ipcsync-driver", daemon=True)

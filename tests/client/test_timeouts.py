@@ -8,7 +8,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,10 +17,12 @@ import pytest
 import ipcsync
 from ipcsync._board import layout
 from ipcsync._linux import files
+from ipcsync._session.connection import Connection, Request
 from ipcsync._session.driving import Driving
 from ipcsync._session.session import Session
 from ipcsync._threads import Job
 from ipcsync._wire import codec as wire
+from ipcsync._wire import messages
 from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
 from tests.kit.until import DEADLINE_S, until
@@ -293,6 +295,21 @@ def test_a_connects_timeout_is_for_its_answer_and_its_lock_together(
     assert time.monotonic() - began < 3.0
     late.join()
     os.close(board)
+
+
+def test_a_connect_that_is_late_at_its_end_names_its_own_timeout(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = Connection.exchange
+
+    def unanswered(self: Connection, requests: Sequence[Request], *args: Any) -> None:
+        if not isinstance(requests[0].body, messages.Ready):
+            exchange(self, requests, *args)
+
+    monkeypatch.setattr(Connection, "exchange", unanswered)
+    with pytest.raises(ipcsync.WaitTimeout, match=r"did not answer within 30\.0 s$") as late:
+        ipcsync.connect(coordinator.endpoint, timeout=30.0)
+    assert late.value.timeout == 30.0
 
 
 def test_another_nodes_point_has_a_clients_timeout_for_its_first_use(
