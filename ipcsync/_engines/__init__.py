@@ -7,7 +7,7 @@ from ipcsync import _threads
 
 __all__ = ["INTERFACE", "Engine"]
 
-INTERFACE = 25
+INTERFACE = 26
 """The version of what this package and the core expect of each other; raised on both sides with each change of it."""
 
 _INSTALL = "install ipcsync again (pip install .)"

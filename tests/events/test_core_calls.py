@@ -122,6 +122,23 @@ def test_waits_and_queries_are_shortcuts(client: ipcsync.Client, engine: EngineN
         assert taken(other, lambda: point.synchronize(10), 3)[0] == 3
 
 
+def test_what_one_event_has_seen_of_a_stream_is_known_to_all_of_the_process(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    recorded, waiting = ipcsync.Stream(), ipcsync.Stream()
+    first, second = (client.event(name, recorder=True, engine=engine) for name in ("one", "two"))
+    with ipcsync.connect(client._session.endpoint) as other:
+        with StreamGate(recorded):
+            other.point(bytes(first.record(recorded))).wait(waiting)
+            assert taken(client, lambda: second.record(recorded)) == (1, 0)
+            assert taken(client, lambda: first.record(waiting)) == (1, 0)
+            point = other.point(bytes(second.at(1)))
+            assert not point.query()
+            assert taken(other, lambda: point.wait(waiting)) == (1, 0)
+        ipcsync.synchronize_all([point, first.at(2)], timeout=10)
+        waiting.synchronize()
+
+
 def test_a_record_behind_another_sessions_work_is_a_shortcut(client: ipcsync.Client, engine: EngineName) -> None:
     other = ipcsync.connect(client._session.endpoint)
     stream, waiting = ipcsync.Stream(), ipcsync.Stream()

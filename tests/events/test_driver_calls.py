@@ -236,8 +236,8 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
         "timeline": [_DEVICE, *_KNOWN, *_MAPPED, *_MARKER, *_KNOWN, _WRITE, _RECORD],
     },
     _record_behind_a_wait: {
-        "event": [*_KNOWN, *_KNOWN, *_OPEN, *_KNOWN, _FLAGS, _RECORD],
-        "timeline": [*_KNOWN, *_KNOWN, *_MAPPED, _FLAGS, *_MARKER, *_KNOWN, _WRITE, _RECORD],
+        "event": [*_KNOWN, *_OPEN, *_KNOWN, _RECORD],
+        "timeline": [*_KNOWN, *_MAPPED, *_MARKER, *_KNOWN, _WRITE, _RECORD],
     },
     _wait_on_a_stream: {
         "event": [_CAPTURING, *_LOOK, _ID, _CAPTURING, *_LOOK, _ID, _FLAGS, *_MARKER, _WAIT, _RECORD],

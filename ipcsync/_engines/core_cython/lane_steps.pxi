@@ -195,7 +195,7 @@ cdef object record_all(Lane self, Bracket bracket):
         for index in range(bracket.recorded):
             if uses[index].is_in:
                 core = <Core>uses[index].core
-                set_stream(core, self.drainer_id)
+                core.last_stream = self.drainer_id
                 core._begun = uses[index].highest + uses[index].count
         with nogil:
             result = end_launch(self, bracket)

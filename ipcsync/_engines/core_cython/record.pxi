@@ -55,7 +55,7 @@ cdef int begin_record(
     if cuStreamGetId(handle, &id) != 0:
         return UNUSABLE
     stream[0] = id
-    if not is_ours and not is_of_device(self, id):
+    if not is_ours and device_of(id) != self.ordinal:
         return UNKNOWN
     step(b"lock")
     if not self.calls.take():
@@ -80,7 +80,7 @@ cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generati
         if refusal.wait != 0:
             refusal.record = 0 if self.has_ring else mark(self, handle, stream)  # behind a refused one too
             return give_turn(self, REFUSED)
-    set_stream(self, stream)
+    self.last_stream = stream
     self._begun = generation
     if self.has_ring:
         step(b"cuEventRecord")
@@ -90,7 +90,10 @@ cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generati
         refusal.write = cuStreamWriteValue64(handle, self._address, self.base + generation, 0)
         refusal.record = mark(self, handle, stream)
     if refusal.write != 0 or refusal.record != 0:  # the driver may have the record: the next call makes it again
+        forget_stream(stream)  # perhaps it is of another device than it was said to be
         return give_turn(self, REFUSED)
+    if device_of(stream) != self.ordinal:  # the driver takes no event of another device there
+        note_stream(stream, self.ordinal, 0)
     self._recorded = generation
     publish_record(self, generation)
     give_turn(self, 0)
@@ -104,13 +107,6 @@ cdef inline int give_turn(Core self, int found) noexcept nogil:
     step(b"unlock")
     self.calls.give()
     return found
-
-cdef inline bint is_of_device(Core self, uint64_t stream) noexcept nogil:
-    """Whether this event was recorded on the stream lately, which then is of its device."""
-    for index in range(RECENT):
-        if self.recent[index] == stream and stream != 0:
-            return True
-    return False
 
 cdef inline bint must_follow(Core self, uint64_t stream, int64_t generation) noexcept nogil:
     """Whether the stream is to wait for the record before, which was made on another one."""
@@ -199,12 +195,6 @@ cdef int follow_refused(Core self, Handle handle, uint64_t stream) except -1:
         if result == 0 and self._recorded > 0 and has_import(self, self._recorded):
             result = give_wait(self, handle, self._recorded)
     return result
-
-cdef inline void set_stream(Core self, uint64_t stream) noexcept nogil:
-    self.last_stream = stream
-    if not is_of_device(self, stream):
-        self.recent[self.next_recent] = stream
-        self.next_recent = (self.next_recent + 1) % RECENT
 
 cdef inline void publish_record(Core self, int64_t generation) noexcept nogil:
     store(self.place, RECORDED, self.base + generation)

@@ -156,7 +156,7 @@ cdef int make_marker(Core self, Handle handle, uint64_t stream, int ordinal) exc
             step(b"try marker")
             result = cuEventRecord(event, handle)
         if result != 0:
-            forget_stream(self, stream)
+            forget_stream(stream)
             self.raise_driver(result, "cuEventRecord")
         enter_state(self)
     except BaseException:
@@ -222,41 +222,46 @@ cdef Marker take_unpassed(Core self, uint64_t stream) noexcept nogil:
         marker[0] = self.markers[self.marker_count]
     return taken
 
-# --- which list a stream's waits are in -------------------------------------------------------------------------------
+# --- what is known of streams, and which list a stream's waits are in -------------------------------------------------
 
-cdef inline uint64_t known_stream(Core self, uint64_t stream) noexcept nogil:
-    """What was seen of a stream: its id << 8 | its device << 1 | whether it is a blocking one. 0: nothing."""
-    for index in range(RECENT):
-        known = ipcsync_load(&self.known_streams[index])
-        if known != 0 and known >> 8 == stream:
-            return known
-    return 0
+cdef enum:
+    SEEN = 1024
 
-cdef inline void forget_stream(Core self, uint64_t stream) noexcept nogil:
-    for index in range(RECENT):
-        if ipcsync_load(&self.known_streams[index]) >> 8 == stream:
-            ipcsync_store(&self.known_streams[index], 0)
+cdef uint64_t seen[SEEN]  # of streams: each has an id that no other one of this process ever has
 
-cdef inline int device_of(Core self, uint64_t stream) noexcept nogil:
+cdef inline uint64_t known_stream(uint64_t stream) noexcept nogil:
+    """What was seen of a stream: its id << 9 | its device << 2 | 2 once its kind is known | 1 if it is a blocking one.
+    0: nothing."""
+    known = ipcsync_load(&seen[stream % SEEN])
+    return known if known >> 9 == stream else 0
+
+cdef inline void note_stream(uint64_t stream, int ordinal, uint64_t kind) noexcept nogil:
+    known = stream << 9 | <uint64_t>ordinal << 2 | kind
+    if known >> 9 == stream and ordinal < 128:  # of a larger number the driver is asked each time
+        ipcsync_store(&seen[stream % SEEN], known)
+
+cdef inline void forget_stream(uint64_t stream) noexcept nogil:
+    ipcsync_store(&seen[stream % SEEN], 0)
+
+cdef inline int device_of(uint64_t stream) noexcept nogil:
     """The device of a stream; -1 if that is not known."""
-    known = known_stream(self, stream)
-    return <int>(known & 0xFF) >> 1 if known != 0 else -1
+    known = known_stream(stream)
+    return <int>(known & 0x1FF) >> 2 if known != 0 else -1
 
 cdef int64_t key_of(Core self, Handle handle, uint64_t stream, int ordinal) except? -1:
     """The key of the list of a stream of device `ordinal`: of the process's blocking streams, which wait for each
     other, one for each device."""
-    cdef uint64_t known = known_stream(self, stream)
+    cdef uint64_t known = known_stream(stream)
     cdef unsigned int flags = 0
-    if known == 0:
+    if not known & 2:
         with nogil:
             step(b"cuStreamGetFlags")
             result = cuStreamGetFlags(handle, &flags)
         if result != 0:
             self.raise_driver(result, "cuStreamGetFlags")
-        known = stream << 8 | <uint64_t>ordinal << 1 | (not flags & NON_BLOCKING)
-        if known >> 8 == stream and ordinal < 128:  # of a larger number the driver is asked each time
-            self.next_known = (self.next_known + 1) % RECENT
-            ipcsync_store(&self.known_streams[self.next_known], known)
+        kind = 2 | (not flags & NON_BLOCKING)
+        note_stream(stream, ordinal if known == 0 else device_of(stream), kind)
+        known = kind
     return -1 - ordinal if known & 1 else <int64_t>stream
 
 cdef inline bint is_usable(Core self, Handle handle) noexcept nogil:

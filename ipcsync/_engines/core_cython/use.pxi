@@ -3,9 +3,6 @@
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
-cdef enum:
-    RECENT = 8  # streams that are known
-
 cdef class Core(Line):
     """One attachment's use of one slot. Thread-safe: `calls` is held across a driver's call that queues work, `state`
     never across one that may block.
@@ -46,10 +43,6 @@ cdef class Core(Line):
     cdef int64_t awake, looked  # for how long some record has, in ns, of any thread; the last look
 
     cdef readonly uint64_t last_stream  # that was recorded on, or that a record was begun on
-    cdef uint64_t recent[RECENT]  # streams that were recorded on: they are of its device
-    cdef int next_recent
-    cdef uint64_t known_streams[RECENT]  # that were waited on here
-    cdef int next_known
     cdef Handle *ring
     cdef Marker *markers
     cdef readonly int marker_count

@@ -42,7 +42,7 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     if found == 1:
         return 0
     if ordinal < 0:
-        ordinal = device_of(self, stream)
+        ordinal = device_of(stream)
     if ordinal < 0:
         return NO_STREAM
     key = key_of(self, handle, stream, ordinal)
