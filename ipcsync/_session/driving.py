@@ -125,10 +125,7 @@ class Driving:
         """How far a closed use is by now; it is released if possible."""
         if use.life is Life.RELEASED or self._try(use, "release", use.engine.try_release):
             return Life.RELEASED
-        with suppress(IpcSyncError):  # which was logged just now
-            if use.life < Life.DRAINED and use.engine.is_drained():
-                return Life.DRAINED
-        return max(use.life, Life.DRAINING)
+        return max(use.life, Life.DRAINED if use.engine.has_drained else Life.DRAINING)
 
     def _try(self, use: Use, what: str, call: Callable[[], T]) -> T | None:
         """A broken CUDA context, or an event that cannot be opened here, must not keep other events from it.

@@ -251,8 +251,6 @@ cdef bint end_waits(Core self) except -1:
     enter_state(self)
     sleepers = self.sleepers  # with `state`: who found this use open with that held is counted by now
     self.state.give()
-    if sleepers:
-        return False
     try:
         if self.guard.coordinator_is_alive():
             if not (renew_markers(self) and is_drained_now(self) and drop_all_markers(self, False)):
@@ -266,6 +264,8 @@ cdef bint end_waits(Core self) except -1:
     except (DriverError, CoordinatorLost):
         if self.guard.coordinator_is_alive():
             raise
+    if sleepers:
+        return False
     renew_markers(self)
     self.free_streams()
     # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
@@ -301,4 +301,5 @@ cdef bint is_drained_now(Core self) except -1:
         return False
     if self.chain.first <= self._recorded:  # what is left of a record that was refused is never settled
         return False
-    return load(self.place, COMPLETED) >= self.base + self._recorded
+    self.has_drained = load(self.place, COMPLETED) >= self.base + self._recorded
+    return self.has_drained

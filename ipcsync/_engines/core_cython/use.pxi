@@ -24,6 +24,7 @@ cdef class Core(Line):
     cdef public Chain chain
     cdef public object earlier  # the use whose chain that is, if not this one's
     cdef public bint is_unused  # nothing of it is in use any more: its imports are being destroyed
+    cdef public bint has_drained  # a recorder's: all its records were found complete; other work may still be queued
     cdef public bint is_released
 
     cdef Lock calls, state
@@ -260,20 +261,6 @@ cdef class Core(Line):
             return
         if any([wait.stream and wait.known_outcome() is not True for wait in waits_on(self)]):
             ipcsync_store(self.place + COMPLETED, INT64_MAX)
-
-    def is_drained(self):
-        """Whether this use is a recorder's and all its records are complete; other work may still be queued."""
-        cdef uint64_t state = load(self.place, STATE)
-        if not self.is_recorder or self.is_unused or state not in (OPEN, CLOSED):
-            return False
-        if not self.guard.coordinator_is_alive() or not self.calls.take():  # then the driver must not be asked
-            return False
-        ipcsync_turns(1)
-        try:
-            return renew_markers(self) and is_drained_now(self)
-        finally:
-            ipcsync_turns(-1)
-            self.calls.give()
 
     def has_passed(self, uint64_t stream):
         """Whether the stream with that id is past all that this use queued there; asks the driver. False also while

@@ -149,20 +149,59 @@ def test_the_recorder_tells_of_its_words_end_what_it_found(row: Row) -> None:
 
 
 def test_a_recorder_has_drained_once_all_that_it_recorded_is_complete(row: Row) -> None:
-    stream = ipcsync.Stream()
-    assert row.mine.is_drained()
-    assert not row.theirs[0].is_drained()
-    with StreamGate(stream):
-        _record(row.mine, stream)
-        assert not row.mine.is_drained()
-        row.mine.close()
-        assert not row.mine.is_drained()
-    stream.synchronize()
-    assert row.mine.is_drained()
-    row.line.finish(CLOSED)
-    assert row.mine.is_drained()
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(other):  # behind which the event is waited for
+        with StreamGate(stream):
+            _record(row.mine, stream)
+            row.mine.wait(1, other, 1, False)
+            row.mine.close()
+            assert not row.mine.try_release()
+            assert not row.mine.has_drained
+        stream.synchronize()
+        assert not row.mine.try_release()
+        assert row.mine.has_drained
+        row.line.finish(CLOSED)
+        assert not row.mine.try_release()
+        assert row.mine.has_drained
     until(row.mine.try_release, "all is over")
-    assert not row.mine.is_drained()
+    row.theirs[0].close()
+    assert row.theirs[0].try_release()
+    assert not row.theirs[0].has_drained
+
+
+def test_a_recorder_has_drained_though_a_thread_is_still_about_to_ask_for_its_last_record(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok, event = context.driver().cuEventCreate(EVENT_DISABLE_TIMING)
+    assert ok == 0
+    monkeypatch.setattr(imports, "acquire", lambda *_: event)
+    monkeypatch.setattr(imports, "release", lambda *_: True)
+    recorder, stream = row.event_engine(recorder=True), ipcsync.Stream()
+    asks, go_on = threading.Event(), threading.Event()
+
+    def ask(real: driver_functions.Call, *args: object) -> int:
+        if threading.current_thread() is asking:
+            asks.set()
+            go_on.wait(30)
+        return int(real(*args))
+
+    def query() -> None:
+        with pytest.raises(EventClosed):
+            recorder.query(1)
+
+    asking = threading.Thread(target=query)
+    assert recorder.record(stream._handle, 0, 1) == 1
+    stream.synchronize()
+    with driver_functions.replaced({"cuEventQuery": ask}):
+        asking.start()
+        assert asks.wait(30)
+        recorder.close()
+        assert not recorder.try_release()
+        assert recorder.has_drained
+        assert row.line.completed == BASE + 1, "and that is told"
+        go_on.set()
+        asking.join()
+    assert recorder.try_release()
 
 
 def test_a_recorder_has_not_drained_while_what_it_stands_behind_is_open(row: Row) -> None:
@@ -170,10 +209,14 @@ def test_a_recorder_has_not_drained_while_what_it_stands_behind_is_open(row: Row
     _record_behind(row, stream, (row.theirs[0], 1))
     stream.synchronize()
     assert row.open_ones == [(1, 1, OWN)]
-    assert not row.mine.is_drained()
+    row.mine.close()
+    assert not row.mine.try_release()
+    assert not row.mine.has_drained
     row.complete(0, 1)
-    assert row.mine.is_drained()
-    assert (row.told, row.mine.completed) == ((0, 0), 1)
+    until(row.mine.try_release, "all is over")
+    assert row.mine.has_drained
+    assert row.told == (0, 0)
+    assert row.line.completed == BASE + 1
 
 
 def test_a_record_behind_further_points_names_those_too_and_none_that_is_good_or_lost(row: Row) -> None:
@@ -324,7 +367,6 @@ def test_an_import_that_is_destroyed_is_not_asked_about_whoever_has_to_wait_for_
     with driver_functions.replaced({name: note(name) for name in ("cuEventQuery", "cuEventRecord")}):
         for _ in range(2):
             recorder.publish_completed()
-            assert not recorder.is_drained()
             assert recorder.has_passed(STREAM)
             assert recorder.try_release()
     assert asked == []

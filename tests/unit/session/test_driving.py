@@ -89,8 +89,7 @@ def test_what_the_driver_cannot_say_is_not_told_to_be_over(
 ) -> None:
     opening = scene.open(recorder=True)
     with monkeypatch.context() as patch:
-        error = _failing("is_drained", opening, patch)
-        _failing("try_release", opening, patch)
+        error = _failing("try_release", opening, patch)
         scene.close(opening)
     assert scene.coordinator.heard() == [Close(0, 1, released=False)]
     assert [each.getMessage() for each in caplog.records] == [f"cannot release the event 'e0': {error}"]
