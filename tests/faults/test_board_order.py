@@ -256,8 +256,8 @@ def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
 _PUBLISH = "    self._recorded = generation\n    publish_record(self, generation)\n"
 _DRIVER = '    if self.has_ring:\n        step(b"cuEventRecord")\n'
 _WAKE = "    if is_awaited(self):\n        wake(self)\n"
-_MARK = "        refusal.record = mark(self, handle, stream)  #"
-_QUEUE = "        refusal.wait = give_wait(self, handle, generation)\n"
+_MARK = '        tell(refusal, mark(self, handle, stream), b"cuEventRecord")  #'
+_QUEUE = "        give_wait(self, handle, generation, refusal)\n"
 _ANNOUNCE = "        announce(self)  # from here on its event is recorded again only if it was complete before\n"
 _LOOK = (
     "        if <int64_t>(load(self.place, COMPLETED) - self.base) >= generation:\n"

@@ -396,7 +396,7 @@ _LINKS_STORED = "                self.store_links(generation)\n"
 _NEWEST_KEPT = "        self.newest = newest\n"
 _VALID = "        store(view.place, VALID_AS_OF, self.newest)\n"
 _BITS_STORED = "        store_bits(view, self.bits, True)"
-_FOLLOWED = "            if followed is not None and refusal.wait == 0:\n"
+_FOLLOWED = "            if followed is not None and refusal.error == 0:\n"
 _MISTAKES: dict[str, Changes] = {
     "stored behind the record": [
         (_LINKS_STORED, ""),

@@ -14,7 +14,7 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
     cdef uint64_t stream = 0
     cdef int64_t generation = 0
     cdef bint depends = further is not None
-    cdef Refusal refusal = Refusal(0, 0, 0)
+    cdef Refusal refusal = Refusal(0, NULL)
     while True:
         with nogil:
             found = begin_record(self, handle, is_ours, depends, &stream, &generation)
@@ -38,7 +38,7 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
         elif found == IS_CLOSED:
             self.raise_no_record()
         elif found == REFUSED:
-            raise_refused(self, &refusal)
+            self.raise_driver(refusal.error, refusal.call.decode())
         elif found != AGAIN:  # else one that had been refused before: this call's own is to follow
             return generation
 
@@ -76,20 +76,21 @@ cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generati
     """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_CLOSED (made, and it is not open now)."""
     cdef bint repeats = generation == self._begun
     if not repeats and must_follow(self, stream, generation):
-        refusal.wait = give_wait(self, handle, generation - 1)
-        if refusal.wait != 0:
-            refusal.record = 0 if self.has_ring else mark(self, handle, stream)  # behind a refused one too
+        if give_wait(self, handle, generation - 1, refusal) != 0:
+            if not self.has_ring:
+                mark(self, handle, stream)  # behind a refused one too
             return give_turn(self, REFUSED)
     self.last_stream = stream
     self._begun = generation
     if self.has_ring:
         step(b"cuEventRecord")
-        refusal.record = cuEventRecord(event_of(self, generation), handle)
+        tell(refusal, cuEventRecord(event_of(self, generation), handle), b"cuEventRecord")
     else:
         step(b"cuStreamWriteValue64")
-        refusal.write = cuStreamWriteValue64(handle, self._address, self.base + generation, 0)
-        refusal.record = mark(self, handle, stream)
-    if refusal.write != 0 or refusal.record != 0:  # the driver may have the record: the next call makes it again
+        result = cuStreamWriteValue64(handle, self._address, self.base + generation, 0)
+        tell(refusal, result, b"cuStreamWriteValue64")
+        tell(refusal, mark(self, handle, stream), b"cuEventRecord")
+    if refusal.error != 0:  # the driver may have the record: the next call makes it again
         forget_stream(stream)  # perhaps it is of another device than it was said to be
         return give_turn(self, REFUSED)
     if device_of(stream) != self.ordinal:  # the driver takes no event of another device there
@@ -151,14 +152,14 @@ cdef int record_dependent(
     ipcsync_turns(1)
     try:
         if generation == self._begun:
-            refusal.wait = follow_refused(self, handle, stream)
-        if refusal.wait == 0:
+            follow_refused(self, handle, stream, refusal)
+        if refusal.error == 0:
             key = key_of(self, handle, stream, self.ordinal)
             followed = depend_on(self, key, stream, generation, generation, further)
             has_turn = False
             with nogil:
                 found = make_record(self, handle, stream, generation, refusal)
-            if followed is not None and refusal.wait == 0:
+            if followed is not None and refusal.error == 0:
                 followed.is_queued = True
     finally:
         ipcsync_turns(-1)
@@ -180,21 +181,19 @@ cdef Wait depend_on(Core self, int64_t key, uint64_t stream, int64_t generation,
     follows = self.chain.entries and must_follow(self, stream, generation)
     return add(key, self, generation - 1, stream, self.ordinal) if follows else None
 
-cdef int follow_refused(Core self, Handle handle, uint64_t stream) except -1:
-    """Have the stream wait for all records before the refused one, and for that one if it was made; the error."""
-    cdef int result = 0
+cdef int follow_refused(Core self, Handle handle, uint64_t stream, Refusal *refusal) except -1:
+    """Have the stream wait for all records before the refused one, and for that one if it was made."""
     renew_markers(self)
     last = marker_of(self, self.last_stream)
     if stream != self.last_stream and not self.has_ring and last != NULL and last.handle != NULL:
         self.raise_unknown_place()
     with nogil:
         if stream != self.last_stream and self.has_ring:
-            result = give_wait(self, handle, self._begun)  # if it was not made, its CUDA event is an older one's
+            give_wait(self, handle, self._begun, refusal)  # if it was not made, its CUDA event is an older one's
         elif stream != self.last_stream and last != NULL:  # null: all there was found complete
-            result = cuStreamWaitEvent(handle, last.event, 0)
-        if result == 0 and self._recorded > 0 and has_import(self, self._recorded):
-            result = give_wait(self, handle, self._recorded)
-    return result
+            tell(refusal, cuStreamWaitEvent(handle, last.event, 0), b"cuStreamWaitEvent")
+        if refusal.error == 0 and self._recorded > 0 and has_import(self, self._recorded):
+            give_wait(self, handle, self._recorded, refusal)
 
 cdef inline void publish_record(Core self, int64_t generation) noexcept nogil:
     store(self.place, RECORDED, self.base + generation)

@@ -88,10 +88,14 @@ cdef bint try_state(Core self) noexcept nogil:
 # hazards; the recorder stores what is complete.
 # timeline: a word of the board, of which generation g is the value base + g. The recorder's stream writes it.
 
-cdef struct Refusal:  # the driver's errors from calls of which the stream may have work all the same; 0: none
-    int wait
-    int write
-    int record
+cdef struct Refusal:  # the driver's first error, 0: none, from calls of which the stream may have work all the same
+    int error
+    const char *call
+
+cdef inline int tell(Refusal *refusal, int result, const char *call) noexcept nogil:
+    if refusal.error == 0:
+        refusal.error, refusal.call = result, call
+    return result
 
 cdef inline Handle event_of(Core self, int64_t generation) noexcept nogil:
     return self.ring[(generation - 1) % self.depth]
@@ -126,13 +130,14 @@ cdef bint open_import(Core self, int64_t generation, double patience_s) except -
         self.raise_closed()
     return True
 
-cdef inline int give_wait(Core self, Handle stream, int64_t generation) noexcept nogil:
+cdef inline int give_wait(Core self, Handle stream, int64_t generation, Refusal *refusal) noexcept nogil:
     """Have the stream wait for `generation`; the driver's result."""
     if self.has_ring:
         step(b"cuStreamWaitEvent")
-        return cuStreamWaitEvent(stream, event_of(self, generation), 0)
+        return tell(refusal, cuStreamWaitEvent(stream, event_of(self, generation), 0), b"cuStreamWaitEvent")
     step(b"cuStreamWaitValue64")
-    return cuStreamWaitValue64(stream, self._address, self.base + generation, self._flags)
+    result = cuStreamWaitValue64(stream, self._address, self.base + generation, self._flags)
+    return tell(refusal, result, b"cuStreamWaitValue64")
 
 # --- markers ----------------------------------------------------------------------------------------------------------
 

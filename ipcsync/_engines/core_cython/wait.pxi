@@ -32,7 +32,7 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     changed: `ordinal` is below 0, and it is not known of which device the stream is."""
     cdef uint64_t stream = 0
     cdef Wait listed
-    cdef Refusal refusal = Refusal(0, 0, 0)
+    cdef Refusal refusal = Refusal(0, NULL)
     with nogil:
         found = look_before(self, handle, generation, deadline, ahead)
         if found == 2:
@@ -63,10 +63,9 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         self.raise_lost(generation)
     if found == COMPLETE:
         return 0
-    if refusal.wait == 0:
-        listed.is_queued = True
-    if refusal.wait or refusal.record:
-        raise_refused(self, &refusal)
+    if refusal.error:
+        self.raise_driver(refusal.error, refusal.call.decode())
+    listed.is_queued = True
     check_queued(self, generation)
     return stream
 
@@ -79,8 +78,8 @@ cdef int queue_announced(Core self, Handle handle, uint64_t stream, int64_t gene
         if <int64_t>(load(self.place, COMPLETED) - self.base) >= generation:
             found = look(self, generation)
     if found == PENDING:
-        refusal.wait = give_wait(self, handle, generation)
-        refusal.record = mark(self, handle, stream)  # behind a refused one too, of which the stream may have work
+        give_wait(self, handle, generation, refusal)
+        tell(refusal, mark(self, handle, stream), b"cuEventRecord")  # behind a refused one too: the stream may have it
     if self.has_ring:
         retract(self)
     return found
@@ -110,14 +109,6 @@ cdef int check_queued(Core self, int64_t generation) except -1:
         is_complete(self, generation)  # raises if its recorder has said that it is lost
     check_recorder(self, generation)
     check_coordinator(self)
-
-cdef int raise_refused(Core self, const Refusal *refusal) except -1:
-    if refusal.wait:
-        self.raise_driver(refusal.wait, "cuStreamWaitEvent" if self.has_ring else "cuStreamWaitValue64")
-    elif refusal.write:
-        self.raise_driver(refusal.write, "cuStreamWriteValue64")
-    else:
-        self.raise_driver(refusal.record, "cuEventRecord")
 
 cdef bint try_wait(Core self, uintptr_t address, int64_t generation) except -1:
     """Wait on a stream that this use knows; False, and nothing is changed, if it does not."""
