@@ -191,8 +191,7 @@ class SessionLease:
 class Owner:
     """What the owner of one session does, and what other threads have it do.
 
-    Its bell is an eventfd that it polls for edges, so that nobody reads it. Any thread may ring it; the last reference
-    closes it.
+    Its bell is an eventfd, which only it reads. Any thread may ring it; the last reference closes it.
     """
 
     _fd = -1  # until there is one: an exception may end the constructor anywhere
@@ -206,8 +205,6 @@ class Owner:
         self._beats_until_ns = 0  # in calls within a beat
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._bell = ctypes.c_int(self._fd)
-        self._poll = select.epoll()  # here: later there may be no descriptor left
-        self._poll.register(self._fd, select.EPOLLIN | select.EPOLLET)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # also when this module is gone
         if self._fd >= 0:
@@ -220,6 +217,8 @@ class Owner:
 
         `at_beat` is called behind each beat, and returns in how many seconds there is more to do.
         """
+        poll = select.poll()  # epoll(7) would need a descriptor, and there may be none left
+        poll.register(self._fd, select.POLLIN)
         try:
             beats[get_ident()] = self._beat_within
             next_ns = 0
@@ -231,9 +230,11 @@ class Owner:
                     self._is_due = False
                     next_ns = monotonic_ns() + int(1e9 * min(self._lease.period_s, self._beat(at_beat)))
                     continue  # to what was asked for meanwhile
-                self._poll.poll(left_of(next_ns))
+                has_rung = poll.poll(1000 * left_of(next_ns))
                 if fork.is_in_bad_fork():
                     return
+                if has_rung:
+                    os.eventfd_read(self._fd)
         finally:
             beats.pop(get_ident(), None)  # none if the module was reloaded meanwhile
 
