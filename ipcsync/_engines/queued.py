@@ -57,7 +57,7 @@ def await_passed(
     event = wrap(handle, ordinal).record_event()
     if not context.await_event(event.cuda_event, deadline_ns, check):
         return False
-    while not all(wait.stream == mine or wait.view.has_passed(wait.stream) for wait in waits):
+    while not all(wait.stream == mine or wait.has_passed() for wait in waits):
         check()
         if time.monotonic_ns() >= deadline_ns:
             return False
@@ -85,7 +85,7 @@ def _holds_up(wait: Wait, loss: Loss) -> bool:
     if wait.view.kind != "event" or not wait.stream or is_own:
         return False
     try:
-        return not wait.view.has_passed(wait.stream)
+        return not wait.has_passed()
     except Reentered:  # within a call of this thread for the same event, which may end or not
         return False
 

@@ -103,6 +103,28 @@ def test_calls_that_are_made_as_it_dies_say_so_and_not_what_the_driver_says(
         go_on()
 
 
+def test_an_event_that_stands_behind_what_it_owned_says_so_once_the_client_is_closed_too(
+    coordinator: ipcsync.Coordinator,
+    client: ipcsync.Client,
+    new_client: Callable[..., ipcsync.Client],
+    kill: Callable[[], None],
+) -> None:
+    held, stream, behind = ipcsync.Stream(), ipcsync.Stream(), ipcsync.Event()
+    recorder = new_client().event("e", recorder=True, engine="event")
+    with StreamGate(held):
+        point = client.point(bytes(recorder.record(held)))
+        point.wait(stream)
+        behind.record(stream)
+        kill()
+        coordinator.stop()
+        use: Any = point._attached
+        client.close()
+        until(lambda: use.engine.is_released, "its use is released")
+        with pytest.raises(ipcsync.RecorderLost, match=r"the record of .* stands behind generation 1 of 'e'"):
+            behind.synchronize(30)
+    until(behind.query, "the stream goes on")
+
+
 _kept: list[Any] = []
 
 

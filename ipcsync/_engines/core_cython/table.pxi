@@ -32,6 +32,7 @@ cdef class Wait:
     """
 
     cdef public object view, outcome
+    cdef object left  # of a lost one: what is to be asked too, since the view is released, or about to be
     cdef public int64_t generation, key
     cdef public uint64_t stream
     cdef public int ordinal
@@ -62,6 +63,10 @@ cdef class Wait:
         if self.known_outcome() is None and self.view.accepts(self.generation) and self.outcome is None:
             self.outcome = True
         return self.outcome
+
+    def has_passed(self):
+        """Whether its stream is past it, as `Core.has_passed`."""
+        return self.view.has_passed(self.stream) and (self.left is None or self.left.has_passed(None))  # in this order
 
 
 @cython.internal
@@ -200,6 +205,8 @@ def release(Core view):
     waits = waits_on(view)
     lost = {wait: wait.stream for wait in waits if isinstance(wait.outcome, Loss)}
     released = {each: Released(view) for each in set(lost.values())}
+    for wait in lost:
+        wait.left = released[wait.stream]
     enter_state(view)
     for stream, left in released.items():
         with nogil:
