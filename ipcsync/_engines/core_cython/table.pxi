@@ -170,13 +170,15 @@ cdef bint take_out(Wait wait):
     """Whether the wait was listed; it is not any more."""
     global row_count
     cdef dict rows = lists.get(wait.key, NO_ROWS)
-    cdef list row = row_of(wait.key, wait.view, wait.stream)
+    place = place_of(wait.view, wait.key, wait.stream)  # before anything is changed: there may be no memory for it
+    cdef list row = rows.get(place, NO_ROW)
     if wait not in row:
         return False
-    row.remove(wait)
-    if not row:
-        del rows[place_of(wait.view, wait.key, wait.stream)]
-        row_count -= 1
+    if len(row) > 1:
+        row.remove(wait)
+        return True
+    del rows[place]
+    row_count -= 1
     if not rows:
         del lists[wait.key]
     return True
@@ -198,27 +200,32 @@ def drop(waits):
 
 
 def release(Core view):
-    """Remove the waits for a view, which have their outcomes. Others, without the view, take the place of the lost."""
+    """Remove the waits for a view, which have their outcomes. Others, without the view, take the place of the lost. If
+    memory runs out, another try goes on with what is left."""
     cdef Wait wait, kept
     cdef Released left
     cdef uint64_t stream
+    cdef dict released = {}
     waits = waits_on(view)
-    lost = {wait: wait.stream for wait in waits if isinstance(wait.outcome, Loss)}
-    released = {each: Released(view) for each in set(lost.values())}
-    for wait in lost:
-        wait.left = released[wait.stream]
+    for wait in waits:
+        if isinstance(wait.outcome, Loss):
+            wait.left = released.setdefault(wait.stream, wait.left or Released(view))
     enter_state(view)
-    for stream, left in released.items():
-        with nogil:
-            left.marker = take_unpassed(view, stream)
-    view.state.give()
+    try:
+        for stream, left in released.items():
+            if left.marker.event == NULL:  # else an earlier try has it
+                with nogil:
+                    left.marker = take_unpassed(view, stream)
+    finally:
+        view.state.give()
     collects = begin(table)
     try:
         for wait in waits:
-            if take_out(wait) and wait in lost:  # one without an outcome is not queued
-                left = released[wait.stream]
+            if wait.left is not None and wait in row_of(wait.key, view, wait.stream):
+                left = wait.left  # of one without an outcome there is none: that is not queued
                 kept = put(row_of(wait.key, left, wait.stream), left, wait.generation, wait.key, wait.stream)
                 kept.outcome, kept.ordinal, kept.is_queued = wait.outcome, wait.ordinal, wait.is_queued
+            take_out(wait)  # only now: what cannot be listed for want of memory is not forgotten
     finally:
         end(table, collects)
 

@@ -9,7 +9,7 @@ import ipcsync._drivers
 from ipcsync._board import EXPIRED
 from ipcsync._drivers import unwrap
 from ipcsync._engines import queued
-from ipcsync._engines.core import Wait
+from ipcsync._engines.core import Wait, release
 from ipcsync._engines.loss import Loss
 from ipcsync.testing import StreamGate
 from tests.kit.boards import store_bits
@@ -106,6 +106,32 @@ def test_what_is_lost_of_an_event_that_is_released_still_spoils_its_stream(row: 
     assert all(wait.view is not view for wait in queued.of(None))
     queued.drop([left])
     assert queued.of(1) == []
+
+
+def test_a_release_that_memory_runs_out_in_forgets_no_lost_wait(row: Row) -> None:
+    """Wherever it runs out, the next try goes on with what is left."""
+    testing = pytest.importorskip("_testcapi")
+    view = row.theirs[0]
+    for wait, key in ((row.wait(0, 3), 1), (row.wait(0, 5), 1), (row.wait(0, 3), 2)):
+        queued.add(key, wait.view, wait.generation, STREAM).is_queued = True
+    row.board.slot(0).break_at(BASE)
+    waits = queued.of(None)
+    assert all(isinstance(wait.known_outcome(), Loss) for wait in waits)
+    for number in range(1000):
+        testing.set_nomemory(number, number + 1)
+        try:
+            release(view)
+        except MemoryError:
+            pass
+        finally:
+            testing.remove_mem_hooks()
+        assert max(wait.generation for wait in queued.latest(1)) == 5
+        if all(wait.view is not view for wait in queued.of(None)):
+            break
+    left = sorted(queued.of(None), key=lambda wait: (wait.key, wait.generation))
+    assert [(wait.key, wait.generation) for wait in left] == [(1, 3), (1, 5), (2, 3)]
+    assert all(wait.stream == STREAM and isinstance(wait.outcome, Loss) and wait.is_queued for wait in left)
+    queued.drop(left)
 
 
 def test_a_wait_that_a_waiter_would_accept_is_good_for_its_recorder_too(row: Row) -> None:
