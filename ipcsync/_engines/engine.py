@@ -14,16 +14,16 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from cuda.bindings.driver import CUdevice_attribute
+from cuda.bindings.driver import CUdevice_attribute, CUipcEventHandle
 
+from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board, Peer, peer_of
 from ipcsync._deadline import deadline_of
-from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, DriverObject, describe
-from ipcsync._engines import imports
+from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, DriverObject, describe, unwrap
 from ipcsync._engines.core import Core, Wait, bind_driver
 from ipcsync._engines.loss import Cause, Loss, Reason
 from ipcsync._native import context, pinned
-from ipcsync._native.context import DEFAULT_STREAMS, OnDevice
+from ipcsync._native.context import DEFAULT_STREAMS, OnDevice, relaxed_call
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import stream_handle
 from ipcsync._wire.messages import Attachment
@@ -32,6 +32,7 @@ from ipcsync.errors import (
     DriverError,
     EngineMismatch,
     EventClosed,
+    HandleError,
     IpcSyncError,
     NotRecorder,
     RecorderLost,
@@ -66,7 +67,6 @@ class Engine(Core):
         bind()
         super().__init__(board, guard, attachment, ordinal)
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
-        self._imports = [(board.epoch, serial) for serial in attachment.serials]
         self.has_warned_of_depth = False
         self.waiting_records: list[int] = []  # the deadlines of those that wait until what they follow is recorded
         # A mirror: a network card's earlier writes are to be visible after a wait.
@@ -164,17 +164,16 @@ class Engine(Core):
         with OnDevice(self.ordinal) as inside, inside:  # the caller's thread may have no context yet
             return pinned.word(self.line.completed_address, self.board)
 
-    def open_event(self, index: int, patience_s: float) -> DriverObject | None:
-        """The CUevent of the ring at `index`; None if another thread opens one for `patience_s` (below 0: waits)."""
+    def open_event(self, index: int) -> DriverObject:
+        """A new CUevent for the one of the ring at `index`. Raises HandleError if the driver does not open it."""
+        data = _drivers.handle_from_bytes(CUipcEventHandle, self.handles[index])
         try:
-            return imports.acquire(self, self._imports[index], self.handles[index], self.ordinal, patience_s)
+            with OnDevice(self.ordinal) as inside, inside:
+                result = relaxed_call(_drivers.load().cuIpcOpenEventHandle, data)
+            return unwrap(result, "cuIpcOpenEventHandle", HandleError)
         except DriverError:
             self.guard.check_liveness()  # a lost coordinator explains the error
             raise
-
-    def close_events(self) -> bool:
-        """Close all of them, for this use; False while another thread opens or destroys some."""
-        return all(imports.release(self, key) for key in self._imports)
 
     def create_event(self, ordinal: int) -> DriverObject:
         """A CUDA event of this process, for a marker on a stream of that device."""

@@ -194,9 +194,6 @@ class Driving:
             engine.open_first()
         except DriverError as error:
             engine.raise_unusable(error)
-        finally:
-            if engine.is_released:  # meanwhile
-                engine.close_events()
         self._works_on.add((engine.kind, engine.ordinal))
 
     def _try_timeline(self, ordinal: int, deadline: int) -> None:

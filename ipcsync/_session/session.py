@@ -25,7 +25,8 @@ from ipcsync import _drivers
 from ipcsync import _room as room
 from ipcsync._board import Board
 from ipcsync._deadline import bounded, deadline_of, left_of
-from ipcsync._engines import Engine, imports, queued
+from ipcsync._engines import Engine, queued
+from ipcsync._engines.core import import_count
 from ipcsync._native import device as devices
 from ipcsync._native import fork, pinned
 from ipcsync._native.context import count, current_ordinal, uuid_of
@@ -203,11 +204,11 @@ class Session:
 
     def _collect(self) -> int:
         """For `ipc_collect`: close unused attachments; returns how many imports were closed."""
-        before = imports.count()
+        before = import_count()
         with suppress(IpcSyncError):  # this session's own calls raise it
             self._call(self.attachments.end_unused, deadline_of(_TOLD_S), _TOLD_S)
             self.driving.look()
-        return max(before - imports.count(), 0)
+        return max(before - import_count(), 0)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

@@ -277,19 +277,19 @@ def test_watch_begins_with_what_is_there_and_tells_every_change(new_client: NewC
 
 
 def test_ipc_collect_closes_the_imports_that_nothing_uses(new_client: NewClient) -> None:
-    from ipcsync._engines import imports
+    from ipcsync._engines.core import import_count
 
     ipcsync.ipc_collect()  # an earlier test's
-    before = imports.count()
+    before = import_count()
     recorder, waiter = new_client(), new_client()
     event = recorder.event("e", recorder=True, engine="event", depth=2)
     data = [bytes(event.record(ipcsync.Stream())) for _ in range(2)]
     point = waiter.point(data[1])
     point.synchronize(10)
-    assert imports.count() > before
+    assert import_count() > before
     event.close()
     del point
-    until(lambda: (ipcsync.ipc_collect(), imports.count())[1] <= before, "the imports are closed")
+    until(lambda: (ipcsync.ipc_collect(), import_count())[1] <= before, "the imports are closed")
 
 
 def test_a_client_has_one_timeout_for_all_requests_and_each_call_may_say_another(

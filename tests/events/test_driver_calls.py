@@ -207,7 +207,7 @@ def test_what_the_driver_refuses_is_said_by_name_and_the_next_try_works(
 _CAPTURING, _ID, _FLAGS = "cuStreamIsCapturing", "cuStreamGetId", "cuStreamGetFlags"
 _DEVICE, _MODE = "cuCtxGetDevice", "cuThreadExchangeStreamCaptureMode"
 _MAPPED = [_DEVICE, "cuMemHostGetDevicePointer"]  # of the word, once for each use
-_OPEN = [_DEVICE, _MODE, "cuIpcOpenEventHandle", _MODE]  # of the ring, each once in a process
+_OPEN = [_DEVICE, _MODE, "cuIpcOpenEventHandle", _MODE]  # of the ring, each once for each use
 _LOOK = [_MODE, "cuEventQuery", _MODE]
 _MARKER = [_DEVICE, "cuEventCreate", "cuEventRecord"]  # once for each stream, which is refused if of another device
 _KNOWN = [_CAPTURING, _ID]  # again behind what is opened or created, and where the stream is not known yet
@@ -240,14 +240,14 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
         "timeline": [*_KNOWN, *_MAPPED, *_MARKER, *_KNOWN, _WRITE, _RECORD],
     },
     _wait_on_a_stream: {
-        "event": [_CAPTURING, *_LOOK, _ID, _CAPTURING, *_LOOK, _ID, _FLAGS, *_MARKER, _WAIT, _RECORD],
+        "event": [_CAPTURING, *_OPEN, *_LOOK, _ID, _CAPTURING, *_LOOK, _ID, _FLAGS, *_MARKER, _WAIT, _RECORD],
         "timeline": [*_KNOWN, *_KNOWN, _FLAGS, *_MAPPED, *_MARKER, _WAIT_VALUE, _RECORD],
     },
     _wait_once_more: {
         "event": [_CAPTURING, *_LOOK, _ID, _WAIT, _RECORD],
         "timeline": [*_KNOWN, _WAIT_VALUE, _RECORD],
     },
-    _wait_for_what_is_complete: {"event": [_CAPTURING, *_LOOK], "timeline": [_CAPTURING]},
+    _wait_for_what_is_complete: {"event": [_CAPTURING, *_OPEN, *_LOOK], "timeline": [_CAPTURING]},
     _query: {"event": _LOOK, "timeline": []},
 }
 

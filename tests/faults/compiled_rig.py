@@ -187,13 +187,11 @@ def engine_of(module: ModuleType) -> Any:
             self.rig.log.append("announcer alive?")
             return self.rig.lives(line)
 
-        def open_event(self, index: int, _patience_s: float) -> int:
+        def open_event(self, index: int) -> int:
             return self.rig.handle or index + 1
 
-        def close_events(self) -> bool:
-            return True
-
-        open_word = close_events
+        def open_word(self) -> int:
+            return 1
 
         def create_event(self, _ordinal: int) -> int:
             return self.rig.handle or 77

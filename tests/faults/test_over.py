@@ -177,14 +177,14 @@ def test_row_62_what_a_dead_recorders_work_may_touch_is_not_used_again_before_th
     with ipcsync.launch(pool=4) as coordinator, ipcsync.connect(coordinator.endpoint) as client:
         _recorder_of(peer, coordinator.endpoint, engine)
         with client.event("e") as old:
-            slot, serials = old._engine.slot, set(old._engine._imports)
+            slot, handles = old._engine.slot, set(old._engine.handles)
         sleepers.append(peer.call(over_actions.fork_sleeper, "os.fork", os.getpid()))
         peer.kill()
-        until(lambda: client.stats()["kept"][engine] == max(len(serials), 1), "it is kept")
+        until(lambda: client.stats()["kept"][engine] == max(len(handles), 1), "it is kept")
         for number in range(4):
             anew = client.event(str(number), recorder=True, engine=engine)
             assert anew._engine.slot != slot
-            assert not serials & set(anew._engine._imports)
+            assert not handles & set(anew._engine.handles)
         assert (client.stats()["pool_in_use"], client.stats()["quarantined"]) == (4, 0)
         until(lambda: f"held_by={sleepers[0]}" in capfd.readouterr().err, "the log names it")
         os.kill(sleepers[0], signal.SIGKILL)

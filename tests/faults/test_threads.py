@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._engines import imports
+from ipcsync import _drivers
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import driver_functions
@@ -77,23 +77,28 @@ def _amid_a_record(event: ipcsync.SharedEvent, stream: ipcsync.Stream) -> Iterat
 
 
 @contextlib.contextmanager
-def _amid_an_opening() -> Iterator[None]:
-    """As while another thread's opening of any import blocks in the driver."""
+def _amid_an_opening(point: ipcsync.Point) -> Iterator[None]:
+    """While another thread's opening of the point's import blocks in the driver."""
     is_inside, is_over = threading.Event(), threading.Event()
+    driver, thread = _drivers.load(), threading.Thread(target=point.query)
+    opens = driver.cuIpcOpenEventHandle
 
-    def block() -> None:
-        with imports._lock:
+    def block(*args: Any) -> Any:
+        if threading.current_thread() is thread:
             is_inside.set()
-            is_over.wait(100)
+            is_over.wait(30)
+        return opens(*args)
 
-    thread = threading.Thread(target=block)
-    thread.start()
-    assert is_inside.wait(10)
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "cuIpcOpenEventHandle", block)
+        thread.start()
+        assert is_inside.wait(10)
+        try:
+            yield
+            assert thread.is_alive(), "else the opening was waited for"
+        finally:
+            is_over.set()
+            thread.join()
 
 
 @pytest.mark.parametrize("call", ["a record", "a wait", "an opening"])
@@ -104,21 +109,24 @@ def test_row_47_a_drivers_call_that_blocks_keeps_no_wait_on_the_host_past_its_ti
     recorder = new_client("recorder")
     stream, other = ipcsync.Stream(), ipcsync.Stream()
     event = recorder.event("e", recorder=True, engine=engine)
-    # The waiter's first call: what it asks the driver about is not open yet.
+    opened = recorder.event("o", recorder=True, engine="event")
     used = event if role == "recorder" else new_client("waiter").event("e")
+    theirs = new_client("opener").event("o")
     with StreamGate(stream) as gate:
-        event.record(stream)
-        amid = {
+        for _ in range(2):  # the first one's import is opened with the event, a waiter's second one by what asks for it
+            event.record(stream)
+            opened.record(stream)
+        amid: Callable[[], contextlib.AbstractContextManager[None]] = {
             "a record": lambda: _amid_a_record(event, stream),
             "a wait": lambda: _amid_a_drivers_call(lambda: used.at(1).wait(other), *driver_functions.WAIT.values()),
-            "an opening": _amid_an_opening,
+            "an opening": lambda: _amid_an_opening(theirs.at(2)),
         }[call]
         with amid():
-            assert not used.at(1).query()
+            assert not used.at(2).query()
             with pytest.raises(ipcsync.WaitTimeout):
-                used.at(1).synchronize(0.1)
+                used.at(2).synchronize(0.1)
         gate.open()
-        used.at(1).synchronize(10)
+        used.at(2).synchronize(10)
         event.record(stream).synchronize(10)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._board import board
-from ipcsync._engines import imports
 from ipcsync._native import event as native_event
 from ipcsync._native import pinned
 from ipcsync._threads import CallLock
@@ -18,7 +17,7 @@ from ipcsync.client import _connecting
 
 def module_locks() -> Iterator[tuple[str, CallLock]]:
     """Those that a process has one of."""
-    parts: list[Any] = [_connecting, _drivers, imports, native_event, board, pinned, trace_file]
+    parts: list[Any] = [_connecting, _drivers, native_event, board, pinned, trace_file]
     parts += board._held.values()
     for part in parts:
         yield from _locks_in(part)

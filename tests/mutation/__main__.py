@@ -73,7 +73,6 @@ PARTS = {
     ),
     "engines": Part(
         (
-            "ipcsync/_engines/imports.py",
             "ipcsync/_engines/loss.py",
             "ipcsync/_engines/queued.py",
         ),

@@ -2,24 +2,23 @@
 
 # --- the driver's answer, and whether it counts -----------------------------------------------------------------------
 
-cdef int is_done(Core self, int64_t generation, double patience_s) except -1 nogil:
+cdef int is_done(Core self, int64_t generation) except -1 nogil:
     """Whether the driver calls `generation`, which was recorded, complete; 0 too if it cannot be asked now. The import
     is not destroyed meanwhile, and no lock is held: the question may have to wait for another's call."""
     if not self.has_ring:
         return is_on_board(self, generation)
-    if not enter_driver(self, generation, patience_s):
+    if not enter_driver(self, generation):
         return 0
     try:
         return says_complete(self, generation)
     finally:
         ipcsync_add(&self.sleepers, -1)
 
-cdef bint enter_driver(Core self, int64_t generation, double patience_s) except -1 nogil:
-    """Have the import of a generation stay until `sleepers` is lowered; False if it cannot be opened now."""
+cdef bint enter_driver(Core self, int64_t generation) except -1 nogil:
+    """Have the import of a generation stay until `sleepers` is lowered; False if another thread has the lock."""
     if not has_import(self, generation):
         with gil:
-            if not open_import(self, generation, patience_s):
-                return False
+            open_import(self, generation)
     if not try_state(self):
         return False
     try:
@@ -60,14 +59,14 @@ cdef bint is_complete_now(Core self, int64_t generation) except -1 nogil:
 
 # --- query ------------------------------------------------------------------------------------------------------------
 
-cdef bint ask(Core self, int64_t generation, double patience_s) except -1:
+cdef bint ask(Core self, int64_t generation) except -1:
     cdef bint is_there = False
     check_use(self)
     if generation <= known_of(self) or is_complete_now(self, generation):
         return True
     if last_of(self) >= generation:
         with nogil:
-            is_there = is_done(self, generation, patience_s) and confirm(self, generation)
+            is_there = is_done(self, generation) and confirm(self, generation)
     if not is_there:
         check_finished(self, generation)
     return is_there
@@ -140,9 +139,9 @@ cdef int await_driver(Core self, int64_t generation, int64_t began, int64_t unti
     """Wait until the driver calls `generation` complete: 1; 0 once `until` is over, -1 if a signal came."""
     cdef Handle event = NULL
     if self.has_ring:
-        if is_done(self, generation, -1):  # often it is complete already
+        if is_done(self, generation):  # often it is complete already
             return 1
-        if not enter_driver(self, generation, -1):
+        if not enter_driver(self, generation):
             return 0
         event = event_of(self, generation)
     else:
@@ -160,7 +159,7 @@ cdef int await_driver(Core self, int64_t generation, int64_t began, int64_t unti
         ipcsync_add(&self.sleepers, -1)
     if not is_there:
         return 0 if ipcsync_now() >= until else -1
-    return is_done(self, generation, -1) or is_complete(self, generation)
+    return is_done(self, generation) or is_complete(self, generation)
 
 # --- what the recorder publishes --------------------------------------------------------------------------------------
 
@@ -179,7 +178,7 @@ cdef int open_pending(Core self) except -1:
     """Open the imports of this session's records that are not complete: an earlier use may have made them."""
     if self.has_ring and not self.is_unused:
         for generation in range(self._completed + 1, max(self._recorded, self._begun) + 1):
-            open_import(self, generation, -1)
+            open_import(self, generation)
 
 cdef int64_t harvest(Core self) except -1 nogil:
     """Up to where this session's records are complete, whatever they depend on; -2: released. With `state`, or the turn."""

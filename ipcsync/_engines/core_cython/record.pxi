@@ -122,9 +122,9 @@ cdef inline bint has_needed(Core self, uint64_t stream, int64_t generation) noex
     )
 
 cdef int get_needed(Core self, Handle handle, uint64_t stream, int64_t generation, int64_t deadline, timeout) except -1:
-    open_import(self, generation, -1)
+    open_import(self, generation)
     if must_follow(self, stream, generation):
-        open_import(self, generation - 1, -1)
+        open_import(self, generation - 1)
     if not self.has_ring:
         if row_count != 0:
             check_lost(self, key_of(self, handle, stream, self.ordinal))  # such a stream may take in nothing more

@@ -178,7 +178,7 @@ cdef class ReplayingBase:
         """Wait until the points of an event are recorded; raises if they may not be waited for."""
         cdef Core core = <Core>use.core
         use.is_in, use.known, use.fed = False, FOREVER, FOREVER
-        if ask(core, use.highest, -1):
+        if ask(core, use.highest):
             use.highest = 0
             return 0
         if use.highest > last_of(core) and not bracket._is_ahead:
@@ -192,7 +192,7 @@ cdef class ReplayingBase:
         if not core.has_ring:
             if bracket._is_ahead and use.highest > last_of(core):
                 self._check_recorder(core)
-            open_import(core, use.highest, -1)
+            open_import(core, use.highest)
             use.is_in, use.known = True, known_of(core)
             use.fed = use.known
             use.address, use.base, use.flags = core._address, core.base, core._flags
@@ -233,7 +233,7 @@ cdef class ReplayingBase:
                 if oldest > 0:
                     core.await_complete(oldest, self._timeout, self.began)
             else:
-                open_import(core, 1, -1)
+                open_import(core, 1)
         if bracket.recorded and row_count != 0:
             check_lost(core, lane.key)
 

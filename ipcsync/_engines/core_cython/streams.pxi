@@ -104,31 +104,54 @@ cdef inline bint has_import(Core self, int64_t generation) noexcept nogil:
     """Whether what a driver's call for `generation` needs is there."""
     return event_of(self, generation) != NULL if self.has_ring else self._address != 0
 
-cdef bint open_import(Core self, int64_t generation, double patience_s) except -1:
-    """Have it be there; False if another thread opens one for longer than `patience_s` (below 0: it is waited for)."""
+cdef int open_imports = 0  # of all uses
+
+
+def import_count():
+    """How many imports this process has: each use opens and destroys its own."""
+    return open_imports
+
+cdef int open_import(Core self, int64_t generation) except -1:
+    """Have it be there. No lock is held while the driver opens one: of two threads' the first one's stays."""
+    cdef Handle event
+    cdef bint is_spare
     if has_import(self, generation):
-        return True
+        return 0
     if not self.has_ring:
         self._address = self.open_word()
-        return True
+        return 0
     index = (generation - 1) % self.depth
-    event = self.open_event(index, patience_s)
-    if event is None:
-        return False
-    handle = <Handle><uintptr_t>int(event)  # before the lock is taken: this may raise
-    if patience_s == 0:  # within a resolution, which has the lock of another use
-        if not self.state.take():
-            return False  # the import stays open, for the next call
-    else:
-        enter_state(self)
+    enter_state(self)
     is_unused = self.is_unused
     if not is_unused:
-        self.ring[index] = handle
+        ipcsync_add(&self.sleepers, 1)  # a release waits for it
     self.state.give()
     if is_unused:
-        self.close_events()
         self.raise_closed()
-    return True
+    try:
+        event = <Handle><uintptr_t>int(self.open_event(index))
+        with nogil:
+            self.state.take_soon()
+            is_spare = self.ring[index] != NULL
+            if not is_spare:
+                self.ring[index] = event
+                ipcsync_add(&open_imports, 1)
+            self.state.give()
+            if is_spare:
+                cuEventDestroy(event)
+    finally:
+        ipcsync_add(&self.sleepers, -1)
+
+cdef int close_imports(Core self) except -1:
+    """Destroy those of a use that is unused: none is opened any more. If the driver refuses, the next try goes on."""
+    for index in range(self.depth if self.has_ring else 0):
+        event, self.ring[index] = self.ring[index], NULL
+        if event != NULL:
+            ipcsync_add(&open_imports, -1)
+            with nogil:
+                result = cuEventDestroy(event)
+            if result != 0:
+                self.raise_driver(result, "cuEventDestroy")
 
 cdef inline int give_wait(Core self, Handle stream, int64_t generation, Refusal *refusal) noexcept nogil:
     """Have the stream wait for `generation`; the driver's result."""

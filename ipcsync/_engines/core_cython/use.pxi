@@ -39,7 +39,7 @@ cdef class Core(Line):
     cdef public int64_t _lost_from, _begun, _completed
     cdef public int64_t _recorded  # the last generation that this session recorded, published or about to be; 0: none
     cdef public int64_t _room  # up to this generation a record has nothing to wait for
-    cdef int sleepers  # threads within a question or a wait of the driver for an import of this use
+    cdef int sleepers  # threads that open an import of this use, or ask or wait for one in the driver
     cdef dict watched  # since when, by `awake`, records have waited for each hazard
     cdef int64_t awake, looked  # for how long some record has, in ns, of any thread; the last look
 
@@ -127,39 +127,35 @@ cdef class Core(Line):
 
     def open_first(self, int64_t generation=1):
         """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
-        open_import(self, generation, -1)
+        open_import(self, generation)
 
-    def query(self, int64_t generation, double patience_s=-1):
-        """Whether `generation` is complete. Another thread may open the import that is to be asked about, in a driver's
-        call that blocks: after `patience_s` seconds (below 0: without a limit) this is False."""
-        return ask(self, generation, patience_s)
+    def query(self, int64_t generation):
+        """Whether `generation` is complete."""
+        return ask(self, generation)
 
     def accepts(self, int64_t generation):
-        """Whether a waiter would accept `generation` now; asks the driver, raises nothing. False also while another
-        thread has the lock, and for this process's own events, which it resolves itself."""
+        """Whether a waiter would accept `generation` now, which was waited for, so its import is there. Asks the driver,
+        raises nothing. False also while another thread has the lock, and for own events, which the process resolves."""
         cdef bint is_accepted = False
-        if self.is_recorder or self.is_unused or last_of(self) < generation:
+        if self.is_recorder or last_of(self) < generation or not self.state.take():
             return False
         try:
-            if not open_import(self, generation, 0) or not self.state.take():
-                return False
             try:
                 with nogil:
-                    if self.is_unused:
-                        is_accepted = False
-                    elif self.has_ring:
-                        is_accepted = query_relaxed(event_of(self, generation)) == 0
-                    else:
-                        is_accepted = is_on_board(self, generation)
-                    is_accepted = is_accepted and is_clear(self, generation) and recorder_lives(self)
-                    is_accepted = is_accepted and not is_broken(self) and not is_orphaned(self)
-                if is_accepted:
-                    note(self, generation)
+                    is_accepted = (
+                        not self.is_unused
+                        and (says_complete(self, generation) if self.has_ring else is_on_board(self, generation))
+                        and is_clear(self, generation)
+                        and recorder_lives(self)
+                        and not is_broken(self)
+                        and not is_orphaned(self)
+                    )
             finally:
                 self.state.give()
         except IpcSyncError as error:  # calls of this event raise it
             log.debug("whether generation %d of %s is complete cannot be asked: %s", generation, self.label, error)
-            return False
+        if is_accepted:
+            note(self, generation)
         return is_accepted
 
     def await_recorded(self, int64_t generation, int64_t deadline_ns, timeout, check=None):
@@ -241,10 +237,11 @@ cdef class Core(Line):
         try:
             if self.is_unused or end_waits(self):
                 enter_state(self)
-                self.is_unused = True  # before the first import is destroyed, which may take several tries
-                memset(self.ring, 0, max(self.depth, 1) * sizeof(Handle))
+                self.is_unused = self.sleepers == 0  # from here on none is opened; to destroy them may take several tries
                 self.state.give()
-                self.is_released = self.close_events()
+                if self.is_unused:
+                    close_imports(self)
+                    self.is_released = True
         finally:
             ipcsync_turns(-1)
             self.calls.give()

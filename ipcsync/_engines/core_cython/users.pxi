@@ -66,7 +66,7 @@ cdef class PointBase(AttachedBase):
         if core is None:
             return self._slow_query()
         count(core, True)
-        return ask(core, self._generation, -1)
+        return ask(core, self._generation)
 
     def synchronize(self, timeout=None):
         cdef Core core = self.core

@@ -22,7 +22,7 @@ cdef int look_before(Core self, Handle handle, int64_t generation, int64_t deadl
     # about a later record: not complete then, as far as is known.
     if self.has_ring and self.is_recorder and look_at_own(self):  # one lock and one look for all of its records
         return 1 if is_complete(self, generation) else 2
-    if self.has_ring and is_done(self, generation, -1) and confirm(self, generation):
+    if self.has_ring and is_done(self, generation) and confirm(self, generation):
         return 1
     return 2
 
@@ -46,7 +46,7 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     if ordinal < 0:
         return NO_STREAM
     key = key_of(self, handle, stream, ordinal)
-    open_import(self, generation, -1)  # before the hazard: opening one takes long
+    open_import(self, generation)  # before the hazard: opening one takes long
     sweep()
     enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)")
     try:

@@ -11,9 +11,9 @@ import pytest
 
 import ipcsync
 from ipcsync._board import CLOSED, INT64_MAX
-from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
-from ipcsync._engines import imports, queued
-from ipcsync._engines.core import Wait
+from ipcsync._drivers import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ, DriverObject
+from ipcsync._engines import queued
+from ipcsync._engines.core import Wait, import_count
 from ipcsync._engines.engine import Engine
 from ipcsync._native import context
 from ipcsync.errors import DeviceMismatch, DriverError, EventClosed, RecorderLost, WaitTimeout
@@ -282,7 +282,6 @@ def test_a_recorder_that_comes_again_goes_on_where_it_left(row: Row) -> None:
     assert (again._recorded, waiter._recorded) == (5, 0)
     assert (again._begun, again._completed, waiter._completed) == (5, 3, 0)
     assert again.handles == (b"0" * 64, b"1" * 64, b"2" * 64)
-    assert again._imports == [(row.board.epoch, serial) for serial in (11, 12, 13)]
     row.line.store_completed(BASE + 9)
     assert row.event_engine(recorder=True)._completed == 5
     row.line.store_completed(0)
@@ -337,47 +336,90 @@ def test_a_use_is_not_released_before_a_stream_is_past_a_wait_that_the_driver_ma
     until(row.mine.try_release, "the stream is past it")
 
 
-def test_an_import_that_is_destroyed_is_not_asked_about_whoever_has_to_wait_for_the_others(
+def _events(count: int) -> list[DriverObject]:
+    """What stands for imports."""
+    ipcsync.Stream()  # makes a context current
+    return [context.call("cuEventCreate", EVENT_DISABLE_TIMING) for _ in range(count)]
+
+
+def _noting(name: str, asked: list[str]) -> dict[str, driver_functions.Call]:
+    """For `driver_functions`: a call is noted, and made."""
+
+    def call(real: Callable[..., int], *args: object) -> int:
+        asked.append(name)
+        return int(real(*args))
+
+    return {name: call}
+
+
+def test_an_import_that_is_destroyed_is_not_asked_about_though_another_one_is_not_yet(
     row: Row, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, driver = ipcsync.Stream(), context.driver()
-    ok, event = driver.cuEventCreate(EVENT_DISABLE_TIMING)
-    assert ok == 0
-    monkeypatch.setattr(imports, "acquire", lambda *_: event)
+    stream, events = ipcsync.Stream(), _events(2)
     recorder = row.event_engine(recorder=True)
+    monkeypatch.setattr(recorder, "open_event", events.__getitem__)
     with StreamGate(stream):
-        assert recorder.record(stream._handle, 0, 1) == 1
+        assert [_record(recorder, stream) for _ in events] == [1, 2]
         row.line.break_at(BASE)
     stream.synchronize()
-    answers = [True, None]  # at the second one, another thread opens an import of its own
-    monkeypatch.setattr(imports, "release", lambda *_: answers.pop(0) if answers else True)
+    count = import_count()
     recorder.close()
-    assert not recorder.try_release()
-    assert answers == []
+    refused = driver_functions.refused_once("cuEventDestroy", is_made=True)
+    with driver_functions.replaced(refused), pytest.raises(DriverError, match="cuEventDestroy"):
+        recorder.try_release()
+    assert (recorder.is_released, import_count()) == (False, count - 1)
     asked: list[str] = []
-
-    def note(name: str) -> driver_functions.Call:
-        def call(real: Callable[..., int], *args: object) -> int:
-            asked.append(name)
-            return int(real(*args))
-
-        return call
-
-    monkeypatch.setattr(imports, "acquire", lambda *_: asked.append("an import"))
-    with driver_functions.replaced({name: note(name) for name in ("cuEventQuery", "cuEventRecord")}):
+    with driver_functions.replaced(_noting("cuEventQuery", asked) | _noting("cuEventRecord", asked)):
         for _ in range(2):
             recorder.publish_completed()
             assert recorder.has_passed(STREAM)
             assert recorder.try_release()
-    assert asked == []
+    assert (asked, import_count()) == ([], count - 2)
+
+
+def test_of_an_import_that_two_threads_open_the_second_ones_is_destroyed_at_once(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, (first, second), count, destroyed = row.event_engine(), _events(2), import_count(), list[int]()
+
+    def open_late(_: int) -> DriverObject:
+        monkeypatch.setattr(view, "open_event", lambda _: first)
+        view.open_first()  # as by another thread
+        return second
+
+    def destroy(real: Callable[..., int], event: int) -> int:
+        destroyed.append(event)
+        return int(real(event))
+
+    monkeypatch.setattr(view, "open_event", open_late)
+    with driver_functions.replaced({"cuEventDestroy": destroy}):
+        view.open_first()
+        assert (destroyed, import_count()) == ([int(second)], count + 1)
+        view.close()
+        assert view.try_release()
+    assert (destroyed, import_count()) == ([int(second), int(first)], count)
+
+
+def test_a_use_is_not_released_while_a_thread_opens_an_import_of_it(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    view, (event,), count = row.event_engine(), _events(1), import_count()
+
+    def open_late(_: int) -> DriverObject:
+        view.close()
+        assert not view.try_release()
+        return event
+
+    monkeypatch.setattr(view, "open_event", open_late)
+    view.open_first()
+    assert import_count() == count + 1
+    assert view.try_release()
+    assert import_count() == count
+    with pytest.raises(EventClosed):
+        view.open_first()
 
 
 @pytest.mark.parametrize("engine", ["event", "timeline"])
-def test_a_released_use_writes_nothing_in_the_slots_next_one(
-    row: Row, monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
+def test_a_released_use_writes_nothing_in_the_slots_next_one(row: Row, engine: str) -> None:
     """As by a beat that took it from its list before another thread closed and released it."""
-    monkeypatch.setattr(imports, "release", lambda *_: True)
     recorder = row.event_engine(recorder=True) if engine == "event" else row.mine
     row.extend(1, row.wait(0))
     recorder.chain = row.chain

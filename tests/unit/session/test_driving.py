@@ -52,21 +52,6 @@ def test_an_engine_that_does_not_work_here_says_so_each_time(scene: Scene, monke
             scene.open(slot)
 
 
-def test_what_was_opened_for_a_use_that_was_released_meanwhile_is_closed(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[Engine] = []
-
-    def release_first(_: Engine) -> None:
-        scene.table.close_all()  # as by another thread, while this one is in the driver
-        scene.driving.look()
-
-    monkeypatch.setattr(Engine, "open_first", release_first)
-    monkeypatch.setattr(Engine, "close_events", lambda engine: closed.append(engine) or True)  # type: ignore[func-returns-value]
-    scene.open()
-    assert closed[1:] == closed[:1], "behind the release, too"
-
-
 def test_of_a_context_that_is_broken_each_event_is_warned_of_once_and_keeps_no_other_back(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
