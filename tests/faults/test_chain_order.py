@@ -67,7 +67,9 @@ class Chain(Rig):
 
     def queued(self, generation: int, stream: int = 1, view: Any = None) -> Any:
         """A listed wait that the driver has."""
-        wait = self.core.add(stream, view or self.view, generation, stream)
+        view = view or self.view
+        view.open_first(generation)
+        wait = self.core.add(stream, view, generation, stream)
         wait.is_queued = True
         return wait
 

@@ -172,11 +172,8 @@ def test_a_recorder_has_drained_once_all_that_it_recorded_is_complete(row: Row) 
 def test_a_recorder_has_drained_though_a_thread_is_still_about_to_ask_for_its_last_record(
     row: Row, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ok, event = context.driver().cuEventCreate(EVENT_DISABLE_TIMING)
-    assert ok == 0
-    monkeypatch.setattr(imports, "acquire", lambda *_: event)
-    monkeypatch.setattr(imports, "release", lambda *_: True)
     recorder, stream = row.event_engine(recorder=True), ipcsync.Stream()
+    monkeypatch.setattr(recorder, "open_event", _events(1).__getitem__)
     asks, go_on = threading.Event(), threading.Event()
 
     def ask(real: driver_functions.Call, *args: object) -> int:
