@@ -294,10 +294,11 @@ class AttachmentTable:
         if (use := self.uses.get(key)) is not None:
             use.is_given_up = True
             use.engine.is_recorder = use.engine.is_recorder or late.recorder  # the role ends with the use that is open
-        elif ending := [old for old in self.ending if old.key == key]:  # whose close is told later
-            if late.recorder and not any(old.engine.is_recorder for old in ending):
-                # Told again now: a stream of it may wait for a record that only this session could make.
-                ending[0].engine.is_recorder, ending[0].told, self.is_due = True, Life.OPEN, True
+        elif ending := [old for old in self.ending if old.key == key]:
+            # Told again now: a stream of it may wait for a record that nobody could make while this session is there.
+            if not any(old.engine.is_recorder for old in ending):
+                ending[0].engine.is_recorder = late.recorder
+            ending[0].told, self.is_due = Life.OPEN, True
         else:
             self._late.append(key)
             self.is_due = True

@@ -190,9 +190,11 @@ def test_what_a_request_that_was_given_up_made_stays_while_it_is_used_and_its_ro
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
-def test_what_came_too_late_of_a_use_that_drains_is_told_when_that_is_over(scene: Scene) -> None:
+def test_what_came_too_late_of_a_use_that_drains_is_told_once_more(scene: Scene) -> None:
     with _closed_amid_work(scene):
         scene.table.give_back(scene.reply())
+        scene.table.tell()
+        assert scene.coordinator.heard() == [Close(0, 1, released=False)], "it counts as one more user there"
         scene.table.tell()
         assert scene.coordinator.heard() == []
 
