@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import tempfile
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -47,13 +48,14 @@ class Coordinator:
             endpoint = read_line(ready, _START_S)
             if not endpoint:
                 raise ConnectError(
-                    f"the coordinator did not start within {_START_S + _STOP_S:g} s"
+                    "the coordinator did not start"
                     if not ends_within(self._process, 0.0 if endpoint is None else _STOP_S)
                     else f"the coordinator ended with status {self._process.returncode}; its log, on stderr, says why",
                     endpoint=self.runtime_dir,
                 )
         except BaseException:
-            self.stop()
+            with suppress(WaitTimeout):  # that is said already
+                self.stop()
             raise
         finally:
             os.close(ready)
