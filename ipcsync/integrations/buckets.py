@@ -171,7 +171,7 @@ def _close(memory: Memory) -> None:
     """
     deadline = deadline_of(_END_S)
     _left.append(memory)
-    for each in _left.copy():
+    for each in reversed(_left.copy()):  # the new one first: another device may stand still
         try:
             ipcsync.synchronize(each.device, timeout=left_of(deadline))
             _left.remove(each)
