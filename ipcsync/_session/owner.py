@@ -14,6 +14,7 @@ import select
 import signal
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import get_ident
 from time import monotonic_ns
@@ -234,7 +235,8 @@ class Owner:
                 if fork.is_in_bad_fork():
                     return
                 if has_rung:
-                    os.eventfd_read(self._fd)
+                    with suppress(BlockingIOError):  # a child may have read it
+                        os.eventfd_read(self._fd)
         finally:
             beats.pop(get_ident(), None)  # none if the module was reloaded meanwhile
 
