@@ -269,8 +269,7 @@ class NodeNameTaken(IpcSyncError):
 
 
 class FleetUnavailable(IpcSyncError):
-    """The store of the fleet's names did not answer in `timeout` seconds, or refused; or a name's node is silent, and
-    not lost yet (`timeout` is None). Linked events go on."""
+    """The store of the fleet's names did not answer in `timeout` s, or refused; or (None) a name's node is silent."""
 
     timeout: float | None = None
 
