@@ -69,7 +69,7 @@ class Pending:
             with suppress(WaitTimeout):
                 self.engine.await_recorded(self._generation, 0, self._timeout)
                 return True
-        elif self.engine.query(self._generation):
+        elif self.engine.query(self._generation, False):
             return True
         now = time.monotonic_ns()
         if now >= self._next_check:

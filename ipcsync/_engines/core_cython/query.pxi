@@ -59,12 +59,12 @@ cdef bint is_complete_now(Core self, int64_t generation) except -1 nogil:
 
 # --- query ------------------------------------------------------------------------------------------------------------
 
-cdef bint ask(Core self, int64_t generation) except -1:
+cdef bint ask(Core self, int64_t generation, bint may_block=True) except -1:
     cdef bint is_there = False
     check_use(self)
     if generation <= known_of(self) or is_complete_now(self, generation):
         return True
-    if last_of(self) >= generation:
+    if last_of(self) >= generation and (may_block or openings == 0 or has_import(self, generation)):
         with nogil:
             is_there = is_done(self, generation) and confirm(self, generation)
     if not is_there:

@@ -105,6 +105,7 @@ cdef inline bint has_import(Core self, int64_t generation) noexcept nogil:
     return event_of(self, generation) != NULL if self.has_ring else self._address != 0
 
 cdef int open_imports = 0  # of all uses
+cdef int openings = 0  # threads within the driver's call for one
 
 
 def import_count():
@@ -128,6 +129,7 @@ cdef int open_import(Core self, int64_t generation) except -1:
     self.state.give()
     if is_unused:
         self.raise_closed()
+    ipcsync_add(&openings, 1)
     try:
         event = <Handle><uintptr_t>int(self.open_event(index))
         with nogil:
@@ -140,6 +142,7 @@ cdef int open_import(Core self, int64_t generation) except -1:
             if is_spare:
                 cuEventDestroy(event)
     finally:
+        ipcsync_add(&openings, -1)
         ipcsync_add(&self.sleepers, -1)
 
 cdef int close_imports(Core self) except -1:

@@ -129,9 +129,10 @@ cdef class Core(Line):
         """Open the first handle, or register the word's page, to test that this works here. Raises DriverError."""
         open_import(self, generation)
 
-    def query(self, int64_t generation):
-        """Whether `generation` is complete."""
-        return ask(self, generation)
+    def query(self, int64_t generation, bint may_block=True):
+        """Whether `generation` is complete. Unless it `may_block`, False where its import is to be opened and another
+        thread opens one, in a driver's call that may take long."""
+        return ask(self, generation, may_block)
 
     def accepts(self, int64_t generation):
         """Whether a waiter would accept `generation` now, which was waited for, so its import is there. Asks the driver,

@@ -16,7 +16,7 @@ class _Engine:
     def __init__(self, lost: RecorderLost) -> None:
         self._errors = [lost]
 
-    def query(self, _generation: int) -> bool:
+    def query(self, _generation: int, _may_block: bool) -> bool:
         if self._errors:
             raise self._errors.pop()
         return False
