@@ -240,8 +240,8 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
         "timeline": [*_KNOWN, *_MAPPED, *_MARKER, *_KNOWN, _WRITE, _RECORD],
     },
     _wait_on_a_stream: {
-        "event": [_CAPTURING, *_OPEN, *_LOOK, _ID, _CAPTURING, *_LOOK, _ID, _FLAGS, *_MARKER, _WAIT, _RECORD],
-        "timeline": [*_KNOWN, *_KNOWN, _FLAGS, *_MAPPED, *_MARKER, _WAIT_VALUE, _RECORD],
+        "event": [_CAPTURING, *_OPEN, *_LOOK, _ID, _CAPTURING, *_LOOK, _ID, *_MARKER, _FLAGS, _WAIT, _RECORD],
+        "timeline": [*_KNOWN, *_KNOWN, *_MAPPED, *_MARKER, _FLAGS, _WAIT_VALUE, _RECORD],
     },
     _wait_once_more: {
         "event": [_CAPTURING, *_LOOK, _ID, _WAIT, _RECORD],

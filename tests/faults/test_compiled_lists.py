@@ -92,6 +92,18 @@ def test_of_a_stream_with_a_record_the_device_stays_known_whatever_a_later_call_
     end([recorder])
 
 
+def test_a_record_does_not_change_what_was_seen_of_its_stream(rig: Rig, tmp_path: Path) -> None:
+    """The driver writes a timeline's word on a stream of any device."""
+    stream = next(_ids)
+    assert _key(rig, stream, 1, is_blocking=True) == -2
+    (tmp_path / "recorder").mkdir()
+    recorder = Rig(Case("record", engine="timeline", stream=stream), tmp_path / "recorder")
+    assert recorder.call()[1] == ""
+    rig.bind()
+    assert _remembered(rig, stream) == -2
+    end([recorder])
+
+
 @pytest.mark.parametrize("high", [_FAR - _PLACES, _FAR, 2 * _FAR])
 def test_streams_whose_ids_differ_in_their_highest_bits_alone_have_lists_of_their_own(rig: Rig, high: int) -> None:
     low = next(_ids)

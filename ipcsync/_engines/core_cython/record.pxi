@@ -93,7 +93,7 @@ cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generati
     if refusal.error != 0:  # the driver may have the record: the next call makes it again
         forget_stream(stream)  # perhaps it is of another device than it was said to be
         return give_turn(self, REFUSED)
-    if device_of(stream) != self.ordinal:  # the driver takes no event of another device there
+    if known_stream(stream) == 0:  # what was seen before is true, whatever this call was told
         note_stream(stream, self.ordinal, 0)
     self._recorded = generation
     publish_record(self, generation)
@@ -193,7 +193,8 @@ cdef int follow_refused(Core self, Handle handle, uint64_t stream, Refusal *refu
         elif stream != self.last_stream and last != NULL:  # null: all there was found complete
             tell(refusal, cuStreamWaitEvent(handle, last.event, 0), b"cuStreamWaitEvent")
         if refusal.error == 0 and self._recorded > 0 and has_import(self, self._recorded):
-            give_wait(self, handle, self._recorded, refusal)
+            if give_wait(self, handle, self._recorded, refusal) != 0 and not self.has_ring:
+                mark(self, handle, stream)
 
 cdef inline void publish_record(Core self, int64_t generation) noexcept nogil:
     store(self.place, RECORDED, self.base + generation)

@@ -333,6 +333,43 @@ def test_a_use_is_not_released_before_a_stream_is_past_a_wait_that_the_driver_ma
     until(row.mine.try_release, "the stream is past it")
 
 
+def test_nor_is_one_whose_record_was_refused_before_on_another_stream(row: Row) -> None:
+    first, second = ipcsync.Stream(), ipcsync.Stream()
+    _record(row.mine, first)
+    refused = driver_functions.refused_once("cuStreamWriteValue64", is_made=False)
+    with driver_functions.replaced(refused), pytest.raises(DriverError):
+        _record(row.mine, first)
+    refused = driver_functions.refused_once(driver_functions.WAIT["timeline"], is_made=True)
+    with StreamGate(second):
+        with driver_functions.replaced(refused), pytest.raises(DriverError):
+            _record(row.mine, second)
+        until(first.query, "what was recorded is complete")
+        row.mine.close()
+        assert not row.mine.try_release()
+    until(row.mine.try_release, "the stream is past it")
+
+
+def test_a_look_that_may_not_block_opens_nothing_while_another_thread_does(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (event, late), stream = _events(2), ipcsync.Stream()
+    recorder, opening, asking = row.event_engine(recorder=True), row.event_engine(), row.event_engine()
+    monkeypatch.setattr(recorder, "open_event", lambda _: event)
+    asked: list[int] = []
+
+    def open_late(_: int) -> DriverObject:
+        assert not asking.query(1, may_block=False)
+        assert asked == []
+        return late
+
+    monkeypatch.setattr(asking, "open_event", asked.append)
+    monkeypatch.setattr(opening, "open_event", open_late)
+    with StreamGate(stream):
+        assert _record(recorder, stream) == 1
+        opening.open_first()
+    stream.synchronize()
+
+
 def _events(count: int) -> list[DriverObject]:
     """What stands for imports."""
     ipcsync.Stream()  # makes a context current
