@@ -97,11 +97,11 @@ def test_a_look_that_fails_now_and_then_does_not_end_it(
 ) -> None:
     stream, calls, looks, ask = ipcsync.Stream(), Calls(), [0], event._engine.query
 
-    def query(generation: int) -> bool:
+    def query(generation: int, may_block: bool) -> bool:
         looks[0] += 1
         if looks[0] % 2:
             raise error
-        return ask(generation)
+        return ask(generation, may_block)
 
     monkeypatch.setattr(event._engine, "query", query)
     with StreamGate(stream) as gate:
