@@ -230,7 +230,6 @@ class Attachment(Message, frozen=True):
     depth: int
     recorder: bool
     handles: list[bytes]
-    serials: list[int]  # of the CUDA events behind the handles; none is reused
     origin: Origin | None = None  # of a mirror: what it mirrors
 
 

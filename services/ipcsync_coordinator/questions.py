@@ -47,7 +47,6 @@ def attachment_of(slot: Slot, session: Session, pool: Pool) -> messages.Attachme
         depth=slot.depth,
         recorder=slot.is_recorded_by(session),
         handles=pool.handles(slot.ring),
-        serials=slot.ring,
         origin=origin,
     )
 

@@ -245,7 +245,7 @@ class Rig:
     def made(self, slot: int, *, recorder: bool) -> Any:
         """An engine for a slot."""
         case = self.case
-        names = {"device": "", "handles": [b""] * case.depth, "serials": [*range(case.depth)]}
+        names = {"device": "", "handles": [b""] * case.depth}
         attachment = Attachment("e", slot, 1, 0, engine=case.engine, depth=case.depth, recorder=recorder, **names)  # type: ignore[arg-type]
         engine = engine_of(self.core)(self.board, self.guard, attachment, 0)
         engine.rig = self

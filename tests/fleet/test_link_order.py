@@ -12,7 +12,7 @@ from ipcsync_bridge.exports import Export
 from ipcsync_bridge.subscriber import Mirror
 from ipcsync_bridge.wire import Row
 
-_ATTACHMENT = Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], [], Origin(b"e" * 16, 1, 2, "a"))
+_ATTACHMENT = Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], Origin(b"e" * 16, 1, 2, "a"))
 
 
 class _Line:

@@ -51,7 +51,6 @@ def attachment(slot: int) -> Attachment:
         depth=1,
         recorder=False,
         handles=[b""],
-        serials=[0],
     )
 
 

@@ -228,7 +228,7 @@ def test_new_code_asks_for_all_news_again_though_its_peer_has_not_noticed() -> N
         one = _subscriber(peer)
         one.mirrors = mirrors  # type: ignore[assignment] # as much of them as is used
         origin = messages.Origin(_EPOCH, 1, 2, "a")
-        mirror = messages.Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], [], origin)
+        mirror = messages.Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], origin)
         one.resume(SimpleNamespace(lost={}, mirrors=[mirror]))  # type: ignore[arg-type] # as above
         for _ in range(3):
             await one._ping(one.sources["a"])
@@ -244,7 +244,7 @@ def test_new_code_goes_on_with_the_present_epoch_of_a_node_though_a_mirror_of_an
         put=lambda *_: None, store=lambda *_: None, end=lambda origin, *_: ended.append(origin)
     )
     mirrors = [
-        messages.Attachment("kv", slot, 7, 100, "gpu", "timeline", 1, True, [], [], messages.Origin(epoch, 1, 2, "a"))
+        messages.Attachment("kv", slot, 7, 100, "gpu", "timeline", 1, True, [], messages.Origin(epoch, 1, 2, "a"))
         for slot, epoch in ((3, b"p" * 16), (4, _EPOCH))
     ]
     one.resume(SimpleNamespace(lost={}, mirrors=mirrors))  # type: ignore[arg-type] # as above
@@ -291,6 +291,6 @@ def test_what_was_told_of_a_use_that_is_closed_and_opened_at_once_is_known_and_t
     one.receive("a", _news(wire.Row(1, 2, 7, 7)))
     origin = messages.Origin(_EPOCH, 1, 2, "a")
     one.unlink(Origin(_EPOCH, 1, 2))  # the mirror before has ended
-    one.mirror(messages.Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], [], origin), row)
+    one.mirror(messages.Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], origin), row)
     assert source.links == {(1, 2): wire.Row(1, 2, 7, 7)}
     assert source.has_missed

@@ -66,7 +66,7 @@ class Row:
         """This test's event with a ring of three, of which none is opened."""
         reply = self.reply(ME, recorder=recorder)
         handles = [digit * 64 for digit in (b"0", b"1", b"2")]
-        ring = replace(reply, engine="event", depth=3, handles=handles, serials=[11, 12, 13])
+        ring = replace(reply, engine="event", depth=3, handles=handles)
         return Engine(self.board, self.guard, ring, 0)
 
     def reply(self, slot: int, *, recorder: bool) -> Attachment:
@@ -80,7 +80,6 @@ class Row:
             depth=1,
             recorder=recorder,
             handles=[],
-            serials=[],
         )
 
     def record(self, slot: int, generation: int) -> None:

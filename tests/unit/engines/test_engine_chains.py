@@ -62,7 +62,6 @@ class Chain:
             depth=1,
             recorder=recorder,
             handles=[],
-            serials=[],
         )
         guard: Any = Lease(self.board)
         engine = Engine(self.board, guard, reply, 0)

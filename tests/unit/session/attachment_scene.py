@@ -95,7 +95,6 @@ class Scene:
             depth=1,
             recorder=recorder,
             handles=[],
-            serials=[],
         )
 
     def find(self, use: tuple[int, int], epoch: bytes | None = None) -> AttachmentRef | None:
