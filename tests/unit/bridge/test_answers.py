@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,9 +127,7 @@ def test_what_was_missed_is_asked_for(client: ipcsync.Client, monkeypatch: pytes
 
         monkeypatch.setattr(session, "ask", ask_noting)
         host = _Host()
-        attached = await ask(messages.Open("kv", engine="timeline"))
-        assert isinstance(attached, messages.Attachment)
-        use = (attached.slot, attached.incarnation)
+        use = await _attached(ask)
         names = SimpleNamespace(claims={(3, 7): None, use: None}, release=release)
         requests = _requests(session, host, names)
         while not released or host.tasks:
@@ -161,6 +159,13 @@ def _answers(session: BridgeSession, host: Any, **settings: Any) -> tuple[Answer
     return answers, answers.exports
 
 
+async def _attached(ask: Callable[[messages.Message], Awaitable[messages.Message]]) -> wire.Key:
+    """What the session is attached to by now: the event `kv`."""
+    attached = await ask(messages.Open("kv", engine="timeline"))
+    assert isinstance(attached, messages.Attachment)
+    return attached.slot, attached.incarnation
+
+
 async def _follow(answers: Answers, keys: list[wire.Key], now: float, *, is_afresh: bool = False) -> int:
     """Want these, as node `b`, under the version 7; which version it is sent the news of."""
     said: asyncio.Queue[bytes] = asyncio.Queue()
@@ -176,9 +181,8 @@ def test_what_a_node_wants_is_attached_to_and_its_news_are_sent(client: ipcsync.
     async def scenario(session: BridgeSession) -> None:
         host = _Host()
         answers, exports = _answers(session, host)
-        attached = await session.ask(messages.Open("kv", engine="timeline"))
-        assert isinstance(attached, messages.Attachment)
-        key, over = (attached.slot, attached.incarnation), (attached.slot, attached.incarnation + 5)
+        use = await _attached(session.ask)
+        key, over = use, (use[0], use[1] + 5)
         for is_afresh, rows in ((False, {key, over}), (False, set()), (True, {key, over})):
             host.rows.clear()
             assert await _follow(answers, [key, over], time.monotonic(), is_afresh=is_afresh) == 7
@@ -228,8 +232,7 @@ def test_a_use_that_the_coordinator_has_no_room_for_is_asked_for_again(client: i
     async def scenario(session: BridgeSession) -> None:
         host = _Host()
         answers, exports = _answers(session, host)
-        attached = await session.ask(messages.Open("kv", engine="timeline"))
-        assert isinstance(attached, messages.Attachment)
+        use = await _attached(session.ask)
         ask = session.ask
 
         async def refuse(body: messages.Message) -> messages.Message:
@@ -238,7 +241,7 @@ def test_a_use_that_the_coordinator_has_no_room_for_is_asked_for_again(client: i
 
         session.ask = refuse  # type: ignore[method-assign]
         for version, states in ((UNSURE, []), (7, ["open"])):
-            assert await _follow(answers, [(attached.slot, attached.incarnation)], time.monotonic()) == version
+            assert await _follow(answers, [use], time.monotonic()) == version
             while host.tasks:
                 await asyncio.sleep(0)
             assert [row.state for row in host.rows] == states
@@ -255,12 +258,10 @@ def test_a_node_that_is_forgotten_while_its_question_waits_follows_nothing(clien
     async def scenario(session: BridgeSession) -> None:
         host = _Host()
         answers, exports = _answers(session, host)
-        attached = await session.ask(messages.Open("kv", engine="timeline"))
-        assert isinstance(attached, messages.Attachment)
-        key = (attached.slot, attached.incarnation)
+        use = await _attached(session.ask)
         said: asyncio.Queue[bytes] = asyncio.Queue()
         await session.pause(0.0)  # so that the question does not end
-        answers.asked("b", wire.Follow(session.epoch, 7, False, [key]), said.put, 1.0)
+        answers.asked("b", wire.Follow(session.epoch, 7, False, [use]), said.put, 1.0)
         while "b" not in answers.followers:
             await asyncio.sleep(0)
         answers.forget(answers.followers["b"])
@@ -319,9 +320,8 @@ def test_an_event_of_this_node_is_not_closed_while_it_is_opened_for_a_session(
             return await ask(body)
 
         answers, exports = _answers(session, host)
-        attached = await ask(messages.Open("kv", engine="timeline"))
-        assert isinstance(attached, messages.Attachment)
-        answers.hold([(attached.slot, attached.incarnation)])
+        use = await _attached(ask)
+        answers.hold([use])
         monkeypatch.setattr(session, "ask", ask_noting)
         names: Any = SimpleNamespace(transport=host)
         other: Any = None

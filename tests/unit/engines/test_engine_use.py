@@ -319,26 +319,17 @@ def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(
     assert queued.of(KEY) == []
 
 
-def test_a_use_is_not_released_before_a_stream_is_past_a_wait_that_the_driver_may_have_refused(row: Row) -> None:
-    """By which a record on another stream follows the last one."""
-    first, second = ipcsync.Stream(), ipcsync.Stream()
-    refused = driver_functions.refused_once(driver_functions.WAIT["timeline"], is_made=True)
-    with StreamGate(second):
-        _record(row.mine, first)
-        with driver_functions.replaced(refused), pytest.raises(DriverError):
-            _record(row.mine, second)
-        until(first.query, "what was recorded is complete")
-        row.mine.close()
-        assert not row.mine.try_release()
-    until(row.mine.try_release, "the stream is past it")
-
-
-def test_nor_is_one_whose_record_was_refused_before_on_another_stream(row: Row) -> None:
+@pytest.mark.parametrize("refused_before", [False, True])
+def test_a_use_is_not_released_before_a_stream_is_past_a_wait_that_the_driver_may_have_refused(
+    row: Row, refused_before: bool
+) -> None:
+    """By which a record on another stream follows the last one, also if that was refused itself."""
     first, second = ipcsync.Stream(), ipcsync.Stream()
     _record(row.mine, first)
-    refused = driver_functions.refused_once("cuStreamWriteValue64", is_made=False)
-    with driver_functions.replaced(refused), pytest.raises(DriverError):
-        _record(row.mine, first)
+    if refused_before:
+        refused = driver_functions.refused_once("cuStreamWriteValue64", is_made=False)
+        with driver_functions.replaced(refused), pytest.raises(DriverError):
+            _record(row.mine, first)
     refused = driver_functions.refused_once(driver_functions.WAIT["timeline"], is_made=True)
     with StreamGate(second):
         with driver_functions.replaced(refused), pytest.raises(DriverError):
