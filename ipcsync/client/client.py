@@ -305,8 +305,8 @@ class Client(ClientView, Closing):
         WaitTimeout, StreamCapturing; EngineMismatch for a pending point of another process on the `event` engine, for
         more records of an event than its depth, and for `ahead` where `Point.wait` refuses it; CaptureError while
         another replay on the stream, or with one of these waits and records, is open, and if torch's current stream is
-        another. Leaving raises what a record raised, once all is queued. StreamCapturing means that none was made, as
-        may WaitTimeout, once another thread's call on one of the events has lasted for `timeout` seconds.
+        another. Leaving raises what a record raised, once all is queued; with no record made, StreamCapturing, and
+        WaitTimeout if another thread's call on one of the events lasts for `timeout` seconds.
         """
         return Replaying(self._session, waits, records, stream, timeout, ahead)
 

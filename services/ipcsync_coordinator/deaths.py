@@ -133,11 +133,12 @@ def is_gone(board: Board, session: Session) -> bool:
 
 def warn_without_pidfds() -> None:
     """Log what is lost where a sandbox refuses pidfds."""
-    with suppress(OSError):  # descriptors are short, which says nothing of them
-        try:
-            PidFd(os.getpid()).close()
-        except PidFdError as error:
-            log.warning("dead sessions' ends are seen by their lifelines alone", extra=fields(why=error))
+    try:
+        PidFd(os.getpid()).close()
+    except PidFdError as error:
+        log.warning("dead sessions' ends are seen by their lifelines alone", extra=fields(why=error))
+    except OSError:
+        return  # descriptors are short, which says nothing of them
 
 
 # --- silence ----------------------------------------------------------------------------------------------------------

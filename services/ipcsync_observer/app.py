@@ -104,14 +104,14 @@ class Observer:
 
     async def state(self, request: Request) -> Response:
         """All that the page shows."""
-        return Response(_dumped(self._sampler.state(request.query_params.get("contains", ""))), media_type=_JSON)
+        return Response(_dumped(self._sampler.state(_filter(request))), media_type=_JSON)
 
     async def stream(self, request: Request) -> Response:
         """The state once a period, each as the data of a server-sent event: the first with the events' lanes."""
         if len(self._streams) >= _MOST_STREAMS:
             problem = f"{_MOST_STREAMS} pages are open already"
             return JSONResponse({"problem": problem}, 503, {"Retry-After": "10"})
-        states = self._states(request.query_params.get("contains", ""))
+        states = self._states(_filter(request))
         self._streams.add(states)
         return StreamingResponse(states, media_type="text/event-stream")
 
@@ -167,6 +167,10 @@ PATHS: dict[str, tuple[Callable[[Observer, Request], Awaitable[Response]], Answe
 def _dumped(state: State) -> str:
     """As JSON, with what a message would leave out because it has its default."""
     return json.dumps(state, default=lambda row: {key: at for key, at in asdict(row).items() if at is not UNSET})
+
+
+def _filter(request: Request) -> str:
+    return request.query_params.get("contains", "")
 
 
 _CONTAINS = {

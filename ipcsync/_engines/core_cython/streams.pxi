@@ -47,9 +47,7 @@ cdef uintptr_t address_of(stream) except? 0:
 
 # --- the turns of a use's calls ---------------------------------------------------------------------------------------
 
-cdef int enter_calls(
-    Core self, int64_t deadline=INT64_MAX, int64_t generation=0, timeout=None, str what=""
-) except -1:
+cdef int enter_calls(Core self, int64_t deadline, int64_t generation, timeout, str what) except -1:
     """Take the turn of calls that queue work, which `leave_calls` gives; WaitTimeout once `deadline` is over. A call
     within another one of its thread, which has a turn too, waits half a second at most: two such might wait for each
     other. On the thread that beats, the wait beats."""
@@ -114,7 +112,6 @@ def import_count():
 
 cdef int open_import(Core self, int64_t generation) except -1:
     """Have it be there. No lock is held while the driver opens one: of two threads' the first one's stays."""
-    cdef Handle event
     cdef bint is_spare
     if has_import(self, generation):
         return 0
