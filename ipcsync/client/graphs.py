@@ -227,8 +227,7 @@ class Replaying(ReplayingBase):
 
     def _elsewhere(self) -> CaptureError | None:
         """The error of a replay on this stream while torch launches on another one; None if it does not."""
-        current = foreign.torch_stream(self._ordinal)
-        if current is None or foreign.stream_pointer(current) == self._address:
+        if _is_current(self._address, self._ordinal):
             return None
         return CaptureError(
             "the replay's stream is not torch's current one, on which torch launches graphs: enter "
@@ -265,6 +264,12 @@ class Replaying(ReplayingBase):
         raise WaitTimeout(f"no room for a further replay: {why} within {self._timeout} s", timeout=self._timeout)
 
 
+def _is_current(address: int, ordinal: int | None) -> bool:
+    """Whether torch, if it is there, launches on that stream: 0 and 1 are the legacy default one."""
+    current = foreign.torch_stream(ordinal)
+    return current is None or max(foreign.stream_pointer(current), 1) == max(address, 1)
+
+
 def end_all(session: Session) -> None:
     """End the open replays of a session that is being closed: their graphs and streams go on.
 
@@ -298,17 +303,17 @@ class Upcoming:
     """
 
     def __init__(self, replaying: Replaying) -> None:
+        if not has_hooks:
+            raise IpcSyncError(
+                "nothing tells ipcsync of torch's replays: call ipcsync.integrations.torch.install() once, or put the "
+                "launch in a block of Client.replay"
+            )
         self._replaying = replaying
         self._is_used = False
         self._outer: BaseException | None = None  # an exception that is being handled around the launch
         self._error: BaseException | None = None
 
     def __enter__(self) -> Replay:
-        if not has_hooks:
-            raise IpcSyncError(
-                "nothing tells ipcsync of torch's replays: call ipcsync.integrations.torch.install() once, or put the "
-                "launch in a block of Client.replay"
-            )
         blocks = _blocks()
         if self._replaying._replay._is_over or any(block._replaying is self._replaying for block in blocks):
             self._replaying._raise_used()
@@ -322,8 +327,7 @@ class Upcoming:
             self._replaying.__enter__()
             self._is_used = True
             return
-        current = foreign.torch_stream(None)
-        if current is not None and foreign.stream_pointer(current) != self._replaying._address:
+        if not _is_current(self._replaying._address, None):
             # Caught within the block, it makes no record: the one in the graph that is not launched would be complete.
             self._error = CaptureError("this block has replays on another stream: one block for each stream")
             raise self._error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Any
 
 import ipcsync
@@ -178,6 +179,27 @@ def replay_and_fork(points: list[bytes]) -> str:
         os._exit(0)
     os.waitpid(child, 0)
     return os.read(reader, 100).decode()
+
+
+def replay_and_exit(points: list[bytes]) -> int:
+    """The exit status of a child that is forked within the block, and ends there."""
+    client: ipcsync.Client = _kept["client"]
+    layers: Layers = _kept["layers"]
+    waits = {wait: client.point(data) for wait, data in zip(layers.waits, points, strict=True)}
+    child, status = -1, 0
+    try:
+        with client.replay(waits, stream=layers.stream, timeout=20):
+            child = os.fork()
+            if not child:
+                sys.exit(7)
+            layers.launch()
+    except BaseException as end:
+        if child:
+            raise
+        status = 7 if isinstance(end, SystemExit) else 1
+    if not child:
+        os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def send_held(value: int, replays: int) -> list[list[bytes]]:

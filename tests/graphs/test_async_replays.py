@@ -136,6 +136,29 @@ def test_a_block_that_raises_records_nothing(coordinator: ipcsync.Coordinator) -
     _with_client(coordinator, run)
 
 
+def test_a_cancelled_task_whose_client_is_closed_is_cancelled(coordinator: ipcsync.Coordinator) -> None:
+    layers = Layers(1)
+
+    async def run(client: ipcsync.AsyncClient) -> None:
+        records = {layers.records[0]: await client.event("done", recorder=True)}
+        is_entered = asyncio.Event()
+
+        async def stay() -> None:
+            async with client.replay({}, records, stream=layers.stream):
+                is_entered.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(stay())
+        await is_entered.wait()
+        await client.close()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        finish(layers.stream)
+
+    _with_client(coordinator, run)
+
+
 def test_an_event_that_is_not_an_asynchronous_clients_is_refused(
     coordinator: ipcsync.Coordinator, new_client: NewClient
 ) -> None:

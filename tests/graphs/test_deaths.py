@@ -148,6 +148,11 @@ def test_a_child_that_is_forked_within_the_block_is_refused_and_the_parents_repl
     pair.expect(3)
 
 
+def test_a_child_that_is_forked_within_the_block_may_end_there(pair: Pair) -> None:
+    assert pair.replaying.call(do.replay_and_exit, pair.sending.call(do.send, 2)) == 7
+    pair.expect(3)
+
+
 def test_row_73_a_lost_coordinator_frees_the_graph(
     new_coordinator: Callable[..., ipcsync.Coordinator], new_peer: NewPeer, engine: EngineName
 ) -> None:

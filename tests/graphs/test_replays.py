@@ -445,6 +445,19 @@ def test_a_pending_point_of_another_session_on_the_event_engine_is_refused(one: 
         one.layers.launch()
 
 
+def test_a_point_of_another_session_on_the_event_engine_may_be_complete_once_it_is_recorded(
+    one: Stage, new_client: NewClient
+) -> None:
+    theirs = new_client().event("theirs", recorder=True, engine="event")
+    seen, stream = one.client.event("theirs").at(1), ipcsync.Stream()
+    replaying = one.replay([seen])
+    with at_step("sleep", lambda: theirs.record(stream).synchronize(DEADLINE_S)):
+        replaying.__enter__()
+    one.layers.launch()
+    replaying.__exit__(None, None, None)
+    finish(one.layers.stream)
+
+
 def test_more_records_of_an_event_than_its_depth_are_refused_and_as_many_wait_for_room(new_client: NewClient) -> None:
     client = new_client()
     layers = Layers(2)

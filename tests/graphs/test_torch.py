@@ -12,7 +12,7 @@ import ipcsync
 from ipcsync.client import graphs as replays
 from ipcsync.integrations import torch as integration
 from ipcsync.testing import Memory, StreamGate
-from tests.graphs.layers import captured, finish
+from tests.graphs.layers import begin_capture, captured, end_empty, finish
 from tests.graphs.torch_stand_in import Stream, Torch
 from tests.kit.until import DEADLINE_S
 
@@ -213,6 +213,30 @@ def test_a_replay_on_another_stream_than_torchs_is_refused(engine: Engine, torch
     finish(mine._own)
 
 
+def test_the_legacy_stream_is_torchs_current_one_by_either_number(engine: Engine, torch: Torch) -> None:
+    torch.stream.cuda_stream = 0
+    with engine.client.replay({}, {engine.done_at: engine.done}, stream=1):
+        pass
+
+
+def test_a_block_that_could_not_be_ended_is_ended_by_the_next_while_its_error_is_kept(
+    engine: Engine, torch: Torch
+) -> None:
+    def leave() -> None:
+        with engine.next(engine.send(1)):
+            engine.step()
+            begin_capture(torch.stream._own)
+
+    with pytest.raises(ipcsync.StreamCapturing, match="cannot end a replay") as kept:
+        leave()
+    end_empty(torch.stream._own)
+    with engine.next(engine.send(2)) as replay:
+        engine.step()
+    replay[engine.done_at].synchronize(DEADLINE_S)
+    assert engine.target.holds(2)
+    assert kept.tb is not None, "whose frames have the block"
+
+
 def test_torchs_streams_wait_for_points(engine: Engine, torch: Torch) -> None:
     with StreamGate(engine.sending):
         torch.stream.wait_event(engine.send(1))
@@ -220,10 +244,22 @@ def test_torchs_streams_wait_for_points(engine: Engine, torch: Torch) -> None:
     finish(torch.stream._own)
 
 
-def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, client: ipcsync.Client) -> None:
+async def _enter_next(coordinator: ipcsync.Coordinator) -> None:
+    """Enter a block for a point that nobody records."""
+    async with ipcsync.aconnect(coordinator.endpoint) as client:
+        point = (await client.event("never")).at(1)
+        async with client.next({ipcsync.GraphWait(): point}):
+            pass
+
+
+def test_it_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, client: ipcsync.Client, coordinator: ipcsync.Coordinator
+) -> None:
     monkeypatch.setattr(replays, "has_hooks", False)
     with pytest.raises(ipcsync.IpcSyncError, match=r"integrations\.torch\.install"):
         client.next({}).__enter__()
+    with pytest.raises(ipcsync.IpcSyncError, match=r"integrations\.torch\.install"):
+        asyncio.run(_enter_next(coordinator))
     monkeypatch.setitem(sys.modules, "torch", Torch(has_hooks=False))
     with pytest.raises(ipcsync.IpcSyncError, match=r"after 2\.13"):
         integration.install()

@@ -565,6 +565,17 @@ def test_a_replay_that_another_thread_ends_is_over_and_its_block_says_so(one: St
     one.expect(2)
 
 
+def test_where_nothing_is_left_to_end_the_blocks_own_error_goes_on(one: Stage) -> None:
+    def leave() -> None:
+        with one.replay(one.sender.send(1)):
+            one.client.close()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        leave()
+    finish(one.layers.stream)
+
+
 class _Elsewhere:
     """A thread that needs the GIL, and gets it only once a call of the test's thread gives it up, not between two."""
 

@@ -118,8 +118,8 @@ cdef class ReplayingBase:
             try:
                 lane.open(bracket, self.deadline, self._timeout)
             except BaseException:
-                if lane.owner == <PyObject *>self:
-                    lane.finish()
+                lane.owner = NULL  # what cannot be ended now, the next replay ends
+                lane.finish()
                 raise
         finally:
             lane.lock.give()
@@ -178,10 +178,8 @@ cdef class ReplayingBase:
         """Wait until the points of an event are recorded; raises if they may not be waited for."""
         cdef Core core = <Core>use.core
         use.is_in, use.known, use.fed = False, FOREVER, FOREVER
-        if ask(core, use.highest):
-            use.highest = 0
-            return 0
-        if use.highest > last_of(core) and not bracket._is_ahead:
+        is_complete = ask(core, use.highest)
+        if not is_complete and use.highest > last_of(core) and not bracket._is_ahead:
             for index in range(bracket.fed, bracket.fed + bracket.recorded):
                 if (<Core>bracket.uses[index].core).origin == core.origin:
                     raise ValueError(
@@ -189,7 +187,10 @@ cdef class ReplayingBase:
                         "first: within a graph, the order of its nodes is what to wait by"
                     )
             core.await_recorded(use.highest, self.deadline, self._timeout, self._session.check_liveness)
-        if not core.has_ring:
+            is_complete = ask(core, use.highest)
+        if is_complete:
+            use.highest = 0
+        elif not core.has_ring:
             if bracket._is_ahead and use.highest > last_of(core):
                 self._check_recorder(core)
             open_import(core, use.highest)
@@ -285,27 +286,33 @@ cdef class ReplayingBase:
         self._leave(error, self._elsewhere() if "torch" in imported else None)
 
     def _leave(self, error, elsewhere=None):
-        """Queue what comes behind the launch; without records if the block raised, or ended `elsewhere`."""
+        """Queue what comes behind the launch; without records if the block raised, or ended `elsewhere`. If there is
+        nothing left to end, the block's own error goes on."""
         if self.lane == NULL:
             self._raise_ended()
         lane = <Lane>self.lane
         if not self.guard.fork_mark[0]:
+            if error is not None:
+                return
             self._session.check()
         if lane.lock.mine() or not lane.lock.await_turn(INT64_MAX):
             self._raise_open()
         try:
             self._replay._is_over = True
             if lane.owner != <PyObject *>self:
+                if error is not None:
+                    return
                 self.check_session()
                 self._raise_ended()
             lane.check_launch("end a replay")
             try:
                 refusal = lane.close(self._replay, error is None and elsewhere is None, self)
             except BaseException:
-                if lane.owner == <PyObject *>self:
-                    lane.finish()
+                lane.finish()
                 raise
         finally:
+            if lane.owner == <PyObject *>self:  # an error's traceback may keep this alive
+                lane.owner = NULL
             lane.lock.give()
         if error is None and (elsewhere is not None or refusal is not None):
             raise elsewhere or refusal

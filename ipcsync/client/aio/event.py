@@ -316,7 +316,10 @@ class AsyncReplaying:
         return AsyncReplay(self._replaying._replay)
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        fork.check()
+        if error is None:
+            fork.check()
+        elif fork.is_in_bad_fork():
+            return
         elsewhere = self._replaying._elsewhere()  # by this thread's current stream
         await run(partial(self._replaying._leave, error, elsewhere), surely=True)
 
@@ -325,8 +328,8 @@ class AsyncUpcoming(AsyncReplaying):
     """A block for what torch replays within it, for asyncio; see `Upcoming`. Made by `AsyncClient.next`."""
 
     async def __aenter__(self) -> AsyncReplay:
-        await self._await_points()
         upcoming = Upcoming(self._replaying)
+        await self._await_points()
         replay = upcoming.__enter__()
         self._upcoming = upcoming  # the one that is entered
         return AsyncReplay(replay)
