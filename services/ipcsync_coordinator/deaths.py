@@ -126,7 +126,7 @@ def is_gone(board: Board, session: Session) -> bool:
     process it is, is known once the session is ready: before it spoke again, its pid might have been reused.
     """
     ended = has_ended(session.pid, session.started) if session.is_ready and session.started else None
-    if ended or not session.has_lifeline or board.has_lifeline(board.session(session.line)):
+    if ended or board.has_lifeline(board.session(session.line)):
         return bool(ended)
     return ended is None or is_running(session.pid, session.started)
 

@@ -162,7 +162,6 @@ class Handlers(Questions):
     def _ready(self, session: Session, _: messages.Ready) -> messages.Message:
         session.is_ready = True
         self._registry.touched.sessions.add(session)
-        session.has_lifeline = self._is_held(session.line)
         self.watch(session)
         return _DONE
 

@@ -267,9 +267,7 @@ class Server:
         if session.state == "live":
             if self._is_silent(session, now_ns):
                 self.handlers.lose(session, "ttl")
-        elif is_gone(self.board, session) or not (
-            session.is_ready or self.board.has_lifeline(self.board.session(session.line))
-        ):
+        elif is_gone(self.board, session):
             # Its goodbye was lost, it called exec, or it was never ready, and expired with its lifeline held.
             self.handlers.bury(session)
         elif self._is_silent(session, now_ns) and self.registry.drained_by(session):

@@ -88,7 +88,6 @@ class Session(Recorder, eq=False, array_like=True, dict=True):
     def __post_init__(self) -> None:
         self.attached: set[int] = set()
         """The slots that it may still touch."""
-        self.has_lifeline = self.is_ready  # its process had it, once that was ready
         self.peer: Peer | None = None  # says whether its process lives, once that is ready
         self.is_dead = False  # its process is, and not gone yet
         self.beat_ns = 0  # the latest heartbeat seen

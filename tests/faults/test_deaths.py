@@ -7,11 +7,12 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
 import ipcsync
-from ipcsync._board import INT64_MAX
+from ipcsync._board import INT64_MAX, Board
 from ipcsync._linux.process import Process, is_running, pid_namespace, start_time
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -283,9 +284,11 @@ def test_row_07_a_process_is_gone_once_its_pid_is_anothers_and_counts_only_for_a
     board, me, started = client._session.lease.board, os.getpid(), start_time(os.getpid()) or 0
     assert [deaths.has_ended(me, when) for when in (started, started + 1)] == [False, True]
     session = Session(1 << 16 | 1, "s", "s", me, started=started + 1)
-    assert not deaths.is_gone(board, session)  # before it spoke again, its pid might have been reused
-    session.is_ready = True
-    assert deaths.is_gone(board, session)
+    with closing(Board.open(board.path)) as other:
+        assert other.hold_lifeline(board.session(session.line))
+        assert not deaths.is_gone(board, session)  # before it spoke again, its pid might have been reused
+        session.is_ready = True
+        assert deaths.is_gone(board, session)
 
 
 def test_row_07_a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_keeps_none(

@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
+from ipcsync._board import Board
 from ipcsync._wire import messages
+from ipcsync_coordinator.deaths import is_gone
 from ipcsync_coordinator.server import Server
+from tests.kit.peer import Peer
 from tests.unit.coordinator.coordinator_world import World
 
 _S = 1_000_000_000
+_kept: list[Board] = []
 
 
 @pytest.fixture
@@ -59,6 +63,23 @@ def test_a_goodbye_that_the_board_alone_has_is_logged_once(world: World, caplog:
     assert world.sessions.find(token) is None
 
 
+def _hold_lifeline(path: str, line: int) -> None:
+    """In a peer."""
+    board = Board.open(path)
+    assert board.hold_lifeline(board.session(line))
+    _kept.append(board)
+
+
+def test_a_process_that_we_cannot_see_and_that_dies_before_its_ready_is_read_is_gone(world: World, peer: Peer) -> None:
+    welcome = world.hello()
+    peer.call(_hold_lifeline, world.board.path, welcome.line)
+    peer.kill()
+    world.ask(messages.Ready(), welcome.token)
+    session: Any = world.sessions.find(welcome.token)
+    assert not session.started
+    assert is_gone(world.board, session)
+
+
 def test_a_session_that_no_descriptor_is_left_to_look_at_lives_on_and_keeps_nothing_of_the_tick_back(
     world: World,
 ) -> None:
@@ -83,4 +104,4 @@ def test_a_session_that_no_descriptor_is_left_to_look_at_lives_on_and_keeps_noth
     server._next_feed_tick, server.parent = math.inf, None
     server._tell_alive = lambda: done.append("alive")
     server._beat()
-    assert (unseen.state, dead.state, done) == ("live", "expired", ["kept", "alive"])
+    assert (unseen.state, dead.state, done) == ("live", "gone", ["kept", "alive"])
