@@ -224,7 +224,6 @@ class Server:
         """Make single files anew that were removed; log once that the directory was, and stop with the last session."""
         if not self._is_lost:
             self._mend_place()
-            self._is_lost = not self._startup.place.is_own
             if self._is_lost:
                 log.error(
                     "the runtime directory was removed or belongs to another coordinator now: no client can connect "
@@ -240,10 +239,10 @@ class Server:
         try:
             if place.mend():
                 log.warning("the file that says who serves was removed: made anew", extra=fields(path=place.path))
-            if place.is_own:
-                for path in place.lost_sockets():
-                    self._listen_anew(path)
-        except OSError as error:
+            self._is_lost = not place.is_own
+            for path in () if self._is_lost else place.lost_sockets():
+                self._listen_anew(path)
+        except (OSError, zmq.ZMQError) as error:
             if is_round(self._mend_failures):
                 log.error("the runtime directory cannot be mended", extra=fields(path=place.path, why=error))
             self._mend_failures += 1

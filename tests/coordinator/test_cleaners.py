@@ -89,6 +89,28 @@ def test_single_files_that_are_removed_are_made_anew_and_that_is_logged(
         _assert_is_whole(directory, served_client, stats["keeper_pid"])
 
 
+_BY_MODE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []  # also for root
+
+
+@pytest.mark.process
+def test_a_directory_that_cannot_be_reached_for_a_while_is_served_again(tmp_path: Path) -> None:
+    parent, log = tmp_path / "parent", tmp_path / "log"
+    command = [*_BY_MODE, *IPCSYNC, "coordinator", "--no-keeper", "--runtime-dir", str(parent / "run")]
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        endpoint = endpoints.endpoint_in(str(parent / "run"))
+        try:
+            with ipcsync.connect(endpoint, timeout=DEADLINE_S) as client:
+                parent.chmod(0o600)
+                until(lambda: "the runtime directory cannot be mended" in log.read_text(), "it has looked")
+                assert client.stats()["sessions"] == 1
+                parent.chmod(0o700)
+                ipcsync.connect(endpoint, timeout=DEADLINE_S).close()
+        finally:
+            process.terminate()
+        assert process.wait(DEADLINE_S) == 0
+    assert "Traceback" not in log.read_text()
+
+
 # --- the place, in one process ----------------------------------------------------------------------------------------
 
 
