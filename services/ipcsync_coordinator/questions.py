@@ -178,7 +178,7 @@ class Questions:
             "cuda_events": pool.made,
             "kept": registry.kept.counts(pool.left_pending),
             "kept_limit": registry.kept.limits,
-            "quarantined": sum(slot.is_quarantined for slot in slots),
+            "quarantined": sum(slot.state != "open" for slot in slots),
             "quarantine_oldest_s": max((slot.quarantined_s(now_ns) or 0.0 for slot in slots), default=0.0),
             "feed_number": self._effects.feed.number,
             **self.metrics.stats(),

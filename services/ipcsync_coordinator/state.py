@@ -160,11 +160,6 @@ class Slot(Struct, eq=False, array_like=True, dict=True):
         return self.origin is not None and recorder is not None and self.active | self.draining == {recorder.serial}
 
     @property
-    def is_quarantined(self) -> bool:
-        """Whether it is finished, and waits until every session has released it or is proven dead."""
-        return self.state in ("broken", "closed")
-
-    @property
     def is_released(self) -> bool:
         """Whether its timeline's word is to let every waiter pass."""
         is_done = self.state in ("broken", "kept") or (self.state == "closed" and self.is_drained)
@@ -182,8 +177,8 @@ class Slot(Struct, eq=False, array_like=True, dict=True):
         return end or ("closed" if self.ended == "closed" else "behind")
 
     def quarantined_s(self, now_ns: int) -> float | None:
-        """For how many seconds it has been, None if it is not."""
-        return (now_ns - self.ended_ns) / 1e9 if self.is_quarantined else None
+        """For how many seconds it has waited for every session to release it or be proven dead; None if it does not."""
+        return (now_ns - self.ended_ns) / 1e9 if self.state in ("broken", "closed") else None
 
 
 # --- what a transition touched ----------------------------------------------------------------------------------------
