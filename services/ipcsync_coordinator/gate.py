@@ -38,7 +38,7 @@ import zmq
 from ipcsync import _room as room
 from ipcsync._board.runtime_dir import Place
 from ipcsync._linux.process import peer_of
-from ipcsync._logs import fields
+from ipcsync._logs import fields, is_round
 from ipcsync.errors import QuotaExceeded
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -95,6 +95,7 @@ class Gate:
         self._own = 0  # what is open without any connection
         self._estimate = 0
         self._is_shut = False
+        self._failures = 0  # to rename
         self._looked = 0.0
         self._accepts: list[Accepts] = []
         self._monitors: dict[zmq.Socket[bytes], zmq.Socket[bytes]] = {}
@@ -113,7 +114,8 @@ class Gate:
             accepts = Accepts.of(listening)
         finally:
             if not self._is_shut:
-                self._has_renamed(self._place.reopen)  # an earlier coordinator may have shut it
+                # An earlier coordinator may have shut it. If that fails, the thread tries again.
+                self._is_shut = not self._has_renamed(self._place.reopen)
         if accepts is not None:
             self._accepts.append(accepts)
         else:
@@ -199,7 +201,9 @@ class Gate:
         try:
             rename()
         except OSError as error:  # the disk is full, or cannot be written any more
-            log.warning("the sockets cannot be renamed", extra=fields(why=error))
+            self._failures += 1
+            if is_round(self._failures):
+                log.warning("the sockets cannot be renamed", extra=fields(why=error))
             return False
         return True
 

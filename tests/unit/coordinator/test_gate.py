@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
 
+from ipcsync._board.runtime_dir import Place
 from ipcsync_coordinator import gate
 from ipcsync_coordinator.gate import UNREAD_BYTES, Sender, StrikeCounter, Unread, disconnect
 from ipcsync_keeper.config import Settings
@@ -34,10 +36,10 @@ class _Place:
 
 
 @contextmanager
-def _gate(path: Path, told: list[str]) -> Iterator[gate.Gate]:
+def _gate(path: Path, told: list[str], place: Any = _Place()) -> Iterator[gate.Gate]:  # noqa: B008
     """A gate before one socket at a path."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        held = gate.Gate(_Place(), told.append)  # type: ignore[arg-type]
+        held = gate.Gate(place, told.append)
         held.bind(router, listen(str(path)).detach(), f"ipc://{path}")
         held.start()
         try:
@@ -100,6 +102,29 @@ def test_a_shut_gate_accepts_nothing_and_counts_now_and_then(monkeypatch: pytest
             one.close()
         until(lambda: told.count("descriptors") == 2, "it was opened, and shut again")
         assert _accepted(tmp_path / "s") <= 31  # for each descriptor that was closed here
+
+
+class _ReadOnlyAtFirst(Place):
+    tries = 0
+
+    def reopen(self) -> None:
+        self.tries += 1
+        if self.tries <= 2:
+            raise OSError(errno.EROFS, "Read-only file system")
+        super().reopen()
+
+
+def test_a_socket_that_does_not_get_its_name_back_at_the_start_gets_it_later(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        (one, *_) = _crowd(stack)
+        lock = os.open(tmp_path, os.O_DIRECTORY)
+        stack.callback(os.close, lock)
+        place = _ReadOnlyAtFirst(str(tmp_path), lock, os.getpid())
+        path = Path(place.sockets[0])
+        stack.enter_context(_gate(path, [], place))
+        until(path.exists, "clients find it")
+        one.connect(str(path))
+        until(lambda: _accepted(path) == 1, "it was accepted")
 
 
 def test_where_no_epoll_set_can_be_seen_it_says_so_and_accepts(
