@@ -161,7 +161,10 @@ def start_daemon(
 def in_words(status: int | None) -> str:
     if status is None:
         return "still running"
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    if status >= 0:
+        return f"exit status {status}"
+    names = {each.value: each.name for each in signal.Signals}  # most real-time signals have none
+    return f"killed by {names.get(-status, f'signal {-status}')}"
 
 
 def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -384,4 +384,5 @@ def test_a_line_is_read_to_its_end_or_said_to_be_missing(least: int) -> None:
 def test_an_end_is_told_in_words() -> None:
     assert in_words(3) == "exit status 3"
     assert in_words(-signal.SIGTERM) == "killed by SIGTERM"
+    assert in_words(-signal.SIGRTMIN - 1) == f"killed by signal {signal.SIGRTMIN + 1}"
     assert in_words(None) == "still running"
