@@ -153,6 +153,7 @@ class Keeper:
             return
         if now >= self._kill_at or (child.versions is None and now - child.began > _START_S):
             child.kill()
+            self._kill_at = math.inf  # a process that is stuck in the kernel ends late
         elif child.versions is not None and not child.was_started:
             self._let_serve(child)
         elif child.is_serving and not child.was_dismissed:

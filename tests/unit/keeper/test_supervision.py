@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from types import SimpleNamespace
@@ -58,6 +59,15 @@ def test_new_code_waits_for_the_drivers_call_of_the_old_one() -> None:
     old.is_asking = False
     keeper._supervise_candidate()
     assert (old.calls, keeper._spare) == (["dismiss"], new)
+
+
+def test_a_coordinator_that_is_late_to_end_is_killed_and_then_waited_for() -> None:
+    """If a driver holds it in the kernel, the keeper does not spin meanwhile."""
+    old = _child(was_dismissed=True)
+    keeper = _keeper(old)
+    keeper._supervise_active()
+    keeper._supervise_active()
+    assert (old.calls, keeper._kill_at) == (["kill"], math.inf)
 
 
 def test_and_is_given_up_if_that_call_does_not_end() -> None:
