@@ -254,11 +254,11 @@ class JournalFiles:
         return cls(words, (logs[0], logs[1]))
 
     def save(self, directory: str) -> str:
-        """Write the valid records to a file for inspection, for this user only; its path, or why there is none."""
+        """Write the valid records to a file for inspection, over an earlier one; its path, or why there is none."""
         which = self.words[CURRENT] & 1
-        path = os.path.join(directory, f"journal-{time.time_ns()}")
+        path = os.path.join(directory, "journal")
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as file:
                 file.write(os.pread(self.logs[which], self.words[VALID + which], 0))
         except OSError as error:

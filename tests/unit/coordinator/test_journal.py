@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -35,6 +36,17 @@ def test_no_two_coordinators_have_one_journal(world: World) -> None:
     startup._be_the_only_one(words)
     with pytest.raises(RuntimeError, match="another coordinator still has the journal"):
         startup._be_the_only_one(words)
+
+
+def test_a_journal_for_inspection_takes_an_earlier_ones_place_and_follows_no_link(world: World, tmp_path: Path) -> None:
+    before = world.files.save(str(tmp_path))
+    world.hello()
+    kept = world.files.save(str(tmp_path))
+    assert (before, os.listdir(tmp_path)) == (kept, ["journal"])
+    assert os.stat(kept).st_size == world.files.words[resources.VALID]
+    os.rename(kept, tmp_path / "other")
+    os.symlink(tmp_path / "other", kept)
+    assert "not kept" in world.files.save(str(tmp_path))
 
 
 def test_what_was_written_and_not_made_valid_did_not_happen(world: World) -> None:

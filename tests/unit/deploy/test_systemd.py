@@ -143,6 +143,7 @@ def test_a_unit_starts_a_command_that_there_is_in_the_directory_that_it_makes(un
     (directory,) = settings["RuntimeDirectory"]
     assert words[words.index("--runtime-dir") + 1] in (f"/run/{directory}", f"%t/{directory}")
     assert settings["RuntimeDirectoryMode"] == ["0700"]
+    assert settings["RuntimeDirectoryPreserve"] == ["restart"], "the journal of a keeper that gave up is there"
     (reload,) = settings["ExecReload"]
     assert reload.split()[0] == program
     parse(reload.split()[1:])
