@@ -58,7 +58,7 @@ def create(settings: Settings) -> Startup:
     return Startup(config, board, place, (requests, feed), journal, DriverClient(ours), resources)
 
 
-def inherit(kept: str, settings: Mapping[str, object] | None = None) -> Startup:
+def inherit(kept: str, settings: Mapping[str, object]) -> Startup:
     """Take over what a keeper has, once it says that this process is to serve; until then nothing is touched.
 
     `kept` are the keeper's pid and the descriptors that it passed on; it is sent the `settings` that were read here.
@@ -74,7 +74,7 @@ def inherit(kept: str, settings: Mapping[str, object] | None = None) -> Startup:
         file.write(str(min(score + _OOM_SCORE, 1000)))
     end = Link(socket.socket(fileno=pair))
     try:
-        end.send("serve", [versions(), settings or {}])
+        end.send("serve", [versions(), settings])
         config = _config(end)
     except EOFError:
         sys.exit(0)  # the keeper does not need this process any more

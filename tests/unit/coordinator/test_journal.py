@@ -322,7 +322,7 @@ def test_a_shorter_journal_is_gone_on_with_though_there_is_no_memory_for_deaths(
 def test_a_keeper_of_another_version_is_told_the_versions() -> None:
     """Such a one passes other descriptors."""
     ours, theirs = socket.socketpair()
-    script = f"from ipcsync_coordinator import startup; startup.inherit('{os.getpid()},{theirs.fileno()},1,2')"
+    script = f"from ipcsync_coordinator import startup; startup.inherit('{os.getpid()},{theirs.fileno()},1,2', {{}})"
     with ours, theirs, subprocess.Popen([sys.executable, "-c", script], pass_fds=[theirs.fileno()]) as process:
         message = Link(ours).receive(30)
         assert message is not None
