@@ -119,12 +119,6 @@ def test_the_configuration_of_nats_lets_each_node_speak_as_itself_only() -> None
         assert {*speaks, *(each for pair in hears for each in pair), *keys} == {node}
 
 
-def test_the_drop_in_is_for_a_systemd_that_reloads_by_a_signal(tmp_path: Path) -> None:
-    settings = _settings(DEPLOY / "systemd" / "notify-reload.conf")
-    assert settings == {"Type": ["notify-reload"], "ExecReload": [""]}
-    assert "SIGHUP" in (DEPLOY / "systemd" / "README.md").read_text()
-
-
 def _settings(unit: Path) -> dict[str, list[str]]:
     settings: dict[str, list[str]] = {}
     for line in unit.read_text().splitlines():
