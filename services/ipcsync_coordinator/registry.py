@@ -327,7 +327,7 @@ class Registry:
         of this bridge.
         """
         slot = self._used(index, incarnation)
-        if slot is None or slot.state == "broken":
+        if slot is None or (slot.state == "broken" and state != "unwanted"):
             return
         if slot.origin is None or not slot.is_recorded_by(session):
             raise EventClosed(f"this session is not the bridge that mirrors on slot {index}")

@@ -92,6 +92,14 @@ def test_a_lost_mirror_that_nobody_uses_any_more_leaves_a_tombstone(scene: Mirro
     assert slot.quarantined_s(time.monotonic_ns()) is None
 
 
+def test_a_lost_mirror_that_nobody_wants_is_released(scene: MirrorScene) -> None:
+    slot = scene.mirror()
+    for state in ("broken", "unwanted"):
+        scene.registry.finish_mirror(scene.bridge, slot.index, slot.incarnation, state, "")
+    scene.settle()
+    assert scene.board.slot(slot.index).state == FREE
+
+
 def test_a_mirror_that_ended_well_leaves_none(scene: MirrorScene) -> None:
     slot = scene.mirror()
     scene.registry.finish_mirror(scene.bridge, slot.index, slot.incarnation, "closed", "")
