@@ -241,6 +241,9 @@ class Subscriber:
                 raise NodeLost(f"another machine has the name of node {node!r}", node=node, reason="replaced")
             if len(self.sources) >= (most := self.settings.max_nodes):
                 raise QuotaExceeded(f"{most} nodes are linked already", limit=most)
+            if (other := self.with_epoch(state.epoch)) is not None:  # each mirror is known by its node's epoch
+                text = f"node {node!r} has the epoch of node {other.node!r}, which is not lost so far: ask again"
+                raise NodeLost(text, node=node, reason="replaced")
             source = self._add(node, state.epoch, state.term)
         source.touch(sent)
         source.last_received = time.monotonic()

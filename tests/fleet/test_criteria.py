@@ -17,6 +17,7 @@ import pytest
 
 import ipcsync
 from ipcsync._linux.process import resident_bytes
+from ipcsync._wire import codec
 from ipcsync_bridge import wire
 from tests.faults.fixtures import stop
 from tests.fleet.machine import Machine
@@ -171,6 +172,32 @@ def test_hostile_peer(pair: tuple[Node, Node], server: Server, messages: int) ->
     assert resident_bytes(pair[1].bridge.pid) - before < 10_000_000
     assert seen.generation == 1
     seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+
+
+def test_a_member_that_names_another_nodes_epoch_is_none_of_it(pair: tuple[Node, Node], server: Server) -> None:
+    """Else its news would count for the other node's event, whose waits would end too soon."""
+    a, b = pair[0].client(), pair[1].client()
+    event, stream = recorded(a, "kv"), ipcsync.Stream()
+    seen = b.event("kv", node="a")
+    seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+    key = codec.unpack(bytes(seen.at(2)))
+    state = wire.State(99, a.epoch, wire.Row(key.slot, key.incarnation))
+    news = wire.News(99, a.epoch, [wire.Row(key.slot, key.incarnation, 1 << 40, 1 << 40)])
+    before = b.bridge().counts["news_received"]
+
+    async def answer(message: Any) -> None:
+        await message.respond(wire.encode(state))
+
+    async def forge(client: Any) -> None:
+        await client.publish("ipcsync.main.b.ask.evil", wire.encode(news))
+        await client.flush()
+
+    with listening(server, "ipcsync.main.evil.ask.*", answer):
+        with pytest.raises(ipcsync.NodeLost, match="node 'evil' has the epoch of node 'a'"):
+            b.event("kv", node="evil")
+        with_client(server, forge)
+        until(lambda: b.bridge().counts["news_received"] > before, "the forged news to be heard")
+    assert (seen.generation, seen.state) == (1, "open")
 
 
 @pytest.mark.parametrize("how", ["lost", "rolled back"])
