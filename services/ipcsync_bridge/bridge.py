@@ -103,6 +103,7 @@ class Bridge:
             await self.nodes.take()
             self._has_name = True
             await self.names.resume()
+            await self.nodes.forget_earlier_names()  # by which its claims were found until now
             self._serve()
         except Exception as error:  # noqa: BLE001 - `run` raises it
             if not self._done.done():

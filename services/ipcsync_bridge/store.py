@@ -182,11 +182,10 @@ class Nodes:
             self.me.term = max(self.me.term, 0 if known is None else known.term) + 1
             with contextlib.suppress(Conflict):
                 await self._write(revision)
-                await self._forget_earlier_names()
                 return
         raise Unavailable(f"the key nodes.{self.me.node} changes all the time")
 
-    async def _forget_earlier_names(self) -> None:
+    async def forget_earlier_names(self) -> None:
         """Remove the keys of this coordinator under other names: it has one bridge, so none answers to them."""
         for key, (value, revision) in (await read_all(self.transport, "nodes.", lambda: STORE_S)).items():
             known = decode(value, Owner)
@@ -390,12 +389,15 @@ class Names:
         log.warning("name lost: those who ask for it now find another event", extra=about)
 
     async def resume(self) -> None:
-        """Take over the claims of the bridge before this one, of the same epoch."""
-        me = self.nodes.me
-        for key, (value, revision) in (await read_all(self.transport, "names.", lambda: STORE_S)).items():
+        """Take over the claims of the bridge before this one, of the same epoch, which may have had another name."""
+        for key, (value, last) in (await read_all(self.transport, "names.", lambda: STORE_S)).items():
             claim = decode(value, Claim)
-            if claim is not None and claim.node == me.node and claim.epoch == me.epoch.hex():
-                self.claims[claim.slot, claim.incarnation] = key, revision
+            if claim is not None and claim.epoch == self.nodes.me.epoch.hex():
+                use = (claim.slot, claim.incarnation)
+                mine = self._claim_of(use)
+                with contextlib.suppress(Conflict):  # it is another's by now
+                    revision = last if value == mine else await self.transport.cas(key, mine, last, STORE_S)
+                    self.claims[use] = key, revision
 
 
 def _key_of(name: str) -> str:

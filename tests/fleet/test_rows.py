@@ -337,6 +337,30 @@ def test_row_20_all_of_a_node_is_stopped_and_goes_on(
 
 
 @thorough
+def test_a_node_with_another_name_keeps_its_names_and_is_linked_once_the_old_one_is_lost(
+    default_pair: tuple[Node, Node],
+) -> None:
+    a, b = default_pair[0].client(), default_pair[1].client()
+    a.event("w", recorder=True, fleet=True)
+    old, event = b.event("w", fleet=True), recorded(a, "kv")
+    default_pair[0].end_bridge(signal.SIGKILL)
+    default_pair[0].start_bridge("--node", "new")
+    seen = until(lambda: _opened(b, "kv", "new"), "the node to be found by its new name")
+    with pytest.raises(ipcsync.RecorderTaken, match="node 'new'"):
+        b.event("w", recorder=True, fleet=True)
+    until(lambda: old.state == "broken", "the old name to be lost")
+    seen.at(event.record(ipcsync.Stream()).generation).synchronize(DEADLINE_S)
+    assert seen.state == "open"
+
+
+def _opened(client: ipcsync.Client, name: str, node: str) -> ipcsync.SharedEvent | None:
+    try:
+        return client.event(name, node=node)
+    except ipcsync.NodeLost:
+        return None
+
+
+@thorough
 def test_a_node_that_says_goodbye_has_stopped(pair: tuple[Node, Node], machine: Machine) -> None:
     _, seen, sides = followed(pair)
     began = time.monotonic()

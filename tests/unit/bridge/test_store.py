@@ -182,7 +182,9 @@ def test_a_node_that_has_another_name_by_now_is_found_by_that() -> None:
     async def scenario() -> None:
         store: Any = _Late()
         for node in ("old", "new"):
-            await _nodes(store, node, (node.encode() * 16)[:16], b"e" * 16).take()
+            nodes = _nodes(store, node, (node.encode() * 16)[:16], b"e" * 16)
+            await nodes.take()
+            await nodes.forget_earlier_names()
         await _names(store, "b", 1.0).nodes.take()
         assert set(store.held) == {"nodes.new", "nodes.b"}
         assert await _nodes(store, "c", b"c" * 16, b"c" * 16).node_of(b"e" * 16, 1.0) == "new"
