@@ -253,8 +253,8 @@ class Answers:
         self.held.update(dict.fromkeys(keys, until))
 
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:
-        follower.drop(keys)
         for key in keys:
+            follower.drop(key)
             if (export := self.exports.get(key)) is not None:
                 export.followers.discard(follower)
 

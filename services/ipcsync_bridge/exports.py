@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -78,10 +78,9 @@ class Follower:
         known = {key for key in unwanted if now >= self.keys[key]}
         return known, known == unwanted
 
-    def drop(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            self.keys.pop(key, None)
-            self.rows.pop(key, None)
+    def drop(self, key: Key) -> None:
+        self.keys.pop(key, None)
+        self.rows.pop(key, None)
 
 
 class Export:

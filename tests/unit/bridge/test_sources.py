@@ -174,7 +174,7 @@ def test_more_than_a_message_holds_goes_in_several() -> None:
 def test_what_it_does_not_want_is_not_told() -> None:
     one = follower()
     one.put(Row(0, 1, 1))
-    one.drop({(0, 1)})
+    one.drop((0, 1))
     one.put(Row(0, 1, 2))
     assert not one.rows
 
@@ -234,7 +234,8 @@ def _hear(follower: Follower, version: int, keys: frozenset[tuple[int, int]], no
     for key in keys - follower.keys.keys():
         follower.keys[key] = 0.0
     unwanted, is_all = follower.unwanted(set(keys), now)
-    follower.drop(unwanted)
+    for key in unwanted:
+        follower.drop(key)
     follower.version = version if is_all or mistake == "acknowledged in doubt" else UNSURE
 
 
