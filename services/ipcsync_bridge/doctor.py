@@ -219,9 +219,11 @@ async def _name(transport: Transport) -> Outcome:
     if answers is not None:
         return "fail", f"{node!r} is another machine's, whose bridge answers", "Give each node a name of its own."
     try:
-        bucket = await transport.client.jetstream(timeout=_ANSWER_S).key_value(f"ipcsync_{transport.settings.fleet}")
-        owner = decode((await bucket.get(f"nodes.{node}")).value or b"", Owner)
-    except (nats.js.errors.NotFoundError, nats.js.errors.KeyNotFoundError):
+        bucket = f"ipcsync_{transport.settings.fleet}"
+        key = f"$KV.{bucket}.nodes.{node}"
+        found = await transport.client.jetstream(timeout=_ANSWER_S).get_last_msg(f"KV_{bucket}", key)
+        owner = decode(found.data or b"", Owner)
+    except nats.js.errors.NotFoundError:
         owner = None
     if owner is None:
         return "ok", f"{node!r} is free", ""

@@ -310,10 +310,10 @@ class Transport:
         try:
             bucket = await stream.key_value(name)
         except nats.js.errors.BucketNotFoundError:
-            config = KeyValueConfig(
-                name, history=1, storage=StorageType.FILE, replicas=self.settings.replicas, direct=False
-            )
+            config = KeyValueConfig(name, history=1, storage=StorageType.FILE, replicas=self.settings.replicas)
             bucket = await stream.create_key_value(config)
+        # One made by hand may allow direct reads, for which no node has the permission, and by which it may read late.
+        bucket._direct = False  # noqa: SLF001 - nats-py offers no other way
         replicas = (await bucket.status()).stream_info.config.num_replicas
         self._is_replicated = replicas is None or replicas > 1
         self._bucket = bucket  # last: another question that fails meanwhile forgets it

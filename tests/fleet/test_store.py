@@ -31,7 +31,7 @@ from ipcsync_bridge.store import Identity, Names, Nodes, insist
 from ipcsync_bridge.transport import ASK_S, Answer, Conflict, Transport, Unavailable, flushed
 from ipcsync_bridge.wire import Counters, owner_of
 from tests.fleet.cluster import Cluster
-from tests.fleet.nodes import Node, Server, with_client
+from tests.fleet.nodes import Node, Server, listening, with_client
 from tests.kit.until import DEADLINE_S
 
 # nats-py leaves the socket of an attempt that failed to the collector.
@@ -123,6 +123,27 @@ def test_keys_that_no_bridge_writes_keep_none_from_its_names(server: Server, new
     seen = second.client()
     assert {row.name for row in seen.nodes()} == {"a", "c"}
     assert seen.event("w", fleet=True).node == "a"
+
+
+def test_a_bucket_that_was_made_by_hand_is_read_as_any_other(server: Server) -> None:
+    """Direct reads need a permission that no node has, and a replica may answer them with what was before."""
+    heard: list[str] = []
+
+    async def make(client: Any) -> None:
+        await client.jetstream().create_key_value(bucket="ipcsync_main", direct=True)
+
+    async def keep(message: Any) -> None:
+        heard.append(message.subject)
+
+    async def scenario() -> None:
+        async with _transport(server.url) as transport:
+            last = await transport.cas("names.x", b"value", 0, DEADLINE_S)
+            assert await transport.read("names.x", DEADLINE_S) == (b"value", last)
+
+    with_client(server, make)
+    with listening(server, "$JS.API.DIRECT.GET.>", keep):
+        asyncio.run(scenario())
+    assert heard == []
 
 
 def test_nothing_is_said_to_be_flushed_by_a_connection_that_is_lost(server: Server) -> None:
