@@ -125,9 +125,6 @@ async def _server(transport: Transport) -> Outcome:
     version = client.connected_server_version
     number = f"{version.major}.{version.minor}.{version.patch}"
     detail = f"{transport.server}, nats-server {number}, round trip {sorted(trips)[2] * 1000:.2f} ms"
-    if client.max_payload < wire.MAX_BYTES:
-        why = f"max_payload is {client.max_payload} bytes"
-        return "fail", why, f"Bridges send {wire.MAX_BYTES}: raise it in the configuration."
     if (version.major, version.minor) < _OLDEST:
         return "warn", detail, f"The oldest that was tried is {_OLDEST[0]}.{_OLDEST[1]}."
     if transport.certificate:

@@ -39,6 +39,7 @@ log = logging.getLogger("ipcsync.bridge")
 T = TypeVar("T")
 Answer: TypeAlias = Callable[[bytes], Coroutine[Any, Any, object]]
 
+MAX_BYTES = 64 * 1024  # of a message
 _MOST_PENDING = 8_192  # messages that came and were not read yet
 _PENDING_BYTES = 16 * 1024 * 1024
 WRONG_REVISION = 10071  # JetStream's code for a write at another revision
@@ -69,9 +70,14 @@ class _Client(Client):
 
     # Not async, for nats-py before and since its own is.
     def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> Coroutine[Any, Any, None]:
-        if initial_connection and "tls" in self.options and not info.get("tls_required"):
+        why_not = ""
+        if "tls" in self.options and not info.get("tls_required"):
+            why_not = "the server does not ask for TLS"  # where nats-py goes on in the clear
+        elif info.get("max_payload", MAX_BYTES) < MAX_BYTES:
+            why_not = f"the server's max_payload is {info['max_payload']} bytes, and bridges send {MAX_BYTES}"
+        if initial_connection and why_not:
             self._transport.close()  # type: ignore[union-attr] # there is one, which nats-py leaves open
-            raise nats.errors.Error("the server does not ask for TLS")  # where nats-py goes on in the clear
+            raise nats.errors.Error(why_not)
         if "tls" not in self.options and not self.options["insecure"]:
             info.pop("connect_urls", None)  # they may be of other machines
         return super()._process_info(info, initial_connection)

@@ -17,10 +17,9 @@ from msgspec import Meta, Struct
 
 from ipcsync._wire import codec, messages
 from ipcsync.errors import CoordinatorLost, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded, SessionLost
-from ipcsync_bridge.transport import RETRY_S, CutOff, Transport, Unavailable
+from ipcsync_bridge.transport import MAX_BYTES, RETRY_S, CutOff, Transport, Unavailable
 
 VERSION = 2
-MAX_BYTES = 64 * 1024
 MAX_ANSWER = MAX_BYTES - 256  # of a coordinator's reply that a message, or a request to the coordinator, holds
 MAX_ROWS = 1_000  # of one message
 MAX_KEYS = 5_000

@@ -327,6 +327,17 @@ def test_what_is_no_nats_server_is_named() -> None:
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
+def test_a_server_that_takes_no_message_as_large_as_a_bridges_is_named() -> None:
+    async def scenario() -> None:
+        async with _saying(b'INFO {"max_payload": 65535}\r\nPONG\r\n') as (url, _):
+            transport = Transport(Settings("a", (url,)))
+            with pytest.raises(Unavailable, match="max_payload is 65535 bytes, and bridges send 65536"):
+                await transport.connect(1.0)
+            await transport.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
 @pytest.mark.parametrize("hang_up", [BrokenPipeError, ConnectionResetError])
 def test_what_a_server_says_is_not_lost_to_its_hang_up(hang_up: type[OSError]) -> None:
     async def scenario() -> str:

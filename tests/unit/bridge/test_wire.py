@@ -17,6 +17,7 @@ from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync.errors import ProtocolError
 from ipcsync_bridge import wire
 from ipcsync_bridge.remote_requests import PEERS_SHOWN
+from ipcsync_bridge.transport import MAX_BYTES
 from tests.unit.wire.frames import MANY
 
 _ID = b"i" * 16
@@ -75,10 +76,10 @@ def test_a_message_holds_as_many_of_the_longest_rows_as_it_may() -> None:
 
 def test_more_than_one_message_holds_is_refused_at_both_ends() -> None:
     with pytest.raises(ProtocolError) as caught:
-        wire.encode(wire.Listed(b"x" * wire.MAX_BYTES))
+        wire.encode(wire.Listed(b"x" * MAX_BYTES))
     assert caught.value.code == "too_large"
     with pytest.raises(ProtocolError):
-        wire.decode(b"\0" * (wire.MAX_BYTES + 1))
+        wire.decode(b"\0" * (MAX_BYTES + 1))
     with pytest.raises(ProtocolError):
         wire.decode(wire.encode(wire.News(1, _ID, [wire.Row(1, 2)] * (wire.MAX_ROWS + 1))))
 
