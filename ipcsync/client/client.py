@@ -153,8 +153,8 @@ class Client(ClientView, Closing):
     def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
         """The nodes of the fleet, as this node's bridge sees them, this node first.
 
-        Raises NoBridge if there is no bridge, FleetUnavailable if the store of the fleet's names does not answer, and
-        QuotaExceeded if they do not fit in one message.
+        At most 400 others are listed: those that are linked or lost before those that are only known. Raises NoBridge
+        if there is no bridge, and FleetUnavailable if the store of the fleet's names does not answer.
         """
         return self._session.request(messages.Remote("nodes"), messages.NodeList, timeout).nodes
 

@@ -184,6 +184,7 @@ class RemoteRequests:
             elif lost_epoch == epoch:
                 info = messages.NodeInfo(node, epoch, "lost", 0, None, reason)
             listed.append(info)
+        listed[1:] = sorted(listed[1:], key=lambda info: info.state == "known")[:PEERS_SHOWN]
         return messages.NodeList(listed)
 
     def _describe(self) -> messages.BridgeInfo:

@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
 
+import msgspec
 import nats
 from nats.aio.client import Client
 from nats.errors import AuthorizationError
@@ -27,7 +28,7 @@ from ipcsync_bridge import wire
 from ipcsync_bridge.bridge import Bridge
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.session import BridgeSession
-from ipcsync_bridge.store import Identity, Names, Nodes, insist
+from ipcsync_bridge.store import Identity, Names, Nodes, Owner, insist
 from ipcsync_bridge.transport import ASK_S, Answer, Conflict, Transport, Unavailable, flushed
 from ipcsync_bridge.wire import Counters, owner_of
 from tests.fleet.cluster import Cluster
@@ -123,6 +124,28 @@ def test_keys_that_no_bridge_writes_keep_none_from_its_names(server: Server, new
     seen = second.client()
     assert {row.name for row in seen.nodes()} == {"a", "c"}
     assert seen.event("w", fleet=True).node == "a"
+
+
+def test_of_more_nodes_than_one_answer_holds_those_that_are_linked_are_listed(
+    server: Server, new_node: Callable[..., Node]
+) -> None:
+    first, second = new_node("n"), new_node("z")
+    for node in (first, second):
+        node.await_bridge()
+    seen = first.client()
+    event = seen.event("kv", node="z")
+
+    async def write(client: Any) -> None:
+        for number in range(1_100):
+            owner = msgspec.json.encode(Owner("0" * 32, f"{number:032x}", 1))
+            await client.publish(f"$KV.ipcsync_main.nodes.{number:063}", owner)
+        await flushed(client, DEADLINE_S)
+
+    with_client(server, write)
+    found = seen.nodes(timeout=DEADLINE_S)
+    assert [(row.name, row.state) for row in found[:2]] == [("n", "known"), ("z", "linked")]
+    assert (len(found), {row.state for row in found[2:]}) == (401, {"known"})
+    event.close()
 
 
 def test_a_bucket_that_was_made_by_hand_is_read_as_any_other(server: Server) -> None:
