@@ -17,7 +17,7 @@ from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.store import Owner, decode, known_owner_id
-from ipcsync_bridge.transport import WRONG_REVISION, Transport, flushed
+from ipcsync_bridge.transport import WRONG_REVISIONS, Transport, flushed
 
 _ANSWER_S = 2.0
 _SOON_DAYS = 14
@@ -201,7 +201,7 @@ async def _try_to_write(transport: Transport, subject: str) -> None:
     except nats.js.errors.NoStreamResponseError:
         return  # there is no store so far
     except nats.js.errors.APIError as error:
-        if error.err_code != WRONG_REVISION:
+        if error.err_code not in WRONG_REVISIONS:
             raise
     except (nats.errors.TimeoutError, asyncio.TimeoutError):
         return  # refused, which the server has told

@@ -42,7 +42,7 @@ Answer: TypeAlias = Callable[[bytes], Coroutine[Any, Any, object]]
 MAX_BYTES = 64 * 1024  # of a message
 _MOST_PENDING = 8_192  # messages that came and were not read yet
 _PENDING_BYTES = 16 * 1024 * 1024
-WRONG_REVISION = 10071  # JetStream's code for a write at another revision
+WRONG_REVISIONS = (10071, 10164)  # JetStream's codes for a write at another revision
 _CONNECT_S = 2.0
 _CANCEL_S = 0.1
 _CLOSE_S = 3.0
@@ -336,7 +336,7 @@ class Transport:
         try:
             return await asyncio.wait_for(ask(), timeout)
         except nats.js.errors.APIError as error:
-            if isinstance(error, nats.js.errors.KeyWrongLastSequenceError) or error.err_code == WRONG_REVISION:
+            if isinstance(error, nats.js.errors.KeyWrongLastSequenceError) or error.err_code in WRONG_REVISIONS:
                 raise Conflict(str(error)) from None
             self._bucket = None
             raise Unavailable(f"the store refused: {error.description or error}") from error

@@ -19,6 +19,7 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 
 import msgspec
 import nats
+import nats.js.errors
 from nats.aio.client import Client
 from nats.errors import AuthorizationError
 
@@ -167,6 +168,19 @@ def test_a_bucket_that_was_made_by_hand_is_read_as_any_other(server: Server) -> 
     with listening(server, "$JS.API.DIRECT.GET.>", keep):
         asyncio.run(scenario())
     assert heard == []
+
+
+@pytest.mark.parametrize("code", [10071, 10164])
+def test_a_write_at_another_revision_is_a_conflict_by_any_of_the_servers_codes(server: Server, code: int) -> None:
+    async def refused(_bucket: object) -> None:
+        raise nats.js.errors.APIError(code=400, err_code=code, description="wrong last sequence")
+
+    async def scenario() -> None:
+        async with _transport(server.url) as transport:
+            with pytest.raises(Conflict):
+                await transport._ask_store(refused, DEADLINE_S)
+
+    asyncio.run(scenario())
 
 
 def test_nothing_is_said_to_be_flushed_by_a_connection_that_is_lost(server: Server) -> None:
