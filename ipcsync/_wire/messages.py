@@ -17,6 +17,8 @@ Name = Annotated[str, Meta(max_length=255)]
 Token = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Text = Annotated[str, Meta(max_length=1024)]
+QuestionToNodes: TypeAlias = Literal["attach", "open", "claim", "nodes", "events", "bridge"]
+MirrorEnd: TypeAlias = Literal["broken", "closed", "unwanted"]
 RemainsCause: TypeAlias = Literal["died", "expired", "closed", "behind"]
 
 
@@ -324,7 +326,7 @@ class Remote(RequestBody, frozen=True):
     `node` whose names begin with `name`; "bridge", which asks the bridge alone.
     """
 
-    what: Text
+    what: QuestionToNodes
     node: Name = ""
     name: Name = ""
     epoch: Annotated[bytes, Meta(max_length=16)] = b""
@@ -339,7 +341,7 @@ class Import(RequestBody, frozen=True):
     want: Count
     epoch: Token
     slot: Count
-    incarnation: Count
+    incarnation: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]  # 0 has the tombstone of the whole epoch
     node: Name
     name: Name = ""
 
@@ -357,7 +359,7 @@ class Finish(RequestBody, frozen=True):
 
     slot: Count
     incarnation: Count
-    state: Text  # "broken", "closed" (what was recorded may still complete), or "unwanted"
+    state: MirrorEnd  # of a closed one, what was recorded may still complete
     reason: Text = ""  # of a broken one: why its node is lost, or else "died" or "expired" of its recorder there
 
 
@@ -426,7 +428,7 @@ class Want(Message, frozen=True):
     """A session's question that the bridge has until `deadline_ns` (CLOCK_MONOTONIC) to answer, as in `Remote`."""
 
     number: Count
-    what: str
+    what: QuestionToNodes
     deadline_ns: Count
     node: str = ""
     name: str = ""

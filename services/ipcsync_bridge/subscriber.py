@@ -47,7 +47,7 @@ class Mirror:
         self.row = row
         self.attachment = attachment
         self.use: Key = (attachment.slot, attachment.incarnation)
-        self.ending: tuple[str, str] | None = None  # the state and reason to finish it with, which is under way
+        self.ending: tuple[messages.MirrorEnd, str] | None = None  # how it is being finished, and the reason
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
         self.has_sent_closed = self._line.state == CLOSED  # by the code before this one, if it is
@@ -110,7 +110,7 @@ class Mirrors(dict[Origin, Mirror]):
             mirror.has_sent_closed = True
             self._begin(self._session.insist(messages.Finish(*mirror.use, "closed")))
 
-    def end(self, origin: Origin, state: str, reason: str) -> None:
+    def end(self, origin: Origin, state: messages.MirrorEnd, reason: str) -> None:
         """End a mirror, if it exists: "broken" with a reason, "closed", or "unwanted" unless a session uses it."""
         mirror = self.get(origin)
         if mirror is None or (mirror.ending is not None and mirror.ending[0] != "unwanted"):
@@ -119,7 +119,7 @@ class Mirrors(dict[Origin, Mirror]):
         if not is_under_way:
             self._begin(self._finish(origin, mirror, mirror.ending))
 
-    async def _finish(self, origin: Origin, mirror: Mirror, asked: tuple[str, str]) -> None:
+    async def _finish(self, origin: Origin, mirror: Mirror, asked: tuple[messages.MirrorEnd, str]) -> None:
         """Have the coordinator finish the mirror, and release it; everything is stored by now."""
         state, reason = asked
         try:

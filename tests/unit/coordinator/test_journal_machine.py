@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tokens and self.points)
     @rule(at=st.integers(0, 7), which=st.integers(0, 9), state=st.sampled_from(("broken", "closed", "unwanted")))
-    def finish_a_mirror(self, at: int, which: int, state: str) -> None:
+    def finish_a_mirror(self, at: int, which: int, state: messages.MirrorEnd) -> None:
         self._ask(self._pick(at), messages.Finish(*self._point(which), state, "silent"))
 
     @precondition(lambda self: self.tokens)

@@ -57,7 +57,7 @@ bodies_of: dict[type[messages.RequestBody], st.SearchStrategy[messages.RequestBo
     messages.Bye: st.builds(messages.Bye, released=st.booleans()),
     messages.Remote: st.builds(
         messages.Remote,
-        what=st.sampled_from(["attach", "open", "claim", "nodes", "events", "all"]),
+        what=st.sampled_from(["attach", "open", "claim", "nodes", "events", "bridge"]),
         node=names,
         name=names,
         epoch=tokens | st.just(b""),
@@ -65,14 +65,20 @@ bodies_of: dict[type[messages.RequestBody], st.SearchStrategy[messages.RequestBo
         incarnation=counts,
     ),
     messages.Import: st.builds(
-        messages.Import, want=counts, epoch=tokens, slot=counts, incarnation=counts, node=names, name=names
+        messages.Import,
+        want=counts,
+        epoch=tokens,
+        slot=counts,
+        incarnation=counts.map(lambda count: count or 1),
+        node=names,
+        name=names,
     ),
     messages.Answer: st.builds(messages.Answer, want=counts, reply=st.binary(max_size=20)),
     messages.Finish: st.builds(
         messages.Finish,
         slot=counts,
         incarnation=counts,
-        state=st.sampled_from(["broken", "closed", "unwanted", "open"]),
+        state=st.sampled_from(["broken", "closed", "unwanted"]),
         reason=st.sampled_from(["silent", "died", "expired", "", "boredom"]),
     ),
     messages.ListWants: st.builds(messages.ListWants),
