@@ -69,7 +69,6 @@ class Bridge:
         # Where a terminal can hang up, SIGHUP says that it did.
         self.reload_signals = {RELOAD} if has_terminal() else {RELOAD, signal.SIGHUP}
         self._reloads = 0  # asked for since the one that is under way began, that one included
-        self._reload_began = 0.0
         self.nodes = Nodes(transport, self.me, settings.link_ttl, partial(wire.owner_of, transport))
         self.answers = Answers(session, transport, self.me, self.counters, self.begin, self._failed)
         self.mirrors = Mirrors(session, self.begin)
@@ -150,7 +149,6 @@ class Bridge:
     async def _reload(self) -> None:
         """End as "reloaded" with nothing asked of the coordinator, once the code on disk has said that it can go on."""
         why_not = await upgrade.why_not()
-        self._reload_began = time.monotonic()
         if why_not is None and (self._done.done() or not await self._session.pause(_PAUSE_S)):
             why_not = "the coordinator does not answer what it was asked"
         if why_not is None:
@@ -167,7 +165,7 @@ class Bridge:
         """What other code needs to go on, once `run` has ended and nothing changes it any more."""
         return upgrade.State(
             session=self._session.hand_over(),
-            began=self._reload_began,
+            owner=self.me.owner,
             term=self.me.term,
             lost=self.subscriber.lost,
             mirrors=[mirror.attachment for mirror in self.mirrors.values()],
@@ -193,10 +191,9 @@ class Bridge:
             except Unavailable as error:
                 log.warning("nats", extra=fields(error=error))
                 await asyncio.sleep(RETRY_S)
-        now = time.monotonic()
-        self.answers.hold(left.held, now + min(self._settings.link_ttl, _SAID_S))
+        self.answers.hold(left.held, time.monotonic() + min(self._settings.link_ttl, _SAID_S))
         self.connected()
-        log.info("took over", extra=fields(mirrors=len(self.mirrors), pause_s=now - left.began))
+        log.info("took over", extra=fields(mirrors=len(self.mirrors)))
 
     def _failed(self, error: Exception) -> None:
         """End, since other nodes are sent no news any more, and would go on trusting this one's pings."""
@@ -327,7 +324,8 @@ async def _run(settings: Settings) -> int | tuple[upgrade.State, dict[str, str]]
         raise Failed(str(error)) from None
     why = "restarted"
     try:
-        bridge = Bridge(session, Transport(settings), owner_id(settings.owner_file), left)
+        owner = owner_id(settings.owner_file) if left is None else left.owner
+        bridge = Bridge(session, Transport(settings), owner, left)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, bridge.stop, "stopped")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS - bridge.reload_signals)

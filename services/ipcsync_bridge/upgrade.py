@@ -26,7 +26,7 @@ from ipcsync_bridge.config import Settings
 from ipcsync_bridge.transport import tls_of
 from ipcsync_bridge.wire import Key
 
-VERSION = 4
+VERSION = 5
 
 VARIABLE = "IPCSYNC_BRIDGE_HANDOVER"
 """Of the environment, for the new code: the file's descriptor."""
@@ -42,13 +42,10 @@ class Session(Struct, frozen=True):
 
 
 class State(Struct, frozen=True):
-    """What others do not tell the new code. `held`: what its session is attached to. `claims`, `over`: of `Names`.
-
-    `began`: CLOCK_MONOTONIC, in seconds.
-    """
+    """What others do not tell the new code. `held`: what its session is attached to. `claims`, `over`: of `Names`."""
 
     session: Session
-    began: float
+    owner: bytes
     term: int
     lost: dict[str, tuple[bytes, str]]
     mirrors: list[Attachment]

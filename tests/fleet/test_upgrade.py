@@ -209,6 +209,19 @@ def test_an_upgrade_while_the_servers_are_away_waits_for_them(patient_pair: tupl
     assert seen.state == "open"
 
 
+@pytest.mark.thorough
+def test_new_code_has_its_nodes_name_though_the_file_of_its_owner_is_gone(new_node: Callable[..., Node]) -> None:
+    node = new_node("a", "--link-ttl", "600", lease_ttl=600)
+    node.await_bridge()
+    client = node.client()
+    event = client.event("w", recorder=True, fleet=True)
+    (Path(node.coordinator.runtime_dir) / "bridge-main-a").unlink()
+    upgrade(node)
+    event.close()
+    until(lambda: claim(client, "w"), "the name to be freed and claimed again")
+    is_served(node)
+
+
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The code of bridges that are started from now on, to be changed."""
