@@ -208,9 +208,10 @@ class NodeLost(RecorderLost):
 
     This use of the event is lost for good, also if the node comes back. `reason`:
     - "silent": this node heard nothing of it for longer than the bridge's link TTL;
-    - "restarted": its coordinator died or was restarted;
-    - "bridge": the bridge of one of the two nodes ended, or was silent for longer than its lease's TTL;
-    - "replaced": another machine has taken its name;
+    - "restarted": its coordinator died or was restarted without a keeper;
+    - "bridge": this node's bridge ended, or was silent for longer than its lease's TTL; or the other node's was started
+      again, and may not follow the event any more;
+    - "replaced": another machine has taken its name, or its coordinator has another one;
     - "stopped": its bridge said goodbye.
 
     A lost node need not be dead: revoke its GPU's and its network card's access to memory before you use that again.
