@@ -120,8 +120,8 @@ def launch(
         close = difflib.get_close_matches(unknown[0], SETTINGS, n=1)
         hint = f"; did you mean {close[0]}?" if close else f": those of `ipcsync coordinator` are {', '.join(SETTINGS)}"
         raise TypeError(f"launch() has no setting {unknown[0]!r}{hint}")
-    command = [*PYTHON, "-m", "ipcsync_coordinator", "--keeper" if keeper else "--no-keeper"]
-    for name, value in settings.items():
+    command = [*PYTHON, "-m", "ipcsync_coordinator"]
+    for name, value in {**settings, "driver": driver, "keeper": bool(keeper)}.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
             command.append(flag if value else f"--no-{flag[2:]}")
@@ -129,8 +129,6 @@ def launch(
             command += [flag, str(value)]
         elif value is not None:
             raise TypeError(f"the setting {name} must be text, a number or a bool, but got {type(value).__name__}")
-    if driver is not None:
-        command += ["--driver", driver]
     if runtime_dir:
         runtime_dir = os.path.abspath(runtime_dir)
     if any("\0" in part for part in (*command, runtime_dir or "")):
@@ -138,7 +136,8 @@ def launch(
     try:
         return errand(partial(_start, command, runtime_dir), Coordinator.stop)
     except OSError as error:
-        raise room.shortage(error, "a coordinator's process") or error from None
+        why = f"no coordinator can be started here: {error}; name a runtime_dir, or set TMPDIR"
+        raise room.shortage(error, "a coordinator's process") or ConnectError(why, endpoint=runtime_dir or "") from None
 
 
 def _start(command: list[str], runtime_dir: str | None) -> Coordinator:

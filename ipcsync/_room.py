@@ -111,11 +111,11 @@ def shortage(error: BaseException, what: str) -> QuotaExceeded | None:
             f"this process has too few of its {soft} file descriptors left for {what}{_holders()}: close some{higher}",
             limit=soft,
         )
-    if str(error) == "can't start new thread":
+    if str(error) == "can't start new thread" or isinstance(error, BlockingIOError):  # the second: of fork(2)
         limit, count = _finite(resource.RLIMIT_NPROC), len(os.listdir("/proc/self/task"))
         return QuotaExceeded(
-            f"no further thread can be started for {what}; this process has {count}: look at `ulimit -u`"
-            f"{f' ({limit})' if limit else ''}, the pids.max of its cgroup, and `ulimit -v` with `ulimit -s`",
+            f"no further thread or process can be started for {what}; this process has {count} threads: look at "
+            f"`ulimit -u`{f' ({limit})' if limit else ''}, its cgroup's pids.max, and `ulimit -v` with `ulimit -s`",
             limit=limit,
         )
     if number == errno.ENOMEM or isinstance(error, MemoryError):

@@ -56,6 +56,14 @@ def test_a_launch_that_can_start_no_process_leaves_no_directory(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_launch_where_there_is_no_directory_for_temporary_files_says_what_to_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "removed"))
+    with pytest.raises(ipcsync.ConnectError, match=r"can be started here: .*removed.*; name a runtime_dir"):
+        ipcsync.launch()
+
+
 def test_a_launch_in_an_empty_directorys_name_has_a_directory_of_its_own(
     new_coordinator: Callable[..., ipcsync.Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,7 +115,7 @@ def test_row_71_a_keeper_without_room_for_its_thread_says_so_and_leaves_nothing(
     command = [sys.executable, "-c", _EARLY + _NO_THREAD + _BE_KEEPER, "", directory, ipcsync.driver_name()]
     done = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "no further thread can be started for a keeper" in done.stderr
+    assert "no further thread or process can be started for a keeper" in done.stderr
     assert not os.path.exists(directory)
 
 

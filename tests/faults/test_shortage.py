@@ -290,7 +290,8 @@ def test_a_look_for_room_leaves_nothing_and_says_what_holds_the_descriptors() ->
     [
         (OSError(errno.EMFILE, "x"), "file descriptors left for a test"),
         (OSError(errno.ENFILE, "x"), "machine has no file descriptor left for a test"),
-        (RuntimeError("can't start new thread"), "no further thread can be started for a test"),
+        (RuntimeError("can't start new thread"), "no further thread or process can be started for a test"),
+        (BlockingIOError(errno.EAGAIN, "x"), "no further thread or process can be started for a test"),
         (MemoryError(), "too little memory left for a test"),
         (OSError(errno.ENOSPC, "x", "/f"), "no room on the disk for a test: /f"),
         (OSError(errno.EFBIG, "x"), "a file of a test would be larger than this process may write"),
