@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ipcsync._closing import Closing
 from ipcsync._linux.process import OF_A_SERVICE, PidFd, PidFdError, forget_parent, open_standard
+from ipcsync.errors import IpcSyncError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -99,7 +100,7 @@ def environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
     here = ""
     with contextlib.suppress(FileNotFoundError):  # it was removed
         here = os.getcwd()  # which "" stands for
-    path = os.pathsep.join(filter(None, (entry or here for entry in sys.path)))
+    path = os.pathsep.join(filter(None, (entry or here for entry in sys.path if isinstance(entry, str))))
     return {**os.environ, "PYTHONPATH": path, **(settings or {})}
 
 
@@ -272,19 +273,17 @@ class Child(Closing):
         return self.status
 
 
-class WorkerError(Exception):
+class WorkerError(IpcSyncError):
     """A worker's function raised (`trace` is its traceback), or the worker ended or took too long."""
 
-    trace = ""
+    trace: str = ""
 
 
 class Worker(Child):
     """A child that runs functions, one after another: `call`, or `begin` and later `result`.
 
-    Arguments and results are pickled. If there is no result, `error` is raised, which names the worker by `name`.
+    Arguments and results are pickled. If there is no result, WorkerError is raised, which names the worker by `name`.
     """
-
-    error: type[WorkerError] = WorkerError
 
     def __init__(
         self, name: str = "worker", *, env: Mapping[str, str] | None = None, output: int | None = None
@@ -301,21 +300,19 @@ class Worker(Child):
         self._owed += 1
 
     def result(self, seconds: float) -> Any:
-        """The result of the earliest `begin` that has none yet; `error` after `seconds`."""
+        """The result of the earliest `begin` that has none yet; WorkerError after `seconds`."""
         if not self.has_spoken(seconds):
-            raise self.error(f"the {self.name} process (pid {self.pid}) did not answer within {seconds:g} s")
+            raise WorkerError(f"the {self.name} process (pid {self.pid}) did not answer within {seconds:g} s")
         try:
             if not self.connection.poll(0):
                 raise self._ended()
             succeeded, value, trace = self.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # the second: it ended amid its answer
             raise self._ended() from None
         self._owed -= 1
         if succeeded:
             return value
-        error = self.error(value)
-        error.trace = trace
-        raise error
+        raise WorkerError(value, trace=trace)
 
     def call(self, function: Callable[..., Any], *arguments: Any, timeout: float = 60.0, **keywords: Any) -> Any:
         self.begin(function, *arguments, **keywords)
@@ -329,4 +326,4 @@ class Worker(Child):
 
     def _ended(self) -> WorkerError:
         self.kill()
-        return self.error(f"the {self.name} process (pid {self.pid}) ended: {in_words(self.status)}")
+        return WorkerError(f"the {self.name} process (pid {self.pid}) ended: {in_words(self.status)}")

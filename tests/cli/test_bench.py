@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from tests.kit.until import DEADLINE_S
-from tests.kit.zygote import IPCSYNC
+from tests.kit.until import DEADLINE_S, until
+from tests.kit.zygote import EXEC, IPCSYNC, children_of, command_of
 
 pytestmark = pytest.mark.process
 
@@ -36,6 +36,24 @@ def test_an_unknown_benchmark_is_named() -> None:
     done = _bench("--only", "nonsense")
     assert (done.returncode, done.stdout) == (2, "")
     assert "nonsense" in done.stderr
+
+
+def test_a_process_that_dies_is_told_in_one_line() -> None:
+    command = [*IPCSYNC, "bench", "--only", "hand_over"]
+    env = {**os.environ, **EXEC, "IPCSYNC_DRIVER": "host"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            pid = until(
+                lambda: next((pid for pid in children_of(process.pid) if "child.serve" in command_of(pid)), 0),
+                "one of its processes",
+            )
+            os.kill(pid, signal.SIGKILL)
+            _, said = process.communicate(timeout=DEADLINE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert said.splitlines()[-1] == f"ipcsync: the worker process (pid {pid}) ended: killed by SIGKILL"
+    assert "Traceback" not in said
 
 
 def test_ctrl_c_ends_it_and_its_processes_without_a_traceback() -> None:

@@ -13,14 +13,12 @@ __all__ = ["Peer", "PeerError", "at_end"]
 T = TypeVar("T")
 
 
-class PeerError(WorkerError, AssertionError):
+class PeerError(AssertionError):
     """The function raised in the peer (the text has its traceback), or the peer ended without an answer."""
 
 
 class Peer(Worker):
     """A fresh Python process that imports what it is asked to run, and shares nothing with this one but `env`."""
-
-    error = PeerError
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         # Warnings are errors there too, as they are in the tests themselves.
@@ -32,6 +30,13 @@ class Peer(Worker):
         answer: T = self.result(timeout)
         return answer
 
+    def begin(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+        """Have it begin `function(*arguments)`, one of a module."""
+        try:
+            super().begin(function, *arguments, **keywords)
+        except WorkerError as error:
+            raise PeerError(str(error)) from None
+
     @property
     def has_result(self) -> bool:
         """Whether what was begun has returned already."""
@@ -41,10 +46,8 @@ class Peer(Worker):
         """What the function begun first returned."""
         try:
             return super().result(seconds)
-        except PeerError as error:
-            if error.trace:
-                raise PeerError(f"in the peer:\n{error.trace}") from None
-            raise
+        except WorkerError as error:
+            raise PeerError(f"in the peer:\n{error.trace}" if error.trace else str(error)) from None
 
     def signal(self, number: int) -> None:
         """Send it a signal; does nothing once it has ended."""

@@ -139,14 +139,12 @@ def do_streams_pass() -> bool:
 # --- in the doctor ----------------------------------------------------------------------------------------------------
 
 
-class CheckFailed(child.WorkerError, IpcSyncError):  # noqa: N818 - a finding of the doctor, whom it does not end
-    """A process of the doctor could not start, failed, ended, or did not answer in time; the message says which."""
+CheckFailed = child.WorkerError
+"""A process of the doctor could not start, failed, ended, or did not answer in time; the message says which."""
 
 
 class Worker(child.Worker):
     """One process, which runs functions of this module. CheckFailed says why it did not."""
-
-    error: type[child.WorkerError] = CheckFailed
 
     def __init__(self, name: str) -> None:
         self._seconds = START_S

@@ -182,6 +182,14 @@ def test_a_worker_that_ends_in_the_middle_says_how(worker: Worker) -> None:
     assert worker.status == -signal.SIGKILL
 
 
+def test_so_does_one_that_ends_amid_its_answer(worker: Worker) -> None:
+    worker.begin(bytes, 10_000_000)  # more than the pipe holds
+    assert worker.has_spoken(_DEADLINE_S)
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):
+        worker.result(_DEADLINE_S)
+
+
 def test_an_answer_that_takes_too_long_is_told_and_closing_kills_at_once(worker: Worker) -> None:
     with pytest.raises(WorkerError, match=r"did not answer within 0\.05 s"):
         worker.call(hang, timeout=0.05)
@@ -273,6 +281,11 @@ def test_a_child_has_a_session_of_its_own_no_stdin_and_our_import_path(worker: W
     assert set(filter(None, sys.path)) <= set(found["path"])
     assert found["environment"]["PYTHONWARNINGS"] == "error"
     assert environment({"A": "b"})["A"] == "b"
+
+
+def test_what_is_no_text_in_the_import_path_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["/here", Path("/there")])  # which the interpreter passes over too
+    assert environment()["PYTHONPATH"] == "/here"
 
 
 def test_a_child_has_no_descriptors_but_its_own() -> None:
