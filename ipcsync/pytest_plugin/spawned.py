@@ -51,9 +51,7 @@ class NamespacedClient(Client):
 
     def __init__(self, endpoint: str, namespace: str, name: str, timeout: float) -> None:
         fork.arm()
-        self.namespace = namespace
-        prefix = f"{namespace}/"
-        super().__init__(endpoint, prefix + name, prefix=prefix)
+        super().__init__(endpoint, f"{namespace}/{name}", prefix=f"{namespace}/")
         self._begin(timeout)
 
 
@@ -137,12 +135,11 @@ class ChildError(AssertionError):
 class Child:
     """One spawned process, made by `ipcsync_spawn`. `pid` is its process id."""
 
-    def __init__(self, task: Task, args: tuple[Any, ...], label: str) -> None:
-        self._label = label
+    def __init__(self, task: Task, args: tuple[Any, ...]) -> None:
+        self._label = task.label
         self._limit = task.limit
         self._answer: tuple[str, Any, str] | None = None  # what it sent, or "failed" with the ChildError
         self._was_asked = self._was_killed = False
-        self._has_begun = False  # its function
         self._began = time.monotonic()
         pickled = pickle.dumps(args)  # separately: the child needs the module before it can unpickle them
         self._trace = memory_file("ipcsync-child")
@@ -171,9 +168,8 @@ class Child:
         """Read the answer, or find out why there is none."""
         over = self._began + self._limit + _GRACE_S
         until = over if timeout is None else min(over, time.monotonic() + bounded(timeout))
-        if not self._has_begun:
+        for _ in range(2):
             self._hear(until)
-        self._hear(until)
         if self._answer is not None:
             return self._answer
         if not self._child.has_ended() and time.monotonic() < over:
@@ -198,26 +194,27 @@ class Child:
         if self._child.connection.poll(0):
             try:
                 said = self._child.connection.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # the second: it ended amid its answer
                 self._child.has_ended(_END_S)  # the pipe's end came first
                 return
-            if said == _BEGUN:
-                self._has_begun = True
-            else:
+            if said != _BEGUN:
                 self._answer = said
 
     def raise_unasked(self) -> None:
         """Raise what it raised, or how it ended without a result, if nobody asked for its result or killed it.
 
-        It gets a second from its function's begin; one that still runs then is ended with its test, as it should be.
+        It gets a second once its function has begun; one that still runs then is ended with its test, as it should be.
         """
         __tracebackhide__ = True
         if self._was_asked or self._was_killed or self._answer is not None:
             return
         self._hear(self._began + self._limit)
         self._hear(time.monotonic() + _UNASKED_S)
-        has_failed = self._answer is None and self._child.has_ended() and self._child.status not in _DELIBERATE
-        if has_failed or (self._answer is not None and self._answer[0] == "raised"):
+        has_failed = self._answer is not None and self._answer[0] == "raised"
+        if self._answer is None and self._child.has_ended():
+            self.kill()  # what it started too, while its group is known: `status` reaps it
+            has_failed = self._child.status not in _DELIBERATE
+        if has_failed:
             self.result()
 
     def _error(self, pickled: bytes | None, trace: str) -> Exception:
@@ -277,7 +274,7 @@ class Children(contextlib.ExitStack):
         file = getattr(sys.modules.get(module), "__file__", None)
         label = f"{name.rpartition('.')[2]}-{len(self.all) + 1}"
         task = Task(module, name, file, self._endpoint, self._namespace, label, self._limit)
-        made = Child(task, args, label)
+        made = Child(task, args)
         self.callback(made.close)
         self.all.append(made)
         return made

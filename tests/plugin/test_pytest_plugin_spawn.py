@@ -17,7 +17,7 @@ import pytest
 import ipcsync
 from ipcsync._linux.process import is_running, start_time
 from ipcsync.pytest_plugin.spawned import Child, ChildError
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.process
 
@@ -152,6 +152,25 @@ def test_what_a_child_started_does_not_outlive_it_if_it_crashes(
     started = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "its process"))
     after_the_children.append((started, start_time(started) or 0))
     with pytest.raises(ChildError, match="exit status 5"):
+        child.result()
+
+
+def test_so_it_is_if_nobody_asks_for_the_childs_result(
+    after_the_children: list[tuple[int, int]], ipcsync_spawn: Callable[..., Child], tmp_path: Path
+) -> None:
+    child = ipcsync_spawn(_start_another_and_exit, tmp_path / "pid")
+    started = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "its process"))
+    after_the_children.append((started, start_time(started) or 0))
+    with pytest.raises(ChildError, match="exit status 5"):
+        child.raise_unasked()
+
+
+def test_a_child_that_is_killed_amid_its_answer_says_so(ipcsync_spawn: Callable[..., Child]) -> None:
+    child = ipcsync_spawn(_give, b"x" * 10_000_000)  # more than the pipe holds
+    child._hear(time.monotonic() + DEADLINE_S)
+    until(lambda: child._child.connection.poll(0), "its answer's begin")
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(ChildError, match="killed by SIGKILL"):
         child.result()
 
 
