@@ -138,17 +138,16 @@ def stage(me: Me, number: int, up: Connection, down: Connection) -> None:
     sender.end([*receiver.reports, report])
 
 
-def source(me: Me, path: str, down: Connection) -> None:
+def source(me: Me, file: Connection, down: Connection) -> None:
     """Read the file into pinned memory, and hand it on. The host writes there, so the host waits."""
     sender, content = Sender(me, down), Memory(me.size, pinned=True)
     digest, chunks, count = hashlib.sha256(), 0, 0
-    with open(path, "rb", buffering=0) as file:
-        while data := file.read(me.size - HEAD.size):
-            digest.update(data)
-            chunks, count = chunks + 1, count + len(data)
-            head = HEAD.pack(chunks, len(data), hashlib.sha256(data).digest())
-            content.write((head + data).ljust(me.size, b"\0"))
-            sender.copy(content).synchronize(TIMEOUT_S)
+    while data := os.read(file.fileno(), me.size - HEAD.size):
+        digest.update(data)
+        chunks, count = chunks + 1, count + len(data)
+        head = HEAD.pack(chunks, len(data), hashlib.sha256(data).digest())
+        content.write((head + data).ljust(me.size, b"\0"))
+        sender.copy(content).synchronize(TIMEOUT_S)
     sender.end([{"bytes": count, "sha256": digest.hexdigest()}])
 
 
@@ -202,9 +201,9 @@ def end_with_parent() -> None:
 # --- the process that starts them -------------------------------------------------------------------------------------
 
 
-def send_through(file: str, workers: int, engine: EngineChoice, *, waits: bool) -> Report:
+def send_through(file: Connection, workers: int, engine: EngineChoice, *, waits: bool) -> Report:
     """Send the file through the stages: the result, as --json prints it. Failed, with who died and how."""
-    status = os.stat(file)
+    status = os.stat(file.fileno())
     chunk = min(max(status.st_size // CHUNKS, SMALLEST), LARGEST) if stat.S_ISREG(status.st_mode) else OF_A_PIPE
     driver = ipcsync.driver_name()  # the same for all, and one warning if it is software
     processes: list[SpawnProcess] = []
@@ -214,8 +213,12 @@ def send_through(file: str, workers: int, engine: EngineChoice, *, waits: bool) 
 
         def start(work: Callable[..., None], name: str, *arguments: Any) -> None:
             all_arguments = (work, HEAD.size + chunk, waits, name, *arguments)
-            processes.append(SPAWN.Process(target=run, args=all_arguments, name=name, daemon=True))
-            processes[-1].start()
+            process = SPAWN.Process(target=run, args=all_arguments, name=name, daemon=True)
+            try:
+                process.start()
+            except OSError as error:
+                raise Failed(f"cannot start the {name}: {error.strerror}") from None
+            processes.append(process)
             for pipe in arguments:  # here, so that a neighbour's recv() raises EOFError when the process is gone
                 if isinstance(pipe, Connection):
                     pipe.close()
@@ -309,12 +312,12 @@ def main(file: str, workers: int, engine: EngineChoice, without_waits: bool, as_
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
-        if not stat.S_ISFIFO(os.stat(file).st_mode):  # a pipe's writer would see the end of its reader
-            open(file, "rb").close()
-    except OSError as error:
-        raise WrongCall(f"cannot read {file}: {error.strerror}") from None
-    try:
-        result = send_through(file, workers, engine, waits=not without_waits)
+        try:
+            with open(file, "rb", buffering=0) as opened:  # once: a pipe, or /dev/stdin, is this process's alone
+                content = Connection(os.dup(opened.fileno()), writable=False)  # which can be handed to another
+        except OSError as error:
+            raise WrongCall(f"cannot read {file}: {error.strerror}") from None
+        result = send_through(content, workers, engine, waits=not without_waits)
     except KeyboardInterrupt:
         raise Failed("interrupted") from None
     print_json(result) if as_json else show(result)

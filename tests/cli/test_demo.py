@@ -9,8 +9,10 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -214,6 +216,26 @@ def test_an_empty_file_works(demo: Demo, tmp_path: Path) -> None:
     assert found["sha256"] == hashlib.sha256().hexdigest()
 
 
+@pytest.mark.parametrize("words", ["printf hello | {} /dev/stdin", "{} <(printf hello)"])
+def test_what_only_the_command_can_open_comes_out(demo: Demo, words: str) -> None:
+    command = words.format(f"{shlex.join([*IPCSYNC, 'demo'])} --workers 1 --json")
+    settings = {**os.environ, "TMPDIR": str(demo.directory), "IPCSYNC_HOST_SEGMENT": demo.segment}
+    done = subprocess.run(
+        ["bash", "-c", command], env=settings, capture_output=True, text=True, timeout=_DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sha256"] == hashlib.sha256(b"hello").hexdigest()
+
+
+def test_a_file_that_is_written_before_the_source_is_there_comes_out(demo: Demo, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    process = demo.start(str(tmp_path / "pipe"), "--workers", "1", "--json")
+    (tmp_path / "pipe").write_bytes(b"hello")
+    status, out, err = finish(process)
+    assert status == 0, err
+    assert json.loads(out)["sha256"] == hashlib.sha256(b"hello").hexdigest()
+
+
 @pytest.mark.thorough
 def test_without_the_waits_an_empty_file_proves_nothing(demo: Demo, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -267,6 +289,29 @@ def test_a_file_that_cannot_be_read_is_a_wrong_call_in_one_line(demo: Demo, tmp_
     assert (status, out) == (2, "")
     assert err.startswith(f"ipcsync: cannot read {tmp_path / file}: ")
     assert len(err.splitlines()) == 1
+
+
+_UNSTARTED = """
+import multiprocessing.util
+from ipcsync_demo import main
+def refuse(*_): raise {}
+multiprocessing.util.spawnv_passfds = refuse
+main(["--workers", "1"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("OSError(11, 'no process is left')", "ipcsync: cannot start the source: no process is left\n"),
+        ("KeyboardInterrupt", "ipcsync: interrupted\n"),
+    ],
+)
+def test_a_start_that_fails_or_is_interrupted_is_one_line(demo: Demo, error: str, said: str) -> None:
+    settings = {**os.environ, "TMPDIR": str(demo.directory), "IPCSYNC_HOST_SEGMENT": demo.segment}
+    command = [sys.executable, "-c", _UNSTARTED.format(error)]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
 @pytest.mark.parametrize(
