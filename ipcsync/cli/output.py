@@ -6,6 +6,7 @@ And what all have in common besides: errors of one line, the help, and the findi
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
@@ -87,6 +88,8 @@ class Command(click.Command):
         for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
             if getattr(sys, name) is None:
                 setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a name may be in no encoding but UTF-8
         with one_line_for_errors():
             return super().make_context(*args, **extra)
 

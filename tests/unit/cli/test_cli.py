@@ -400,6 +400,18 @@ def test_what_turns_a_line_round_or_moves_the_cursor_does_not_reach_the_terminal
     assert r"ipc:///tmp/\u202etxt.exe" in failed.stderr
 
 
+@pytest.mark.parametrize("arguments", [("status",), ("top", "--once")])
+def test_what_the_encoding_of_stdout_has_not_is_escaped(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], arguments: tuple[str, ...]
+) -> None:
+    new_client("\u6e90").event("kv/\xe9\u6e90", recorder=True)
+    command = [*IPCSYNC, *arguments, "--endpoint", coordinator.endpoint]
+    env = {**os.environ, **EXEC, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"kv/\xe9\\u6e90" in done.stdout
+
+
 def test_an_unnamed_event_is_called_by_its_recorder(
     coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client]
 ) -> None:
