@@ -180,7 +180,7 @@ class Process:
             self._file = io.FileIO(f"/proc/{pid}/statm")
             self._fd = self._file.fileno()
             self._is_gone = start_time(pid) != started or not self._has_memory()
-        except (FileNotFoundError, ProcessLookupError):
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: another user's, under hidepid=1
             self._is_gone = True
 
     def __del__(self) -> None:

@@ -233,6 +233,27 @@ def test_another_process_of_the_same_pid_is_not_it(sleeper: subprocess.Popen[byt
     assert Process(sleeper.pid, started).is_alive()
 
 
+_HIDDEN = """
+import os, subprocess, sys
+from ipcsync._linux.process import is_running, start_time
+if subprocess.run(["mount", "-t", "proc", "-o", "hidepid=1", "proc", "/proc"]).returncode:
+    sys.exit(77)
+theirs = subprocess.Popen(["sleep", "100"]).pid
+started = start_time(theirs)
+os.setresuid(65534, 65534, 65534)
+sys.exit(is_running(theirs, started))
+"""
+
+
+@pytest.mark.process
+def test_a_process_that_proc_hides_counts_as_gone() -> None:
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", sys.executable, "-c", _HIDDEN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "unshare failed" in done.stderr or done.returncode == 77:
+        pytest.skip(f"/proc cannot be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_closed_process_counts_as_dead() -> None:
     process = Process(os.getpid(), start_time(os.getpid()) or 0)
     process.close()
