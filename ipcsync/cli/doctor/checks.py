@@ -101,7 +101,7 @@ def _devices(context: Context) -> Outcome:
 
 def _mps(root: Path = Path("/")) -> Outcome:
     pipe = mps_directory()
-    if not (root / pipe.lstrip("/") / "control").exists():
+    if not os.path.exists(root / pipe.lstrip("/") / "control"):
         return "ok", "no MPS daemon's pipe: processes use the GPU directly", ""
     return (
         "warn",

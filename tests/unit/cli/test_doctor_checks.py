@@ -197,6 +197,8 @@ def test_mps_is_known_by_its_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "run/mps").mkdir(parents=True)
     (tmp_path / "run/mps/control").touch()
     assert checks._mps(tmp_path)[0] == "ok"
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", f"/{'x' * 300}")
+    assert checks._mps(tmp_path)[0] == "ok", "where it cannot look, it is not told of any"
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")
     result, detail, advice = checks._mps(tmp_path)
     assert (result, "/run/mps" in detail, "never known" in advice) == ("warn", True, True)
