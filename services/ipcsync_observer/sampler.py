@@ -28,6 +28,7 @@ _BRIDGE_S = 0.25  # within which a bridge answers
 _LANE_S = 60.0
 _ROWS = 300  # events, and sessions, in one answer; the rest is counted
 _LINKS = 2000
+_NO_SAMPLE = "no sample was taken yet"
 
 
 class State(Struct, frozen=True):
@@ -68,8 +69,8 @@ class Sampler:
         self._tracks = Tracks(max(2, min(240, round(_LANE_S / period_s))))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ipcsync-observer", daemon=True)
-        problem, stats = "no sample was taken yet", cast("CoordinatorStats", {})
-        self.latest = State(0.0, problem, False, period_s, "", "", stats, [], 0, [], 0, 0, [], None)
+        stats = cast("CoordinatorStats", {})
+        self.latest = State(0.0, _NO_SAMPLE, False, period_s, "", "", stats, [], 0, [], 0, 0, [], None)
         self.connects = 0
 
     def start(self) -> None:
@@ -144,7 +145,7 @@ class Sampler:
         )
 
     def _fail(self, problem: str) -> None:
-        if not self.latest.problem:
+        if self.latest.problem in ("", _NO_SAMPLE):
             log.warning("coordinator not ready", extra=fields(why=problem))
         self.latest = replace(self.latest, problem=problem, ready=False)
 

@@ -258,6 +258,7 @@ def test_it_starts_before_any_coordinator(new_observer: Callable[..., Observer],
     one = new_observer("--endpoint", f"ipc://{tmp_path}/nobody.sock")
     state = one.until(lambda state: "no coordinator at" in state["problem"], "nobody is there")
     assert not state["ready"]
+    assert one.log.read_text().count('event="coordinator not ready"') == 1
     assert one.stop() == 0
 
 

@@ -268,6 +268,8 @@ def test_the_page_says_what_it_does_not_show(
         "links": "1 more are not shown.",
         "more-sessions": "There are no sessions.",
     }
+    said = browser.run(_LEFT_OUT, {"more": {"events_found": 400}})
+    assert said == {"more": "399 more are not shown: narrow the names."}
     said = browser.run(_LEFT_OUT, {"more": {"events_found": 0, "events_total": 0}})
     assert said == {"more": ""}, "one has ended since they were counted"
     _assert_clean(browser, observer)

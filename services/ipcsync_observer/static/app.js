@@ -282,7 +282,7 @@ function show() {
   const hidden = state.events_found - state.events.length;
   setText(byId("more"), !state.events.length
     ? (state.events_total ? "No event that the coordinator lists has such a name." : "There are no events.")
-    : hidden > 0 ? `${hidden} more are not shown, none of them broken or stuck for longer than these: narrow the names.` : "");
+    : hidden > 0 ? `${hidden} more are not shown: narrow the names.` : "");
   showLinks(state);
   showNodes(state);
   sessions.show(state.sessions);
