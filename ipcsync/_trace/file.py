@@ -94,8 +94,9 @@ class TraceDirError(IpcSyncError, OSError):
 
 def prepare(directory: str | os.PathLike[str]) -> Path:
     """The directory, made if it was not there (mode 0700). TraceDirError if it cannot be, or cannot be written to."""
-    path = Path(directory).absolute()
+    path = Path(directory)
     try:
+        path = path.absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise TraceDirError(f"there can be no traces in {path}: {getattr(error, 'strerror', None) or error}") from None

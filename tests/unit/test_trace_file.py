@@ -136,6 +136,14 @@ def test_a_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     assert isinstance(caught.value, ipcsync.IpcSyncError)
 
 
+def test_a_working_directory_that_was_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    with pytest.raises(ipcsync.IpcSyncError, match="there can be no traces in here: No such file"):
+        prepare("here")
+
+
 def _trace(pid: int, entries: list[Entry], client: str = "decode") -> ProcessTrace:
     path = Path(f"{pid}-0{SUFFIX}")
     return ProcessTrace(path, pid, "python worker.py", "boot", 0, 5_000, {1: _USE._replace(client=client)}, entries, 0)
