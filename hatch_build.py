@@ -112,8 +112,9 @@ class CompiledHook(BuildHookInterface[Any]):
         extra = shlex.split(os.environ.get("CFLAGS", ""))
         command = [*self._compiler, *_FLAGS, *flags, *extra, str(source), "-o", str(built)]
         zig = {f"ZIG_{kind}_CACHE_DIR": self._temporary for kind in ("GLOBAL", "LOCAL")}  # $HOME may be read-only
+        env = {**os.environ, **zig, "LC_ALL": "C"}  # "error" is looked for in what it says
         done = subprocess.run(
-            command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **zig}
+            command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )
         if done.returncode:
             faults = [line.strip() for line in done.stdout.splitlines() if "error" in line] or ["it said nothing"]

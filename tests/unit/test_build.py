@@ -37,6 +37,8 @@ def translate(source, options, **_):  # which takes seconds, and makes a source 
 Main.compile_single = translate
 """
 
+_TRANSLATED = """sh -c 'echo "error: in $LC_ALL!"; exit 1'"""
+
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 @pytest.mark.parametrize(
@@ -52,6 +54,11 @@ Main.compile_single = translate
         pytest.param("", {"CC": "false"}, "the C compiler false failed: it said nothing", marks=pytest.mark.thorough),
         (
             _NO_HEADERS,
+            {"CC": _TRANSLATED, "LC_ALL": "C.UTF-8"},
+            f"the C compiler {_TRANSLATED} failed: error: in C!",
+        ),
+        (
+            _NO_HEADERS,
             {"CC": "cc"},
             "Python's headers are missing: there is no Python.h in /nowhere. Install python3-dev",
         ),
@@ -61,7 +68,7 @@ Main.compile_single = translate
             "it is written for CPython on Linux with glibc, on x86_64 or aarch64",
         ),
     ],
-    ids=["compiler", "mistyped-compiler", "cython", "broken-compiler", "headers", "machine"],
+    ids=["compiler", "mistyped-compiler", "cython", "broken-compiler", "translated-compiler", "headers", "machine"],
 )
 def test_a_build_that_cannot_be_says_what_is_missing_and_makes_no_wheel(
     tmp_path: Path, spoil: str, env: dict[str, str], said: str
