@@ -21,12 +21,13 @@ from ipcsync._threads import CallLock, under
 from ipcsync._wire import codec as wire
 from ipcsync._wire.codec import PointKey
 from ipcsync.client._twins import PointView, several
-from ipcsync.errors import EngineMismatch, IpcSyncError, RecorderLost, Reentered, WaitTimeout
+from ipcsync.errors import ClientClosed, EngineMismatch, EventClosed, RecorderLost, SessionLost, WaitTimeout
 from ipcsync.typing import StreamLike
 
 _SLICE_S = 0.05
 _PASSING_S = 1.0  # within which streams pass each other, or never do
 _STREAMS = 3  # that are asked whether they do
+OVER = RecorderLost, SessionLost, ClientClosed, EventClosed  # what ends a point's use
 _LEAST_S = 0.05  # for a point's first question to the coordinator, also of a call that only looks
 
 _asking = CallLock()
@@ -120,7 +121,7 @@ class Point(PointBase, PointView):
     def add_done_callback(self, fn: Callable[[Point], object]) -> None:
         """Have `fn(point)` called once on a thread of the client, when the point is complete or can never be.
 
-        In the second case `exception()` says why. What `fn` raises is logged.
+        `exception()` says which, and why. What `fn` raises is logged. QuotaExceeded if no thread can be started.
         """
         if not callable(fn):
             raise TypeError(f"a callback is callable, but got {type(fn).__name__}")
@@ -128,17 +129,15 @@ class Point(PointBase, PointView):
         attached.engine.check()
         attached.waits.add(Pending(attached.engine, self._generation), lambda _: fn(self), is_callback=True)
 
-    def exception(self) -> IpcSyncError | None:
-        """Why the point can never be complete; None if it is, or still can be.
+    def exception(self) -> RecorderLost | SessionLost | ClientClosed | EventClosed | None:
+        """Why the point can never be complete, or not be used here any more; None if it is, or still can be.
 
-        At the first use of an unpickled point it raises WaitTimeout if the coordinator does not answer.
+        RecorderLost, SessionLost, ClientClosed and EventClosed are returned. What says nothing of the point is raised,
+        as WaitTimeout if the coordinator does not answer an unpickled point's first use.
         """
-        fork.check()
         try:
             self._raise_if_over()
-        except (WaitTimeout, Reentered):
-            raise  # nothing is known: its attachment could not be asked for
-        except IpcSyncError as error:
+        except OVER as error:
             return error
         return None
 

@@ -278,6 +278,34 @@ def test_why_a_point_is_over_is_not_that_nobody_answers(client: ipcsync.Client, 
         unpickled.exception()
 
 
+def _why_over(data: bytes, *, is_async: bool) -> ipcsync.IpcSyncError | None:
+    point: ipcsync.Point = pickle.loads(data)
+    return asyncio.run(AsyncPoint(point).exception()) if is_async else point.exception()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_why_a_point_is_over_is_not_that_no_client_is_here(
+    new_coordinator: Callable[..., ipcsync.Coordinator], *, is_async: bool
+) -> None:
+    one = new_coordinator()
+    with ipcsync.connect(one.endpoint) as sender:
+        data = pickle.dumps(sender.record(ipcsync.Stream()))
+    with pytest.raises(ipcsync.ConnectError):
+        _why_over(data, is_async=is_async)
+    with ipcsync.connect(one.endpoint):
+        assert _why_over(data, is_async=is_async) is None
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_why_a_point_is_over_may_be_that_it_is_of_an_earlier_coordinator(
+    new_coordinator: Callable[..., ipcsync.Coordinator], *, is_async: bool
+) -> None:
+    with ipcsync.connect(new_coordinator().endpoint) as sender:
+        data = pickle.dumps(sender.record(ipcsync.Stream()))
+    with ipcsync.connect(new_coordinator().endpoint):
+        assert isinstance(_why_over(data, is_async=is_async), ipcsync.StalePoint)
+
+
 def test_a_connects_timeout_is_for_its_answer_and_its_lock_together(
     new_coordinator: Callable[..., ipcsync.Coordinator],
 ) -> None:

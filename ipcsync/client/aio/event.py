@@ -23,9 +23,9 @@ from ipcsync.client._twins import EventView, PointView, several
 from ipcsync.client.aio._runner import over, request, run
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs import GraphRecord, GraphWait, Replay, Replaying, Upcoming
-from ipcsync.client.point import Point
+from ipcsync.client.point import OVER, Point
 from ipcsync.client.unnamed import Reservation
-from ipcsync.errors import ConnectError, IpcSyncError, RecorderLost, WaitTimeout
+from ipcsync.errors import ClientClosed, ConnectError, EventClosed, RecorderLost, SessionLost, WaitTimeout
 from ipcsync.typing import StreamLike
 
 __all__ = ["AsyncPoint", "AsyncReplay", "AsyncReplaying", "AsyncReservation", "AsyncSharedEvent", "AsyncUpcoming"]
@@ -127,7 +127,7 @@ class AsyncPoint(PointView):
     """A record of a shared event, made already or not, for asyncio; see `Point`. Immutable, hashable, and pickles.
 
     `bytes(point)` are the same 48 bytes as of `Point`. An unpickled one belongs to the process's client of its
-    coordinator; it must be awaited once before `event_name`, `device` and `is_recorded` are known.
+    coordinator; await it once before `event_name`, `node`, `device`, `is_recorded` and `add_done_callback`.
     """
 
     __slots__ = ("__weakref__", "_generation", "_point")
@@ -191,9 +191,12 @@ class AsyncPoint(PointView):
         calls = LoopCalls()
         self._point.add_done_callback(lambda _: calls.soon(fn, self))
 
-    async def exception(self) -> IpcSyncError | None:
-        """Why the point can never be complete; None if it is, or still can be."""
-        return await self._asked(self._point.exception)
+    async def exception(self) -> RecorderLost | SessionLost | ClientClosed | EventClosed | None:
+        """Why the point can never be complete, or not be used here any more; as `Point.exception`."""
+        try:
+            return await self._asked(self._point.exception)
+        except OVER as error:  # of its first use
+            return error
 
     async def _asked(self, ask: Callable[[], T]) -> T:
         """`ask()`: on a thread where it asks the driver, which another thread's call may keep from an answer."""
