@@ -226,7 +226,9 @@ class Reservation(Closing):
         """The point of the record, made already or not."""
         return self._point
 
-    def record(self, stream: StreamLike | None = None, *, after: Iterable[Point] = ()) -> Point:
+    def record(
+        self, stream: StreamLike | None = None, *, timeout: float | None = None, after: Iterable[Point] = ()
+    ) -> Point:
         """Record after all work submitted to `stream` so far, and after the points `after`; the reserved point.
 
         Only once: another record, also of another thread while one is under way, raises EventClosed, and so does a
@@ -235,25 +237,21 @@ class Reservation(Closing):
         """
         self._event._check()
         points = several(after, "after", "points")  # before the lock: what gives them may call anything
-        point = attempt(self._lock, self._record, stream, points)
+        point = attempt(self._lock, self._record, stream, timeout, points)
         if point is None:
-            raise EventClosed(
-                f"a record of {self._event._engine.label}, a reservation, is under way: it allows one record"
-            )
+            raise EventClosed(f"a record of {self._event._engine.label} is under way: a reservation is for one record")
         return point
 
-    def _record(self, stream: StreamLike | None, after: Sequence[Point]) -> Point:
+    def _record(self, stream: StreamLike | None, timeout: float | None, after: Sequence[Point]) -> Point:
         engine = self._event._engine
         if engine._recorded:
-            raise EventClosed(
-                f"this reservation ({engine.label}) was recorded: it is for one record; reserve a further one"
-            )
+            raise EventClosed(f"this reservation ({engine.label}) is recorded, and for one record: reserve another")
         if engine.may_be_recorded:
             raise EventClosed(
                 f"an exception ended the record of this reservation ({engine.label}), and the GPU may have it: "
                 "its point then covers what was submitted before that; close it, and reserve a further one"
             )
-        self._event.record(stream, after=after)
+        self._event.record(stream, timeout=timeout, after=after)
         return self._point
 
     def close(self) -> None:

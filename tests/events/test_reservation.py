@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import signal
@@ -225,6 +226,28 @@ def test_a_second_record_is_refused(client: ipcsync.Client, engine: EngineName) 
         reservation.point.synchronize(DEADLINE_S)
     with pytest.raises(ipcsync.EventClosed):
         reservation.record()
+
+
+def test_a_record_waits_for_its_points_as_long_as_its_timeout(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, engine: EngineName
+) -> None:
+    event = client.event("e", recorder=True)
+    with client.reserve(engine=engine) as reservation:
+        with pytest.raises(ipcsync.WaitTimeout):
+            reservation.record(timeout=0.02, after=[event.at(1)])
+        event.record()
+        reservation.record(timeout=DEADLINE_S, after=[event.at(1)]).synchronize(DEADLINE_S)
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as mine, await mine.reserve(engine=engine) as reservation:
+            seen = await mine.event("e")
+            with pytest.raises(ipcsync.WaitTimeout):
+                await reservation.record(timeout=0.02, after=[seen.at(2)])
+            event.record()
+            point = await reservation.record(timeout=DEADLINE_S, after=[seen.at(2)])
+            await point.synchronize(DEADLINE_S)
+
+    asyncio.run(scenario())
 
 
 def test_a_record_that_was_refused_can_be_tried_again(client: ipcsync.Client, engine: EngineName) -> None:

@@ -107,12 +107,14 @@ class AsyncReservation(AsyncClosing):
         """The point of the record, made already or not."""
         return AsyncPoint(self._reservation.point)
 
-    async def record(self, stream: StreamLike | None = None, *, after: Iterable[AsyncPoint] = ()) -> AsyncPoint:
+    async def record(
+        self, stream: StreamLike | None = None, *, timeout: float | None = None, after: Iterable[AsyncPoint] = ()
+    ) -> AsyncPoint:
         """Record after all work submitted to `stream` so far, once; as `Reservation.record`."""
-        chosen = resolve(stream, self._reservation.point.device.index)
+        chosen, deadline = resolve(stream, self._reservation.point.device.index), deadline_of(timeout)
         engine = self._reservation._event._engine
-        points = await all_recorded(after, partial(engine.check_liveness, 1), None, {engine.origin})
-        return AsyncPoint(self._reservation.record(chosen, after=points))
+        points = await all_recorded(after, partial(engine.check_liveness, 1), timeout, {engine.origin})
+        return AsyncPoint(self._reservation.record(chosen, timeout=left_of(deadline), after=points))
 
     async def close(self) -> None:
         """Close it, as `Reservation.close`. If it is cancelled, the close goes on."""
