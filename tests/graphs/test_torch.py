@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -242,6 +246,71 @@ def test_torchs_streams_wait_for_points(engine: Engine, torch: Torch) -> None:
         torch.stream.wait_event(engine.send(1))
         assert not torch.stream._own.query()
     finish(torch.stream._own)
+
+
+class VllmBase:
+    """What the page's connector needs of vLLM's KVConnectorBase_V1."""
+
+    metadata: object = None
+
+    def has_connector_metadata(self) -> bool:
+        return self.metadata is not None
+
+
+def _connector() -> Any:
+    """That of docs/graphs.md, over vLLM's base."""
+    page = (Path(__file__).parents[2] / "docs" / "graphs.md").read_text()
+    (block,) = re.findall(r"^```python\n(class Layers:.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    scope: dict[str, Any] = {"ipcsync": ipcsync}
+    exec(block, scope)
+    return type("Connector", (scope["Layers"], VllmBase), {})()
+
+
+def _attend(connector: Any, layer_name: str, attend: Callable[[], object]) -> None:
+    """A layer of attention, as vLLM's `maybe_transfer_kv_layer` makes one of it."""
+    if not connector.has_connector_metadata():
+        attend()
+        return
+    connector.wait_for_layer_load(layer_name)
+    attend()
+    connector.save_kv_layer(layer_name, None, object())
+
+
+def test_the_pages_connector_waits_and_records_in_replays_and_where_no_graph_is(
+    torch: Torch, new_client: NewClient
+) -> None:
+    client, other, sending = new_client(), new_client(), ipcsync.Stream()
+    sent = other.event("sent", recorder=True, engine="timeline")
+    done = client.event("done", recorder=True, engine="timeline")
+    stream, names = torch.stream._own, ("first", "second")
+    source, target = ({name: Memory(8) for name in names} for _ in range(2))
+    connector = _connector()
+    connector.prepare(names, done)
+
+    def forward() -> None:
+        for name in names:
+            _attend(connector, name, partial(target[name].copy_from, source[name], stream))
+
+    forward()  # a dummy run
+    graph = captured(stream, forward)
+    for value, has_graph in enumerate([True, False, True], 1):
+        points = {}
+        with StreamGate(sending):
+            for name in names:
+                source[name].fill(value, sending)
+                points[name] = sent.record(sending)
+            connector.metadata = object()
+            with connector.around(client, points) as replay:
+                if has_graph:
+                    torch.replay(graph)
+                else:
+                    forward()
+            connector.metadata = None
+            assert replay.is_used == has_graph
+            assert not stream.query()
+        done.at(2 * value).synchronize(DEADLINE_S)
+        assert all(memory.holds(value) for memory in target.values())
+        assert done.generation == 2 * value
 
 
 async def _enter_next(coordinator: ipcsync.Coordinator) -> None:
