@@ -129,7 +129,7 @@ class CaptureError(IpcSyncError):
 
 
 class ConnectError(IpcSyncError):
-    """There is no coordinator at `endpoint`, or it is of another user, protocol version or driver."""
+    """There is no coordinator at `endpoint` ("": not known), or it is of another user, protocol version or driver."""
 
     endpoint: str = ""
 
@@ -168,7 +168,7 @@ class ClientClosed(IpcSyncError):
 
 
 class EventClosed(IpcSyncError):
-    """The shared event was closed in this process; `event` is its name."""
+    """The shared event, `event`, was closed in this process, is a recorded Reservation (""), or is not exported."""
 
     event: str = ""
 
@@ -198,8 +198,8 @@ class RecorderLost(IpcSyncError):
 class StalePoint(RecorderLost):
     """The point is of an earlier coordinator, or of one that this client is not connected to.
 
-    What it stands for is void. The session of the client that was asked is healthy: drop the point, and ask its sender
-    for a new one, who has to connect again too.
+    What it stands for is void; `cause` is "gone". The session of the client that was asked is healthy: drop the point,
+    and ask its sender for a new one, who has to connect again too.
     """
 
 

@@ -35,8 +35,8 @@ def connect(
     $IPCSYNC_TRACE by default, "" for none. `chains` is "stream", or "session": each record then depends on every wait
     of the process, whatever its stream. `prefix` is put before the name of every event and stream that this client
     opens, lists and watches, and is left out in what it returns: two jobs with their own prefixes share a coordinator
-    and never see each other's names. `engine` is that of every event that this client creates, named or not, unless a
-    call names another one: "event", "timeline", or "auto", which takes $IPCSYNC_ENGINE, and without that "timeline"
+    and never meet each other's events. `engine` is that of every event that this client creates, named or not, unless
+    a call names another one: "event", "timeline", or "auto", which takes $IPCSYNC_ENGINE, and without that "timeline"
     where it works, else "event". `depth`, 1 to 1024, is likewise how many records may be in flight on the `event`
     engine: by default $IPCSYNC_DEPTH, else 16. An event that exists keeps both.
 

@@ -203,7 +203,7 @@ class EventView(Generic[PointT]):
         return self._engine.chain.loss is not None
 
     def at(self, generation: int) -> PointT:
-        """The point of a generation, recorded already or not; ValueError below 1 and above 2**62 - 1."""
+        """The point of a generation, recorded or not; ValueError below 1 and above 2**62 - 1, TypeError for no int."""
         self._check()
         if isinstance(generation, bool) or not isinstance(generation, int):
             raise TypeError(f"a generation is an int, but got {type(generation).__name__}")

@@ -143,10 +143,11 @@ class Client(ClientView, Closing):
         `node` opens an event of another node, for waiting only; its recorder and waiters may open it in any order.
         `fleet=True` opens an event with one recorder in the whole fleet, on any node, on the `timeline` engine; waiters
         find it once its recorder has opened it. Both need a bridge (`ipcsync bridge`): NoBridge if there is none,
-        NodeLost if there is no such node, FleetUnavailable if the store of the fleet's names does not answer.
+        NodeLost if there is no such node, EventClosed if that does not export the name, FleetUnavailable if the store
+        of the fleet's names does not answer.
 
-        Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for an invalid name,
-        WaitTimeout, and ValueError for an invalid depth, engine, timeout or combination.
+        Raises RecorderTaken, InvalidDevice, DeviceMismatch, EngineMismatch, QuotaExceeded, WaitTimeout, ProtocolError
+        for an invalid name, and ValueError for an invalid depth, engine, timeout or combination.
         """
         return self._open([name], device, engine, depth, timeout, recorder=recorder, node=node, fleet=fleet)[0]
 
@@ -253,7 +254,7 @@ class Client(ClientView, Closing):
         stream, as in `torch.cuda.synchronize()`, and the error says so. If others may capture, name the `streams`.
 
         With a driver before CUDA 12.5, which cannot record a context, the point covers only the streams that ipcsync
-        knows, and a RuntimeWarning says how many. Raises ValueError for empty `streams`, and what `record` raises.
+        knows, and a RuntimeWarning says how many. Raises InvalidDevice, ValueError for no `streams`, and as `record`.
         """
         self._session.check()
         points, timeout = bound(after, timeout)
@@ -265,7 +266,7 @@ class Client(ClientView, Closing):
         """A point that this session will record later, on any stream of `device` (the current one by default).
 
         For programs that must send the point before its record. Each reservation takes a slot until it is closed.
-        Raises EngineMismatch, QuotaExceeded and WaitTimeout; ValueError for an invalid engine or timeout.
+        Raises InvalidDevice, DeviceMismatch, EngineMismatch, QuotaExceeded, WaitTimeout; ValueError as `event`.
         """
         openings = [AttachmentRef()]
         try:
@@ -300,13 +301,13 @@ class Client(ClientView, Closing):
         another process makes behind this replay's own. What nobody ever records then holds the stream until its
         recorder closes or dies.
 
-        Entering raises what the waits and the records would, with nothing queued: RecorderLost (of a recorder that dies
-        meanwhile, with all queued and ended: then `is_used` is True), EventClosed, NotRecorder, DeviceMismatch,
-        WaitTimeout, StreamCapturing; EngineMismatch for a pending point of another process on the `event` engine, for
-        more records of an event than its depth, and for `ahead` where `Point.wait` refuses it; CaptureError while
-        another replay on the stream, or with one of these waits and records, is open, and if torch's current stream is
-        another. Leaving raises what a record raised, once all is queued; with no record made, StreamCapturing, and
-        WaitTimeout if another thread's call on one of the events lasts for `timeout` seconds.
+        Entering raises what the waits and the records would, with nothing queued, or, for what ends meanwhile, with all
+        queued and ended: then `is_used` is True. RecorderLost, EventClosed, NotRecorder, DeviceMismatch, WaitTimeout,
+        StreamCapturing; EngineMismatch for a pending point of another process on the `event` engine, for more records
+        of an event than its depth, and for `ahead` where `Point.wait` refuses it; CaptureError while another
+        replay on the stream, or with one of these waits and records, is open, and if torch's current stream is another.
+        Leaving raises what a record raised, once all is queued; with no record made, StreamCapturing, and WaitTimeout
+        if another thread's call on one of the events lasts for `timeout` seconds.
         """
         return Replaying(self._session, waits, records, stream, timeout, ahead)
 

@@ -182,7 +182,7 @@ def beside(launch: DriverObject, ordinal: int) -> list[Stream]:
 
 
 class Replay(Bracket):
-    """What a block of `Client.replay` gives: behind the block, `replay[record]` is the point of each GraphRecord."""
+    """What a block of `Client.replay` gives: behind it, `replay[record]` is a GraphRecord's point, or a KeyError."""
 
     __slots__ = ()
 

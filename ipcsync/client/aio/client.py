@@ -247,10 +247,7 @@ class AsyncClient(ClientView, AsyncClosing):
         timeout: float | None = None,
         lost: Literal["raise", "skip"] = "raise",
     ) -> list[AsyncPoint]:
-        """Have all work submitted to `stream` from now on wait for every point; as `ipcsync.wait_all`.
-
-        All waits are queued by one call, so it costs little more than a wait for one point.
-        """
+        """Have all work submitted to `stream` from now on wait for every point; as `ipcsync.wait_all`."""
         self._session.check()
         refuse_small_number(stream, 0)
         chosen, waiting = resolve(stream), checked(points, lost)
