@@ -257,7 +257,7 @@ class Owner:
             self._lease.beat()
 
     def work(self) -> None:
-        while not self._queue.empty():
+        for _ in range(self._queue.qsize()):  # no more: callers without a pause would keep it from its beats
             self._queue.get()()
 
     def do(self, job: Job[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._deadline import deadline_of
+from ipcsync._session.connection import Request
 from ipcsync._wire import messages
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -200,6 +203,27 @@ def test_row_05_a_process_that_held_the_gil_too_long_finds_its_session_expired(
     successor.assert_untouched()
     _assert_the_process_lets_go(client, owner)
     successor.end()
+
+
+def test_row_05_calls_that_come_without_a_pause_keep_no_session_from_its_heartbeat(
+    new_client: Callable[..., ipcsync.Client],
+) -> None:
+    busy = new_client("busy", lease_ttl=0.5)
+    owner, line, is_over = busy._session.owner, busy._session.lease.line, threading.Event()
+
+    def work() -> None:
+        busy._session._exchange([Request(messages.Stats())], deadline_of(5.0))
+        if not is_over.is_set():
+            owner.post(work)
+
+    owner.post(work)  # for two callers: when one's is done, the other one's is there already
+    owner.post(work)
+    end_ns = time.monotonic_ns() + 1_500_000_000
+    try:
+        until(lambda: not busy.is_connected or line.heartbeat > end_ns, "three leases are over, or the first")
+    finally:
+        is_over.set()
+    assert busy.stats()["deaths"] == {"pidfd": 0, "ttl": 0}
 
 
 def test_row_05_a_process_judges_its_lease_by_its_own_clock_even_if_nobody_else_does(
