@@ -272,6 +272,30 @@ def test_the_turn_of_a_thread_is_part_of_an_asyncio_requests_time(coordinator: i
     assert asyncio.run(ask_with_all()) < 2.5
 
 
+def test_an_asyncio_request_that_gets_no_thread_in_its_time_ends_and_is_not_made(
+    coordinator: ipcsync.Coordinator,
+) -> None:
+    async def ask_behind_all() -> tuple[float, list[str]]:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            pid = (await client.stats(timeout=DEADLINE_S))["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                busy = [asyncio.ensure_future(client.stats(timeout=10 * DEADLINE_S)) for _ in range(16)]
+                began = time.monotonic()
+                with pytest.raises(ipcsync.WaitTimeout, match=r"took all of the 0\.3 s") as late:
+                    await asyncio.wait_for(client.event("late", timeout=0.3), DEADLINE_S)
+                took = time.monotonic() - began
+                assert late.value.timeout == 0.3
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await asyncio.gather(*busy)
+            return took, [info.name for info in await client.list_events()]
+
+    took, names = asyncio.run(ask_behind_all())
+    assert took < 2.5
+    assert names == []
+
+
 def test_why_a_point_is_over_is_not_that_nobody_answers(client: ipcsync.Client, unpickled: ipcsync.Point) -> None:
     client.timeout = 0.1
     with _stopped(client), pytest.raises(ipcsync.WaitTimeout):

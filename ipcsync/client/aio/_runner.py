@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from queue import Empty, SimpleQueue
+from threading import TIMEOUT_MAX
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -25,6 +26,7 @@ from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
 from ipcsync._threads import Job, start
+from ipcsync.errors import WaitTimeout
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,7 +111,7 @@ async def request(
         return fn(timeout=left if seconds - left > _TURN_S else seconds)
 
     pool = None if alone else _pools.setdefault(session, new_pool("ipcsync-requests", 16))
-    return await run(ask, undo, pool=pool)
+    return await run(ask, undo, pool=pool, turn_s=seconds)
 
 
 async def over(attached: AttachmentRef, pending: Pending) -> None:
@@ -125,12 +127,18 @@ async def over(attached: AttachmentRef, pending: Pending) -> None:
 
 
 async def run(
-    fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, pool: Submit | None = None, surely: bool = False
+    fn: Callable[[], T],
+    undo: Callable[[T], object] | None = None,
+    *,
+    pool: Submit | None = None,
+    surely: bool = False,
+    turn_s: float = TIMEOUT_MAX,
 ) -> T:
     """Return `fn()`, run on a thread of the pool, or on its own, with the CUDA context that is current on this one.
 
     If this is cancelled before `fn` begins, it never does, unless `surely`; afterwards its result goes to `undo`. So it
-    does if the coroutine is closed, as that of a task is whose loop was abandoned.
+    does if the coroutine is closed, as that of a task is whose loop was abandoned. WaitTimeout if all threads of the
+    pool are busy for `turn_s` seconds.
     """
     fork.check()
     # The context that is current here, NULL included; None before the driver is loaded.
@@ -150,7 +158,9 @@ async def run(
                 undo_it()
 
     job = Job(there, undo_elsewhere)
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    limit = loop.call_later(turn_s + _TURN_S, _end_turn, future, job, turn_s)
     calls, unresolved = LoopCalls(), [future]
 
     def make() -> None:
@@ -168,7 +178,13 @@ async def run(
         job.give_up()
         raise
     finally:
+        limit.cancel()
         del future  # else an error, its traceback and this frame would keep each other
+
+
+def _end_turn(future: asyncio.Future[T], job: Job[T], seconds: float) -> None:
+    if not job.has_begun:
+        _resolve(future, WaitTimeout(f"other requests of this client took all of the {seconds:g} s", timeout=seconds))
 
 
 def _resolve(future: asyncio.Future[T], error: BaseException | None, result: T | None = None) -> None:
