@@ -162,22 +162,22 @@ class Driving:
             self._tried(partial(self._try_timeline, ordinal, deadline_of(seconds)), seconds)
         return self._why_not[ordinal]
 
-    def check_engines(self, reply: ProbeReply, ordinal: int) -> EngineChecks:
+    def check_engines(self, reply: ProbeReply, ordinal: int, deadline: int) -> EngineChecks:
         def check() -> EngineChecks:
             event = reply.why_not_event
             if event is None:
                 with OnDevice(ordinal) as inside, inside:
                     event = relaxed_call(_why_not_event, reply.handle)
-            timeline = _why_not_timeline(self._lease.line, ordinal)
+            timeline = _why_not_timeline(self._lease.line, ordinal, left_of(deadline))
             return {
                 "event": {"ok": event is None, "why": event or ""},
                 "timeline": {"ok": timeline is None, "why": timeline or ""},
             }
 
-        return self._tried(check, -1)
+        return self._tried(check, left_of(deadline))
 
     def _tried(self, function: Callable[[], T], seconds: float) -> T:
-        """What it returns. WaitTimeout if other threads' trials took all of the time; below 0 there is no limit."""
+        """What it returns. WaitTimeout if other threads' trials took all of the time."""
         limit = float(min(seconds, TIMEOUT_MAX))
         if (found := under_within(self._trial, limit, self._within, function)) is None:
             text = f"other threads' trials of what a stream can do took all of the {seconds:g} s"
@@ -222,7 +222,7 @@ def _why_not_event(handle: bytes) -> str | None:
     return None
 
 
-def _why_not_timeline(line: SessionLine, ordinal: int, seconds: float = _PASS_S) -> str | None:
+def _why_not_timeline(line: SessionLine, ordinal: int, seconds: float) -> str | None:
     """Why streams of a device cannot write words of the board and wait for them here, in this session's own line.
 
     None if they can. WaitTimeout if fewer `seconds` than a try may take did not tell.

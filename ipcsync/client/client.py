@@ -458,11 +458,12 @@ class Client(ClientView, Closing):
         {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works. The coordinator makes a
         CUDA context on the device for it, as for an event of the engine `event`, and keeps it.
 
-        Raises InvalidDevice and TypeError as `set_device`; DeviceMismatch if the coordinator does not serve the device.
+        Raises InvalidDevice and TypeError as `set_device`; DeviceMismatch if the coordinator does not serve the device;
+        WaitTimeout if `timeout` seconds in all did not tell.
         """
-        ordinal = devices.parse(device)
+        ordinal, deadline = devices.parse(device), deadline_of(self.timeout if timeout is None else timeout)
         reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply, timeout)
-        return self._session.driving.check_engines(reply, ordinal)
+        return self._session.driving.check_engines(reply, ordinal, deadline)
 
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
         """A snapshot as notices, then every change in order; ends after `timeout` seconds without one.

@@ -179,6 +179,23 @@ def test_what_an_engines_trial_took_the_opening_has_no_more(
         assert _took(lambda: client.event("x", device=0, timeout=1.5)) < 2.2, "not one second, and then one and a half"
 
 
+def test_a_check_that_waits_for_another_threads_trial_has_its_timeout(client: ipcsync.Client) -> None:
+    goes_on, has_begun = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        has_begun.set()
+        goes_on.wait(DEADLINE_S)
+
+    thread = threading.Thread(target=client._session.driving._tried, args=(stay, DEADLINE_S))
+    thread.start()
+    try:
+        assert has_begun.wait(DEADLINE_S)
+        assert _took(lambda: client.check(timeout=1.0)) < 3.0
+    finally:
+        goes_on.set()
+        thread.join()
+
+
 def test_the_name_of_a_node_is_looked_at_before_anybody_is_asked(client: ipcsync.Client) -> None:
     for name in ("a b", "", "a.>"):
         with pytest.raises(ValueError, match="a node's name is 1 to"):
