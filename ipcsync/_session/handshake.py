@@ -204,8 +204,9 @@ def why_no_answer(endpoint: str) -> str:
         if failure in (errno.ENOENT, errno.ENOTDIR):
             return _without_socket(path, directory)
         if failure == errno.ECONNREFUSED:
-            if not stat.S_ISSOCK(os.stat(path).st_mode):
-                return f"{path} is not a socket: remove it, and {_START}"
+            with suppress(OSError):  # it was removed meanwhile
+                if not stat.S_ISSOCK(os.stat(path).st_mode):
+                    return f"{path} is not a socket: remove it, and {_START}"
             return f"the socket is stale, since its coordinator has ended: {_START}"
         if failure not in (0, errno.EAGAIN):
             return f"the socket cannot be connected to: {os.strerror(failure)}"

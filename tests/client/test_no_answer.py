@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,21 @@ def test_a_stale_socket(endpoint: str) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(_path(endpoint)))
     assert handshake.why_no_answer(endpoint) == f"the socket is stale, since its coordinator has ended: {_START}"
+
+
+def test_a_stale_socket_that_is_removed_meanwhile(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Removing(socket.socket):
+        def connect_ex(self, address: Any) -> int:
+            failure = super().connect_ex(address)
+            _path(endpoint).unlink()
+            return failure
+
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(_path(endpoint)))
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", Removing)
+        said = handshake.why_no_answer(endpoint)
+    assert said == f"the socket is stale, since its coordinator has ended: {_START}"
 
 
 @contextmanager
