@@ -131,7 +131,7 @@ class Waits:
         self._doing: dict[Worker, tuple[float, Engine | None, int]] = {}
         """What may take long: by when it should be over, whose driver call it is, the id of its thread."""
         self._looker = self._new_looker()
-        self._watch = Worker("ipcsync-watch", lambda: len(self._waiting) > 1, self._replace_stuck)
+        self._watch = Worker("ipcsync-watch", self._needs_watch, self._replace_stuck)
         self._caller = self._new_caller()
 
     def add(self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False) -> None:
@@ -143,7 +143,7 @@ class Waits:
         self._waiting[pending] = None
         try:
             self._looker.ensure()
-            if len(self._waiting) > 1:
+            if self._needs_watch():
                 self._watch.ensure()
         except BaseException:
             self.remove(pending)
@@ -153,8 +153,11 @@ class Waits:
         """Cancel a wait. If it ends at this moment, `notify` may still be called."""
         self._waiting.pop(pending, None)
 
-    def _new_looker(self) -> Worker:
+    def _new_looker(self, old: Worker | None = None) -> Worker:
         def has_work() -> bool:
+            nonlocal old
+            if old is not None and self._looker is old:
+                self._looker, old = looker, None  # on its own thread: if none can start, the old one goes on
             return bool(self._waiting or self._due) and looker is self._looker
 
         looker = Worker("ipcsync-waits", has_work, lambda: self._poll(looker))
@@ -178,11 +181,16 @@ class Waits:
         doing = self._doing.copy().items()
         return {engine for worker, (_, engine, _) in doing if engine and worker is not self._looker}
 
+    def _needs_watch(self) -> bool:
+        return len(self._waiting) > 1 or self._is_stuck(self._looker)
+
     def _replace_stuck(self) -> None:
         time.sleep(_WATCH_S)
-        if len(self._asked_by_others()) < _LOOKERS - 1 and self._is_stuck(self._looker):
-            self._looker = self._new_looker()
-        self._looker.ensure()
+        looker = self._looker
+        if len(self._asked_by_others()) < _LOOKERS - 1 and self._is_stuck(looker):
+            looker = self._new_looker(looker)
+        with suppress(RuntimeError):  # no further thread can start
+            looker.ensure()
 
     def _poll(self, looker: Worker) -> None:
         blocked = self._asked_by_others()

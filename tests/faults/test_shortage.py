@@ -18,11 +18,12 @@ import ipcsync
 from ipcsync import _room as room
 from ipcsync import _threads
 from ipcsync._session import connection
+from ipcsync._session.waits import Pending
 from ipcsync._wire import endpoints
 from ipcsync.testing import StreamGate
 from tests.kit import scripts
 from tests.kit.examples import LONG
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.own_coordinator, pytest.mark.process, pytest.mark.program]
 
@@ -167,6 +168,40 @@ def test_row_71_a_callback_for_which_no_thread_starts_is_not_called_later(
         point.add_done_callback(lambda _: called.append(2))
     until(lambda: called, "the second is called")
     assert called == [2]
+
+
+def test_row_71_a_wait_goes_on_though_no_thread_could_start_in_place_of_one_that_the_driver_kept(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(target: Callable[[], object], name: str, on_failure: Callable[[BaseException], object]) -> object:
+        if name == "ipcsync-waits":
+            refused.append(name)
+            raise ipcsync.QuotaExceeded(f"no further thread for {name}")
+        return real(target, name, on_failure)
+
+    real, refused, called = _threads.start, list[str](), list[str]()
+    waits, keeps, goes_on = client._session.waits, threading.Event(), threading.Event()
+    kept, other = client.event("kept", recorder=True), client.event("other", recorder=True)
+    with StreamGate(stream := ipcsync.Stream()):
+        point, last = kept.record(stream), other.record(stream)
+        pending = Pending(kept._engine, point.generation)
+
+        def ask() -> bool:  # a driver's call that blocks
+            keeps.set()
+            goes_on.wait(DEADLINE_S)
+            return False
+
+        monkeypatch.setattr(pending, "has_ended", ask)
+        waits.add(pending, lambda _: None)
+        assert keeps.wait(DEADLINE_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(_threads, "start", start)
+            last.add_done_callback(lambda _: called.append("other"))
+            until(lambda: len(refused) > 1, "it was to be replaced, more than once")
+            waits.remove(pending)
+            goes_on.set()
+            until(lambda: not waits._watch._running.locked(), "nobody watches a single wait")
+    until(lambda: called, "the other wait ends")
 
 
 def test_row_71_little_memory_is_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:
