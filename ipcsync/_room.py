@@ -112,7 +112,8 @@ def shortage(error: BaseException, what: str) -> QuotaExceeded | None:
             limit=soft,
         )
     if str(error) == "can't start new thread" or isinstance(error, BlockingIOError):  # the second: of fork(2)
-        limit, count = _finite(resource.RLIMIT_NPROC), len(os.listdir("/proc/self/task"))
+        # With no descriptor left to look with, this finds none.
+        limit, count = _finite(resource.RLIMIT_NPROC), len(glob.glob("/proc/self/task/*")) or "many"
         return QuotaExceeded(
             f"no further thread or process can be started for {what}; this process has {count} threads: look at "
             f"`ulimit -u`{f' ({limit})' if limit else ''}, its cgroup's pids.max, and `ulimit -v` with `ulimit -s`",

@@ -336,6 +336,16 @@ def test_what_was_short_is_named(error: BaseException, text: str) -> None:
     assert text in str(room.shortage(error, "a test"))
 
 
+def test_a_shortage_of_threads_is_named_though_no_descriptor_is_left_to_count_them_with() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        short = room.shortage(RuntimeError("can't start new thread"), "a test")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert str(short).startswith("no further thread can be started for a test; this process has many: look at")
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "x"), ipcsync.WaitTimeout("x"), RuntimeError("x")])
 def test_other_errors_stay_what_they_are(error: BaseException) -> None:
     assert room.shortage(error, "a test") is None
