@@ -428,4 +428,6 @@ class AttachmentTable:
                     chain.has_asked = self._sent(Break(*use.key), _BEAT_S)
                 except QuotaExceeded as error:
                     log.debug("a break waits: %s", error)
+                if not chain.has_asked:
+                    break  # nor would the next one be taken, and calls wait for the owner
         self.tell()

@@ -299,6 +299,18 @@ def test_the_loss_of_a_part_is_told_until_the_coordinator_took_it(scene: Scene) 
     assert scene.coordinator.heard() == [Break(0, 1)]
 
 
+def test_of_breaks_that_the_coordinator_does_not_take_one_is_tried_at_a_beat(scene: Scene) -> None:
+    for slot in range(5):
+        scene.open(slot, recorder=True).engine.chain.wants_break = True
+    scene.coordinator.timeouts.clear()
+    scene.coordinator.refusal = WaitTimeout("no answer")
+    scene.table.beat()
+    assert len(scene.coordinator.timeouts) == 1
+    scene.coordinator.refusal = None
+    scene.table.beat()
+    assert scene.coordinator.heard() == [Break(slot, 1) for slot in range(5)]
+
+
 @pytest.mark.parametrize("is_callback", [False, True])
 def test_a_wait_is_over_when_its_point_is_and_one_that_is_forgotten_says_nothing(
     scene: Scene, is_callback: bool
