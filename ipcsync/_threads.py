@@ -198,6 +198,8 @@ class Job(Generic[T]):
 
     def _undo_if_unwanted(self) -> None:
         # Asked on both sides, each after its own word: one of them sees the other's, and the first undoes it.
+        if self.is_set and not self.is_wanted:
+            self.error = None  # which nobody takes
         if self.has_succeeded and not self.is_wanted:
             try:
                 undo = self._undo.pop()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -110,6 +112,26 @@ def test_work_that_raises_is_told_and_the_rest_is_done_by_the_same_thread(
     assert done == ["good"]
     assert "the thread test failed, and goes on" in caplog.text
     assert len(starts) == 1
+
+
+def test_what_a_job_raises_once_its_caller_is_gone_keeps_nothing() -> None:
+    class Kept: ...
+
+    def fail() -> None:
+        kept = Kept()
+        kept_by.append(weakref.ref(kept))
+        raise ZeroDivisionError
+
+    kept_by = list[weakref.ref[Kept]]()
+    gc.disable()
+    try:
+        for gives_up_first in (True, False):
+            job = Job(fail)
+            for step in (job.give_up, job.run) if gives_up_first else (job.run, job.give_up):
+                step()
+            assert kept_by.pop()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_thread_that_waits_for_its_own_work_does_not_wait_for_ever(queue: SimpleQueue[str], done: list[str]) -> None:
