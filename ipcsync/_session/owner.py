@@ -44,7 +44,6 @@ LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, how
 _UNMARKED_BEAT_S = 0.25  # where only a beat sees that the coordinator died
 _ENDS = (SessionLost, ClientClosed, ForkedProcessError, ProtocolError)
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
-_LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the owner's thread; nothing else is done meanwhile
 
 
 # As `os.eventfd_write`, but it keeps the GIL: the thread that is woken would take it, and the caller, which is about to
@@ -122,7 +121,7 @@ class SessionLease:
     def check_liveness(self) -> None:
         """`check`, and ask whether the coordinator's process lives. Each wait calls it now and then.
 
-        A finalizer may wait on a thread that beats, for this session or another one: then this beats, for a minute.
+        A finalizer may wait on a thread that beats, for this session or another one: then this beats.
         """
         if (beat := beats.get(get_ident())) is not None:
             beat()
@@ -203,7 +202,6 @@ class Owner:
         self.job: Job[Any] | None = None
         self._is_due = False  # a beat, whatever the time
         self.is_over: bool = False  # set by the owner before it works for the last time
-        self._beats_until_ns = 0  # in calls within a beat
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._bell = ctypes.c_int(self._fd)
 
@@ -220,29 +218,24 @@ class Owner:
         """
         poll = select.poll()  # epoll(7) would need a descriptor, and there may be none left
         poll.register(self._fd, select.POLLIN)
-        try:
-            beats[get_ident()] = self._beat_within
-            next_ns = 0
-            while True:
-                work()
-                if until():
-                    return
-                if self._is_due or monotonic_ns() >= next_ns:
-                    self._is_due = False
-                    next_ns = monotonic_ns() + int(1e9 * min(self._lease.period_s, self._beat(at_beat)))
-                    continue  # to what was asked for meanwhile
-                has_rung = poll.poll(1000 * left_of(next_ns))
-                if fork.is_in_bad_fork():
-                    return
-                if has_rung:
-                    with suppress(BlockingIOError):  # a child may have read it
-                        os.eventfd_read(self._fd)
-        finally:
-            beats.pop(get_ident(), None)  # none if the module was reloaded meanwhile
+        next_ns = 0
+        while True:
+            work()
+            if until():
+                return
+            if self._is_due or monotonic_ns() >= next_ns:
+                self._is_due = False
+                next_ns = monotonic_ns() + int(1e9 * min(self._lease.period_s, self._beat(at_beat)))
+                continue  # to what was asked for meanwhile
+            has_rung = poll.poll(1000 * left_of(next_ns))
+            if fork.is_in_bad_fork():
+                return
+            if has_rung:
+                with suppress(BlockingIOError):  # a child may have read it
+                    os.eventfd_read(self._fd)
 
     def _beat(self, at_beat: Callable[[], float]) -> float:
         self._lease.beat()
-        self._beats_until_ns = monotonic_ns() + _LONGEST_CALL_NS
         try:
             return at_beat()
         except _ENDS as error:
@@ -250,11 +243,6 @@ class Owner:
         except Exception:  # it says nothing about the session, and the next beat may do better
             log.exception("the heartbeat of %s failed", self._lease.endpoint)
         return LONGEST_BEAT_S
-
-    def _beat_within(self) -> None:
-        """Beat in a wait of a finalizer's call, which interrupts this thread's own work."""
-        if monotonic_ns() < self._beats_until_ns:
-            self._lease.beat()
 
     def work(self) -> None:
         for _ in range(self._queue.qsize()):  # no more: callers without a pause would keep it from its beats

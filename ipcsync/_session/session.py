@@ -37,7 +37,7 @@ from ipcsync._session.driving import Driving
 from ipcsync._session.feed import Notice
 from ipcsync._session.owner import LONGEST_BEAT_S, Owner, SessionLease, block_signals
 from ipcsync._session.waits import Waits
-from ipcsync._threads import Job, check_may_wait, check_threads, has_a_beat, start
+from ipcsync._threads import Job, beats, check_may_wait, check_threads, has_a_beat, start
 from ipcsync._wire import messages
 from ipcsync._wire.codec import PointKey
 from ipcsync._wire.messages import Message
@@ -125,7 +125,8 @@ class Session:
         begun = self._begun = Job(partial(self._begin, timeout, lease_ttl, new_engine))
         try:
             start(partial(self._run, begun), "ipcsync-owner", begun.fail)
-            begun.wait()
+            while not begun.wait(_SLICE_S):
+                fork.check()  # a signal's handler may have forked
             begun.result()
         except BaseException as error:
             self.drop()
@@ -154,9 +155,12 @@ class Session:
     def check(self) -> None:
         """Raise ForkedProcessError, ClientClosed, or the error of a session that is lost."""
         fork.check()
+        self._check_open()
+        self.lease.check()
+
+    def _check_open(self) -> None:
         if self.is_closed:
             raise self._closed()
-        self.lease.check()
 
     def _closed(self) -> ClientClosed:
         who = f"the client {self.name!r}" if self.name else "this client"
@@ -199,7 +203,8 @@ class Session:
                 self.check()
                 raise self._closed()
             if time.monotonic_ns() >= deadline + (_PATIENCE_NS if job.has_begun else 0):
-                raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
+                text = f"no answer within {timeout} s: other requests of this client may have taken all of them"
+                raise WaitTimeout(text, timeout=timeout)
         return job.result()
 
     def _collect(self) -> int:
@@ -235,11 +240,10 @@ class Session:
 
     def _check_caller(self) -> None:
         """Raise once nobody waits for the job under way, or the client was closed meanwhile."""
-        job = self.owner.job
-        if job is not None and self.is_closed:
-            raise self._closed()
-        if job is not None and not job.is_wanted:
-            raise CancelledError  # which nobody gets
+        if (job := self.owner.job) is not None:
+            self._check_open()
+            if not job.is_wanted:
+                raise CancelledError  # which nobody gets
 
     def open(
         self,
@@ -388,6 +392,7 @@ class Session:
         if not begun.has_succeeded:
             return
         try:
+            beats[threading.get_ident()] = self.lease.beat
             self.owner.run(lambda: self.is_closed, self._at_beat, self._work)
             if fork.is_in_bad_fork():
                 return
@@ -400,6 +405,7 @@ class Session:
             if not self.owner.is_over:
                 self._stop()
         finally:
+            beats.pop(threading.get_ident(), None)  # none if the module was reloaded meanwhile
             self._has_ended.set()
 
     def _begin(self, timeout: float, lease_ttl: float | None, new_engine: NewEngine) -> None:
@@ -411,7 +417,7 @@ class Session:
 
             def check() -> None:
                 if not connection.sent:  # one that was sent may open a session, so its reply is awaited
-                    self._check_wanted()
+                    self._check_open()
 
             welcome = handshake.greet(connection, self.name, timeout, lease_ttl, check, driver=_drivers.name())
             undo.callback(handshake.take_leave, connection, welcome.token)
@@ -444,17 +450,13 @@ class Session:
             self.lease.mark.show()  # first: from Ready on the coordinator waits for the mark
             connection.exchange([ready := Request(messages.Ready())], self.token, deadline, self.lease.beat_and_check)
             connection.result_of(ready, timeout)
-            self._check_wanted()
+            self._check_open()
             self._thread = threading.current_thread()
             self._driver_thread = threading.Thread(target=self.driving.run, name="ipcsync-driver", daemon=True)
             self._driver_thread.start()
             devices.collectors.append(self._collect)
             living.append(self)
             undo.pop_all()
-
-    def _check_wanted(self) -> None:
-        if self.is_closed:
-            raise ClientClosed("the session was closed before it had begun", client=self.name, endpoint=self.endpoint)
 
     def _work(self) -> None:
         self.owner.work()

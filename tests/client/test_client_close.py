@@ -266,6 +266,25 @@ def test_a_close_in_a_finalizer_on_the_thread_that_holds_the_mark_does_not_wait(
     until(lambda: session._has_ended.is_set, "the session has ended")
 
 
+def test_a_finalizer_amid_the_end_of_a_session_waits_for_no_such_thread(
+    new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, other, raised = new_client(), new_client(), list[type[BaseException]]()
+    table = client._session.attachments
+    end = table.close_all
+
+    def end_amid_a_finalizer(pause: Callable[[], object]) -> None:
+        try:
+            other.stats()
+        except ipcsync.IpcSyncError as error:
+            raised.append(type(error))
+        end(pause)
+
+    monkeypatch.setattr(table, "close_all", end_amid_a_finalizer)
+    client.close()
+    assert raised == [ipcsync.Reentered]
+
+
 def test_threads_may_close_at_once(new_client: NewClient) -> None:
     client, other = new_client(), new_client()
     client.event("e", recorder=True)

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from tests.faults.forking import Child, collect_everything, forbid_touching, not
 from tests.kit import driver_functions
 from tests.kit.package_locks import locks_of, module_locks, reservation_locks
 from tests.kit.peer import Peer
+from tests.kit.scripts import run
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper]
@@ -421,6 +423,49 @@ def test_row_31_a_fork_in_the_middle_of_a_call_is_told_in_the_child_and_leaves_n
         step, step
     )
     assert peer.call(_fork_within, endpoint, engine, call, function) == ("ForkedProcessError", False)
+
+
+def test_row_31_a_signals_handler_that_forks_amid_a_connect_is_told_in_the_child(tmp_path: Path) -> None:
+    """The thread that connects is not in the child, which would wait for it."""
+    run(
+        f"""
+        import os, signal, sys, threading, time
+        import ipcsync
+        from ipcsync._threads import Job
+        from tests.kit.until import until
+
+        class Forked(Exception): ...
+
+        def fork(*_):
+            children.append(os.fork())
+            if children[0]:
+                raise Forked
+
+        def waits():
+            frame = sys._current_frames()[threading.main_thread().ident]
+            return frame.f_code is Job.wait.__code__
+
+        def send():
+            until(waits, "the connect waits")
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+        children = []
+        signal.signal(signal.SIGUSR1, fork)
+        threading.Thread(target=send, daemon=True).start()
+        try:
+            ipcsync.connect("ipc://{tmp_path}/none.sock", timeout=60)
+        except ipcsync.ForkedProcessError:
+            os._exit(7)
+        except Forked:
+            pass
+        try:
+            pid, status = until(lambda: any(found := os.waitpid(children[0], os.WNOHANG)) and found, "the child ends")
+            assert os.waitstatus_to_exitcode(status) == 7
+        except AssertionError:
+            os.kill(children[0], signal.SIGKILL)
+            raise
+        """
+    )
 
 
 # --- before first use -------------------------------------------------------------------------------------------------
