@@ -69,7 +69,7 @@ class Engine(Core):
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self.has_warned_of_depth = False
         self.waiting_records: list[int] = []  # the deadlines of those that wait until what they follow is recorded
-        # A mirror: a network card's earlier writes are to be visible after a wait.
+        # A wait for a mirror makes visible what a network card has written before.
         if self.node and context.call("cuDeviceGetAttribute", _CAN_FLUSH, context.devices()[ordinal]):
             self._flags |= STREAM_WAIT_VALUE_FLUSH
 

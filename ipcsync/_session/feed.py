@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, cast
 
 import zmq
 
@@ -23,12 +23,6 @@ from ipcsync.errors import WaitTimeout
 from ipcsync.typing import EngineName, NoticeKind
 
 _SLICE_MS = 50
-_RECORDERS_END: dict[str, NoticeKind] = {
-    "closed": "recorder_closed",
-    "died": "recorder_died",
-    "expired": "recorder_expired",
-}
-_FOR_THE_BRIDGE = ("wanted", "unwanted")  # no change of an event or a session
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class Replay:
         if announcement.kind == "tick" or announcement.number <= self.number:
             return []
         self.number = announcement.number
-        if announcement.kind in _FOR_THE_BRIDGE:
+        if announcement.kind in ("wanted", "unwanted"):  # for the bridge: no change of an event or a session
             return []
         notice = Notice(**{field.name: getattr(announcement, field.name) for field in fields(Notice)})
         if announcement.kind == "session_opened":
@@ -102,8 +96,9 @@ class Replay:
         if gone is None:
             return []
         told = replace(notice, name=gone.name, device=gone.device, engine=gone.engine)
-        how = _RECORDERS_END.get(notice.cause)
-        return [told] if how is None or not notice.session else [told, replace(told, kind=how)]
+        if notice.cause not in ("closed", "died", "expired") or not notice.session:
+            return [told]
+        return [told, replace(told, kind=cast("NoticeKind", f"recorder_{notice.cause}"))]
 
     def resync(self, state: SnapshotReply) -> list[Notice]:
         """The notices that lead from the known state to a snapshot."""

@@ -491,7 +491,8 @@ class Client(ClientView, Closing):
     def close(self) -> None:
         """Close the session and all that it opened. A second call, and a call in a forked child, do nothing.
 
-        It waits up to a second for work in flight. Waiters for the rest still get it if this process lives on.
+        It waits up to a second each for calls of other threads, work in flight, done callbacks, and the coordinator.
+        Waiters for the rest still get it if this process lives on.
         """
         self._session.drop()  # first: an exception in what follows leaves a session that ends
         end_all(self._session)

@@ -368,14 +368,10 @@ async def lost_of(waits: Sequence[Callable[[], Coroutine[Any, Any, object]]], lo
             raise others.pop(0)
         return [place for place, error in enumerate(errors) if error is not None]
     finally:
-        await _end(tasks)
+        for place in range(len(tasks)):  # by no name, which this frame would keep
+            tasks[place].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         del tasks, errors  # else an error, its traceback and this frame would keep each other
-
-
-async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _error_of(wait: Callable[[], Coroutine[Any, Any, object]], lost: Lost) -> Exception | None:
