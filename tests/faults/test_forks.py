@@ -425,6 +425,7 @@ def test_row_31_a_fork_in_the_middle_of_a_call_is_told_in_the_child_and_leaves_n
     assert peer.call(_fork_within, endpoint, engine, call, function) == ("ForkedProcessError", False)
 
 
+@pytest.mark.process
 def test_row_31_a_signals_handler_that_forks_amid_a_connect_is_told_in_the_child(tmp_path: Path) -> None:
     """The thread that connects is not in the child, which would wait for it."""
     run(

@@ -176,7 +176,8 @@ def _run(command: list[str], path: list[str]) -> list[str] | None:
     sys.orig_argv[:] = command
     sys.argv[:] = [option, *arguments]
     _warn_as_told(os.environ.get("PYTHONWARNINGS", ""))
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    # As an interpreter makes it: the zygote's is another file's, of which it may be known where in it one is.
+    sys.stdout = open(1, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if option == "-m":

@@ -63,7 +63,7 @@ def test_new_code_waits_for_the_drivers_call_of_the_old_one() -> None:
 
 def test_a_coordinator_that_is_late_to_end_is_killed_and_then_waited_for() -> None:
     """If a driver holds it in the kernel, the keeper does not spin meanwhile."""
-    old = _child(was_dismissed=True)
+    old = _child(was_started=True, was_dismissed=True)
     keeper = _keeper(old)
     keeper._supervise_active()
     keeper._supervise_active()
