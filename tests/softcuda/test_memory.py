@@ -110,21 +110,28 @@ try:
     assert code(drv.cuInit(0)) == {begun}
     if not {begun}:
         start()
+        stream, word = ok(drv.cuStreamCreate(NONBLOCK)), ok(drv.cuMemAllocHost(4))
         made = [code(drv.cuEventCreate(IPC)) for _ in range(5000)]
         assert made[0] == 0 and made[-1] == 2, made
         made = [code(drv.cuStreamCreate(NONBLOCK)) for _ in range(500)]
         assert set(made) <= {{0, 2}}, made
+        ok(drv.cuStreamWaitValue32(stream, drv.CUdeviceptr(int(word)), 1, 0))
+        ctypes.c_uint32.from_address(int(word)).value = 1
+        ok(drv.cuStreamSynchronize(stream))
 finally:
     libc.umount2(here.encode(), 2)
     os.rmdir(here)
 """
 
 
-@pytest.mark.parametrize(("left", "begun"), [(0, 304), (4096, 304), (200 << 10, 0)])
-def test_a_full_file_system_is_an_error(left: int, begun: int) -> None:
+@pytest.mark.parametrize(
+    ("left", "begun", "profile"), [(0, 304, ""), (4096, 304, ""), (200 << 10, 0, ""), (200 << 10, 0, "h100")]
+)
+def test_a_full_file_system_is_an_error(left: int, begun: int, profile: str) -> None:
     """Not a SIGBUS at the first touch of a page that cannot be had."""
     new_mounts = 0x20000 if os.getuid() == 0 else 0x10020000  # CLONE_NEWNS, CLONE_NEWUSER
-    done = py("import ctypes\n" + _IN_LITTLE_ROOM.format(namespaces=new_mounts, left=left, begun=begun), succeeds=False)
+    program = "import ctypes\n" + _IN_LITTLE_ROOM.format(namespaces=new_mounts, left=left, begun=begun)
+    done = py(program, succeeds=False, IPCSYNC_HOST_PROFILE=profile)
     if done.returncode == 77:
         pytest.skip("this process may not mount a small file system")
     assert done.returncode == 0, done.stdout + done.stderr

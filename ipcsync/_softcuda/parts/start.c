@@ -181,7 +181,7 @@ static CUresult attach(void) {
   }
   /* all but the tables, which are sparse: table_reach */
   if ((fresh && ftruncate(fd, sizeof(struct sh)) < 0) || !take_room(fd, 0, offsetof(struct sh, stream)) ||
-      !take_room(fd, offsetof(struct sh, turn), sizeof(struct sh))) {
+      !take_room(fd, offsetof(struct sh, written), sizeof(struct sh))) {
     say("cannot make %s: %s", g_path, strerror(errno));
     if (fresh) unlink(g_path);
     close(fd);

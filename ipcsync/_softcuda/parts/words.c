@@ -65,13 +65,13 @@ static void word_sleep(struct sh_bell *b, u32 rung, void *word, u32 low, int64_t
 }
 
 /* A plain store wakes nobody, so now and then the word is looked at: after 50 us first, later after a 32nd of the time
- * waited, at most 10 ms, so that a stream that waits costs nearly nothing. */
-static void word_wait(struct op *o) {
+ * waited, at most 10 ms, so that a stream that waits costs nearly nothing.  Whether it had to wait. */
+static bool word_wait(struct op *o) {
   struct sh_bell *b = bell_of(o->dst);
   u32 low;
-  if (word_fits(o, &low)) return;
+  if (word_fits(o, &low)) return false;
   u64 began = now_ns(), spins = spin_begin();
-  while (spin_on(spins)) if (word_fits(o, &low)) { spin_end(spins, true); return; }
+  while (spin_on(spins)) if (word_fits(o, &low)) { spin_end(spins, true); return true; }
   spin_end(spins, false);
   atomic_fetch_add(&b->waiters, 1);
   for (;;) {
@@ -81,4 +81,5 @@ static void word_wait(struct op *o) {
     word_sleep(b, rung, o->dst, low, !g_poll ? -1 : pause < 50000 ? 50000 : pause > 10000000 ? 10000000 : pause);
   }
   atomic_fetch_sub(&b->waiters, 1); /* a process that dies here only makes the word's stores dearer */
+  return true;
 }

@@ -51,10 +51,9 @@ static bool stream_is_after(struct stream *s, struct seen n) {
 }
 /* When it begins, and when it is over, by the stream's clock; without a profile only that it waits. */
 static void begin(struct op *o, struct stream *s) {
-  struct sh_written *waits = o->type == OP_WAITVAL ? written_of(o->dst) : NULL;
+  struct sh_written *waits = g_profile && o->type == OP_WAITVAL ? written_of(o->dst) : NULL;
   u32 count = waits ? atomic_load(&waits->count) : 0;
-  bool waited = waits && !word_fits_now(o);
-  if (waited) word_wait(o);
+  bool waited = o->type == OP_WAITVAL && word_wait(o);
   if (o->type == OP_WAIT) stream_after(s, (struct seen){ o->rec, o->late });
   if (!g_profile) return;
   int cost = cost_of(o);
