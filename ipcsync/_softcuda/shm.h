@@ -15,7 +15,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 
 #define SH_MAGIC   0x534f465443554441ull /* "SOFTCUDA" */
-#define SH_LAYOUT  22u /* bump with every change of the structures below */
+#define SH_LAYOUT  23u /* bump with every change of the structures below */
 #define MAXPROC    512
 #define MAXSTREAM  32768
 #define MAXEVENT   131072
@@ -63,12 +63,10 @@ struct sh_event {                /* 128 bytes; a slot for interprocess events, o
   u32 proc, pid;                 /* its slot, and its pid */
   _Atomic u32 word;              /* generation << 1 | whether an event is in it; moves with each that is made or destroyed */
   u32 flags;
-  u32 phys;                      /* physical device */
-  u32 unused;
   _Atomic u64 latest;            /* REC() of the latest record, 0 never recorded; stays when the event is destroyed */
   _Atomic u64 late;              /* REC() of an earlier event's record that signals this one, 0 none */
   _Atomic u64 importers[MAXPROC / 64];
-  char pad[128 - 48 - MAXPROC / 8];
+  char pad[128 - 40 - MAXPROC / 8];
 };
 
 /* Rung by each store of the library to a word at this place of a page, of whichever page, if a stream waits for one. */

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.softcuda.kit import files
 from tests.softcuda.processes import MakeServers
 
 
@@ -185,6 +186,27 @@ def test_a_slot_that_the_dead_left_pending_is_not_used_again_or_is_poisoned(
         assert a("query", "old") == a("squery", 0) == 600
     else:
         assert a("sync", "old") == a("ssync", 0) == 0
+
+
+def test_who_makes_an_event_waits_for_nobody_s_end(servers: MakeServers) -> None:
+    """A killed process is over when its work is. Till then the slot that it left pending is not used again."""
+    a, still_there = servers(2)
+    h = a("create", "old")
+    still_there("stream", 0)
+    before = set(files("~p.*"))
+    b = servers()
+    assert b("open", "old", h) == 0
+    (life,) = set(files("~p.*")) - before
+    held = f"import fcntl; held.life = open('/dev/shm/{life}', 'r+b'); fcntl.lockf(held.life, fcntl.LOCK_SH)"
+    still_there("python", held)
+    b("stream", 0)
+    b("hold", 0)
+    b("record", "old", 0)
+    b.kill()
+    b.p.join()
+    a("destroy", "old")
+    assert a("create", "new") != h
+    assert a("destroy", "new") == 0
 
 
 @pytest.mark.parametrize("serial", [1, 0])

@@ -36,8 +36,9 @@ static bool slots_reclaim(void) {
   for (int take = 0; take < 2; take++)
     for (u32 i = 0, end = atomic_load(&S->event_hi); i < end; i++) {
       struct sh_event *x = &S->event[i];
-      if ((file = atomic_load(&x->file)) == RECLAIMING) { atomic_store(&x->file, 0); continue; } /* one was killed at it */
-      if (!file || file_lives(file) || slot_imported(x)) continue;
+      file = atomic_load(&x->file);
+      if (file == RECLAIMING && !slot_imported(x)) { atomic_store(&x->file, 0); got = true; } /* one was killed at it */
+      if (file == RECLAIMING || !file || file_lives(file) || slot_imported(x)) continue;
       if (!take) {
         if (file < lo) lo = file;
         if (file > hi) hi = file;
@@ -52,19 +53,19 @@ static bool slots_reclaim(void) {
   return got;
 }
 
-/* Is a record of the event that was in the slot still pending? For ever, if the dead left it so. */
-static bool slot_pending(u32 slot) {
+/* Is a record of the event that was in the slot still pending? For ever, if the dead left it so. every_ms: as check_proc's. */
+static bool slot_pending(u32 slot, u64 every_ms) {
   u64 last = atomic_load(&S->event[slot].latest);
   if (!last || rec_done(last)) return false;
   u32 o = atomic_load(&S->stream[REC_SLOT(last)].owner);
-  if (o) check_proc(o - 1, 0);
+  if (o) check_proc(o - 1, every_ms);
   return !rec_done(last);
 }
 /* A slot for a new event: my last one that holds none, and may be used; else one that nobody has. */
 static bool slot_take(u32 *slot, bool *fresh) {
   pthread_mutex_lock(&g_slots_mu);
   u32 i = g_nslots;
-  while (i && !g_pending_slots && slot_pending(g_slots[i - 1])) i--;
+  while (i && !g_pending_slots && slot_pending(g_slots[i - 1], 5)) i--; /* waits for nobody's end */
   *fresh = !i;
   if (i) {
     *slot = g_slots[i - 1];
@@ -115,16 +116,15 @@ static void seen_wait(struct seen e, bool blocking) { /* a host */
 
 /* A new event in the slot. It has no record; but with IPCSYNC_HOST_PENDING_SLOTS a signal that the one before it still waits
  * for will come here, and if the dead left that one's record pending, it stays so. */
-static void slot_begin(u32 slot, bool fresh, unsigned flags, u32 phys) {
+static void slot_begin(u32 slot, bool fresh, unsigned flags) {
   struct sh_event *x = &S->event[slot];
   u64 last = fresh ? 0 : atomic_load(&x->latest), late = fresh ? 0 : atomic_load(&x->late);
-  bool lost = g_pending_slots && last && slot_pending(slot) && rec_lost(last);
+  bool lost = g_pending_slots && last && slot_pending(slot, 0) && rec_lost(last);
   if (last && !lost && !rec_done(last)) late = last;
   else if (late && rec_done(late)) late = 0;
   atomic_store(&x->late, g_pending_slots ? late : 0);
   if (!lost) atomic_store(&x->latest, 0);
   x->flags = flags;
-  x->phys = phys;
   x->pid = (u32)getpid();
   atomic_store(&x->word, ((atomic_load(&x->word) >> 1) + 1) << 1 | 1);
 }

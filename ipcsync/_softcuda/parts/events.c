@@ -43,18 +43,20 @@ API cuEventCreate(CUevent *out, unsigned flags) {
   CUR(c);
   if (!out || flags > 7 || (flags & 6) == 4) return E_VALUE;
   PACE(create);
-  u32 slot = 0;
-  bool fresh;
-  if (flags & 4) {
-    if (atomic_fetch_add(&g_my_events, 1) >= g_event_limit || !slot_take(&slot, &fresh)) {
-      atomic_fetch_sub(&g_my_events, 1);
-      return E_OOM;
-    }
-    slot_begin(slot, fresh, flags, (u32)g_dev[c->dev]);
-  }
   struct event *e = event_init(c, flags);
   if (!e) return E_OOM;
-  if (flags & 4) { e->shslot = (int)slot; e->latest = &S->event[slot].latest; }
+  if (flags & 4) {
+    u32 slot;
+    bool fresh;
+    if (atomic_fetch_add(&g_my_events, 1) >= g_event_limit || !slot_take(&slot, &fresh)) {
+      atomic_fetch_sub(&g_my_events, 1);
+      obj_recycle(&g_events, e);
+      return E_OOM;
+    }
+    slot_begin(slot, fresh, flags);
+    e->shslot = (int)slot;
+    e->latest = &S->event[slot].latest;
+  }
   obj_publish(&g_events, e);
   *out = H(e);
   return OK;

@@ -85,7 +85,7 @@ static bool proc_over(u32 pi, bool wait) { /* of one that is dead */
 /* The lock of a segment is a record lock of its control file, opened afresh each time: it falls with its holder, and no
  * fork, which another thread may do meanwhile, takes it along.  Closing any descriptor of the file drops it. */
 static int ctl_lock(bool nb) {
-  pthread_mutex_lock(&g_lock_mu);
+  if (nb ? pthread_mutex_trylock(&g_lock_mu) : pthread_mutex_lock(&g_lock_mu)) return -1;
   int fd = open(g_path, O_RDWR | O_CLOEXEC);
   if (fd >= 0) {
     struct stat st;
