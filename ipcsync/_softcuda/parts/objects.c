@@ -38,7 +38,7 @@ struct ctx {
   int cache_config;
 };
 enum { ST_USER, ST_LEGACY, ST_THREAD, ST_ALL, ST_LANE }; /* lane: of an executable graph */
-enum { OP_NOP, OP_WAIT, OP_HOST, OP_CALLBACK, OP_COPY, OP_SET, OP_WRITE, OP_WAITVAL, OP_FREE, OP_BATCH, OP_GRAPH };
+enum { OP_NOP, OP_WAIT, OP_HOST, OP_CALLBACK, OP_COPY, OP_SET, OP_WRITE, OP_WAITVAL, OP_BATCH, OP_GRAPH };
 struct op {
   struct op *next;
   u64 pos, ticket;               /* ticket: its place in the hardware queue */

@@ -15,7 +15,7 @@ static void op_complete(struct stream *s, u64 pos);
 
 static bool op_passes(const struct op *o) { /* needs neither a wait nor the program */
   switch (o->type) {
-  case OP_HOST: case OP_CALLBACK: case OP_FREE: case OP_BATCH: case OP_GRAPH: return false;
+  case OP_HOST: case OP_CALLBACK: case OP_BATCH: case OP_GRAPH: return false;
   case OP_WAIT: return seen_done((struct seen){ o->rec, o->late });
   case OP_WAITVAL: return word_fits_now(o);
   }

@@ -33,7 +33,7 @@ static bool op_takes_time(const struct op *o) { /* of its own, beside what the p
   return o->type == OP_HOST || o->type == OP_CALLBACK || o->type == OP_COPY || o->type == OP_SET;
 }
 static bool op_is_seen(const struct op *o) { /* by a CPU, without a call */
-  return op_takes_time(o) || o->type == OP_WRITE || o->type == OP_FREE;
+  return op_takes_time(o) || o->type == OP_WRITE;
 }
 /* What the stream does next is behind the record, by its clock too. */
 static void stream_after(struct stream *s, struct seen n) {
@@ -101,7 +101,6 @@ static void perform(struct op *o, struct stream *s) {
     else atomic_store((_Atomic u64 *)o->dst, o->val);
     words_stored(o->dst, (size_t)o->width);
     break;
-  case OP_FREE: mem_release(o->data); break;
   case OP_BATCH: run_work(o->data, s); break;
   case OP_GRAPH: graph_run(o, s); break;
   }
