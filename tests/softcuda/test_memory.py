@@ -95,6 +95,43 @@ def test_shared_memory_of_the_dead_goes(servers: MakeServers) -> None:
     assert len(files("~m.*")) == n - 2
 
 
+def test_registered_memory_is_its_pages_whatever_is_mapped_there_later(ctx: Any) -> None:
+    """A GPU keeps to the pages. Two mappings side by side, and private memory, are taken by their address here."""
+    py(
+        """
+    import ctypes, mmap
+    start()
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    def page(fd, address=None):
+        flags = mmap.MAP_SHARED | (0x10 if address else 0)  # MAP_FIXED
+        return libc.mmap(*map(ctypes.c_void_p, (address, 4096, 3, flags, fd, 0)))
+    word = lambda address: ctypes.c_uint64.from_address(address)
+    first, second = (os.memfd_create(name) for name in ("first", "second"))
+    for fd in (first, second): os.ftruncate(fd, 4096)
+    address, s = page(first), ok(drv.cuStreamCreate(NONBLOCK))
+    at = lambda i: drv.CUdeviceptr(address + 8 * i)
+    ok(drv.cuMemHostRegister(address, 4096, 3))
+    latch = Latch(s)
+    ok(drv.cuStreamWaitValue64(s, at(0), 1, 0))
+    ok(drv.cuStreamWriteValue64(s, at(1), 2, 0))
+    ok(drv.cuMemsetD32Async(at(2), 3, 2, s))
+    ok(drv.cuMemcpyDtoDAsync(at(3), at(1), 8, s))
+    assert page(second, address) == address
+    there = page(first)
+    latch.open()
+    word(there).value = 1
+    ok(drv.cuStreamSynchronize(s))
+    assert [word(there + 8 * i).value for i in range(4)] == [1, 2, 3 << 32 | 3, 2]
+    assert not any(word(address + 8 * i).value for i in range(4))
+    ok(drv.cuMemHostUnregister(address))
+    assert open("/proc/self/maps").read().count("memfd:first") == 1
+    libc.munmap(ctypes.c_void_p(address), 4096)
+    assert code(drv.cuMemHostRegister(address, 4096, 3)) == 1, "nothing is there"
+    """
+    )
+
+
 _IN_LITTLE_ROOM = """
 import tempfile
 libc = ctypes.CDLL(None, use_errno=True)

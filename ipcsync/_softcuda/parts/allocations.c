@@ -3,7 +3,7 @@
 
 enum { A_DEV, A_IPC, A_HOST, A_REG };
 struct alloc {
-  uintptr_t base;
+  uintptr_t base, pages;         /* pages: where streams find it, for registered shared memory a mapping of its own */
   size_t size, maplen;
   int kind, dev, phys;
   unsigned flags;
@@ -42,13 +42,17 @@ static struct alloc *mem_hold(uintptr_t p, size_t n) {
 }
 static void mem_drop(struct alloc *a) {
   if (!a || atomic_fetch_sub(&a->refs, 1) != 1) return;
-  if (a->maplen) munmap((void *)a->base, a->maplen);
+  if (a->maplen) munmap((void *)(a->pages & ~(uintptr_t)4095), a->maplen);
   free(a);
 }
-static void mem_add(struct alloc *a) {
+/* What a stream finds at p: in the allocation, or in memory that CUDA does not know. */
+static void *mem_at(const struct alloc *a, CUdeviceptr p) {
+  return (void *)(a ? a->pages + ((uintptr_t)p - a->base) : (uintptr_t)p);
+}
+static void mem_add_locked(struct alloc *a) {
   atomic_store(&a->refs, 1);
   a->id = atomic_fetch_add(&g_next_id, 1);
-  pthread_rwlock_wrlock(&g_mem);
+  if (!a->pages) a->pages = a->base;
   if (g_nallocs == g_callocs) {
     size_t c = g_callocs ? g_callocs * 2 : 64;
     g_allocs = must(realloc(g_allocs, c * sizeof *g_allocs));
@@ -58,6 +62,10 @@ static void mem_add(struct alloc *a) {
   memmove(g_allocs + i + 1, g_allocs + i, (g_nallocs - i) * sizeof *g_allocs);
   g_allocs[i] = a;
   g_nallocs++;
+}
+static void mem_add(struct alloc *a) {
+  pthread_rwlock_wrlock(&g_mem);
+  mem_add_locked(a);
   pthread_rwlock_unlock(&g_mem);
 }
 static void mem_remove_locked(size_t i) {

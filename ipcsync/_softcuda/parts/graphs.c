@@ -48,7 +48,7 @@ API cuGraphAddMemsetNode(void **out, void *g, void *const *dep, size_t n, const 
   if (p->rows > 1) return E_NOSUP;
   struct alloc *a = p->n > SIZE_MAX / 4 ? NULL : mem_hold((uintptr_t)p->dst, p->n * p->width);
   if (!a) return E_VALUE;
-  struct op o = { .type = OP_SET, .width = (int)p->width, .dst = (void *)(uintptr_t)p->dst, .val = p->value, .n = p->n, .a = a };
+  struct op o = { .type = OP_SET, .width = (int)p->width, .dst = mem_at(a, p->dst), .val = p->value, .n = p->n, .a = a };
   return add_node(out, g, dep, n, work_of(&o));
 }
 static CUresult add_event(void **out, void *g, void *const *dep, size_t n, CUevent h, int type) {

@@ -62,19 +62,35 @@ API cuMemFreeHost(void *p) {
   mem_drop(a);
   return a ? OK : E_VALUE;
 }
+static bool is_one_mapping(uintptr_t from, uintptr_t to) {
+  FILE *f = fopen("/proc/self/maps", "re");
+  unsigned long a, b;
+  bool one = false;
+  while (f && !one && fscanf(f, "%lx-%lx%*[^\n]", &a, &b) == 2) one = a <= from && to <= b;
+  if (f) fclose(f);
+  return one;
+}
 API cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
   CUR(c);
   if (!p || !n || flags > 15) return E_VALUE;
   UNSAFE();
-  pthread_rwlock_rdlock(&g_mem);
-  size_t i = mem_pos((uintptr_t)p + n - 1);
-  bool clash = i && g_allocs[i - 1]->base + g_allocs[i - 1]->size > (uintptr_t)p;
-  pthread_rwlock_unlock(&g_mem);
-  if (clash) return E_REGISTERED;
+  uintptr_t from = (uintptr_t)p & ~(uintptr_t)4095;
+  size_t len = ((uintptr_t)p + n - from + 4095) & ~(size_t)4095;
+  if (len < n || msync((void *)from, len, MS_ASYNC)) return E_VALUE; /* nothing is there */
   struct alloc *a = must(calloc(1, sizeof *a));
   *a = (struct alloc){ .base = (uintptr_t)p, .size = n, .kind = A_REG, .dev = c->dev, .flags = flags, .ctx = H(c) };
-  mem_add(a);
-  return OK;
+  /* A GPU keeps to the pages, whatever the program does to their mapping.  Private ones are mapped but once. */
+  void *m = is_one_mapping(from, from + len) ? mremap((void *)from, 0, len, MREMAP_MAYMOVE) : MAP_FAILED;
+  if (m != MAP_FAILED) { a->pages = (uintptr_t)m + ((uintptr_t)p - from); a->maplen = len; }
+  pthread_rwlock_wrlock(&g_mem);
+  size_t i = mem_pos((uintptr_t)p + n - 1);
+  bool clash = i && g_allocs[i - 1]->base + g_allocs[i - 1]->size > (uintptr_t)p;
+  if (!clash) mem_add_locked(a);
+  pthread_rwlock_unlock(&g_mem);
+  if (!clash) return OK;
+  atomic_store(&a->refs, 1);
+  mem_drop(a);
+  return E_REGISTERED;
 }
 API cuMemHostUnregister(void *p) {
   CHK();
@@ -157,7 +173,7 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream h, int
   if (r || !n) return r;
   struct alloc *a = mem_hold((uintptr_t)dst, n), *b = mem_hold((uintptr_t)src, n);
   if (!dst || !src || ((need & DST) && !a) || ((need & SRC) && !b)) { mem_drop(a); mem_drop(b); return E_VALUE; }
-  struct op o = { .type = OP_COPY, .dst = (void *)(uintptr_t)dst, .src = (void *)(uintptr_t)src, .n = n, .a = a, .b = b };
+  struct op o = { .type = OP_COPY, .dst = mem_at(a, dst), .src = mem_at(b, src), .n = n, .a = a, .b = b };
   if (!b && !sync) { /* pageable source: staged before the call returns */
     if (!(o.stage = malloc(n))) { mem_drop(a); mem_drop(b); return E_OOM; }
     memcpy(o.stage, o.src, n);
@@ -187,7 +203,7 @@ static CUresult set(CUdeviceptr p, u64 v, int width, size_t n, CUstream h, int p
   struct alloc *a = mem_hold((uintptr_t)p, n * (size_t)width);
   if (!a) return E_VALUE;
   bool wait = sync && a->kind != A_DEV && a->kind != A_IPC;
-  struct op o = { .type = OP_SET, .width = width, .dst = (void *)(uintptr_t)p, .val = v, .n = n, .a = a };
+  struct op o = { .type = OP_SET, .width = width, .dst = mem_at(a, p), .val = v, .n = n, .a = a };
   r = submit(s, &o, NULL);
   if (!r && wait) stream_sync(s);
   return r;

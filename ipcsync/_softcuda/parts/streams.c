@@ -91,7 +91,7 @@ static CUresult memop(int type, int width, CUdeviceptr p, u64 v, unsigned flags,
   if (p % (unsigned)width || (flags & (type == OP_WRITE ? ~0u : ~0x40000003u))) return E_VALUE;
   struct alloc *a = mem_hold((uintptr_t)p, (size_t)width);
   if (!a) return E_VALUE;
-  *o = (struct op){ .type = type, .width = width, .flags = flags, .dst = (void *)(uintptr_t)p, .val = v, .a = a };
+  *o = (struct op){ .type = type, .width = width, .flags = flags, .dst = mem_at(a, p), .val = v, .a = a };
   return OK;
 }
 static CUresult one_memop(CUstream h, int pt, int type, int width, CUdeviceptr p, u64 v, unsigned flags) {
