@@ -216,7 +216,8 @@ def destroy() -> None:
 def copies_that_pass_a_held_stream(count: int, wait_for_them: bool) -> int:
     """Hold one stream back and put a write behind that; how many of `count` other streams ran before the write.
 
-    What they run is a copy of the word that is written. If they all pass, wait for them first; else they may never.
+    What they run is a copy of the word that is written. If they all pass, wait for each before the next, which then
+    finds an empty hardware queue; else they may never.
     """
     drv = load()
     kit.use_device()
@@ -229,8 +230,7 @@ def copies_that_pass_a_held_stream(count: int, wait_for_them: bool) -> int:
     ok(drv.cuStreamWriteValue64(held, words.at(0), 1, 0))
     for index, stream in enumerate(streams):
         ok(drv.cuMemcpyDtoDAsync(words.at(index + 1), words.at(0), 8, stream))
-    if wait_for_them:
-        for stream in streams:
+        if wait_for_them:
             finish(stream)
     latch.open()
     for stream in (held, *streams):

@@ -297,23 +297,84 @@ HELD = """
 """
 
 
+@pytest.mark.parametrize(
+    ("settings", "queues"),
+    [
+        ({}, 8),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "2"}, 2),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, 8),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 32),
+        ({"IPCSYNC_HOST_MPS": "1"}, 2),
+        ({"IPCSYNC_HOST_MPS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "8"}, 8),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "2", "IPCSYNC_HOST_QUEUES": "3"}, 3),
+    ],
+)
+@pytest.mark.parametrize("more", [0, 1])
+def test_as_many_streams_pass_each_other_in_a_row_as_there_are_queues(
+    settings: dict[str, str], queues: int, more: int
+) -> None:
+    """Each waits for a word that the next one writes. One more than queues: its copy is behind what waits for it."""
+    py(
+        HELD
+        + f"""
+    for i in range({queues + more}):
+        s = ok(drv.cuStreamCreate(NONBLOCK))
+        if i < {queues + more - 1}:
+            ok(drv.cuStreamWaitValue64(s, at(i + 1), 1, 0))
+        else:
+            ok(drv.cuMemcpyDtoDAsync(at(62), at(63), 8, s))
+        ok(drv.cuStreamWriteValue64(s, at(i), 1, 0))
+        streams.append(s)
+    if not {more}:
+        for s in streams: ok(drv.cuStreamSynchronize(s))
+    words[63] = 1
+    for i in range(32): words[i] = 1
+    for s in streams: ok(drv.cuStreamSynchronize(s))
+    assert words[62] == (1 if {more} else 99), list(words)
+    """,
+        True,
+        **{"CUDA_DEVICE_MAX_CONNECTIONS": "", **settings},
+    )
+
+
 @pytest.mark.parametrize("run_async", [0, 1])
-def test_streams_are_dealt_to_the_queues_in_turn(run_async: int) -> None:
+def test_an_idle_stream_takes_an_empty_queue_or_else_each_in_turn(run_async: int) -> None:
+    py(
+        HELD
+        + """
+    from tests.kit.until import until
+    ok(drv.cuStreamWaitValue64(streams[0], at(0), 1, 0))
+    for s in streams[1:]:
+        ok(drv.cuMemsetD8Async(at(2), 0, 8, s))
+        ok(drv.cuStreamSynchronize(s))
+    ok(drv.cuStreamWaitValue64(streams[1], at(1), 1, 0))
+    for s in streams[2:]: ok(drv.cuMemsetD8Async(at(2), 0, 8, s))
+    passed = lambda: [code(drv.cuStreamQuery(s)) == 0 for s in streams[2:]]
+    assert passed() == [False] * 4
+    words[0] = 1
+    until(lambda: sum(passed()) == 2, "half of them go on")
+    assert passed() in ([True, False] * 2, [False, True] * 2)
+    words[1] = 1
+    for s in streams: ok(drv.cuStreamSynchronize(s))
+    """,
+        IPCSYNC_HOST_QUEUES=2,
+        IPCSYNC_HOST_ASYNC=run_async,
+    )
+
+
+def test_contexts_share_no_queues() -> None:
     py(
         HELD
         + """
     ok(drv.cuStreamWaitValue64(streams[0], at(0), 1, 0))
-    ok(drv.cuStreamWriteValue64(streams[0], at(1), 1, 0))
-    for i in range(1, 6):
-        ok(drv.cuMemcpyDtoDAsync(at(32 + i), at(1), 8, streams[i]))
-    for i in (1, 3, 5): ok(drv.cuStreamSynchronize(streams[i]))
-    assert all(drv.cuStreamQuery(streams[i])[0] == 600 for i in (0, 2, 4))
+    ok(drv.cuCtxCreate(None, 0, 0))
+    s = ok(drv.cuStreamCreate(NONBLOCK))
+    ok(drv.cuMemsetD8Async(at(2), 0, 8, s))
+    ok(drv.cuStreamSynchronize(s))
     words[0] = 1
-    for s in streams: ok(drv.cuStreamSynchronize(s))
-    assert [words[32 + i] for i in range(1, 6)] == [0, 1, 0, 1, 0], list(words)
+    ok(drv.cuStreamSynchronize(streams[0]))
     """,
-        IPCSYNC_HOST_QUEUES=2,
-        IPCSYNC_HOST_ASYNC=run_async,
+        IPCSYNC_HOST_QUEUES=1,
     )
 
 

@@ -160,6 +160,24 @@ def test_the_program_does_not_see_who_does_its_long_operations(ctx: Any) -> None
     )
 
 
+@pytest.mark.parametrize("queues", [1, 8])
+def test_a_full_stream_has_room_when_its_first_long_operation_is_over(queues: int) -> None:
+    py(
+        """
+    import ctypes
+    start()
+    s, p = ok(drv.cuStreamCreate(NONBLOCK)), ok(drv.cuMemAlloc(4096))
+    for value in range(1, 10): ok(drv.cuMemsetD8Async(p, value, 4096, s))
+    assert ctypes.string_at(int(p), 1)[0] < 8, "the ninth call did not wait for all eight"
+    ok(drv.cuStreamSynchronize(s))
+    """,
+        IPCSYNC_HOST_LATENCY_US=100_000,
+        IPCSYNC_HOST_CAPACITY=8,
+        IPCSYNC_HOST_QUEUES=queues,
+        IPCSYNC_HOST_SEGMENT=f"selftest-u-{os.getpid()}",
+    )
+
+
 def test_a_late_end_is_made_of_pages_to_unmap(servers: MakeServers, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many is the machine's affair, which is measured anew in each process: as many as take so long there."""
 

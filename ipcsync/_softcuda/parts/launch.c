@@ -8,9 +8,9 @@ struct run {
   _Atomic int refs;              /* a lane each */
   struct plan *plan;
   u64 after;                     /* record of the end of the executable's launch before */
-  u64 begin, end;                /* tickets */
-  struct { u32 slot; u64 base; } lane[MAXLANES]; /* base: the position before that of the lane's first step */
-  struct { struct seen seen; u64 ticket; struct trec *tr; } step[]; /* seen: what an event's wait or record waits for */
+  u32 begin, end;                /* tickets */
+  struct { u32 slot, queue; u64 base; } lane[MAXLANES]; /* base: the position before that of the lane's first step */
+  struct { struct seen seen; u32 ticket; struct trec *tr; } step[]; /* seen: what an event's wait or record waits for */
 };
 
 static void run_drop(struct run *r) {
@@ -37,7 +37,13 @@ static u64 graph_place(struct op *o, struct stream *s, u64 pos) {
   r->after = x->last;
   for (u32 l = 0; l < p->lanes; l++) {
     struct stream *t = l ? x->lane[l].s : s;
+    if (l) {
+      pthread_mutex_lock(&t->mu);
+      queue_choose(t);
+      pthread_mutex_unlock(&t->mu);
+    }
     r->lane[l].slot = t->slot;
+    r->lane[l].queue = t->queue;
     r->lane[l].base = l ? atomic_load(&S->stream[t->slot].tail) : pos + 1;
     atomic_store(&S->stream[t->slot].tail, r->lane[l].base + p->len[l] + !l); /* before any record of it is seen */
   }
@@ -67,6 +73,7 @@ static u64 graph_place(struct op *o, struct stream *s, u64 pos) {
 static void step_run(struct run *r, u32 i, struct stream *s) {
   struct step *t = &r->plan->step[i];
   struct seen seen = r->step[i].seen;
+  u32 queue = r->lane[t->lane].queue;
   struct op event = { .type = seen.rec ? OP_WAIT : OP_NOP, .tr = r->step[i].tr };
   bool holds = seen.rec || work_holds_queue(t->work);
   if (seen.rec) { event.rec = seen.rec; event.late = seen.late; }
@@ -74,11 +81,11 @@ static void step_run(struct run *r, u32 i, struct stream *s) {
     struct step *d = &r->plan->step[t->dep[k]];
     if (d->lane != t->lane) stream_after(s, (struct seen){ run_record(r, d->lane, d->at), 0 });
   }
-  queue_enter(s->queue, r->step[i].ticket);
-  if (!holds) queue_leave(s->queue);
+  queue_enter(s, queue, r->step[i].ticket);
+  if (!holds) queue_leave(s, queue);
   if (t->work->event) run_op(&event, s);
   run_work(t->work, s);
-  if (holds) queue_leave(s->queue);
+  if (holds) queue_leave(s, queue);
   op_complete(s, r->lane[t->lane].base + t->at);
 }
 /* run a lane: what the operation that graph_place put on its stream does */
@@ -90,13 +97,13 @@ static void graph_run(struct op *o, struct stream *s) {
     stream_after(s, (struct seen){ run_record(r, 0, 0), 0 });
   } else {
     if (r->after) stream_after(s, (struct seen){ r->after, 0 });
-    queue_enter(s->queue, r->begin);
-    queue_leave(s->queue);
+    queue_enter(s, r->lane[0].queue, r->begin);
+    queue_leave(s, r->lane[0].queue);
     op_complete(s, r->lane[0].base);
   }
   for (u32 i = 0; i < p->n; i++) if (p->step[i].lane == lane) step_run(r, i, s);
   for (u32 l = 1; !lane && l < p->lanes; l++) stream_after(s, (struct seen){ run_record(r, l, p->len[l]), 0 });
-  if (!lane) { queue_enter(s->queue, r->end); queue_leave(s->queue); }
+  if (!lane) { queue_enter(s, r->lane[0].queue, r->end); queue_leave(s, r->lane[0].queue); }
   run_drop(r);
 }
 

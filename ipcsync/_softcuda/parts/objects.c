@@ -20,6 +20,8 @@ struct alloc;
 struct set { void **v; u32 n, room; };   /* handles of nodes */
 struct trec { _Atomic int refs; _Atomic u64 t; };   /* time of one record */
 struct stream;
+#define MAXQUEUES 32             /* as many as CUDA_DEVICE_MAX_CONNECTIONS may ask for */
+struct queue { _Atomic u32 given, next, waiters; }; /* entries put in; the ticket at the head; who waits for that */
 struct ctx {
   struct hdr h;
   int dev;                       /* visible ordinal */
@@ -36,12 +38,15 @@ struct ctx {
   u32 peers;
   size_t limit[8];
   int cache_config;
+  struct queue queue[MAXQUEUES];
+  u32 queue_turn;
 };
 enum { ST_USER, ST_LEGACY, ST_THREAD, ST_ALL, ST_LANE }; /* lane: of an executable graph */
 enum { OP_NOP, OP_WAIT, OP_HOST, OP_CALLBACK, OP_COPY, OP_SET, OP_WRITE, OP_WAITVAL, OP_BATCH, OP_GRAPH };
 struct op {
   struct op *next;
-  u64 pos, ticket;               /* ticket: its place in the hardware queue */
+  u64 pos;
+  u32 queue, ticket;             /* its hardware queue, and its place there */
   int type, width;
   unsigned flags;
   union { u64 rec; CUhostFn fn; CUstreamCallback cb; void *dst; };
@@ -60,14 +65,14 @@ struct stream {
   unsigned flags;
   int prio, kind;
   u64 id;
-  u32 slot, queue;               /* queue: the hardware queue that it goes through */
+  u32 slot, queue;               /* queue: the hardware queue that it goes through until it is idle */
   pthread_mutex_t mu;
   pthread_cond_t cv, room;       /* room: fewer than g_capacity operations are queued */
   struct op *head, *tail;        /* the operation being executed stays at the head */
   struct op *spare;              /* done ones, for the next */
   u64 ahead;                     /* up to here the queue was done by a process that outlives this one */
   _Atomic long queued;                  /* operations from head on */
-  int starved;                   /* callers that wait for room */
+  _Atomic int starved;           /* callers that wait for room */
   bool worker, dead;
   _Atomic u64 clock; u64 seen;              /* with a profile: when the last operation that was executed is over, and seen to be */
   u64 pub;                       /* handle that callbacks see */

@@ -80,10 +80,12 @@ static bool env_death(void) {
   return false;
 }
 
-/* An H100 let 32 streams pass one that waited with 8 and 32 connections, and none with 1. */
+/* An H100 has as many as CUDA_DEVICE_MAX_CONNECTIONS says, else 8, and under MPS 2. */
 static u32 env_queues(void) {
   const char *v = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  return (u32)env_num("IPCSYNC_HOST_QUEUES", v && !strcmp(v, "1"), 0, MAXQUEUES);
+  long n = v ? strtol(v, NULL, 10) : 0;
+  if (n <= 0) n = g_mps ? 2 : 8;
+  return (u32)env_num("IPCSYNC_HOST_QUEUES", n < MAXQUEUES ? n : MAXQUEUES, 0, MAXQUEUES);
 }
 
 static void env_profile(void) {
@@ -273,7 +275,7 @@ API cuInit(unsigned flags) {
     g_serial = (int)env_num("IPCSYNC_HOST_SERIAL", 1, 0, 1);
     g_pending_slots = (int)env_num("IPCSYNC_HOST_PENDING_SLOTS", 0, 0, 1);
     g_async = (int)env_num("IPCSYNC_HOST_ASYNC", 0, 0, 1) || g_latency_us;
-    queues_init(env_queues());
+    g_queues = env_queues();
     g_death_pending = env_death();
     g_total_mem = (u64)env_num("IPCSYNC_HOST_MEMORY_MB", 16384, 1, 1 << 30) << 20;
     parse_visible();

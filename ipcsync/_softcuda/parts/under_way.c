@@ -10,7 +10,7 @@
 #define LONG_BYTES (8u << 20)
 #define LONG_US 1000
 struct job { struct stream *s; struct op *o; pid_t thread; };
-static void perform(struct op *o, struct stream *s);
+static void run_entry(struct op *o, struct stream *s);
 static void op_complete(struct stream *s, u64 pos);
 
 static bool op_passes(const struct op *o) { /* needs neither a wait nor the program */
@@ -36,19 +36,21 @@ static int go_on(void *arg) {
   if (fd < 0 || lock_file(fd, F_SETLK, F_RDLCK) || proc_dead(g_me)) _exit(1); /* had not begun */
   syscall(SYS_ptrace, PTRACE_SEIZE, j->thread, NULL, PTRACE_O_TRACEEXIT); /* refused to some: then it ends earlier */
   struct op *o = j->o;
+  int n = 0;
   do {
-    perform(o, j->s);
+    run_entry(o, j->s);
     j->s->ahead = o->pos;
     op_complete(j->s, o->pos);
     o = __atomic_load_n(&o->next, __ATOMIC_ACQUIRE);
-  } while (o && op_passes(o) && !g_queues && atomic_load(&g_ready) == 1); /* the queues have locks */
+    /* while this process lives, its thread makes room in the stream now and then */
+  } while (o && op_passes(o) && queue_heads(j->s, o->queue, o->ticket) && atomic_load(&g_ready) == 1 &&
+           ((++n < 64 && !atomic_load(&j->s->starved)) || proc_dead(g_me)));
   _exit(0);
 }
 
-/* Whether the operation, at the head of the queue, was done by a process that outlives this one. */
+/* Whether the operation, at the head of its queues, was done by a process that outlives this one. */
 static bool outlive(struct stream *s, struct op *o) {
   char stack[64 << 10] __attribute__((aligned(16)));
-  if (o->pos <= s->ahead) return true;
   if (!op_long(o) || !op_passes(o)) return false;
   struct job j = { s, o, (pid_t)syscall(SYS_gettid) };
   /* No signal at its end, and waiting needs __WALL: the program's own waits for children do not see it. */

@@ -137,14 +137,20 @@ static void run_work(struct work *w, struct stream *s) {
 static bool op_holds_queue(const struct op *o) {
   return o->type == OP_WAIT || o->type == OP_WAITVAL || o->type == OP_WRITE || o->type == OP_BATCH;
 }
+/* Do what is at the head of its queue. */
+static void run_entry(struct op *o, struct stream *s) {
+  bool holds = op_holds_queue(o);
+  if (!holds) queue_leave(s, o->queue);
+  perform(o, s);
+  if (holds) queue_leave(s, o->queue);
+}
 static void run_queued(struct op *o, struct stream *s) {
   if (o->type == OP_GRAPH) { run_op(o, s); return; } /* its steps are the entries */
-  bool holds = op_holds_queue(o);
-  queue_enter(s->queue, o->ticket);
-  if (!holds) queue_leave(s->queue);
-  if (!outlive(s, o)) perform(o, s);
+  if (o->pos > s->ahead) { /* else it is done */
+    queue_enter(s, o->queue, o->ticket);
+    if (!outlive(s, o)) run_entry(o, s);
+  }
   op_drop(o);
-  if (holds) queue_leave(s->queue);
 }
 
 /* May it be executed in the call?  With a profile: is there nothing that a CPU sees at a time to come? */
@@ -210,6 +216,7 @@ static void stream_push(struct stream *s, const struct op *t, u64 pos) {
   *o = *t;
   o->pos = pos;
   o->next = NULL;
+  o->queue = s->queue;
   if (o->type != OP_GRAPH) o->ticket = queue_put(s);
   if (s->tail) __atomic_store_n(&s->tail->next, o, __ATOMIC_RELEASE); else s->head = o;
   s->tail = o;
@@ -326,6 +333,7 @@ static CUresult submit_now(struct stream *s, struct op *o, struct event *ev) { /
   struct sh_stream *sh = &S->stream[s->slot];
   queue_order_begin();
   pthread_mutex_lock(&s->mu);
+  bool free_queue = queue_choose(s);
   u64 pos = atomic_load(&sh->tail);
   for (int i = 0; i < nd; i++) {
     if (stream_is_after(s, (struct seen){ deps[i], 0 })) continue;
@@ -344,7 +352,7 @@ static CUresult submit_now(struct stream *s, struct op *o, struct event *ev) { /
     pos = o->type == OP_GRAPH ? graph_place(o, s, pos) : pos + 1;
     atomic_store(&sh->tail, pos);
   }
-  if (!s->head && op_quick(o) && queue_empty(s)) {
+  if (!s->head && free_queue && op_quick(o)) {
     if (o->type == OP_WAITVAL) o->type = OP_NOP; /* the stream has looked in this moment */
     run_op(o, s);
     op_complete(s, pos);
@@ -387,7 +395,7 @@ static CUresult stream_new(struct ctx *c, unsigned flags, int prio, int kind, st
   s->kind = kind;
   s->id = atomic_fetch_add(&g_next_id, 1);
   s->slot = slot;
-  s->queue = queue_of_new_stream();
+  s->queue = 0;
   s->head = s->tail = NULL;
   s->ahead = 0;
   s->queued = s->starved = 0;
