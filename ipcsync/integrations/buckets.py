@@ -2,8 +2,12 @@
 
 Torch's own sharing of CUDA memory synchronizes a stream where the last tensor over it is freed, with the GIL held: if
 that stream stands still, the process does. Here no tensor lies over another process's memory. The receiver copies the
-bucket into its own, and closes it behind the point of that copy. A driver may wait for a whole device before it frees
-or closes memory, so while a stream of this process stands still, buckets stay.
+bucket into its own, and closes it once that copy is done. A driver may wait for a whole device before it closes memory,
+so while a stream of this process stands still, buckets stay open.
+
+CUDA does not define what happens if memory is freed while another process has it open, and no process knows who has. So
+a bucket is never freed: what is closed here is filled again for later tensors. A message that is older than that must
+not give their bytes. So each filling begins with a mark, which the message names, and the receiver reads it last.
 
 It works the same on tensors of the CPU, and on the software driver.
 """
@@ -12,18 +16,19 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
-from collections.abc import Iterator, Sequence
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 import ipcsync
-from ipcsync._deadline import deadline_of, left_of
+from ipcsync._deadline import FOREVER, deadline_of, left_of
 from ipcsync._native.context import stream_call
-from ipcsync._native.stream import stream_handle
-from ipcsync.errors import HandleError, IpcSyncError, RecorderLost
+from ipcsync._native.stream import resolve, stream_handle
+from ipcsync.errors import HandleError, IpcSyncError, RecorderLost, StreamCapturing
 from ipcsync.integrations import failing_once
 from ipcsync.testing import Memory
 from ipcsync.typing import StreamLike
@@ -34,7 +39,9 @@ _ALIGNMENT = 256
 _END_S = 1.0  # of a process that dies, or of the device's work
 _left: list[Memory] = []
 """What could not be closed yet."""
-_own: weakref.WeakValueDictionary[bytes, Memory] = weakref.WeakValueDictionary()
+_own: dict[bytes, Memory] = {}
+_spare: list[Bucket] = []
+_taking = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class Sent:
     """What opens it, in hexadecimal."""
     pid: int
     """The process whose it is."""
+    mark: int
+    """What the bucket begins with until it is filled again."""
 
     def received_point(self) -> ipcsync.Point:
         """The point, in the receiving process. Raises as `Client.point`."""
@@ -54,38 +63,65 @@ class Sent:
 
 
 class Bucket:
-    """Memory on the tensors' device (of CPU tensors: the current one) for `size` bytes, as `size_of` counts them."""
+    """`size` bytes on a device, for `bucket_for`."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._memory = Memory(max(size, 1), device.index if device.type == "cuda" else None)
-        self._handle = self._memory.handle()
+    def __init__(self, size: int, ordinal: int) -> None:
+        self.size, self.ordinal = size, ordinal
+        self.filled = ipcsync.Event()
+        self._memory = Memory(size, ordinal)
+        try:
+            self._handle = self._memory.handle()
+        except BaseException:
+            _close(self._memory)
+            raise
         _own[self._handle] = self._memory
 
     @property
     def place(self) -> str:
         """Its device's UUID."""
-        return ipcsync.get_device_properties(self._memory.device).uuid
+        return ipcsync.get_device_properties(self.ordinal).uuid
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> Sent:
         """Have the current stream copy the tensors into it, and record behind that; the host waits for nothing.
 
         Raises RecorderLost if they depend on a peer that died; the next call does not raise it again, once the
-        stream is past the wait for that peer.
+        stream is past the wait for that peer. StreamCapturing, before anything is captured.
         """
-        device = device_of(tensors)
-        on_gpu = device.type == "cuda"
-        stream = torch.cuda.current_stream(device) if on_gpu else ipcsync.default_stream(self._memory.device)
-        for tensor, offset in zip(tensors, _offsets([(t.shape, t.dtype) for t in tensors])[0], strict=True):
-            flat = tensor.detach().contiguous()
-            _copy(self._memory.address + offset, flat.data_ptr(), flat.numel() * flat.element_size(), stream)
+        device, mark = device_of(tensors), secrets.randbits(63)
+        stream = _copying(device, ipcsync.default_stream, self.ordinal)
+        first = torch.full((), mark, dtype=torch.int64, device=device)
+        offsets, _ = _offsets([(tensor.shape, tensor.dtype) for tensor in tensors])
+        try:
+            for tensor, offset in zip([first, *tensors], [0, *offsets], strict=True):
+                flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+                _copy(self._memory.address + offset, flat.data_ptr(), flat.numel() * flat.element_size(), stream)
+        finally:
+            stream.record_event(self.filled)
         with failing_once(stream):
             point = ipcsync.default_client().record(stream)
-        return Sent(bytes(point).hex(), self._handle.hex(), os.getpid())
+        return Sent(bytes(point).hex(), self._handle.hex(), os.getpid(), mark)
 
     def close(self) -> None:
-        """Free it, now or later. No process may be reading it; one that is not closed stays as long as this process."""
-        _own.pop(self._handle, None)
-        _close(self._memory)
+        """Leave it to later tensors; the messages about it are valid until those are there. Only once."""
+        _spare.append(self)
+
+
+def bucket_for(size: int, device: torch.device) -> Bucket:
+    """A bucket on the tensors' device (of CPU tensors: the current one) for `size` bytes, as `size_of` counts them.
+
+    It is the smallest that was closed and is not more than twice too large, else a new one.
+    """
+    ordinal = device.index if device.type == "cuda" else ipcsync.current_device()
+    step = 1 << max(size.bit_length() - 3, 12)  # at most a quarter more, so that tensors of similar sizes fit too
+    size = -(-size // step) * step
+    with _taking:
+        spare = [each for each in _spare if each.ordinal == ordinal and size <= each.size <= 2 * size]
+        fit = [each for each in spare if each.filled.query()]  # else its stream may yet write there
+        if fit:
+            bucket = min(fit, key=lambda each: each.size)
+            _spare.remove(bucket)
+            return bucket
+    return Bucket(size, ordinal)
 
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
@@ -108,36 +144,41 @@ def received(
     point: ipcsync.Point,
     device: torch.device,
     targets: Sequence[torch.Tensor] | None = None,
+    timeout: float | None = None,
 ) -> list[torch.Tensor]:
     """The tensors of another process's bucket, as this process's own on `device`, or in `targets`; complete by then.
 
-    `point` is that of `sent`, and complete. RecorderLost if its process has ended and the memory with it,
-    HandleError if the bucket was closed.
+    `point` is that of `sent`, and complete. Raises WaitTimeout; HandleError if the bucket was filled again, or cannot
+    be opened; but RecorderLost if that is because its process has ended, and with it the memory (under MPS, which does
+    not tell, HandleError). RecorderLost of cause "behind" too, if the current stream stands still behind a lost wait.
+    `targets` may then be written all the same.
     """
+    deadline = deadline_of(timeout)
     offsets, size = _offsets(layouts)
+    stream = _copying(device, ipcsync.Stream, point.device.index)  # new: another may stand still
     flat = torch.empty(size, dtype=torch.uint8, device=device)
     tensors = [
         flat[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
         for offset, (shape, dtype) in zip(offsets, layouts, strict=True)
     ]
-    if not size:
-        return tensors if targets is None else list(targets)
-    # Torch's allocator reckons with its current stream. For tensors of the CPU any does, but one that stands still.
-    stream = torch.cuda.current_stream(device) if device.type == "cuda" else ipcsync.Stream(point.device)
-    with _opened(sent, size, point) as address:
+    with _opened(sent, size, point, deadline) as address:
         _copy(flat.data_ptr(), address, size, stream)
         if targets is not None:
             for target, tensor in zip(targets, tensors, strict=True):
                 target.copy_(tensor, non_blocking=True)
             tensors = list(targets)
-        with failing_once(stream):
-            copied = ipcsync.default_client().record(stream)
-        copied.synchronize()
+        # No record: that would fail by what else was lost on the stream, on which these tensors do not depend.
+        stream.synchronize(None if timeout is None else left_of(deadline))
+        mark, aside = torch.empty((), dtype=torch.int64), ipcsync.Stream(point.device)  # others may use that stream
+        _copy(mark.data_ptr(), address, mark.nbytes, aside)
+        aside.synchronize()
+    if mark.item() != sent.mark:
+        raise HandleError(f"the bucket of process {sent.pid} was filled again: its tensors are gone")
     return tensors
 
 
 @contextmanager
-def _opened(sent: Sent, size: int, point: ipcsync.Point) -> Iterator[int]:
+def _opened(sent: Sent, size: int, point: ipcsync.Point, deadline: int = FOREVER) -> Iterator[int]:
     """The address of a bucket, which is closed behind the block."""
     handle = bytes.fromhex(sent.handle)
     own = _own.get(handle)
@@ -147,7 +188,7 @@ def _opened(sent: Sent, size: int, point: ipcsync.Point) -> Iterator[int]:
     try:
         memory = Memory(size, point.device, handle=handle)
     except HandleError:
-        if ipcsync.default_client().wait_over(point, _END_S):
+        if ipcsync.default_client().wait_over(point, min(_END_S, left_of(deadline))):
             raise RecorderLost(
                 f"the process {sent.pid}, which had the tensors, has ended, and their memory with it: have them "
                 "sent again",
@@ -161,15 +202,15 @@ def _opened(sent: Sent, size: int, point: ipcsync.Point) -> Iterator[int]:
     try:
         yield memory.address
     finally:
-        _close(memory)
+        _close(memory, deadline)
 
 
-def _close(memory: Memory) -> None:
+def _close(memory: Memory, deadline: int = FOREVER) -> None:
     """Close memory, and what was left, once its device is past all work so far; else leave it for a later call.
 
     A copy may be under way, and a driver may wait for that, or for any other stream, with no limit.
     """
-    deadline = deadline_of(_END_S)
+    deadline = min(deadline, deadline_of(_END_S))
     _left.append(memory)
     for each in reversed(_left.copy()):  # the new one first: another device may stand still
         try:
@@ -181,11 +222,22 @@ def _close(memory: Memory) -> None:
 
 
 def _offsets(layouts: Sequence[Layout]) -> tuple[list[int], int]:
-    offsets, size = [], 0
+    offsets, size = [], _ALIGNMENT  # behind the mark
     for shape, dtype in layouts:
         offsets.append(size)
         size += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
     return offsets, size
+
+
+def _copying(device: torch.device, other: Callable[[int], ipcsync.Stream], ordinal: int) -> ipcsync.Stream:
+    """Torch's current stream, with which its allocator reckons; `other(ordinal)` for tensors of the CPU.
+
+    StreamCapturing if it captures: copies in a graph are not made now.
+    """
+    stream = resolve(torch.cuda.current_stream(device)) if device.type == "cuda" else other(ordinal)
+    if stream.is_capturing():
+        raise StreamCapturing("cannot copy tensors on a stream that is being captured into a CUDA graph")
+    return stream
 
 
 def _copy(target: int, source: int, size: int, stream: StreamLike) -> None:

@@ -30,8 +30,9 @@ from ray.experimental.rdt import (
 from ray.experimental.rdt.tensor_transport_manager import FetchRequest
 
 import ipcsync
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync.errors import IpcSyncError, WaitTimeout
-from ipcsync.integrations.buckets import Bucket, Sent, device_of, received, size_of
+from ipcsync.integrations.buckets import Bucket, Sent, bucket_for, device_of, received, size_of
 
 __all__ = ["PointTransport", "TransferAborted", "register"]
 
@@ -119,7 +120,7 @@ class PointTransport(TensorTransportManager):
         device = device_of(tensors)
         metadata.tensor_device = device.type
         self.garbage_collect(obj_id, metadata, tensors)
-        bucket = Bucket(size_of(metadata.tensor_meta), device)
+        bucket = bucket_for(size_of(metadata.tensor_meta), device)
         try:
             metadata.sent = bucket.fill(tensors)
         except BaseException:
@@ -135,7 +136,7 @@ class PointTransport(TensorTransportManager):
         raise NotImplementedError("the transport is one-sided: the receiver opens the tensors")
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: object, tensors: list[torch.Tensor]) -> None:
-        """Free the memory of an object without references."""
+        """Leave the memory of an object without references to later ones."""
         bucket = self._buckets.pop(obj_id, None)
         if bucket is not None:
             bucket.close()
@@ -152,7 +153,7 @@ class PointTransport(TensorTransportManager):
         """The tensors, in `target_buffers` if they are given.
 
         Raises RecorderLost if the sender died, TransferAborted, and StalePoint (a RecorderLost) for a sender with
-        another coordinator, as on another machine.
+        another coordinator, as on another machine; but HandleError if a bridge is between the two.
         """
         transfer = self.fetch_multiple_tensors(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers)
         return self.wait_fetch_complete(transfer)
@@ -164,7 +165,7 @@ class PointTransport(TensorTransportManager):
         communicator_metadata: object,
         target_buffers: Sequence[torch.Tensor] | None = None,
     ) -> Transfer:
-        """Begin to wait for the sender's point; the host waits for nothing yet."""
+        """Begin to wait for the sender's point. The host waits for the coordinator only, at a sender's first one."""
         metadata = tensor_transport_metadata
         if metadata.sent is None:
             return Transfer(obj_id, [])
@@ -180,14 +181,17 @@ class PointTransport(TensorTransportManager):
         point, metadata = fetch_request.point, fetch_request.metadata
         if point is None or metadata is None or metadata.sent is None:
             return list(fetch_request.tensors)
-        if not fetch_request.over.wait(None if timeout < 0 else timeout):
+        limit = None if timeout < 0 else timeout
+        deadline = deadline_of(limit)
+        if not fetch_request.over.wait(limit):
             text = f"object {fetch_request.obj_id} was not complete within {timeout:g} s"
             raise WaitTimeout(text, event=point.event_name, generation=point.generation, timeout=timeout)
         if fetch_request.is_aborted:
             raise TransferAborted(f"Ray gave up the transfer of object {fetch_request.obj_id}")
-        point.synchronize(None if timeout < 0 else timeout)  # it is over: this raises what ended it
+        point.synchronize(limit)  # it is over: this raises what ended it
         device = torch.device("cuda", point.device.index) if metadata.tensor_device == "cuda" else torch.device("cpu")
-        tensors = received(metadata.sent, metadata.tensor_meta, point, device, fetch_request.targets)
+        left = None if limit is None else left_of(deadline)
+        tensors = received(metadata.sent, metadata.tensor_meta, point, device, fetch_request.targets, left)
         fetch_request.tensors, fetch_request.point = tensors, None
         return list(tensors)
 

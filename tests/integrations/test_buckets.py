@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 import ipcsync
+from ipcsync._drivers import unwrap
+from ipcsync._native.context import driver
 from ipcsync.testing import Memory, StreamGate
 from tests.kit.peer import Peer
 from tests.kit.until import until
@@ -31,7 +36,7 @@ _kept: list[object] = []
 
 def _send(value: int) -> buckets.Sent:
     tensors = [torch.full(shape, value, dtype=dtype) for shape, dtype in _LAYOUTS]
-    bucket = buckets.Bucket(buckets.size_of(_LAYOUTS), tensors[0].device)
+    bucket = buckets.bucket_for(buckets.size_of(_LAYOUTS), tensors[0].device)
     _kept.append(bucket)
     return bucket.fill(tensors)
 
@@ -51,11 +56,11 @@ def _receive(sent: buckets.Sent, left: int = 0) -> list[list[float]]:
     return [tensor.flatten().tolist()[:6] for tensor in tensors]
 
 
-def _hold() -> bytes:
+def _hold(engine: Literal["event", "timeline"] = "event") -> bytes:
     """A point that is pending until this process is killed."""
     stream = ipcsync.Stream()
     _kept.append(StreamGate(stream))
-    return bytes(ipcsync.default_client().record(stream, engine="event"))
+    return bytes(ipcsync.default_client().record(stream, engine=engine))
 
 
 def _copy_on_a_stream_that_stands_still(sent: buckets.Sent, held: bytes, pid: int) -> str:
@@ -128,3 +133,154 @@ def test_a_bucket_that_was_left_is_closed_with_a_later_one(three: list[Peer]) ->
     receiver.call(_hold, timeout=120)
     receiver.call(_receive, sent, 1, timeout=60)
     assert receiver.call(_release_and_receive, sent, timeout=60) == 0
+
+
+# --- a bucket's next use ----------------------------------------------------------------------------------------------
+
+
+def _send_in_the_next(value: int) -> buckets.Sent:
+    """As `_send`, once the last one was closed."""
+    bucket = _kept.pop()
+    assert isinstance(bucket, buckets.Bucket)
+    bucket.close()
+    return _send(value)
+
+
+def _is_gone(sent: buckets.Sent) -> str:
+    with pytest.raises(ipcsync.HandleError) as gone:
+        _receive(sent)
+    return str(gone.value)
+
+
+def test_a_closed_bucket_is_filled_again_and_an_older_message_does_not_get_that(three: list[Peer]) -> None:
+    sender, receiver, _ = three
+    first = sender.call(_send, 1, timeout=120)
+    assert receiver.call(_receive, first, timeout=120)[2] == [1]
+    second = sender.call(_send_in_the_next, 2, timeout=60)
+    assert second.handle == first.handle, "memory is never freed while it may be open elsewhere"
+    assert receiver.call(_receive, second, timeout=60)[2] == [2]
+    for peer in (receiver, sender):
+        assert "was filled again" in peer.call(_is_gone, first, timeout=60)
+
+
+def _close_while_it_is_being_filled() -> list[bool]:
+    """Whether the next bucket is the one that was closed: while a stream has to fill it still, and afterwards."""
+    with StreamGate(ipcsync.default_stream()) as gate:
+        closed = _send(1)
+        held = _send_in_the_next(2)
+        gate.open()
+        ipcsync.default_stream().synchronize(30)
+    return [sent.handle == closed.handle for sent in (held, _send(3))]
+
+
+def test_a_bucket_that_a_stream_has_to_fill_still_is_not_used_again(three: list[Peer]) -> None:
+    assert three[0].call(_close_while_it_is_being_filled, timeout=120) == [False, True]
+
+
+def _spare_sizes() -> list[int]:
+    """The sizes of the buckets that are had, one after another, for tensors of other sizes."""
+    sizes = []
+    for size in (1000, 300, 9 << 20, 17 << 20, 12 << 20, 5 << 20):
+        bucket = buckets.bucket_for(size, torch.device("cpu"))
+        sizes.append(bucket.size)
+        bucket.close()
+    return sizes
+
+
+def test_a_bucket_is_at_most_twice_as_large_as_asked_for_and_a_new_one_a_quarter_larger(three: list[Peer]) -> None:
+    sizes = three[0].call(_spare_sizes, timeout=120)
+    assert sizes == [4096, 4096, 10 << 20, 20 << 20, 20 << 20, 10 << 20]
+
+
+def test_a_bucket_without_a_handle_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on MIG, whose drivers export nothing; no such device is here."""
+
+    def refused(_: Memory) -> bytes:
+        raise ipcsync.DriverError("not supported")
+
+    def free_bytes() -> int:
+        return int(unwrap(driver().cuMemGetInfo(), "cuMemGetInfo")[0])
+
+    ipcsync.set_device(0)
+    monkeypatch.setattr(Memory, "handle", refused)
+    before = free_bytes()
+    with pytest.raises(ipcsync.DriverError):
+        buckets.bucket_for(1 << 20, torch.device("cpu"))
+    assert free_bytes() == before
+
+
+def _send_lazy_tensors() -> list[list[complex]]:
+    tensors = [torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj().imag]
+    layouts = [(tensor.shape, tensor.dtype) for tensor in tensors]
+    sent = buckets.bucket_for(buckets.size_of(layouts), torch.device("cpu")).fill(tensors)
+    point = sent.received_point()
+    point.synchronize(30)
+    return [tensor.tolist() for tensor in buckets.received(sent, layouts, point, torch.device("cpu"))]
+
+
+def test_tensors_that_are_conjugated_or_negated_lazily_arrive_so(three: list[Peer]) -> None:
+    assert three[0].call(_send_lazy_tensors, timeout=120) == [[1 - 2j], [-2]]
+
+
+# --- the stream that copies -------------------------------------------------------------------------------------------
+
+
+def _receive_on(stream: ipcsync.Stream, sent: buckets.Sent, timeout: float) -> list[torch.Tensor]:
+    """Receive where `stream` is in the place of torch's current one, which there is on a GPU only."""
+    point = sent.received_point()
+    point.synchronize(30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ipcsync, "Stream", lambda _: stream)
+        return buckets.received(sent, _LAYOUTS, point, torch.device("cpu"), timeout=timeout)
+
+
+def _receive_behind_a_loss(sent: buckets.Sent, lost: bytes, pid: int) -> int:
+    client, stream = ipcsync.default_client(), ipcsync.Stream()
+    client.point(lost).wait(stream)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: client.point(lost).exception() is not None, "its recorder is dead")
+    tensors = _receive_on(stream, sent, 30)
+    with pytest.raises(ipcsync.RecorderLost):
+        client.record(stream)
+    return int(tensors[2].item())
+
+
+def test_what_else_was_lost_on_the_stream_fails_no_receive_and_is_not_forgotten_by_it(three: list[Peer]) -> None:
+    sender, receiver, dying = three
+    sent, lost = sender.call(_send, 1, timeout=120), dying.call(_hold, "timeline", timeout=120)
+    assert receiver.call(_receive_behind_a_loss, sent, lost, dying.pid, timeout=60) == 1
+
+
+def _receive_on_a_held_stream(sent: buckets.Sent) -> float:
+    """The copy is into pinned memory, in the place of a GPU's: one into a CPU tensor would block its caller."""
+    stream, mine = ipcsync.Stream(), Memory(buckets.size_of(_LAYOUTS), pinned=True)
+    flat = torch.frombuffer((ctypes.c_char * mine.size).from_address(mine.address), dtype=torch.uint8)
+    with StreamGate(stream), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *_, **__: flat)
+        began = time.monotonic()
+        with pytest.raises(ipcsync.WaitTimeout):
+            _receive_on(stream, sent, 0.1)
+        return time.monotonic() - began
+
+
+def test_a_receive_ends_with_its_timeout(three: list[Peer]) -> None:
+    sender, receiver, _ = three
+    sent = sender.call(_send, 1, timeout=120)
+    assert receiver.call(_receive_on_a_held_stream, sent, timeout=120) < buckets._END_S
+
+
+def _receive_on_a_capturing_stream(sent: buckets.Sent) -> int:
+    """How many nodes the graph has then."""
+    stream = ipcsync.Stream()
+    handle, mode = driver().CUstream(stream.cuda_stream), driver().CUstreamCaptureMode(1)
+    unwrap(driver().cuStreamBeginCapture(handle, mode), "cuStreamBeginCapture")
+    with pytest.raises(ipcsync.StreamCapturing):
+        _receive_on(stream, sent, 30)
+    graph = unwrap(driver().cuStreamEndCapture(handle), "cuStreamEndCapture")
+    return int(unwrap(driver().cuGraphGetNodes(graph, 0), "cuGraphGetNodes")[1])
+
+
+def test_a_capture_gets_no_copies(three: list[Peer]) -> None:
+    sender, receiver, _ = three
+    sent = sender.call(_send, 1, timeout=120)
+    assert receiver.call(_receive_on_a_capturing_stream, sent, timeout=120) == 0

@@ -242,7 +242,8 @@ def test_what_is_received_is_the_receivers_own(transports: tuple[PointTransport,
     assert (sent.tolist(), second.tolist()) == ([1, 1, 1], [1, 1, 1])
     sender.garbage_collect("a", metadata, tensors)
     assert first.tolist() == [2, 2, 2]
-    with pytest.raises(ipcsync.HandleError):
+    sender.extract_tensor_transport_metadata("b", [torch.zeros(3)])
+    with pytest.raises(ipcsync.HandleError, match="was filled again"):
         receiver.recv_multiple_tensors("a", metadata, None)
 
 
@@ -251,14 +252,17 @@ def _free_bytes() -> int:
     return int(unwrap(driver().cuMemGetInfo(), "cuMemGetInfo")[0])
 
 
-def test_memory_is_given_back(transports: tuple[PointTransport, ...]) -> None:
+def test_memory_is_used_again(transports: tuple[PointTransport, ...]) -> None:
     sender, _ = transports
     before = _free_bytes()
-    for _ in range(10):  # Ray may ask again for the same object
-        metadata = sender.extract_tensor_transport_metadata("a", [torch.ones(1 << 20)])
-    assert _free_bytes() == before - (4 << 20)
-    sender.garbage_collect("a", metadata, [])
-    assert _free_bytes() == before
+    for name in "aab":  # Ray may ask again for the same object
+        metadata = sender.extract_tensor_transport_metadata(name, [torch.ones(1 << 20)])
+        ipcsync.default_stream().synchronize(_DEADLINE_S)
+    assert _free_bytes() == before - 2 * (5 << 20)
+    for name in "ab":
+        sender.garbage_collect(name, metadata, [])
+    sender.extract_tensor_transport_metadata("c", [torch.ones(1 << 20)])
+    assert _free_bytes() == before - 2 * (5 << 20)
 
 
 def test_nothing_is_sent_of_an_empty_object(transports: tuple[PointTransport, ...]) -> None:

@@ -183,8 +183,10 @@ def test_a_worker_loads_nothing_before_the_trainers_record_is_complete(process: 
         assert not point.query()
         gate.open()
         point.synchronize(30)
-    with pytest.raises(ipcsync.HandleError):
-        worker.update_weights(json.loads(client.update))  # the trainer has gone on, and its bucket with it
+    late = client.update
+    _trainer(client, _Source()).send_weights()
+    with pytest.raises(ipcsync.HandleError, match="was filled again"):
+        worker.update_weights(json.loads(late))  # the trainer has gone on, and its bucket with it
     assert worker.model.weights == {}
 
 

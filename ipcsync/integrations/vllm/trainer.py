@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 import ipcsync
-from ipcsync.integrations.buckets import Bucket, Layout, Sent, device_of, size_of
+from ipcsync.integrations.buckets import Layout, Sent, bucket_for, device_of, size_of
 from ipcsync.integrations.vllm import BACKEND
 from ipcsync.integrations.vllm.errors import RankFailed
 
@@ -70,7 +70,7 @@ class PointTrainerInitInfo(TrainerInitInfo):
     """`rank` is this trainer's; rank 0 talks to the workers.
 
     Weights are sent in buckets of at most `bucket_bytes`, or of one weight that is larger: each rank has memory for one
-    bucket, and each worker for one more.
+    bucket, which it keeps, and each worker for one more.
     """
 
     bucket_bytes: int = 1 << 28
@@ -105,7 +105,7 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
         If a rank fails outside the source's own collectives, it raises its error, and all others RankFailed.
         """
         weights: Iterator[tuple[str, torch.Tensor]] | None = None
-        bucket, parts, may_be_read = None, self._parts(), False
+        bucket, parts = None, self._parts()
         try:
             for number, part in enumerate(parts):
                 with _together() as told:
@@ -114,24 +114,22 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
                     _refuse_others(named, part)
                     tensors = [tensor for _, tensor in named]
                     if bucket is None:
-                        bucket = Bucket(max(map(_size, parts)), device_of(tensors))
+                        bucket = bucket_for(max(map(_size, parts)), device_of(tensors))
                     told.append((bucket.place, bucket.fill(tensors)))
                 buckets = dict(told)
                 if not number:
                     with _together():
                         if self.is_sender:
                             self.client.start_weight_update()
-                may_be_read = True
                 with _together():
                     if self.is_sender:
                         self.client.update_weights(asdict(_update(part, buckets)))  # returns when all have read it
-                may_be_read = False
             with _together():
                 if self.is_sender and parts:
                     self.client.finish_weight_update()
         finally:
-            if bucket is not None and not may_be_read:
-                bucket.close()
+            if bucket is not None:
+                bucket.close()  # a worker that may still read it, after an error, finds another mark there
 
     def _parts(self) -> list[list[ParamMeta]]:
         """The weights of each bucket, the same on every rank."""
