@@ -175,6 +175,18 @@ def test_weights_that_are_not_what_the_metadata_says_are_refused(process: None) 
         _trainer(_Client(), Short()).send_weights()
 
 
+def test_weights_that_the_metadata_does_not_name_are_refused(process: None) -> None:
+    class Long(_Source):
+        def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+            yield from super().iter_full()
+            yield "c", torch.zeros(1)
+
+    client = _Client()
+    with pytest.raises(ValueError, match=r"metadata names None, but iter_full\(\) gave \('c', "):
+        _trainer(client, Long()).send_weights()
+    assert client.calls == ["init", "start", "update"]
+
+
 def test_a_worker_loads_nothing_before_the_trainers_record_is_complete(process: None) -> None:
     worker, client = _worker(), _Client()
     with StreamGate(ipcsync.default_stream()) as gate:

@@ -125,6 +125,7 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
                     if self.is_sender:
                         self.client.update_weights(asdict(_update(part, buckets)))  # returns when all have read it
             with _together():
+                _refuse_others(list(islice(weights or (), 1)), [])
                 if self.is_sender and parts:
                     self.client.finish_weight_update()
         finally:
