@@ -4,7 +4,8 @@ Without ipcsync, the process that exported the events may be restarted itself. W
 undefined from then on, and a wait on it may pass or hang. Here everything of the old coordinator raises
 CoordinatorLost, within a second, also in calls that block; nothing of it is ever taken for something of the new one,
 since each start has its own epoch. So the rule is: get the client, open, and work in one function; when SessionLost
-(CoordinatorLost or SessionExpired) comes out of it, do the step that was not confirmed once more, with a new client.
+(CoordinatorLost or SessionExpired) comes out of it, do the step that was not confirmed once more, with a new client. So
+too for StalePoint: the peer has not noticed the restart yet.
 
     python services/recipes/survive_restart.py        (always with a coordinator of its own, which it kills)
 """
@@ -30,7 +31,7 @@ def survive(step: Callable[[ipcsync.Client], bytes]) -> bytes:
     while True:
         try:
             return step(ipcsync.default_client())  # a new one once its session is lost
-        except (ipcsync.SessionLost, ipcsync.ConnectError) as error:  # noqa: PERF203 - once a restart
+        except (ipcsync.SessionLost, ipcsync.StalePoint, ipcsync.ConnectError) as error:  # noqa: PERF203 - once a restart
             if time.monotonic() > deadline:
                 raise
             print(f"pid {os.getpid()}: {type(error).__name__}, connecting again", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -209,3 +210,23 @@ def _is_any_left(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_step_is_done_again_if_its_peer_had_not_noticed_the_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(_RECIPES))
+    survive, stream = importlib.import_module("survive_restart").survive, ipcsync.Stream()
+    with ipcsync.launch(runtime_dir=str(tmp_path), log_level="error") as coordinator:
+        monkeypatch.setenv("IPCSYNC_ENDPOINT", coordinator.endpoint)
+        answers = [bytes(ipcsync.default_client().record(stream))]
+
+    def step(client: ipcsync.Client) -> bytes:
+        answers.append(bytes(client.record(stream)))
+        client.point(answers.pop(0)).synchronize(30)
+        return client.epoch
+
+    with ipcsync.launch(runtime_dir=str(tmp_path), log_level="error"):
+        assert survive(step) == ipcsync.default_client().epoch
+        ipcsync.default_client().close()
+    assert len(answers) == 1
