@@ -317,6 +317,7 @@ def test_as_many_streams_pass_each_other_in_a_row_as_there_are_queues(
     py(
         HELD
         + f"""
+    words[32] = 0
     for i in range({queues + more}):
         s = ok(drv.cuStreamCreate(NONBLOCK))
         if i < {queues + more - 1}:
@@ -328,7 +329,7 @@ def test_as_many_streams_pass_each_other_in_a_row_as_there_are_queues(
     if not {more}:
         for s in streams: ok(drv.cuStreamSynchronize(s))
     words[63] = 1
-    for i in range(32): words[i] = 1
+    for i in range(33): words[i] = 1
     for s in streams: ok(drv.cuStreamSynchronize(s))
     assert words[62] == (1 if {more} else 99), list(words)
     """,
