@@ -80,7 +80,7 @@ def test_what_gives_the_points_may_call_anything(client: ipcsync.Client) -> None
         def points() -> Iterator[ipcsync.Point]:
             yield reservation.record(ipcsync.Stream())
 
-        with pytest.raises(ipcsync.EventClosed, match="was recorded"):
+        with pytest.raises(ipcsync.EventClosed, match="is recorded, and for one record"):
             reservation.record(ipcsync.Stream(), after=points())
         reservation.point.synchronize(DEADLINE_S)
 

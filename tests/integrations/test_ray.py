@@ -90,7 +90,7 @@ def test_tensors_arrive_as_they_were_sent(cluster: ipcsync.Coordinator) -> None:
     for value in (1.0, 2.0, 3.0):
         assert ray.get(receiver.total.remote(sender.make.remote(value)), timeout=_DEADLINE_S) == 15 * value + 21
     with ipcsync.connect(cluster.endpoint) as observer:
-        assert sum(event.generation for event in observer.list_events()) == 2 * 3  # of both actors
+        assert sum(event.generation for event in observer.list_events()) == 3, "the sender records"
 
 
 def test_the_pages_program_runs_twice_over(cluster: ipcsync.Coordinator) -> None:
