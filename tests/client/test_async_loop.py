@@ -198,7 +198,8 @@ def test_no_stream_takes_over_an_event_whose_record_waits_for_another_one(
                     gates.enter_context(StreamGate(held := ipcsync.Stream()))
                     await waiter.record(held, engine=engine)
                 await first.record(ipcsync.Stream())
-                await (await task).synchronize(20)
+                made = await task
+            await made.synchronize(20)  # only now: its stream may share a hardware queue with a held one
 
     asyncio.run(scenario())
 

@@ -79,6 +79,7 @@ def test_no_body_of_a_request_has_a_list_or_a_map(kind: type[messages.Message]) 
             "StrType",
             "BytesType",
             "BoolType",
+            "LiteralType",
             "NoneType",
         }
 
