@@ -6,6 +6,7 @@ from ipcsync._drivers import DriverObject
 from ipcsync._engines.loss import Loss
 from ipcsync._linux.process import ForkMark
 from ipcsync._native.stream import Stream
+from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.owner import SessionLease
 from ipcsync._session.session import Session
 from ipcsync._wire.messages import Attachment
@@ -113,7 +114,9 @@ class Core(Line):
     def free_streams(self) -> None: ...
     def has_passed(self, stream: int) -> bool: ...
 
-class PointBase: ...
+class PointBase:
+    def __init__(self, attached: AttachmentRef, generation: int) -> None: ...
+
 class EventBase: ...
 
 class Place:

@@ -34,7 +34,7 @@ _asking = CallLock()
 _passing: set[int] = set()  # contexts, whose streams pass each other
 
 
-@shortened("__init__ wait query synchronize")
+@shortened("wait query synchronize")
 class Point(PointBase, PointView):
     """A record of a shared event, made already or not. Immutable and hashable; equal points are the same record.
 
@@ -50,10 +50,6 @@ class Point(PointBase, PointView):
 
     _attached: AttachmentRef | None
     _unbound: PointKey  # if `_attached` is None: the point was unpickled and not used yet
-
-    def __init__(self, attached: AttachmentRef, generation: int) -> None:
-        self._attached = attached
-        self._generation = generation
 
     def _bound(self, longest_s: float | None = None) -> AttachmentRef:
         """The attachment, asked for at the first use: within the session's timeout, and `longest_s` if that is less.

@@ -118,10 +118,7 @@ def shortened(names):
     def shorten(cls):
         for name in names.split():
             slow = cls.__dict__[name]
-            if name == "__init__":
-                delattr(cls, name)
-            else:
-                setattr(cls, f"_slow_{name}", slow)
-                setattr(cls, name, described(cls.__base__, slow))
+            setattr(cls, f"_slow_{name}", slow)
+            setattr(cls, name, described(cls.__base__, slow))
         return cls
     return shorten

@@ -226,8 +226,9 @@ class AsyncClient(ClientView, AsyncClosing):
         """The point in 48 bytes from any process; as `Client.point`."""
         self._session.check()
         key = wire.unpack(data)
-        find, attach = self._session.attachments.find, partial(self._session.attach, key)
-        found = find(key) or await request(self._session, attach, timeout)
+        found = self._session.attachments.find(key)
+        if found is None:
+            found = await request(self._session, partial(self._session.attach, key), timeout)
         return AsyncPoint(Point(found, key.generation))
 
     async def synchronize_all(
