@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync.cli.doctor.workers import CheckFailed, Worker, Workers, close, connect
+from ipcsync._linux.child import WorkerError
+from ipcsync.cli.doctor.workers import Worker, Workers, close, connect
 from tests.kit.until import until
 from tests.kit.zygote import IPCSYNC
 from tests.unit.cli.test_cli import run_on_terminal
@@ -194,7 +195,7 @@ def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(mo
         monkeypatch.setattr(first, "_seconds", 0.2)
         os.kill(first.pid, 19)  # SIGSTOP: as stuck as in a driver that hangs
         began = time.monotonic()
-        with pytest.raises(CheckFailed, match="did not finish 'getpid' in time"):
+        with pytest.raises(WorkerError, match="did not finish 'getpid' in time"):
             first.call(os.getpid)
         assert time.monotonic() - began < 10
         assert first.status is not None
@@ -205,12 +206,12 @@ def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(mo
 
 def test_a_process_that_dies_or_fails_is_told_as_what_it_is() -> None:
     with Workers() as workers:
-        with pytest.raises(CheckFailed, match="IndexError"):
+        with pytest.raises(WorkerError, match="IndexError"):
             workers["one"].call(close)  # what nothing was opened for
-        with pytest.raises(CheckFailed, match="ConnectError"):
+        with pytest.raises(WorkerError, match="ConnectError"):
             workers["one"].call(connect, endpoint="tcp://nowhere")
         workers["one"].begin(os.getpid)
         worker: Worker = workers["one"]
         worker.kill()
-        with pytest.raises(CheckFailed, match="ended: killed by SIGKILL"):
+        with pytest.raises(WorkerError, match="ended: killed by SIGKILL"):
             worker.call(os.getpid)

@@ -12,10 +12,11 @@ from typing import Any
 
 import ipcsync
 from ipcsync._drivers import mps_directory
+from ipcsync._linux.child import WorkerError
 from ipcsync._session.handshake import Reader
 from ipcsync._wire import endpoints
 from ipcsync.cli.doctor import workers
-from ipcsync.cli.doctor.workers import CheckFailed, Workers
+from ipcsync.cli.doctor.workers import Workers
 from ipcsync.cli.output import Findings, Outcome
 from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineName
@@ -131,7 +132,7 @@ def _coordinator(context: Context) -> Outcome:
         return "ok", found, "Workers need one: ipcsync coordinator"
     try:
         _connect(context, context.wanted)
-    except CheckFailed as error:
+    except WorkerError as error:
         theirs, ours = _driver_of(context.wanted), context.found["driver"]
         if theirs not in ("", ours):
             found = f"the coordinator at {context.wanted} uses the driver {theirs!r}, and this process {ours!r}"
@@ -208,7 +209,7 @@ def _why_not(context: Context, engine: EngineName, device: int) -> str | None:
         report = context.workers["recorder"].call(workers.check, context.workers.endpoint, device)[engine]
         if report["ok"]:
             context.workers.hand_over(engine, device)
-    except CheckFailed as error:
+    except WorkerError as error:
         return str(error)
     return str(report["why"]) or None
 

@@ -17,6 +17,7 @@ from typing import Any
 import ipcsync
 from ipcsync._deadline import pauses
 from ipcsync._linux import child
+from ipcsync._linux.child import WorkerError
 from ipcsync.errors import EngineMismatch, IpcSyncError
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineChecks, EngineName
@@ -139,12 +140,8 @@ def do_streams_pass() -> bool:
 # --- in the doctor ----------------------------------------------------------------------------------------------------
 
 
-CheckFailed = child.WorkerError
-"""A process of the doctor could not start, failed, ended, or did not answer in time; the message says which."""
-
-
 class Worker(child.Worker):
-    """One process, which runs functions of this module. CheckFailed says why it did not."""
+    """One process, which runs functions of this module. WorkerError says why it did not."""
 
     def __init__(self, name: str) -> None:
         self._seconds = START_S
@@ -155,7 +152,7 @@ class Worker(child.Worker):
         self.begin(function, *arguments, **keywords)
         if not self.has_spoken(self._seconds):
             self.kill()
-            raise CheckFailed(f"the {self.name} process did not finish {function.__name__!r} in time, and was killed")
+            raise WorkerError(f"the {self.name} process did not finish {function.__name__!r} in time, and was killed")
         self._seconds = ANSWER_S
         return self.result(0.0)
 
@@ -163,7 +160,7 @@ class Worker(child.Worker):
 class Workers(ExitStack):
     """The recorder and the waiter, started at the first use, and again after one was killed. None outlives the block.
 
-    `endpoint` is that of the coordinator over which they work. CheckFailed says why a trial could not be completed.
+    `endpoint` is that of the coordinator over which they work. WorkerError says why a trial could not be completed.
     """
 
     def __init__(self) -> None:
@@ -177,18 +174,18 @@ class Workers(ExitStack):
             try:
                 worker = self._by_name[name] = self.enter_context(Worker(name))
             except OSError as error:
-                raise CheckFailed(f"cannot start the {name} process: {error.strerror}") from None
+                raise WorkerError(f"cannot start the {name} process: {error.strerror}") from None
         return worker
 
     def hand_over(self, engine: EngineName, device: int) -> None:
-        """A record in one process that a stream of another waits for, and goes on behind. CheckFailed if it fails."""
+        """A record in one process that a stream of another waits for, and goes on behind. WorkerError if it fails."""
         self._wait_behind(engine, device)
         self["recorder"].call(close)  # its stream goes on, and what it recorded can be waited for
         outcome, goes_on = self._finish(SOON_S)
         if not goes_on:
-            raise CheckFailed("the waiting stream did not go on when the other process's work was done")
+            raise WorkerError("the waiting stream did not go on when the other process's work was done")
         if outcome != "complete":
-            raise CheckFailed(f"the waiter got {outcome!r} for work that is complete")
+            raise WorkerError(f"the waiter got {outcome!r} for work that is complete")
 
     def release(self) -> bool:
         """Whether a stream that waits ahead goes on when the coordinator releases it: by a plain store."""
@@ -208,10 +205,10 @@ class Workers(ExitStack):
         return self._finish(_RELEASE_S)
 
     def _wait_behind(self, engine: EngineName, device: int) -> None:
-        """A record behind a held stream of one process, for which a stream of the other waits. CheckFailed if not."""
+        """A record behind a held stream of one process, for which a stream of the other waits. WorkerError if not."""
         name = self["recorder"].call(open_recorder, self.endpoint, engine, device, records=True)
         if not self["waiter"].call(join, self.endpoint, name, device, ahead=False):
-            raise CheckFailed("the waiting stream did not wait for the other process's unfinished work")
+            raise WorkerError("the waiting stream did not wait for the other process's unfinished work")
 
     def _finish(self, seconds: float) -> tuple[str, bool]:
         """The waiter's outcome, and whether its stream goes on by itself; it is killed if its stream never will."""

@@ -9,9 +9,10 @@ from typing import Any, cast
 import pytest
 
 import ipcsync
+from ipcsync._linux.child import WorkerError
 from ipcsync.cli.doctor import checks
 from ipcsync.cli.doctor.checks import CHECKS, Context
-from ipcsync.cli.doctor.workers import CheckFailed, Workers
+from ipcsync.cli.doctor.workers import Workers
 from ipcsync.cli.output import Finding
 from ipcsync.typing import EngineName
 
@@ -99,7 +100,7 @@ def test_the_software_driver_in_place_of_a_gpus_is_a_failure_unless_it_is_chosen
 def test_a_coordinator_of_another_driver_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, coordinator: ipcsync.Coordinator
 ) -> None:
-    context = _context(connect=CheckFailed("this coordinator uses the driver 'host', the client 'cuda'"))
+    context = _context(connect=WorkerError("this coordinator uses the driver 'host', the client 'cuda'"))
     context.wanted = coordinator.endpoint
     found = _find("coordinator", context)
     assert found.result == "fail"
@@ -147,7 +148,7 @@ def test_an_engine_that_does_not_work_is_a_warning_while_the_other_one_does() ->
 
 
 def test_an_engine_whose_trial_breaks_off_does_not_work_for_that_reason() -> None:
-    context = _context(check=CheckFailed("the recorder process ended: killed by SIGSEGV"))
+    context = _context(check=WorkerError("the recorder process ended: killed by SIGSEGV"))
     assert _find("event-handles", context).detail == "device 0: the recorder process ended: killed by SIGSEGV"
 
 
@@ -181,7 +182,7 @@ def test_a_dead_recorders_work_is_lost_and_its_waiters_go_on_or_the_doctor_says_
 
 
 def test_a_check_that_a_later_one_needs_stops_the_rest() -> None:
-    context = _context(describe=CheckFailed("the recorder process did not answer"))
+    context = _context(describe=WorkerError("the recorder process did not answer"))
     findings = checks._run(context)
     assert [finding.result for finding in findings] == ["fail"] + ["skipped"] * (len(CHECKS) - 1)
     assert "IPCSYNC_DRIVER=host" in findings[0].advice
