@@ -324,26 +324,24 @@ class StrikeCounter:
     """Counts, for each connection, the messages in a row that were malformed or of no session.
 
     A connection is cut at the `most`-th of them, and its count starts again then: a peer may choose its routing id and
-    return with it. The last `remembered` connections are kept.
+    return with it. The last `_REMEMBERED` connections are kept.
     """
 
-    def __init__(self, most: int, remembered: int = _REMEMBERED) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._remembered = remembered
         self._is_due = False
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def strike(self, routing: bytes) -> None:
         count = self._counts.get(routing, 0) + 1
-        _remember(self._counts, routing, count, self._remembered)
+        _remember(self._counts, routing, count)
         if count == self._most:
             self._is_due = True
             del self._counts[routing]
 
     def clear(self, routing: bytes) -> None:
         """Forget the count: a session sent a valid message over that connection."""
-        if self._counts:
-            self._counts.pop(routing, None)
+        self._counts.pop(routing, None)
 
     def take_due(self) -> bool:
         """Whether the last counted connection is to be cut; asked after each message, and True once."""
@@ -351,10 +349,10 @@ class StrikeCounter:
         return is_due
 
 
-def _remember(counts: OrderedDict[bytes, int], routing: bytes, count: int, most: int) -> None:
+def _remember(counts: OrderedDict[bytes, int], routing: bytes, count: int) -> None:
     counts[routing] = count
     counts.move_to_end(routing)
-    if len(counts) > most:
+    if len(counts) > _REMEMBERED:
         counts.popitem(last=False)
 
 
@@ -408,7 +406,7 @@ class Unread:
             before = 0
         if before and before + size > UNREAD_BYTES:
             return False
-        _remember(self._counts, sender.routing, before + size, _REMEMBERED)
+        _remember(self._counts, sender.routing, before + size)
         return True
 
 

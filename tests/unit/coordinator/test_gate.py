@@ -190,7 +190,7 @@ def _strike(strikes: StrikeCounter, *routings: bytes) -> list[bool]:
 
 
 def test_a_connection_is_due_with_each_so_many_in_a_row() -> None:
-    strikes = StrikeCounter(most=3, remembered=10)
+    strikes = StrikeCounter(most=3)
     assert _strike(strikes, *[b"a"] * 7) == [False, False, True, False, False, True, False]
     assert _strike(strikes, b"b", b"b", b"c", b"b") == [False, False, False, True]
     assert not strikes.take_due()
@@ -201,14 +201,15 @@ def test_nobody_is_cut_whose_process_is_not_known(pair: tuple[socket.socket, soc
 
 
 def test_a_session_that_speaks_is_no_stranger() -> None:
-    strikes = StrikeCounter(most=2, remembered=10)
+    strikes = StrikeCounter(most=2)
     for _ in range(5):
         assert _strike(strikes, b"a") == [False]
         strikes.clear(b"a")
 
 
-def test_no_more_strangers_are_remembered_than_was_said() -> None:
-    strikes = StrikeCounter(most=3, remembered=2)
+def test_no_more_strangers_are_remembered_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_REMEMBERED", 2)
+    strikes = StrikeCounter(most=3)
     assert not any(_strike(strikes, b"a", b"b", b"b", b"a", b"c"))  # b spoke longest ago
     assert _strike(strikes, b"a", b"b") == [True, False]
 

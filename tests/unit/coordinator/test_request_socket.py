@@ -28,7 +28,7 @@ class Answers:
     def __init__(self) -> None:
         self.count = 0
         self.is_one_of_many = False
-        self.strikes = StrikeCounter(100, 10)
+        self.strikes = StrikeCounter(100)
         self.at_each: Callable[[int], None] = lambda _: None
 
     def handle(self, frame: bytes, _sender: Sender, _now_ns: int) -> bytes:
