@@ -220,11 +220,10 @@ class Tombstone(NamedTuple):
 class Tombstones:
     """The uses of other nodes' slots that are lost for good on this node, also once their mirrors are released.
 
-    They are kept for the coordinator's life. Beyond `most` of them all uses of that epoch are lost.
+    They are kept for the coordinator's life. Beyond `MOST_TOMBSTONES` all uses of that epoch are lost.
     """
 
-    def __init__(self, most: int = MOST_TOMBSTONES) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._tombstones: dict[Origin, Tombstone] = {}
         self._epochs: dict[bytes, Tombstone] = {}  # epochs of which every use is lost
         self.new: list[tuple[Origin, Tombstone]] = []  # in no record of the journal yet
@@ -234,7 +233,7 @@ class Tombstones:
         if self.find(origin) is not None:
             return
         self.new.append((origin, tombstone))
-        if not origin.incarnation or len(self._tombstones) >= self._most:
+        if not origin.incarnation or len(self._tombstones) >= MOST_TOMBSTONES:
             for known in [each for each in self._tombstones if each.epoch == origin.epoch]:
                 del self._tombstones[known]
             self._epochs[origin.epoch] = tombstone._replace(good=0)

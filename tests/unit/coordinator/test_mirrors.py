@@ -18,7 +18,7 @@ from ipcsync.errors import EventClosed, NoBridge, NodeLost, ProtocolError, Quota
 from ipcsync_bridge import subscriber as mirrors_of_bridges
 from ipcsync_bridge.session import BridgeSession as BridgesDesk
 from ipcsync_bridge.wire import Row
-from ipcsync_coordinator import fleet
+from ipcsync_coordinator import fleet, state
 from ipcsync_coordinator.state import Tombstone, Tombstones
 from ipcsync_keeper.resources import SharedCudaEvent
 from tests.kit.until import until
@@ -448,15 +448,16 @@ def test_mirrors_and_tombstones_outlive_a_coordinator(desk: Desk) -> None:
     assert again.slot == mirror.slot
 
 
-def test_beyond_their_bound_tombstones_are_of_whole_epochs() -> None:
-    tombstones = Tombstones(most=2)
+def test_beyond_their_bound_tombstones_are_of_whole_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MOST_TOMBSTONES", 2)
+    tombstones = Tombstones()
     other = Origin(b"o" * 16, 1, 1)
     tombstones.add(other, Tombstone("o", 4, "silent"))
     tombstones.add(Origin(_EPOCH, 1, 1), Tombstone("a", 7, "silent"))
     tombstones.add(Origin(_EPOCH, 2, 1), Tombstone("a", 8, "silent"))
     assert tombstones.find(Origin(_EPOCH, 5, 5)) == Tombstone("a", 0, "silent")
     assert tombstones.find(other) == Tombstone("o", 4, "silent")
-    again = Tombstones(most=2)
+    again = Tombstones()
     for origin, tombstone in tombstones.everything():
         again.add(origin, tombstone)
     assert again.everything() == tombstones.everything()
