@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, TypeAlias, cast
 
@@ -126,6 +127,9 @@ class Sampler:
         now = time.monotonic() - self._began
         sessions, links = reader.list_sessions(), reader.list_attachments(_LINKS)
         events = self._tracks.see(self._epoch, infos, now)
+        bridge = None
+        with suppress(IpcSyncError):  # there is none, or it does not answer; no other figure depends on it
+            bridge = reader.bridge(_BRIDGE_S)
         total = sum(sum(states.values()) for states in stats["states"].values())
         self.latest = State(
             at=round(now, 2),
@@ -141,21 +145,13 @@ class Sampler:
             events_found=total,
             events_total=total,
             links=links,
-            bridge=_bridge_of(reader),
+            bridge=bridge,
         )
 
     def _fail(self, problem: str) -> None:
         if self.latest.problem in ("", _NO_SAMPLE):
             log.warning("coordinator not ready", extra=fields(why=problem))
         self.latest = replace(self.latest, problem=problem, ready=False)
-
-
-def _bridge_of(reader: Reader) -> BridgeInfo | None:
-    """The bridge, None if there is none or it does not answer; no other figure depends on it."""
-    try:
-        return reader.bridge(_BRIDGE_S)
-    except IpcSyncError:
-        return None
 
 
 # --- the metrics ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ipcsync_bridge.wire import Counters
 from ipcsync_coordinator.questions import BOUNDS_S, Metrics
 from ipcsync_observer import sampler as sampling
 from ipcsync_observer.app import _dumped
-from ipcsync_observer.sampler import Sampler, _bridge_of
+from ipcsync_observer.sampler import Sampler
 
 
 def _info(name: str = "e", generation: int = 0, completed: int = 0, **other: object) -> EventInfo:
@@ -212,12 +212,18 @@ def test_a_slots_next_use_begins_anew(see: Seen) -> None:
 
 
 @pytest.mark.parametrize("refusal", [ipcsync.NoBridge("none"), ipcsync.QuotaExceeded("the answer is too large")])
-def test_a_bridge_that_does_not_answer_takes_no_other_figure_away(refusal: ipcsync.IpcSyncError) -> None:
+def test_a_bridge_that_does_not_answer_takes_no_other_figure_away(
+    sampler: Sampler, refusal: ipcsync.IpcSyncError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_seconds: float) -> None:
         raise refusal
 
-    asked: Any = SimpleNamespace(bridge=refuse)
-    assert _bridge_of(asked) is None
+    rows: dict[str, Any] = dict.fromkeys(("list_events", "list_sessions", "list_attachments"), lambda *_: [])
+    stats = {**sampler.latest.stats, "epoch": "e"}
+    asked = SimpleNamespace(**rows, endpoint="ipc:///somewhere", stats=lambda: stats, bridge=refuse)
+    monkeypatch.setattr(sampler, "_reader", asked)
+    sampler._take()
+    assert (sampler.latest.ready, sampler.latest.endpoint, sampler.latest.bridge) == (True, "ipc:///somewhere", None)
 
 
 def test_the_page_shows_counts_that_a_bridge_has() -> None:
