@@ -66,7 +66,6 @@ class Core(Line):
     is_closed: bool
     is_traced: bool
     chain: Any
-    earlier: Core | None
     marker_count: int
     last_stream: int
     _lost_from: int
