@@ -26,7 +26,7 @@ FEED_START_BITS = 40  # the low bits of a feed's number; the bits above count th
 MAX_REPLY = 64 * 1024 * 1024
 # Besides msgspec's own: ValueError for bad UTF-8; TypeError, up to 0.21, for a map as a map's key.
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
-_ARRAY = 0x90  # the first byte of a short array, whose low half is the length
+ARRAY = 0x90  # the first byte of a short array, whose low half is the length
 
 POINT_SIZE = 48
 _BODY = struct.Struct("<4sI16sQQI")
@@ -62,7 +62,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview, wh
     try:
         value = decoder.decode(frame)
     except UNREADABLE as error:
-        if len(frame) > 1 and frame[0] & 0xF0 == _ARRAY and frame[1] == VERSION:
+        if len(frame) > 1 and frame[0] & 0xF0 == ARRAY and frame[1] == VERSION:
             raise ProtocolError(f"not {what}: {type(error).__name__}: {error}", code="malformed") from None
         value = (None,)
     if value[0] != VERSION:
@@ -71,19 +71,15 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview, wh
     return value
 
 
-def convert(body: object, kind: type[_M]) -> _M:
-    """The message of that kind that the plain values of `body` make; ProtocolError if they are invalid."""
-    _body_decoder(kind)
-    try:
-        return msgspec.convert(body, kind, strict=True)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise ProtocolError(f"{kind.__name__}: {error}", code="invalid") from None
-
-
 def check_body(body: Message) -> None:
     """Raise the ProtocolError that the receiver would raise, before the body is sent."""
     if body.__struct_fields__:
-        convert(msgspec.to_builtins(body, builtin_types=(bytes,)), type(body))
+        kind, values = type(body), msgspec.to_builtins(body, builtin_types=(bytes,))
+        _body_decoder(kind)
+        try:
+            msgspec.convert(values, kind, strict=True)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise ProtocolError(f"{kind.__name__}: {error}", code="invalid") from None
 
 
 def encode_request(id: int, body: Message, token: bytes, deadline_ns: int) -> bytes:  # noqa: A002 - the field's name

@@ -26,7 +26,7 @@ from msgspec import Meta
 
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
-from ipcsync._wire.codec import UNREADABLE
+from ipcsync._wire.codec import ARRAY, UNREADABLE
 from ipcsync._wire.messages import REQUESTS, VERSION, RequestBody
 from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
 from ipcsync_coordinator.effects import Feed
@@ -39,7 +39,6 @@ from ipcsync_keeper.config import MAX_FRAME, Settings
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_ARRAY = 0x90  # the first byte of a short array, whose low half is the length
 _MOST_FIXED = 0x7F  # a byte up to it is that number
 _SIZES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # of a whole number, by its first byte
 _BUDGET = 512
@@ -74,7 +73,7 @@ _bodies = {op: msgspec.msgpack.Decoder[Any](kind) for op, kind in REQUESTS.items
 
 def peek_id(frame: bytes | memoryview) -> int:
     """The request id of an invalid frame, 0 if there is none: so that its refusal is a typed reply, too."""
-    if len(frame) < 3 or frame[0] & 0xF0 != _ARRAY or frame[1] > _MOST_FIXED:
+    if len(frame) < 3 or frame[0] & 0xF0 != ARRAY or frame[1] > _MOST_FIXED:
         return 0
     try:
         return _id.decode(frame[2 : 3 + _SIZES.get(frame[2], 0)])
@@ -86,7 +85,7 @@ def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME) -> Req
     """The request in a frame of at most `max_frame` bytes; ProtocolError says which rule it breaks."""
     if len(frame) > max_frame:
         raise ProtocolError(f"a frame of {len(frame)} bytes, more than {max_frame}", code="too_large")
-    if len(frame) > 1 and frame[0] & 0xF0 == _ARRAY and VERSION != frame[1] <= _MOST_FIXED:
+    if len(frame) > 1 and frame[0] & 0xF0 == ARRAY and VERSION != frame[1] <= _MOST_FIXED:
         raise ProtocolError(f"protocol version {frame[1]}, but this is {VERSION}", code="version")
     try:
         _, id_, op, token, deadline_ns, body = _request.decode(frame)
