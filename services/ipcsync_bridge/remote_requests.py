@@ -63,7 +63,7 @@ class RemoteRequests:
         self._socket.linger = 0
 
     def listen(self) -> None:
-        self._socket.connect(self.session.feed)
+        self._socket.connect(self.session.lease.welcome.feed)
         self._socket.subscribe(b"")
         self._loop.add_reader(int(self._socket.fd), self.drain)  # edge-triggered
         self._loop.call_soon(self.drain)

@@ -35,8 +35,6 @@ class BridgeSession:
         self.board = board
         self.epoch = welcome.epoch
         connection.starts = lambda: board.starts
-        self.feed = welcome.feed  # the endpoint of the coordinator's announcements
-        self._welcome = welcome
         self._connection = connection  # of this thread before and after that of the lease, which it belongs to
         self.lease = SessionLease(self.board, welcome, connection.endpoint)
         self._owner = Owner(self.lease)
@@ -79,7 +77,7 @@ class BridgeSession:
 
     def _begin(self) -> None:
         self.lease.mark.show()
-        self._connection.window = self._welcome.window
+        self._connection.window = self.lease.welcome.window
         self._heart.start()
 
     def _run(self) -> None:
@@ -94,8 +92,8 @@ class BridgeSession:
             error: IpcSyncError | None = None
             try:
                 self._check_liveness()
-                requests = [request for request, _ in asked]
-                self._connection.exchange(requests, self._welcome.token, deadline_of(math.inf), self._check_liveness)
+                requests, token = [request for request, _ in asked], self.lease.welcome.token
+                self._connection.exchange(requests, token, deadline_of(math.inf), self._check_liveness)
             except IpcSyncError as lost:
                 error = lost
             for request, outcome in asked:
@@ -163,7 +161,7 @@ class BridgeSession:
             self.lease.is_judged = False
             self._await_end()
             with contextlib.suppress(IpcSyncError):
-                self._connection.request(messages.Bye(), self._welcome.token, 1.0)
+                self._connection.request(messages.Bye(), self.lease.welcome.token, 1.0)
         self._stop()
         self._connection.close()
         self.board.close()
@@ -172,7 +170,7 @@ class BridgeSession:
         """End everything but the session, with which other code in this process goes on."""
         self._stop()
         self._connection.close()
-        return upgrade.Session(self._welcome, self.board.descriptor, next(self._connection.ids))
+        return upgrade.Session(self.lease.welcome, self.board.descriptor, next(self._connection.ids))
 
     def _await_end(self) -> None:
         self._is_closed = True
