@@ -15,7 +15,7 @@ from ipcsync._inbox import Inbox
 from ipcsync._linux.process import Process
 from ipcsync._logs import fields, is_round
 from ipcsync._room import new_context
-from ipcsync._wire import codec, endpoints
+from ipcsync._wire import codec
 from ipcsync_coordinator import gate
 from ipcsync_coordinator.deaths import DeathWatch, Leftovers, PauseCredit, is_gone, warn_without_pidfds
 from ipcsync_coordinator.effects import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Effects, Feed
@@ -49,8 +49,7 @@ class Server:
         self._done = done  # set: the end begins
         config = startup.config
         self.board = startup.board
-        directory = settings.runtime_dir
-        self._endpoints = endpoints.endpoint_in(directory), endpoints.endpoint_in(directory, endpoints.FEED)
+        self._endpoints = [f"ipc://{path}" for path in startup.place.sockets]
         gate.raise_limit(settings.max_sessions)
         warn_without_pidfds()
         self._context = new_context(65_535)
