@@ -70,10 +70,8 @@ def ordinal_of_stream(address: int, hint: object = None) -> int:
     """
     if isinstance(hint, int) and 0 <= hint < context.count():
         return hint
-    if address in context.DEFAULT_STREAMS:
-        return context.current_ordinal()
     handle = _drivers.load().CUstream(address)
-    if is_capturing(handle):
+    if address in context.DEFAULT_STREAMS or is_capturing(handle):
         return context.current_ordinal()
     return context.ordinal_of_context(context.call("cuStreamGetCtx", handle))
 
