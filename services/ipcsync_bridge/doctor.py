@@ -17,7 +17,7 @@ from ipcsync.errors import IpcSyncError
 from ipcsync_bridge import wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.store import Owner, decode, known_owner_id
-from ipcsync_bridge.transport import WRONG_REVISIONS, Transport, flushed
+from ipcsync_bridge.transport import WRONG_REVISIONS, Transport, flushed, said
 
 _ANSWER_S = 2.0
 _SOON_DAYS = 14
@@ -50,8 +50,7 @@ async def _tried(check: Callable[[Transport], Awaitable[Outcome]], transport: Tr
     try:
         return await check(transport)
     except (nats.errors.Error, IpcSyncError, OSError, asyncio.TimeoutError) as error:
-        said = str(error) or type(error).__name__
-        return "fail", said, "See the servers' log, and their permissions for this node (deploy/nats)."
+        return "fail", said(error), "See the servers' log, and their permissions for this node (deploy/nats)."
 
 
 async def _coordinator(transport: Transport) -> Outcome:

@@ -152,7 +152,7 @@ class Transport:
             # nats-py itself tries for ever, and may wait for ever for the end of a connection.
             await _within(connecting, timeout)
         except Exception as error:  # of what is no NATS server, nats-py raises anything
-            why = self.last_error or _said(error)
+            why = self.last_error or said(error)
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
         await self._subscribe("answer.*.*", self._on_answer)
         self._limit_silence()
@@ -190,7 +190,7 @@ class Transport:
         if self._closing not in (None, asyncio.current_task()):
             raise asyncio.CancelledError  # nats-py swallows some cancellations, and would try to connect for ever
         if not (self.last_error and isinstance(error, (BrokenPipeError, ConnectionResetError))):
-            self.last_error = _said(error)  # else what the server said before it hung up
+            self.last_error = said(error)  # else what the server said before it hung up
         self._errors += 1
         if is_round(self._errors):
             log.warning("nats", extra=fields(error=self.last_error, count=self._errors))
@@ -275,7 +275,7 @@ class Transport:
         try:
             await self.client.publish(subject, data, reply=reply)
         except _NOT_SENT as error:
-            self.last_error = _said(error)
+            self.last_error = said(error)
             return False
         return True
 
@@ -342,7 +342,7 @@ class Transport:
             raise Unavailable(f"the store refused: {error.description or error}") from error
         except _NOT_SENT as error:
             self._bucket = None
-            why = self.last_error or _said(error)
+            why = self.last_error or said(error)
             raise Unavailable(f"the store of the fleet's names did not answer within {timeout:g} s: {why}") from error
 
     async def cas(self, key: str, value: bytes | None, last: int, timeout: float) -> int:
@@ -403,7 +403,7 @@ class Transport:
         return await self._ask_store(list_, timeout)
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
