@@ -133,7 +133,9 @@ def _coordinator(context: Context) -> Outcome:
     try:
         _connect(context, context.wanted)
     except WorkerError as error:
-        theirs, ours = _driver_of(context.wanted), context.found["driver"]
+        theirs, ours = "", context.found["driver"]
+        with suppress(IpcSyncError), Reader(context.wanted, _READ_S) as reader:  # which needs no session
+            theirs = reader.stats()["driver"]
         if theirs not in ("", ours):
             found = f"the coordinator at {context.wanted} uses the driver {theirs!r}, and this process {ours!r}"
             advice = "Was it started before the GPU's driver was up? Start it again, with IPCSYNC_DRIVER=cuda."
@@ -151,15 +153,6 @@ def _coordinator(context: Context) -> Outcome:
 def _connect(context: Context, endpoint: str) -> None:
     context.coordinator = context.workers["recorder"].call(workers.connect, endpoint)
     context.workers.endpoint = endpoint
-
-
-def _driver_of(endpoint: str) -> str:
-    """The driver of the coordinator there, which is asked without a session; empty if it does not say."""
-    try:
-        with Reader(endpoint, _READ_S) as reader:
-            return reader.stats()["driver"]
-    except IpcSyncError:
-        return ""
 
 
 def _own_coordinator(context: Context) -> None:
