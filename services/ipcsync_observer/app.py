@@ -239,16 +239,13 @@ class Guard:
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        host = _name_of(Headers(scope=scope).get("host", ""))
+        host = Headers(scope=scope).get("host", "")
+        name, _, port = host.rpartition(":")
+        host = (name if name and port.isdigit() else host).strip("[]").lower()
         answer = self._app
         if self._hosts is not None and host not in self._hosts:
             answer = PlainTextResponse(f"this is not {host!r}: ask for {sorted(self._hosts)[-1]}\n", status_code=421)
         await answer(scope, receive, send_guarded)
-
-
-def _name_of(host: str) -> str:
-    name, _, port = host.rpartition(":")
-    return (name if name and port.isdigit() else host).strip("[]").lower()
 
 
 _waiting: dict[PatientProtocol, asyncio.TimerHandle] = {}  # connections that are waited for, the oldest first
