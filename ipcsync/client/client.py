@@ -324,7 +324,7 @@ class Client(ClientView, Closing):
         For launches deep within an engine. The first of them enters the replay, and raises what that would; the end of
         the block ends it. A block in which this thread replays nothing queues nothing: `replay.is_used` is False.
 
-        Entering raises IpcSyncError unless `ipcsync.integrations.torch.install` was called.
+        Raises IpcSyncError unless `ipcsync.integrations.torch.install` was called.
         """
         return Upcoming(Replaying(self._session, waits, records, None, timeout, ahead))
 

@@ -14,6 +14,7 @@ It works the same on tensors of the CPU, and on the software driver.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import secrets
@@ -26,6 +27,7 @@ import torch
 
 import ipcsync
 from ipcsync._deadline import FOREVER, deadline_of, left_of
+from ipcsync._native import pinned
 from ipcsync._native.context import stream_call
 from ipcsync._native.stream import resolve, stream_handle
 from ipcsync.errors import HandleError, IpcSyncError, RecorderLost, StreamCapturing
@@ -39,6 +41,8 @@ _ALIGNMENT = 256
 _END_S = 1.0  # of a process that dies, or of the device's work
 _left: list[Memory] = []
 """What could not be closed yet."""
+_words: dict[int, list[int]] = {}
+"""Pinned words that marks are read into, of each device, which no copy may yet write."""
 _own: dict[bytes, Memory] = {}
 _spare: list[Bucket] = []
 _taking = threading.Lock()
@@ -67,7 +71,7 @@ class Bucket:
 
     def __init__(self, size: int, ordinal: int) -> None:
         self.size, self.ordinal = size, ordinal
-        self.filled = ipcsync.Event()
+        self.filled: ipcsync.Event | None = None
         self._memory = Memory(size, ordinal)
         try:
             self._handle = self._memory.handle()
@@ -89,14 +93,15 @@ class Bucket:
         """
         device, mark = device_of(tensors), secrets.randbits(63)
         stream = _copying(device, ipcsync.default_stream, self.ordinal)
-        first = torch.full((), mark, dtype=torch.int64, device=device)
+        first = torch.tensor(mark, dtype=torch.int64, device="cpu")  # on a GPU a kernel's first launch may stand still
         offsets, _ = _offsets([(tensor.shape, tensor.dtype) for tensor in tensors])
+        self.filled = None
         try:
-            for tensor, offset in zip([first, *tensors], [0, *offsets], strict=True):
+            for tensor, offset in zip([first, *tensors], [-_ALIGNMENT, *offsets], strict=True):
                 flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
-                _copy(self._memory.address + offset, flat.data_ptr(), flat.numel() * flat.element_size(), stream)
+                _copy(self._memory.address + _ALIGNMENT + offset, flat.data_ptr(), flat.nbytes, stream)
         finally:
-            stream.record_event(self.filled)
+            self.filled = stream.record_event()
         with failing_once(stream):
             point = ipcsync.default_client().record(stream)
         return Sent(bytes(point).hex(), self._handle.hex(), os.getpid(), mark)
@@ -112,11 +117,12 @@ def bucket_for(size: int, device: torch.device) -> Bucket:
     It is the smallest that was closed and is not more than twice too large, else a new one.
     """
     ordinal = device.index if device.type == "cuda" else ipcsync.current_device()
-    step = 1 << max(size.bit_length() - 3, 12)  # at most a quarter more, so that tensors of similar sizes fit too
+    size += _ALIGNMENT  # for the mark
+    step = 1 << max(size.bit_length() - 3, 12)  # a quarter more, or 4 KiB, so that tensors of similar sizes fit too
     size = -(-size // step) * step
     with _taking:
         spare = [each for each in _spare if each.ordinal == ordinal and size <= each.size <= 2 * size]
-        fit = [each for each in spare if each.filled.query()]  # else its stream may yet write there
+        fit = [each for each in spare if each.filled and each.filled.query()]  # else its stream may yet write there
         if fit:
             bucket = min(fit, key=lambda each: each.size)
             _spare.remove(bucket)
@@ -155,24 +161,30 @@ def received(
     """
     deadline = deadline_of(timeout)
     offsets, size = _offsets(layouts)
-    stream = _copying(device, ipcsync.Stream, point.device.index)  # new: another may stand still
+    ordinal = point.device.index
+    stream = _copying(device, ipcsync.Stream, ordinal)  # new: another may stand still
     flat = torch.empty(size, dtype=torch.uint8, device=device)
     tensors = [
         flat[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
         for offset, (shape, dtype) in zip(offsets, layouts, strict=True)
     ]
-    with _opened(sent, size, point, deadline) as address:
-        _copy(flat.data_ptr(), address, size, stream)
+    words = _words.setdefault(ordinal, [])
+    try:
+        word = words.pop()
+    except IndexError:
+        word, _ = pinned.take(ordinal, "mark", 8)
+    with _opened(sent, _ALIGNMENT + size, point, deadline) as address:
+        _copy(flat.data_ptr(), address + _ALIGNMENT, size, stream)
         if targets is not None:
             for target, tensor in zip(targets, tensors, strict=True):
                 target.copy_(tensor, non_blocking=True)
             tensors = list(targets)
+        _copy(word, address, 8, stream)
         # No record: that would fail by what else was lost on the stream, on which these tensors do not depend.
         stream.synchronize(None if timeout is None else left_of(deadline))
-        mark, aside = torch.empty((), dtype=torch.int64), ipcsync.Stream(point.device)  # others may use that stream
-        _copy(mark.data_ptr(), address, mark.nbytes, aside)
-        aside.synchronize()
-    if mark.item() != sent.mark:
+        mark = ctypes.c_int64.from_address(word).value
+        words.append(word)
+    if mark != sent.mark:
         raise HandleError(f"the bucket of process {sent.pid} was filled again: its tensors are gone")
     return tensors
 
@@ -222,7 +234,7 @@ def _close(memory: Memory, deadline: int = FOREVER) -> None:
 
 
 def _offsets(layouts: Sequence[Layout]) -> tuple[list[int], int]:
-    offsets, size = [], _ALIGNMENT  # behind the mark
+    offsets, size = [], 0
     for shape, dtype in layouts:
         offsets.append(size)
         size += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT

@@ -82,10 +82,10 @@ static void step_run(struct run *r, u32 i, struct stream *s) {
     if (d->lane != t->lane) stream_after(s, (struct seen){ run_record(r, d->lane, d->at), 0 });
   }
   queue_enter(s, queue, r->step[i].ticket);
-  if (!holds) queue_leave(s, queue);
+  if (!holds) queue_leave(s, queue, r->step[i].ticket);
   if (t->work->event) run_op(&event, s);
   run_work(t->work, s);
-  if (holds) queue_leave(s, queue);
+  if (holds) queue_leave(s, queue, r->step[i].ticket);
   op_complete(s, r->lane[t->lane].base + t->at);
 }
 /* run a lane: what the operation that graph_place put on its stream does */
@@ -98,12 +98,12 @@ static void graph_run(struct op *o, struct stream *s) {
   } else {
     if (r->after) stream_after(s, (struct seen){ r->after, 0 });
     queue_enter(s, r->lane[0].queue, r->begin);
-    queue_leave(s, r->lane[0].queue);
+    queue_leave(s, r->lane[0].queue, r->begin);
     op_complete(s, r->lane[0].base);
   }
   for (u32 i = 0; i < p->n; i++) if (p->step[i].lane == lane) step_run(r, i, s);
   for (u32 l = 1; !lane && l < p->lanes; l++) stream_after(s, (struct seen){ run_record(r, l, p->len[l]), 0 });
-  if (!lane) { queue_enter(s, r->lane[0].queue, r->end); queue_leave(s, r->lane[0].queue); }
+  if (!lane) { queue_enter(s, r->lane[0].queue, r->end); queue_leave(s, r->lane[0].queue, r->end); }
   run_drop(r);
 }
 

@@ -38,13 +38,14 @@ static void queue_enter(struct stream *s, u32 queue, u32 ticket) {
   struct queue *q = &s->ctx->queue[queue];
   if (queue_heads(s, queue, ticket)) return;
   atomic_fetch_add(&q->waiters, 1);
-  for (u32 next; (next = atomic_load(&q->next)) != ticket;)
+  for (u32 next; (int32_t)(ticket - (next = atomic_load(&q->next))) > 0;)
     syscall(SYS_futex, &q->next, FUTEX_WAIT_BITSET, next, NULL, NULL, 1u << ticket % 32);
   atomic_fetch_sub(&q->waiters, 1);
 }
-/* take the entry at the head out */
-static void queue_leave(struct stream *s, u32 queue) {
+/* Take the entry at the head out; once, though a helper that died may have done so. */
+static void queue_leave(struct stream *s, u32 queue, u32 ticket) {
   struct queue *q = &s->ctx->queue[queue];
-  u32 next = atomic_fetch_add(&q->next, 1) + 1;
+  u32 next = ticket + 1;
+  if (!atomic_compare_exchange_strong(&q->next, &(u32){ ticket }, next)) return;
   if (atomic_load(&q->waiters)) syscall(SYS_futex, &q->next, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, 1u << next % 32);
 }

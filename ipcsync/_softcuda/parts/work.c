@@ -140,9 +140,9 @@ static bool op_holds_queue(const struct op *o) {
 /* Do what is at the head of its queue. */
 static void run_entry(struct op *o, struct stream *s) {
   bool holds = op_holds_queue(o);
-  if (!holds) queue_leave(s, o->queue);
+  if (!holds) queue_leave(s, o->queue, o->ticket);
   perform(o, s);
-  if (holds) queue_leave(s, o->queue);
+  if (holds) queue_leave(s, o->queue, o->ticket);
 }
 static void run_queued(struct op *o, struct stream *s) {
   if (o->type == OP_GRAPH) { run_op(o, s); return; } /* its steps are the entries */
