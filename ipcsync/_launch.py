@@ -136,7 +136,8 @@ def launch(
     try:
         return errand(partial(_start, command, runtime_dir), Coordinator.stop)
     except OSError as error:
-        why = f"no coordinator can be started here: {error}; name a runtime_dir, or set TMPDIR"
+        advice = "" if runtime_dir else "; name a runtime_dir, or set TMPDIR"
+        why = f"no coordinator can be started here: {error}{advice}"
         raise room.shortage(error, "a coordinator's process") or ConnectError(why, endpoint=runtime_dir or "") from None
 
 

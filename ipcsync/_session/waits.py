@@ -182,7 +182,10 @@ class Waits:
         return {engine for worker, (_, engine, _) in doing if engine and worker is not self._looker}
 
     def _needs_watch(self) -> bool:
-        return len(self._waiting) > 1 or self._is_stuck(self._looker)
+        """Whether anything waits that the looker is not asking about now: that may not return."""
+        _, asked, _ = self._doing.get(self._looker, (0.0, None, 0))
+        waiting = self._waiting.copy()
+        return len(waiting) > 1 or (asked is not None and all(each.engine is not asked for each in waiting))
 
     def _replace_stuck(self) -> None:
         time.sleep(_WATCH_S)

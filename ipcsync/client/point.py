@@ -28,7 +28,7 @@ _SLICE_S = 0.05
 _PASSING_S = 1.0  # within which streams pass each other, or never do
 _STREAMS = 3  # that are asked whether they do
 OVER = RecorderLost, SessionLost, ClientClosed, EventClosed  # what ends a point's use
-_LEAST_S = 0.05  # for a point's first question to the coordinator, also of a call that only looks
+LEAST_S = 0.05  # for a point's first question to the coordinator, also of a call that only looks
 
 _asking = CallLock()
 _passing: set[int] = set()  # contexts, whose streams pass each other
@@ -60,7 +60,7 @@ class Point(PointBase, PointView):
             key = self._unbound
             session = session_of(key.epoch)
             is_short = longest_s is not None and key.epoch == session.epoch
-            seconds = min(max(longest_s or 0, _LEAST_S), session.timeout) if is_short else None
+            seconds = min(max(longest_s or 0, LEAST_S), session.timeout) if is_short else None
             self._attached = session.attach(key, seconds)
         return self._attached
 

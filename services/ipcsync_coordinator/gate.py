@@ -47,6 +47,7 @@ _PER_SESSION = 3  # its connection, its subscription to the feed, and a file of 
 _PER_CONNECTION = 2  # itself, and the file that may follow
 _ENOUGH = 65_536
 _RECOUNT_MS = 100
+_LOOK_MS = 1000  # the coordinator's own thread may have shut it
 _NO_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | _NO_HANDSHAKE | zmq.EVENT_MONITOR_STOPPED
 _FOUND_S = 5.0
@@ -153,7 +154,7 @@ class Gate:
         running = len(self._monitors)
         while running:
             self._look()
-            for monitor, _ in poller.poll(_RECOUNT_MS if self._is_shut else None):
+            for monitor, _ in poller.poll(_RECOUNT_MS if self._is_shut else _LOOK_MS):
                 for event in _events(monitor):  # all: what was accepted is to be known before more is allowed
                     if event == zmq.EVENT_MONITOR_STOPPED:
                         poller.unregister(monitor)

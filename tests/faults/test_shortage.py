@@ -343,7 +343,8 @@ def test_a_shortage_of_threads_is_named_though_no_descriptor_is_left_to_count_th
         short = room.shortage(RuntimeError("can't start new thread"), "a test")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert str(short).startswith("no further thread can be started for a test; this process has many: look at")
+    what = "no further thread or process can be started for a test; this process has many threads: look at"
+    assert str(short).startswith(what)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "x"), ipcsync.WaitTimeout("x"), RuntimeError("x")])

@@ -76,7 +76,7 @@ def _client(endpoint: str) -> ipcsync.Client:
 
 def check(endpoint: str, device: int) -> EngineChecks:
     """The result of `Client.check` for a device."""
-    return _client(endpoint).check(device)
+    return _client(endpoint).check(device, timeout=ANSWER_S - 1)
 
 
 def open_recorder(endpoint: str, engine: EngineName, device: int, records: bool) -> str:

@@ -184,7 +184,8 @@ async def run(
 
 def _end_turn(future: asyncio.Future[T], job: Job[T], seconds: float) -> None:
     if not job.has_begun:
-        _resolve(future, WaitTimeout(f"other requests of this client took all of the {seconds:g} s", timeout=seconds))
+        text = f"no answer within {seconds:g} s: other requests of this client may have taken all of them"
+        _resolve(future, WaitTimeout(text, timeout=seconds))
 
 
 def _resolve(future: asyncio.Future[T], error: BaseException | None, result: T | None = None) -> None:

@@ -23,7 +23,7 @@ from ipcsync.client._twins import EventView, PointView, several
 from ipcsync.client.aio._runner import over, request, run
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.graphs import GraphRecord, GraphWait, Replay, Replaying, Upcoming
-from ipcsync.client.point import OVER, Point
+from ipcsync.client.point import LEAST_S, OVER, Point
 from ipcsync.client.unnamed import Reservation
 from ipcsync.errors import ClientClosed, ConnectError, EventClosed, RecorderLost, SessionLost, WaitTimeout
 from ipcsync.typing import StreamLike
@@ -144,8 +144,9 @@ class AsyncPoint(PointView):
         if attached is not None:
             return attached, timeout
         session = session_of(self._point._key.epoch)
+        turn = None if timeout is None else max(timeout, LEAST_S)
         # What is left is asked once it is a thread's turn.
-        attached = await request(session, lambda timeout: self._point._bound(left_of(deadline)))  # noqa: ARG005
+        attached = await request(session, lambda timeout: self._point._bound(left_of(deadline)), turn)  # noqa: ARG005
         return attached, left_of(deadline)
 
     def _bound(self) -> AttachmentRef:
