@@ -71,7 +71,7 @@ class Bucket:
 
     def __init__(self, size: int, ordinal: int) -> None:
         self.size, self.ordinal = size, ordinal
-        self.filled: ipcsync.Event | None = None
+        self.filled: ipcsync.Event | None = ipcsync.Event()  # None: nobody knows when it will be
         self._memory = Memory(size, ordinal)
         try:
             self._handle = self._memory.handle()
