@@ -18,6 +18,7 @@ import ipcsync
 from ipcsync import _room as room
 from ipcsync import _threads
 from ipcsync._session import connection
+from ipcsync._session import waits as waits_module
 from ipcsync._session.waits import Pending
 from ipcsync._wire import endpoints
 from ipcsync.testing import StreamGate
@@ -202,6 +203,34 @@ def test_row_71_a_wait_goes_on_though_no_thread_could_start_in_place_of_one_that
             goes_on.set()
             until(lambda: not waits._watch._running.locked(), "nobody watches a single wait")
     until(lambda: called, "the other wait ends")
+
+
+def test_a_wait_that_comes_while_the_driver_keeps_a_look_for_one_that_is_cancelled_ends(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the only one then, and the look is not late yet."""
+    waits, keeps, goes_on, called = client._session.waits, threading.Event(), threading.Event(), list[str]()
+    kept, other = client.event("kept", recorder=True), client.event("other", recorder=True)
+    with StreamGate(stream := ipcsync.Stream()):
+        pending = Pending(kept._engine, kept.record(stream).generation)
+
+        def ask() -> bool:  # a driver's call that blocks
+            keeps.set()
+            goes_on.wait(2 * DEADLINE_S)
+            return False
+
+        monkeypatch.setattr(pending, "has_ended", ask)
+        with monkeypatch.context() as patch:
+            patch.setattr(waits_module, "_LOOK_S", 1.0)
+            waits.add(pending, lambda _: None)
+            assert keeps.wait(DEADLINE_S)
+        waits.remove(pending)
+        with StreamGate(second := ipcsync.Stream()):
+            other.record(second).add_done_callback(lambda _: called.append("other"))
+        try:
+            until(lambda: called, "the other wait ends")
+        finally:
+            goes_on.set()
 
 
 def test_row_71_little_memory_is_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:

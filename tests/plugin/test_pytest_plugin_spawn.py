@@ -145,24 +145,18 @@ def test_no_child_outlives_its_test_nor_what_it_started(
     after_the_children.extend((pid, start_time(pid) or 0) for pid in pids)
 
 
+@pytest.mark.parametrize("ask", [Child.result, Child.raise_unasked])
 def test_what_a_child_started_does_not_outlive_it_if_it_crashes(
-    after_the_children: list[tuple[int, int]], ipcsync_spawn: Callable[..., Child], tmp_path: Path
+    after_the_children: list[tuple[int, int]],
+    ipcsync_spawn: Callable[..., Child],
+    tmp_path: Path,
+    ask: Callable[[Child], object],
 ) -> None:
     child = ipcsync_spawn(_start_another_and_exit, tmp_path / "pid")
     started = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "its process"))
     after_the_children.append((started, start_time(started) or 0))
     with pytest.raises(ChildError, match="exit status 5"):
-        child.result()
-
-
-def test_so_it_is_if_nobody_asks_for_the_childs_result(
-    after_the_children: list[tuple[int, int]], ipcsync_spawn: Callable[..., Child], tmp_path: Path
-) -> None:
-    child = ipcsync_spawn(_start_another_and_exit, tmp_path / "pid")
-    started = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "its process"))
-    after_the_children.append((started, start_time(started) or 0))
-    with pytest.raises(ChildError, match="exit status 5"):
-        child.raise_unasked()
+        ask(child)
 
 
 def test_a_child_that_is_killed_amid_its_answer_says_so(ipcsync_spawn: Callable[..., Child]) -> None:

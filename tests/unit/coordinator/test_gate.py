@@ -105,11 +105,11 @@ def test_a_shut_gate_accepts_nothing_and_counts_now_and_then(monkeypatch: pytest
 
 
 class _ReadOnlyAtFirst(Place):
-    tries = 0
+    left = 2
 
     def reopen(self) -> None:
-        self.tries += 1
-        if self.tries <= 2:
+        self.left -= 1
+        if self.left >= 0:
             raise OSError(errno.EROFS, "Read-only file system")
         super().reopen()
 
@@ -125,6 +125,23 @@ def test_a_socket_that_does_not_get_its_name_back_at_the_start_gets_it_later(tmp
         until(path.exists, "clients find it")
         one.connect(str(path))
         until(lambda: _accepted(path) == 1, "it was accepted")
+
+
+def test_a_socket_that_does_not_get_its_name_back_when_it_is_bound_anew_gets_it_later(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        lock = os.open(tmp_path, os.O_DIRECTORY)
+        stack.callback(os.close, lock)
+        place = _ReadOnlyAtFirst(str(tmp_path), lock, os.getpid())
+        path = Path(place.sockets[0])
+        held = stack.enter_context(_gate(path, [], place))
+        until(path.exists, "clients find it")
+        until(lambda: place.left < 0 and not held._is_shut, "the gate's thread waits for what comes")
+        (router,) = held._monitors
+        path.unlink()
+        place.left = 1
+        held.bind(router, listen(str(path)).detach(), f"ipc://{path}")
+        assert not path.exists()
+        until(path.exists, "clients find it again")
 
 
 def test_where_no_epoll_set_can_be_seen_it_says_so_and_accepts(
