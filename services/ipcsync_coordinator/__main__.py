@@ -42,7 +42,7 @@ PROGRAM = ["-m", "ipcsync_coordinator"]
 def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, kept: str | None, **flags: Any) -> None:
     """Run the coordinator until SIGTERM or Ctrl-C.
 
-    It owns every shared CUDA event of one runtime directory, and logs one line when it is ready. It is two processes: a
+    It owns every shared CUDA event of one runtime directory, and logs `ready` once it serves. It is two processes: a
     keeper, which holds the events, and the coordinator, which the keeper starts, also again when it dies. With
     --no-keeper it is one process, whose death ends every session.
 
