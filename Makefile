@@ -5,7 +5,7 @@
 # make test-programs   whole programs, started as their users start them: the demo, the recipes, daemons with little left to them
 # make test-modes   what depends on the driver in the software driver's other modes; and that one's own tests
 # make gpu-wheels   WHEELS=dir: what `make test-gpu WHEELS=dir` installs on a machine with a GPU and without a network
-# make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network (ARGS="--minutes 4 --only gpu")
+# make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes; with WHEELS=dir without a network (ARGS="--minutes 4 --only gpu")
 # make test-gpu-failed   OUT=dir: of that, the tests that failed in the last run into it
 # make test-thorough   what `make test` leaves out: the long tests and the many combinations, and a minute of soak on each engine (SOAK_SECONDS=60)
 # make test-keeper   the faults that a coordinator is in, over coordinators that have a keeper
