@@ -334,8 +334,7 @@ class Subscriber:
 
     def _lose(self, source: Source, reason: str) -> None:
         """Lose a node in this epoch, and with it all of its mirrors, for good."""
-        if self.sources.get(source.node) is source:
-            del self.sources[source.node]
+        del self.sources[source.node]
         if not source.links:
             return
         self.counters.lost[reason] += 1
