@@ -85,8 +85,7 @@ class RemoteRequests:
             if announcement.number > (self._number if announcement.kind == "tick" else self._number + 1):
                 self._read_all()
             self._number = announcement.number
-            if announcement.kind != "tick":
-                self._take(announcement)
+            self._take(announcement)
         self._loop.call_soon(self.drain)
 
     def _take(self, announcement: messages.Announcement) -> None:
