@@ -92,7 +92,7 @@ class Export:
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
         self._dependencies = Line(board, self._line, attachment.base)
-        self.row = Row(*self.key)
+        self.row, _ = self.read()
         # Of the last look of the thread that watches it:
         self.is_in_flight = False  # a GPU may complete more of it at any moment, which wakes no process
         self.is_unclear = False  # what it stands behind is not judged yet
@@ -233,7 +233,6 @@ class Exports(dict[Key, Export]):
         key = (attachment.slot, attachment.incarnation)
         if (export := self.get(key)) is None:
             export = Export(self._board, attachment)
-            export.row, _ = export.read()
             watcher = next((each for each in self._watchers if len(each.exports) < MOST_FUTEXES - 1), None)
             if watcher is None:
                 room.look("events that other nodes wait for", descriptors=0, threads=1)
