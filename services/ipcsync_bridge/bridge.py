@@ -46,19 +46,13 @@ _SAID_S = 10.0  # in which each node that is connected has pinged new code, and 
 
 
 class Bridge:
-    """One node's bridge over one session, until it is told to stop, is fenced, or the session is lost.
+    """One node's bridge over one session, until it is told to stop, is fenced, or the session is lost."""
 
-    `left` is what other code left in this process, with which this one goes on unnoticed.
-    """
-
-    def __init__(
-        self, session: BridgeSession, transport: Transport, owner: bytes, left: upgrade.State | None = None
-    ) -> None:
+    def __init__(self, session: BridgeSession, transport: Transport, owner: bytes) -> None:
         settings = self._settings = transport.settings
         self._session = session
         self._transport = transport
         self.counters = wire.Counters()
-        self._left = left
         self.me = Identity(settings.node, owner, session.epoch)
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -82,13 +76,16 @@ class Bridge:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    async def run(self) -> str:
-        """Serve; why it ended: "stopped", "restarted" (the coordinator is gone), "expired", "replaced", "reloaded"."""
+    async def run(self, left: upgrade.State | None = None) -> str:
+        """Serve; why it ended: "stopped", "restarted" (the coordinator is gone), "expired", "replaced", "reloaded".
+
+        `left` is what other code left in this process, with which this one goes on unnoticed.
+        """
         try:
-            if self._left is None:
+            if left is None:
                 self.begin(self._start())
             else:
-                self._resume(self._left)
+                self._resume(left)
                 self._serve()
             await self._tick_until_done()
         finally:
@@ -325,11 +322,11 @@ async def _run(settings: Settings) -> int | tuple[upgrade.State, dict[str, str]]
     why = "restarted"
     try:
         owner = owner_id(settings.owner_file) if left is None else left.owner
-        bridge = Bridge(session, Transport(settings), owner, left)
+        bridge = Bridge(session, Transport(settings), owner)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, bridge.stop, "stopped")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS - bridge.reload_signals)
-        why = await bridge.run()
+        why = await bridge.run(left)
     except (NodeNameTaken, Unavailable) as error:
         raise Failed(str(error)) from None
     finally:
