@@ -261,12 +261,9 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Accept a connection; if too many have sent no request, close the oldest of them."""
         super().connection_made(transport)
-        if len(self.connections) > _MOST and not _waiting:
-            transport.abort()  # all others are being answered
-            return
         self._wait()
         if len(_waiting) > _MOST_WAITING or len(self.connections) > _MOST:
-            next(iter(_waiting)).end()
+            next(iter(_waiting)).end()  # this one, if all others are being answered
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
