@@ -10,7 +10,7 @@ import signal
 import socket
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
@@ -124,15 +124,6 @@ class Observer:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.ending.wait(), self._sampler.period_s)
 
-    @asynccontextmanager
-    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """The sampler runs as long as the application does."""
-        self._sampler.start()
-        try:
-            yield
-        finally:
-            await asyncio.to_thread(self._sampler.stop)
-
     def app(self, hosts: frozenset[str] | None) -> Starlette:
         """The application. It answers requests for the names in `hosts`; None: for all."""
         return Starlette(
@@ -141,7 +132,6 @@ class Observer:
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
             middleware=[Middleware(Guard, hosts=hosts)],
-            lifespan=self.lifespan,
         )
 
 
@@ -348,5 +338,9 @@ async def serve(listening: socket.socket, sampler: Sampler) -> None:
     log.info("ready", extra=fields(url=f"http://{f'[{host}]' if ':' in host else host}:{port}/"))
     if not is_loopback:
         log.warning("any process that reaches this address can read what it serves", extra=fields(host=host))
-    await server.serve(sockets=[listening])
+    sampler.start()
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        sampler.stop()
     log.info("stopped")
