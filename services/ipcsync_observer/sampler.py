@@ -66,7 +66,6 @@ class Sampler:
         self._reader = Reader(endpoint, READY_S)
         self.period_s = period_s
         self._began = time.monotonic()
-        self._epoch = ""
         self._tracks = Tracks(max(2, min(240, round(_LANE_S / period_s))))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ipcsync-observer", daemon=True)
@@ -118,32 +117,29 @@ class Sampler:
     def _take(self) -> None:
         reader = self._reader
         stats = reader.stats()
-        if stats["epoch"] != self._epoch:
-            self._epoch = stats["epoch"]
-            self.connects += 1
-            told = fields(endpoint=reader.endpoint, epoch=self._epoch[:8], version=stats["version"])
-            log.info("connected", extra=told)
+        epoch = stats["epoch"]
         infos = reader.list_events()
         now = time.monotonic() - self._began
         sessions, links = reader.list_sessions(), reader.list_attachments(_LINKS)
-        events = self._tracks.see(self._epoch, infos, now)
+        events = self._tracks.see(epoch, infos, now)
         bridge = None
         with suppress(IpcSyncError):  # there is none, or it does not answer; no other figure depends on it
             bridge = reader.bridge(_BRIDGE_S)
-        total = sum(sum(states.values()) for states in stats["states"].values())
-        self.latest = State(
+        if epoch != self.latest.epoch:
+            self.connects += 1
+            log.info("connected", extra=fields(endpoint=reader.endpoint, epoch=epoch[:8], version=stats["version"]))
+        self.latest = replace(
+            self.latest,
             at=round(now, 2),
             problem="",
             ready=True,
-            period_s=self.period_s,
             endpoint=reader.endpoint,
-            epoch=self._epoch,
+            epoch=epoch,
             stats=stats,
             sessions=sessions,
             sessions_total=stats["sessions"],
             events=events,
-            events_found=total,
-            events_total=total,
+            events_total=sum(sum(states.values()) for states in stats["states"].values()),
             links=links,
             bridge=bridge,
         )
