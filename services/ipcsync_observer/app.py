@@ -31,7 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import ipcsync
 from ipcsync._logs import fields
-from ipcsync_observer.sampler import CoordinatorCollector, Sampler, State
+from ipcsync_observer.sampler import Sampler, State
 
 STATIC = Path(__file__).parent / "static"
 
@@ -73,7 +73,6 @@ class Observer:
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._metrics = CoordinatorCollector(sampler)
         self._streams: weakref.WeakSet[AsyncIterator[str]] = weakref.WeakSet()  # of pages that are open
         self.ending = asyncio.Event()
 
@@ -96,7 +95,7 @@ class Observer:
 
     async def metrics(self, _: Request) -> Response:
         """The metrics, in Prometheus's text format."""
-        return Response(generate_latest(self._metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(generate_latest(self._sampler), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def description(self, _: Request) -> Response:
         """This description."""

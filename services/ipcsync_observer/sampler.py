@@ -55,7 +55,7 @@ class State(Struct, frozen=True):
     bridge: BridgeInfo | None
 
 
-class Sampler:
+class Sampler(Collector):
     """A thread that takes a sample every `period_s` seconds, of whichever coordinator serves then: `latest`.
 
     That is ready if each answer came within a second. `connects` counts the coordinators whose events and sessions were
@@ -149,6 +149,15 @@ class Sampler:
             log.warning("coordinator not ready", extra=fields(why=problem))
         self.latest = replace(self.latest, problem=problem, ready=False)
 
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of the last sample. While there is no coordinator, only its own: old values mislead."""
+        state = self.latest
+        yield _gauge("up", "Whether the coordinator answers within a second.", state.ready)
+        yield _counter("observer_connects", "Times the observer connected to a coordinator.", self.connects)
+        if state.ready:
+            yield from _coordinator(cast("dict[str, Any]", state.stats))
+            yield from _bridge(state.bridge)
+
 
 # --- the metrics ------------------------------------------------------------------------------------------------------
 
@@ -191,21 +200,6 @@ BRIDGE_COUNTS = {
     "handovers": "Upgrades of the bridge since it was started.",
 }
 """Name of a bridge's counter, after `ipcsync_bridge_`, and in `BridgeInfo.counts`: what it means."""
-
-
-class CoordinatorCollector(Collector):
-    """The metrics of the last sample. While there is no coordinator, only the observer's own: old values mislead."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._sampler.latest
-        yield _gauge("up", "Whether the coordinator answers within a second.", state.ready)
-        yield _counter("observer_connects", "Times the observer connected to a coordinator.", self._sampler.connects)
-        if state.ready:
-            yield from _coordinator(cast("dict[str, Any]", state.stats))
-            yield from _bridge(state.bridge)
 
 
 def _coordinator(stats: dict[str, Any]) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 
 import ipcsync
 from ipcsync.testing import StreamGate
-from ipcsync_observer.sampler import CoordinatorCollector, Sampler
+from ipcsync_observer.sampler import Sampler
 from tests.kit.peer import Peer
 from tests.kit.until import until
 from tests.observer.healthy import assert_no_alert
@@ -165,7 +165,7 @@ def test_of_more_events_and_sessions_than_a_list_has_all_are_counted(
         sampler._reader.close()
     state = sampler.state()
     assert (state.events_total, state.events_found, state.sessions_total) == (3, 3, 2)
-    metrics = generate_latest(CoordinatorCollector(sampler)).decode()
+    metrics = generate_latest(sampler).decode()
     assert 'ipcsync_events{engine="timeline",state="open"} 3.0' in metrics
 
 

@@ -72,7 +72,7 @@ def sampler(counted: Metrics) -> Sampler:
 
 
 def _samples(sampler: Sampler) -> dict[tuple[str, tuple[str, ...]], float]:
-    text = generate_latest(sampling.CoordinatorCollector(sampler)).decode()
+    text = generate_latest(sampler).decode()
     return {
         (sample.name, tuple(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
@@ -156,7 +156,7 @@ def test_every_metric_is_told_of_in_the_documentation(sampler: Sampler) -> None:
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool not found (Debian: apt-get install prometheus)")
 def test_promtool_finds_nothing_to_say(sampler: Sampler) -> None:
-    text = generate_latest(sampling.CoordinatorCollector(sampler))
+    text = generate_latest(sampler)
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
