@@ -50,13 +50,16 @@ function printable(text) {
 // A table with a row for each key. Columns: {name, text(item), value(item) to sort by, number, class(item), cell(item)}.
 class Table {
   constructor(table, columns, sortedBy) {
-    this.body = table.tBodies[0];
+    this.body = element("tbody", { role: "rowgroup" });
     this.columns = columns;
     this.rows = new Map();
     this.sortedBy = sortedBy;
     this.descending = false;
     this.heads = columns.map((column) => this.head(column));
-    table.tHead.rows[0].replaceChildren(...this.heads);
+    const head = element("thead", { role: "rowgroup" }), row = element("tr", { role: "row" });
+    row.append(...this.heads);
+    head.append(row);
+    table.append(head, this.body);
     this.items = [];
   }
 
