@@ -40,7 +40,7 @@ class BridgeSession:
         self._owner = Owner(self.lease)
         self._is_closed = False
         self._loop_calls = LoopCalls()
-        self._asked: SimpleQueue[tuple[Request, asyncio.Future[Message]]] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[Request, asyncio.Future[IpcSyncError | None]]] = SimpleQueue()
         self._unanswered = 0
         self._goes_on = asyncio.Event()
         self._goes_on.set()
@@ -83,11 +83,10 @@ class BridgeSession:
     def _run(self) -> None:
         block_signals()
         self._owner.run(lambda: self._is_closed, lambda: LONGEST_BEAT_S, self._work)
-        while not self._asked.empty():
-            self._settle(*self._asked.get(), self._closed())
+        self._work()  # what was asked last is refused
 
     def _work(self) -> None:
-        while not (self._is_closed or self._asked.empty()):
+        while not self._asked.empty():
             asked = [self._asked.get() for _ in range(self._asked.qsize())]
             error: IpcSyncError | None = None
             try:
@@ -96,8 +95,8 @@ class BridgeSession:
                 self._connection.exchange(requests, token, deadline_of(math.inf), self._check_liveness)
             except IpcSyncError as lost:
                 error = lost
-            for request, outcome in asked:
-                self._settle(request, outcome, error)
+            for _, outcome in asked:
+                self._loop_calls.soon(_give, outcome, error)
 
     def _closed(self) -> ConnectError:
         return ConnectError("the connection was closed", endpoint=self._connection.endpoint)
@@ -106,14 +105,6 @@ class BridgeSession:
         self.lease.beat_and_check()
         if self._is_closed:
             raise self._closed()
-
-    def _settle(self, request: Request, outcome: asyncio.Future[Message], error: IpcSyncError | None) -> None:
-        try:
-            if error is not None and request.reply is None:
-                raise copy.copy(error)
-            self._loop_calls.soon(_give, outcome, self._connection.result_of(request, math.inf))
-        except IpcSyncError as failure:
-            self._loop_calls.soon(_give, outcome, failure)
 
     def is_open(self, use: tuple[int, int]) -> bool:
         line = self.board.slot(use[0])
@@ -129,14 +120,17 @@ class BridgeSession:
         codec.check_body(body)
         if self._is_closed:
             raise self._closed()
-        outcome: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._asked.put((Request(body), outcome))
+        request, outcome = Request(body), asyncio.get_running_loop().create_future()
+        self._asked.put((request, outcome))
         self._owner.ring()
         self._unanswered += 1
         try:
-            return await outcome
+            error: IpcSyncError | None = await outcome
         finally:
             self._unanswered -= 1
+        if error is not None and request.reply is None:
+            raise copy.copy(error)  # each with a traceback of its own
+        return self._connection.result_of(request, math.inf)
 
     async def insist(self, body: Message) -> Message:
         """`ask`, again and again while the coordinator refuses as QuotaExceeded: its journal has no memory then."""
@@ -183,10 +177,6 @@ class BridgeSession:
         self.lease.mark.end()
 
 
-def _give(outcome: asyncio.Future[Message], reply: Message | IpcSyncError) -> None:
-    if outcome.cancelled():
-        return
-    if isinstance(reply, IpcSyncError):
-        outcome.set_exception(reply)
-    else:
-        outcome.set_result(reply)
+def _give(outcome: asyncio.Future[IpcSyncError | None], error: IpcSyncError | None) -> None:
+    if not outcome.cancelled():
+        outcome.set_result(error)
