@@ -38,7 +38,6 @@ class BridgeSession:
         self._connection = connection  # of this thread before and after that of the lease, which it belongs to
         self.lease = SessionLease(self.board, welcome, connection.endpoint)
         self._owner = Owner(self.lease)
-        self._is_closed = False
         self._loop_calls = LoopCalls()
         self._asked: SimpleQueue[tuple[Request, asyncio.Future[IpcSyncError | None]]] = SimpleQueue()
         self._unanswered = 0
@@ -61,7 +60,7 @@ class BridgeSession:
             handshake.hold_lifeline(board, welcome.line, endpoint, deadline)
             session = cls(connection, welcome, board)
             undo.callback(session._stop)
-            connection.request(messages.Ready(), welcome.token, left_of(deadline), session._check_liveness)
+            connection.request(messages.Ready(), welcome.token, left_of(deadline), session.lease.beat_and_check)
             session._begin()
             undo.pop_all()
         return session
@@ -82,7 +81,7 @@ class BridgeSession:
 
     def _run(self) -> None:
         block_signals()
-        self._owner.run(lambda: self._is_closed, lambda: LONGEST_BEAT_S, self._work)
+        self._owner.run(lambda: not self.lease.is_judged, lambda: LONGEST_BEAT_S, self._work)
         self._work()  # what was asked last is refused
 
     def _work(self) -> None:
@@ -90,21 +89,13 @@ class BridgeSession:
             asked = [self._asked.get() for _ in range(self._asked.qsize())]
             error: IpcSyncError | None = None
             try:
-                self._check_liveness()
+                self.lease.beat_and_check()
                 requests, token = [request for request, _ in asked], self.lease.welcome.token
-                self._connection.exchange(requests, token, deadline_of(math.inf), self._check_liveness)
+                self._connection.exchange(requests, token, deadline_of(math.inf), self.lease.beat_and_check)
             except IpcSyncError as lost:
                 error = lost
             for _, outcome in asked:
                 self._loop_calls.soon(_give, outcome, error)
-
-    def _closed(self) -> ConnectError:
-        return ConnectError("the connection was closed", endpoint=self._connection.endpoint)
-
-    def _check_liveness(self) -> None:
-        self.lease.beat_and_check()
-        if self._is_closed:
-            raise self._closed()
 
     def is_open(self, use: tuple[int, int]) -> bool:
         line = self.board.slot(use[0])
@@ -118,8 +109,6 @@ class BridgeSession:
         await self._goes_on.wait()
         self.lease.check()
         codec.check_body(body)
-        if self._is_closed:
-            raise self._closed()
         request, outcome = Request(body), asyncio.get_running_loop().create_future()
         self._asked.put((request, outcome))
         self._owner.ring()
@@ -152,7 +141,6 @@ class BridgeSession:
     def close(self, *, says_goodbye: bool) -> None:
         """End the session; without a goodbye, peers see a death."""
         if says_goodbye:
-            self.lease.is_judged = False
             self._await_end()
             with contextlib.suppress(IpcSyncError):
                 self._connection.request(messages.Bye(), self.lease.welcome.token, 1.0)
@@ -167,7 +155,8 @@ class BridgeSession:
         return upgrade.Session(self.lease.welcome, self.board.descriptor, next(self._connection.ids))
 
     def _await_end(self) -> None:
-        self._is_closed = True
+        self.lease.lose(ConnectError("the connection was closed", endpoint=self.lease.endpoint))
+        self.lease.is_judged = False
         self._owner.ring()
         if self._heart.ident is not None:  # it was started
             self._heart.join(5.0)
