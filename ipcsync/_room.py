@@ -15,7 +15,7 @@ import resource
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from ipcsync.errors import IpcSyncError, QuotaExceeded
@@ -30,17 +30,13 @@ _USUAL_DESCRIPTORS = 1024
 
 def look(what: str, *, descriptors: int, threads: int) -> None:
     """Raise QuotaExceeded unless `what` can have that many descriptors and threads, and for these some MB, just now."""
-    opened: list[int] = []
     try:
         if threads:
             mmap.mmap(-1, _MEMORY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
         _try_threads(threads)
-        try:  # last: other threads open files more often than they start threads
-            while len(opened) < descriptors:
-                opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        finally:
-            for fd in opened:
-                os.close(fd)
+        with ExitStack() as opened:  # last: other threads open files more often than they start threads
+            for _ in range(descriptors):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except (OSError, RuntimeError, MemoryError) as error:
         raise shortage(error, what) or error from None
 
