@@ -61,7 +61,8 @@ def check_may_wait() -> None:
 
 CallLock: TypeAlias = _thread.RLock
 
-_turns: list[Callable[[], bool]] = [has_a_beat]  # whether this thread has what others wait for; the core adds its own
+turns: list[Callable[[], bool]] = [has_a_beat]
+"""Whether this thread has what others wait for; the core adds whether it keeps others from an event."""
 is_mine: Callable[[CallLock], bool] = CallLock._is_owned  # type: ignore[attr-defined] # noqa: SLF001 - as Condition
 """Whether the calling thread holds a lock."""
 
@@ -112,14 +113,9 @@ def _take(lock: CallLock, seconds: float) -> bool:
     return lock.acquire(timeout=-1 if seconds < 0 else seconds - _PATIENCE_S)
 
 
-def know_turns(has_turn: Callable[[], bool]) -> None:
-    """How to learn whether this thread is in a compiled call that keeps others from the same event."""
-    _turns.append(has_turn)
-
-
 def _interrupts_a_holder(frame: FrameType | None) -> bool:
     """Whether a call of this package that has a lock or a turn runs below another frame, from `frame` down."""
-    has_turn = any(asked() for asked in _turns)
+    has_turn = any(asked() for asked in turns)
     is_below = False
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_name == "__del__":

@@ -23,6 +23,6 @@ if _core.INTERFACE != INTERFACE:
         f"ipcsync's compiled core was built from another version, {_INSTALL}:"
         f" {_core.__file__} has interface {_core.INTERFACE}, not {INTERFACE}"
     )
-_threads.know_turns(_core.has_turn)
+_threads.turns.append(_core.has_turn)
 
 from ipcsync._engines.engine import Engine  # noqa: E402 - which import the core
