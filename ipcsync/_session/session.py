@@ -429,8 +429,6 @@ class Session:
             undo.callback(board.close)  # which releases the lifeline, so that the line can be given to another session
             handshake.hold_lifeline(board, welcome.line, self.endpoint, deadline)
             self.epoch: bytes = welcome.epoch
-            self.lease_ttl: float = welcome.lease_ttl
-            self.id: str = welcome.session
             self.token: bytes = welcome.token
             self.feed_endpoint: str = welcome.feed
             connection.window = welcome.window

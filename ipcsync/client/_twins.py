@@ -54,12 +54,12 @@ class ClientView:
     @property
     def session_id(self) -> str:
         """The session's public id."""
-        return self._session.id
+        return self._session.lease.welcome.session
 
     @property
     def lease_ttl(self) -> float:
         """The lease's TTL in seconds, as granted."""
-        return self._session.lease_ttl
+        return self._session.lease.welcome.lease_ttl
 
     @property
     def is_connected(self) -> bool:
