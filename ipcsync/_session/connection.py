@@ -35,8 +35,6 @@ _EAGER_NS, _EAGER_SLICE_NS = 250_000_000, 10_000_000  # at first, since another 
 _NOW, _EVENTS = int(zmq.NOBLOCK), int(zmq.EVENTS)  # ints cost less than enums
 _IN, _IN_OR_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 
-_RULE = "a coordinator serves its own uid only"
-
 _contexts: dict[None, zmq.Context[zmq.Socket[bytes]]] = {}
 _making = CallLock()
 _ALONE_S = 2.0  # for which a thread waits for another one, that may wait for this one in a finalizer
@@ -279,28 +277,19 @@ def check_endpoint(endpoint: str) -> None:
     """Raise ConnectError if the socket belongs to another user, or is in a directory that this user may not search."""
     path = endpoints.socket_path(endpoint)
     try:
-        status = os.stat(path)
+        owner = os.stat(path).st_uid
     except PermissionError:
         for parent in reversed(Path(path).parents):  # the first that this user may not search
-            if os.access(parent, os.X_OK, effective_ids=True):
-                continue
-            owner, me = parent.stat().st_uid, os.geteuid()
-            if owner == me:
+            if not os.access(parent, os.X_OK, effective_ids=True):
+                owner = parent.stat().st_uid
+                advice = "; start one as this user (ipcsync coordinator), or run this process as that one"
+                _check_uid(owner, f"the directory {parent} belongs to uid {owner}", endpoint, advice)
                 text = f"the directory {parent} has a mode that excludes its own user"
-            else:
-                text = (
-                    f"the directory {parent} belongs to uid {owner}, and this is uid {me}: {_RULE}; start one as this "
-                    "user (ipcsync coordinator), or run this process as that one"
-                )
-            raise ConnectError(text, endpoint=endpoint) from None
+                raise ConnectError(text, endpoint=endpoint) from None
         return
     except OSError:
         return  # not there yet: connecting waits for it
-    if status.st_uid != os.geteuid():
-        raise ConnectError(
-            f"the socket {path} belongs to uid {status.st_uid}, and this is uid {os.geteuid()}: {_RULE}",
-            endpoint=endpoint,
-        )
+    _check_uid(owner, f"the socket {path} belongs to uid {owner}", endpoint)
 
 
 def check_server(frame: zmq.Frame, endpoint: str) -> None:
@@ -309,20 +298,19 @@ def check_server(frame: zmq.Frame, endpoint: str) -> None:
     Until there is a socket, another user may make the directory, and there is nothing to be checked before.
     """
     path = endpoints.socket_path(endpoint)
-    owner = me = os.geteuid()
-    with suppress(OSError):  # it was removed meanwhile
+    owner = server = os.geteuid()  # if the directory was removed meanwhile, or the connection is gone by now
+    with suppress(OSError):
         owner = os.stat(os.path.dirname(path) or ".").st_uid
-    if owner != me:
-        raise ConnectError(
-            f"the directory of the socket {path} belongs to uid {owner}, and this is uid {me}: {_RULE}",
-            endpoint=endpoint,
-        )
-    server = me  # if the connection is gone by now
+    _check_uid(owner, f"the directory of the socket {path} belongs to uid {owner}", endpoint)
     # A duplicate, since libzmq may close its own, and the number may then be another file's.
     with suppress(zmq.ZMQError, ValueError, OSError), fromfd(int(frame.get(zmq.SRCFD)), AF_UNIX, SOCK_STREAM) as peer:
         if peer.getsockopt(SOL_SOCKET, SO_DOMAIN) == AF_UNIX:
             server = peer_of(peer)[1]
-    if server != me:
-        raise ConnectError(
-            f"a process of uid {server} answers at the socket {path}, and this is uid {me}: {_RULE}", endpoint=endpoint
-        )
+    _check_uid(server, f"a process of uid {server} answers at the socket {path}", endpoint)
+
+
+def _check_uid(uid: int, what: str, endpoint: str, advice: str = "") -> None:
+    """Raise ConnectError if that is another user's, of which `what` tells."""
+    if uid != (me := os.geteuid()):
+        text = f"{what}, and this is uid {me}: a coordinator serves its own uid only{advice}"
+        raise ConnectError(text, endpoint=endpoint) from None
