@@ -21,7 +21,6 @@ from ipcsync._deadline import deadline_of, left_of
 from ipcsync._engines import Engine
 from ipcsync._engines.loss import Loss
 from ipcsync._native import context
-from ipcsync._native.device import Device
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import stream_handle
 from ipcsync._session.connection import Connection
@@ -60,13 +59,12 @@ class AttachmentRef:
     """
 
     engine: Engine
-    device: Device
     waits: Waits  # those of its session
     use: Use | None = None
 
     def bind(self, engine: Engine, waits: Waits, use: Use | None = None) -> None:
         """The coordinator has granted it; without a `use` if that is over."""
-        self.engine, self.device, self.waits, self.use = engine, Device(engine.ordinal), waits, use
+        self.engine, self.waits, self.use = engine, waits, use
 
 
 class Life(enum.IntEnum):

@@ -136,7 +136,7 @@ class EventView(Generic[PointT]):
     @property
     def device(self) -> Device:
         """The event's device, by this process's ordinals; of another node's event, the device that was current here."""
-        return self._attached.device
+        return Device(self._engine.ordinal)
 
     @property
     def engine(self) -> EngineName:
@@ -257,7 +257,7 @@ class PointView:
     @property
     def device(self) -> Device:
         """The event's device, by this process's ordinals; of another node's event, the device that was current here."""
-        return self._bound().device
+        return Device(self._bound().engine.ordinal)
 
     @property
     def is_recorded(self) -> bool:

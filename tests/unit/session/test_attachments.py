@@ -354,7 +354,7 @@ def test_what_mirrors_another_nodes_event_is_found_by_what_it_mirrors_until_it_e
     reply = replace(scene.reply(device="GPU-of-another-node"), origin=messages.Origin(*origin, "two"))
     opening = scene.open(reply=reply)
     scene.open(1)
-    assert opening.device == ipcsync.Device(ipcsync.current_device())
+    assert opening.engine.ordinal == ipcsync.current_device()
     assert scene.find(origin[1:], origin[0]) is scene.find((0, 1))
     assert _engine_of(scene.find((0, 1))) is opening.engine
     assert scene.find(others[1:], others[0]) is None
