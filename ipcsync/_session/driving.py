@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import TIMEOUT_MAX
 from typing import TypeVar
 from weakref import WeakMethod
 
@@ -178,8 +177,7 @@ class Driving:
 
     def _tried(self, function: Callable[[], T], seconds: float) -> T:
         """What it returns. WaitTimeout if other threads' trials took all of the time."""
-        limit = float(min(seconds, TIMEOUT_MAX))
-        if (found := under_within(self._trial, limit, self._within, function)) is None:
+        if (found := under_within(self._trial, seconds, self._within, function)) is None:
             text = f"other threads' trials of what a stream can do took all of the {seconds:g} s"
             raise WaitTimeout(text, timeout=seconds)
         return found[0]

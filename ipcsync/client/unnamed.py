@@ -7,11 +7,10 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from threading import TIMEOUT_MAX
 from typing import ClassVar, NoReturn, TypeAlias
 
 from ipcsync._closing import Closing
-from ipcsync._deadline import deadline_of, left_of
+from ipcsync._deadline import bounded, deadline_of, left_of
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
@@ -62,10 +61,10 @@ class UnnamedEvents:
         if is_mine(self._lock):
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
         check_may_wait()
-        seconds, openings = self._session.timeout if timeout is None else timeout, [AttachmentRef()]
+        seconds, openings = bounded(self._session.timeout if timeout is None else timeout), [AttachmentRef()]
         deadline, depth = deadline_of(seconds), self._session.depth if depth is None else depth
         try:
-            event = under_within(self._lock, min(seconds, TIMEOUT_MAX), self._take, key, depth, openings, deadline)
+            event = under_within(self._lock, seconds, self._take, key, depth, openings, deadline)
             if event is None:
                 text = f"other threads' first records on streams took all of the {seconds} s"
                 raise WaitTimeout(text, timeout=seconds)
