@@ -20,7 +20,7 @@ from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call
 from ipcsync._native.device import Device
 from ipcsync._native.event import handle_fault
 from ipcsync._native.stream import resolve, stream_handle
-from ipcsync.errors import HandleError, StreamCapturing
+from ipcsync.errors import HandleError
 from ipcsync.typing import DeviceLike, StreamLike
 
 __all__ = ["Memory", "StreamGate"]
@@ -54,8 +54,7 @@ class StreamGate:
         self._stream = resolve(None) if stream is None else stream  # kept alive as long as the gate
         handle, ordinal = stream_handle(self._stream)
         with OnDevice(ordinal) as inside, inside:
-            if context.is_capturing(handle):
-                raise StreamCapturing("cannot hold a stream that is being captured into a CUDA graph")
+            context.refuse_capturing(handle, "put a gate")
         self._address, pointer = pinned.take(ordinal, "gate", 4)
         # Before the wait is queued, so that an exception afterwards cannot leave the stream held for ever.
         self._finalizer = weakref.finalize(self, _drop, self._address, repr(self._stream))

@@ -249,3 +249,18 @@ def test_a_capturing_stream_is_refused_and_its_capture_is_unharmed() -> None:
     finally:
         graph = unwrap(driver.cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
     unwrap(driver.cuGraphDestroy(graph), "cuGraphDestroy")
+
+
+def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures_and_its_capture_is_unharmed() -> None:
+    driver = _drivers.load()
+    ipcsync.set_device(0)
+    blocking = unwrap(driver.cuStreamCreateWithPriority(0, 0), "cuStreamCreateWithPriority")
+    mode = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    unwrap(driver.cuStreamBeginCapture(blocking, mode), "cuStreamBeginCapture")
+    try:
+        with pytest.raises(ipcsync.StreamCapturing, match="legacy stream"), StreamGate(ipcsync.default_stream()):
+            pytest.fail("the gate's wait would invalidate the capture")
+    finally:
+        graph = unwrap(driver.cuStreamEndCapture(blocking), "cuStreamEndCapture")
+    unwrap(driver.cuGraphDestroy(graph), "cuGraphDestroy")
+    unwrap(driver.cuStreamDestroy(blocking), "cuStreamDestroy")
