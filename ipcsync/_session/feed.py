@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Literal, cast
+from typing import Literal, TypeAlias, cast
 
 import zmq
 
@@ -53,6 +53,10 @@ class Notice:
     cause: str = ""
 
 
+_Key: TypeAlias = tuple[int, int] | str
+"""An event's slot and incarnation, or a session's id."""
+
+
 class Replay:
     """The state after a snapshot and changes, and the notices that follow from them. It uses no socket.
 
@@ -60,10 +64,8 @@ class Replay:
     """
 
     def __init__(self, prefix: str = "", sessions: str = "") -> None:
-        self._prefix = prefix
-        self._session_prefix = sessions
-        self._events: dict[tuple[int, int], Notice] = {}
-        self._sessions: dict[str, Notice] = {}
+        self._prefixes = {"opened": prefix, "session_opened": sessions}
+        self._known: dict[_Key, Notice] = {}
         self.number = -1
 
     def is_behind(self, announcement: Announcement) -> bool:
@@ -78,25 +80,19 @@ class Replay:
         if announcement.kind in ("wanted", "unwanted"):  # for the bridge: no change of an event or a session
             return []
         notice = Notice(**{field.name: getattr(announcement, field.name) for field in fields(Notice)})
-        if announcement.kind == "session_opened":
-            if not notice.name.startswith(self._session_prefix):
+        is_session = notice.kind.startswith("session_")
+        key: _Key = notice.session if is_session else (announcement.slot, announcement.incarnation)
+        if notice.kind in self._prefixes:
+            if not notice.name.startswith(self._prefixes[notice.kind]):
                 return []
-            self._sessions[notice.session] = notice
-            return [notice]
-        if announcement.kind == "session_closed":
-            return [] if self._sessions.pop(notice.session, None) is None else [notice]
-        key = announcement.slot, announcement.incarnation
-        if notice.kind == "opened":
-            if not notice.name.startswith(self._prefix):
-                return []
-            self._events[key] = notice
+            self._known[key] = notice
             return [notice]
         # A closed event whose recorder dies later is announced as broken too, but is gone here already.
-        gone = self._events.pop(key, None)
+        gone = self._known.pop(key, None)
         if gone is None:
             return []
         told = replace(notice, name=gone.name, device=gone.device, engine=gone.engine)
-        if notice.cause not in ("closed", "died", "expired") or not notice.session:
+        if is_session or notice.cause not in ("closed", "died", "expired") or not notice.session:
             return [told]
         return [told, replace(told, kind=cast("NoticeKind", f"recorder_{notice.cause}"))]
 
@@ -105,28 +101,24 @@ class Replay:
         notices = []
         if 0 <= self.number >> codec.FEED_START_BITS < state.number >> codec.FEED_START_BITS:
             notices.append(Notice("coordinator_restarted", "", state.number))
-        rows = {(row.slot, row.incarnation): row for row in state.events if row.name.startswith(self._prefix)}
-        events = {
-            key: Notice("opened", row.name, state.number, row.device, row.engine)
-            for key, row in rows.items()
-            if row.state == "open"
+        found: dict[_Key, Notice] = {
+            row.id: Notice("session_opened", row.name, state.number, session=row.id) for row in state.sessions
         }
-        sessions = {
-            row.id: Notice("session_opened", row.name, state.number, session=row.id)
-            for row in state.sessions
-            if row.name.startswith(self._session_prefix)
-        }
-        for key in [key for key in self._events if key not in events]:
-            gone = self._events.pop(key)
-            # Once its slot is free, closed and broken cannot be told apart.
-            kind: NoticeKind = "broken" if key in rows and rows[key].state == "broken" else "closed"
-            notices.append(replace(gone, kind=kind, number=state.number))
-        for session in [session for session in self._sessions if session not in sessions]:
-            gone = self._sessions.pop(session)
-            notices.append(replace(gone, kind="session_closed", number=state.number))
-        for known, found in ((self._sessions, sessions), (self._events, events)):
-            notices += [notice for key, notice in found.items() if key not in known]
-        self._sessions, self._events, self.number = sessions | self._sessions, events | self._events, state.number
+        for row in state.events:
+            if row.state == "open":
+                opened = Notice("opened", row.name, state.number, row.device, row.engine)
+                found[row.slot, row.incarnation] = opened
+        # Once its slot is free, closed and broken cannot be told apart.
+        broken = {(row.slot, row.incarnation) for row in state.events if row.state == "broken"}
+        gone = [key for key in self._known if key not in found]
+        for key in sorted(gone, key=lambda key: isinstance(key, str)):  # events first
+            kind: NoticeKind = "session_closed" if isinstance(key, str) else "broken" if key in broken else "closed"
+            notices.append(replace(self._known.pop(key), kind=kind, number=state.number))
+        for key, notice in found.items():
+            if key not in self._known and notice.name.startswith(self._prefixes[notice.kind]):
+                self._known[key] = notice
+                notices.append(notice)
+        self.number = state.number
         return notices
 
 
