@@ -8,7 +8,6 @@ before to the state after: an event that was opened and closed within it gives n
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias, cast
@@ -16,9 +15,12 @@ from typing import Literal, TypeAlias, cast
 import zmq
 
 from ipcsync import _room as room
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._native import fork
+from ipcsync._session.connection import zmq_context
+from ipcsync._session.session import Session
 from ipcsync._wire import codec
-from ipcsync._wire.messages import Announcement, SnapshotReply
+from ipcsync._wire.messages import Announcement, Snapshot, SnapshotReply
 from ipcsync.errors import WaitTimeout
 from ipcsync.typing import EngineName, NoticeKind
 
@@ -123,55 +125,52 @@ class Replay:
 
 
 def watch(
-    context: zmq.Context[zmq.Socket[bytes]],
-    endpoint: str,
-    replay: Replay,
-    timeout: float | None,
-    snapshot: Callable[[bool], SnapshotReply],
-    check: Callable[[], None],
+    session: Session, prefix: str, sessions: str, timeout: float | None, check: Callable[[], None]
 ) -> Iterator[Notice]:
     """The notices, from a subscription of its own; ends when none came for `timeout` seconds.
-
-    `snapshot` is called with True if it is called again, because of a gap.
 
     `check` is called at least every 50 ms, and after each announcement: an announcement counts only if its coordinator
     is found alive afterwards, since a new coordinator counts from the start. An exception of `check` ends the
     subscription.
     """
+    replay = Replay(prefix, sessions)
+
+    def resync(is_again: bool) -> list[Notice]:
+        return replay.resync(session.request(Snapshot(prefix, is_again), SnapshotReply))
+
     fork.check()
     room.look("a subscription", descriptors=2, threads=0)  # without the second one, libzmq tries again for ever
     try:
-        socket = context.socket(zmq.SUB)
+        socket = zmq_context().socket(zmq.SUB)
     except zmq.ZMQError as error:
         raise room.shortage(error, "a subscription") or error from None
     socket.linger = 0
     try:
-        socket.connect(endpoint)
+        socket.connect(session.feed_endpoint)
         socket.subscribe(b"")
         # The publisher has taken in the subscription once it announces its number, or a change comes.
         seconds = 5.0 if timeout is None else max(timeout, 2.0)
-        deadline = time.monotonic() + seconds
-        while _receive(socket, deadline - time.monotonic(), check) is None:
-            if time.monotonic() >= deadline:
+        deadline = deadline_of(seconds)
+        while _receive(socket, deadline, check) is None:
+            if not left_of(deadline):
                 raise WaitTimeout(f"the feed did not answer within {seconds} s", timeout=seconds)
-        yield from replay.resync(snapshot(False))
-        last = time.monotonic()
-        while timeout is None or time.monotonic() - last < timeout:
-            frame = _receive(socket, timeout if timeout is None else last + timeout - time.monotonic(), check)
+        yield from resync(False)
+        deadline = deadline_of(timeout)
+        while left_of(deadline):
+            frame = _receive(socket, deadline, check)
             if frame is None:
                 continue
             announcement = codec.decode_announcement(frame)
-            notices = replay.resync(snapshot(True)) if replay.is_behind(announcement) else replay.apply(announcement)
-            for notice in notices:
+            for notice in resync(True) if replay.is_behind(announcement) else replay.apply(announcement):
                 yield notice
-                last = time.monotonic()
+                deadline = deadline_of(timeout)
     finally:
         socket.close()
 
 
-def _receive(socket: zmq.Socket[bytes], timeout: float | None, check: Callable[[], None]) -> bytes | None:
+def _receive(socket: zmq.Socket[bytes], deadline: int, check: Callable[[], None]) -> bytes | None:
     fork.check()  # before the socket is touched
-    slice_ms = _SLICE_MS if timeout is None else max(1, int(1000 * min(timeout, _SLICE_MS / 1000)))
+    slice_ms = max(1, min(int(1000 * left_of(deadline)), _SLICE_MS))
     frame = bytes(socket.recv(zmq.NOBLOCK)) if socket.poll(slice_ms) else None
     check()
     return frame

@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -24,17 +24,16 @@ from msgspec.structs import replace
 from ipcsync import _drivers
 from ipcsync import _room as room
 from ipcsync._board import Board
-from ipcsync._deadline import bounded, deadline_of, left_of
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import import_count
 from ipcsync._native import device as devices
 from ipcsync._native import fork, pinned
 from ipcsync._native.context import count, current_ordinal, uuid_of
-from ipcsync._session import feed, handshake
+from ipcsync._session import handshake
 from ipcsync._session.attachments import MANY_POINTS, AttachmentRef, AttachmentTable, Life, NewEngine, Use
-from ipcsync._session.connection import Connection, Request, expect, zmq_context
+from ipcsync._session.connection import Connection, Request, expect
 from ipcsync._session.driving import Driving
-from ipcsync._session.feed import Notice
 from ipcsync._session.owner import LONGEST_BEAT_S, Owner, SessionLease, block_signals
 from ipcsync._session.waits import Waits
 from ipcsync._threads import Job, beats, check_may_wait, check_threads, has_a_beat, start
@@ -368,21 +367,6 @@ class Session:
     def _tell(self, use: Use, life: Life) -> None:
         self.attachments.advance(use, life)
         self.attachments.tell(_TOLD_S)
-
-    def notices(
-        self, prefix: str, session_prefix: str, timeout: float | None, check: Callable[[], None] | None
-    ) -> Iterator[Notice]:
-        """The feed: a snapshot, then every change; ends after `timeout` seconds without one, or when `check` raises."""
-        timeout = None if timeout is None else bounded(timeout, ", or None")
-        self.check()
-        return feed.watch(
-            zmq_context(),
-            self.feed_endpoint,
-            feed.Replay(prefix, session_prefix),
-            timeout,
-            lambda is_resync: self.request(messages.Snapshot(prefix, is_resync), messages.SnapshotReply),
-            self.check_liveness if check is None else check,
-        )
 
     # --- the owner's thread: the begin --------------------------------------------------------------------------------
 

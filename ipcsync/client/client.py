@@ -20,7 +20,7 @@ from ipcsync._native import device as devices
 from ipcsync._native.context import DEFAULT_STREAMS, current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
-from ipcsync._session.feed import Notice
+from ipcsync._session.feed import Notice, watch
 from ipcsync._session.session import DEFAULT_TIMEOUT_S, Session
 from ipcsync._wire import codec as wire
 from ipcsync._wire import endpoints, messages
@@ -482,7 +482,10 @@ class Client(ClientView, Closing):
     def _notices(
         self, prefix: str, timeout: float | None, check: Callable[[], None] | None = None
     ) -> Generator[Notice, None, None]:
-        notices = self._session.notices(self._full_prefix(prefix), self._session_prefix, timeout, check)
+        begin = self._full_prefix(prefix)
+        deadline_of(timeout)  # raises for what is no timeout
+        self._session.check()
+        notices = watch(self._session, begin, self._session_prefix, timeout, check or self._session.check_liveness)
         return (
             notice if notice.kind.startswith("session_") else dataclasses.replace(notice, name=self._shown(notice.name))
             for notice in notices
