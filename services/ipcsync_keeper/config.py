@@ -125,16 +125,12 @@ FIELDS = {setting.name: setting for setting in dataclasses.fields(Settings)}
 
 def load(flags: dict[str, Any], config_file: str | None) -> Settings:
     """The settings in force; ConfigError says which one is wrong and where it came from."""
-    values: dict[str, Any] = {}
-    if config_file:
-        values.update(_from_file(config_file))
+    values = _from_file(config_file) if config_file else {}
     for name in FIELDS:
-        text = os.environ.get(f"IPCSYNC_{name.upper()}")
-        if text is not None and text != "":
+        if text := os.environ.get(f"IPCSYNC_{name.upper()}"):
             values[name] = _parse(name, text, f"IPCSYNC_{name.upper()}")
     values.update({name: value for name, value in flags.items() if value is not None})
-    if not values.get("runtime_dir"):
-        values["runtime_dir"] = endpoints.runtime_dir()
+    values["runtime_dir"] = values.get("runtime_dir") or endpoints.runtime_dir()
     with suppress(FileNotFoundError):  # without a working directory; a keeper's coordinator is told the path by it
         values["runtime_dir"] = os.path.abspath(values["runtime_dir"])
     return Settings(**values)
