@@ -180,12 +180,9 @@ class Effects:
             self.feed.announce("opened", name=slot.name, slot=slot.index, incarnation=slot.incarnation, **more)
             return
         self._announce(slot.told, slot)
-        if slot.told == "broken":
-            self._log_break(slot)
-        else:
+        if slot.told == "closed":
             log.debug("event closed", extra=fields(name=slot.name, slot=slot.index))
-
-    def _log_break(self, slot: Slot) -> None:
+            return
         recorder = slot.recorder or Recorder(0, "", "")
         log.warning(
             "event broken",
