@@ -60,18 +60,17 @@ class Pool:
             room = self._limit - self.made - unmade
             if missing > room:
                 raise QuotaExceeded(f"there are {self.made} CUDA events already (--max-cuda-events)", limit=self._limit)
-            take_in = partial(self._add, spare)
             try:
-                self._driver.make(uuid, min(max(missing, self._step), room), take_in)
+                self._driver.make(uuid, min(max(missing, self._step), room), self._add)
             except DriverError:  # it has no room for spare ones
-                self._driver.make(uuid, missing, take_in)
+                self._driver.make(uuid, missing, self._add)
         ring = spare[-depth:]
         del spare[-depth:]
         return ring
 
-    def _add(self, spare: list[int], made: list[SharedCudaEvent]) -> None:
+    def _add(self, made: list[SharedCudaEvent]) -> None:
         self._events.update((shared.serial, shared) for shared in made)
-        spare += [shared.serial for shared in made]
+        self.give_back([shared.serial for shared in made])
 
     def _make_room(self, spare: list[int], missing: int) -> None:
         """Destroy as many spare events of other devices as the limit asks for: no process has them."""
@@ -102,10 +101,9 @@ class Pool:
 
     def probe_handle(self, uuid: str) -> bytes:
         if uuid not in self._probes:
-            spare = self._spare[uuid]
-            if not spare:  # else it came too late for an earlier call
-                self._driver.make(uuid, 1, partial(self._add, spare))
-            self._probes[uuid] = self._events.pop(spare.pop(0))
+            if not self._spare[uuid]:  # else it came too late for an earlier call
+                self._driver.make(uuid, 1, self._add)
+            self._probes[uuid] = self._events.pop(self._spare[uuid].pop(0))
         return self._probes[uuid].handle
 
     def why_not_event(self, uuid: str) -> str | None:
