@@ -155,7 +155,8 @@ class Gate:
         while running:
             self._look()
             for monitor, _ in poller.poll(_RECOUNT_MS if self._is_shut else _LOOK_MS):
-                for event in _events(monitor):  # all: what was accepted is to be known before more is allowed
+                for head, _endpoint in _messages(monitor):  # all: what was accepted is known before more is allowed
+                    event = int.from_bytes(head[:2], sys.byteorder)
                     if event == zmq.EVENT_MONITOR_STOPPED:
                         poller.unregister(monitor)
                         running -= 1
@@ -209,11 +210,11 @@ class Gate:
         return True
 
 
-def _events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
+def _messages(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+    """The messages that are there."""
     with suppress(zmq.Again):
         while True:
-            event, _endpoint = monitor.recv_multipart(zmq.NOBLOCK)
-            yield int.from_bytes(event[:2], sys.byteorder)
+            yield socket.recv_multipart(zmq.NOBLOCK)
 
 
 class Accepts(NamedTuple):
@@ -277,18 +278,14 @@ class ZapHandler:
         self.socket.bind("inproc://zeromq.zap.01")
 
     def drain(self) -> None:
-        with suppress(zmq.Again):
-            while True:
-                self._answer(self.socket.recv_multipart(zmq.NOBLOCK))
-
-    def _answer(self, parts: list[bytes]) -> None:
-        split = parts.index(b"") + 1
-        version, request_id, _domain, address = parts[split : split + 4]
-        allowed = _peer(address.decode(errors="replace"))[0] in self._uids
-        if not allowed:
-            self._on_refusal("uid")
-        answer = [version, request_id, b"200" if allowed else b"400", b"" if allowed else b"another uid", b"", b""]
-        self.socket.send_multipart(parts[:split] + answer)
+        for parts in _messages(self.socket):
+            split = parts.index(b"") + 1
+            version, request_id, _domain, address = parts[split : split + 4]
+            allowed = _peer(address.decode(errors="replace"))[0] in self._uids
+            if not allowed:
+                self._on_refusal("uid")
+            answer = [version, request_id, b"200" if allowed else b"400", b"" if allowed else b"another uid", b"", b""]
+            self.socket.send_multipart(parts[:split] + answer)
 
 
 def _peer(address: str) -> tuple[str, str]:
