@@ -300,7 +300,7 @@ class Transactions:
                     log.error("no memory for the journal", extra=fields(why=error, count=self._failures))
                 return is_refusal
             self.effects.carry_out(touched)
-            touched.clear()
+            self.registry.touched = Touched()
             tombstones.new.clear()
         if reply is not None:  # before the log may be compacted: what is not kept is then in no log
             self.sessions.keep(reply.token, reply.id, reply.kept)

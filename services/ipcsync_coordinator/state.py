@@ -200,11 +200,6 @@ class Touched:
     def __bool__(self) -> bool:
         return bool(self.slots or self.sessions or self.attachments or self.unwanted)
 
-    def clear(self) -> None:
-        """Forget it: a record has it, and it was carried out."""
-        for rows in (self.slots, self.sessions, self.attachments, self.unwanted):
-            rows.clear()
-
 
 # --- what stays of other nodes' uses ----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from ipcsync._wire.messages import Announcement
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects, Feed
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.state import Session, Slot, Touched
 from ipcsync_keeper.config import Settings
 
 
@@ -61,7 +61,7 @@ class Scene:
         touched = self.registry.touched
         self.effects.fill_in(touched.slots)
         self.effects.carry_out(touched)
-        touched.clear()
+        self.registry.touched = Touched()
 
     def session(self, name: str) -> Session:
         session = self.registry.open_session(f"id-{name}", name)

@@ -24,7 +24,7 @@ from ipcsync._wire.messages import Message
 from ipcsync_coordinator import journal
 from ipcsync_coordinator.journal import Journal, Record, Transactions
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import Session
+from ipcsync_coordinator.state import Session, Touched
 from tests.kit.examples import examples
 from tests.unit.coordinator.coordinator_world import SENDER, World
 
@@ -299,7 +299,7 @@ def _forget_what_could_not_be_appended(patch: pytest.MonkeyPatch) -> None:
     def committed(self: Transactions, *arguments: Any, **named: Any) -> bool:
         is_done = commit(self, *arguments, **named)
         if not is_done:
-            self.registry.touched.clear()
+            self.registry.touched = Touched()
         return is_done
 
     patch.setattr(Transactions, "commit", committed)

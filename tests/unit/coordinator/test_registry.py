@@ -18,7 +18,7 @@ from ipcsync.errors import (
     RecorderTaken,
 )
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import UNKNOWN, Session, Slot
+from ipcsync_coordinator.state import UNKNOWN, Session, Slot, Touched
 from ipcsync_keeper.config import Settings
 
 
@@ -51,7 +51,7 @@ class Scene:
         slots = sorted(touched.slots, key=lambda slot: slot.index)
         states = ["drained" if slot.state == "closed" and slot.is_drained else slot.state for slot in slots]
         found = [*sorted(session.state for session in touched.sessions), *states]
-        touched.clear()
+        self.registry.touched = Touched()
         return found
 
 
