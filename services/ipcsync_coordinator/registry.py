@@ -131,14 +131,14 @@ class Registry:
 
     def end_session(self, session: Session, *, released: bool) -> None:
         """End a session that said goodbye. Without `released` its slots stay until its process is dead."""
-        self._end(session, "closed", "closed", breaks=False, released=released)
+        self._end(session, "closed", "closed", released=released)
 
     def lose(self, session: Session, end: SessionEnd) -> None:
         """End a session that expired, or whose process died. Names and roles are free.
 
         Slots and line stay until it releases them, or its process is gone.
         """
-        self._end(session, "expired", end, breaks=True, released=False)
+        self._end(session, "expired", end, released=False)
 
     def drained_by(self, session: Session) -> list[Slot]:
         """The slots that it closed with its goodbye, before its last records were known complete: they may count."""
@@ -159,7 +159,7 @@ class Registry:
 
         `held`: what it submitted to a GPU may go on, as in `Slot`. What this may touch is kept, until `end_held`.
         """
-        self._end(session, "closed", "died", breaks=True, released=True, held=held)
+        self._end(session, "closed", "died", released=True, held=held)
 
     def end_held(self, serial: int) -> None:
         """Free what a recorder left: nothing of its work can run any more."""
@@ -179,9 +179,7 @@ class Registry:
         """How many slots count for the pool: all but the free ones, and those kept within their own limit."""
         return len(self.slots) - len(self._free) - self.kept.within_limits
 
-    def _end(
-        self, session: Session, state: SessionState, end: SessionEnd, *, breaks: bool, released: bool, held: int = 0
-    ) -> None:
+    def _end(self, session: Session, state: SessionState, end: SessionEnd, *, released: bool, held: int = 0) -> None:
         if self.sessions.get(session.serial) is not session:
             return
         session.end = session.end or end
@@ -197,7 +195,7 @@ class Registry:
                 if held and slot.origin is None and not slot.is_drained:
                     slot.held = held
                     self.kept.hold(slot)
-            self._leave(slot, session, breaks=breaks, released=released)
+            self._leave(slot, session, breaks=end != "closed", released=released)
         session.streams.clear()
         if not session.attached and (released or session.state != "expired"):
             del self.sessions[session.serial]
@@ -303,7 +301,7 @@ class Registry:
             raise EventClosed(f"this session is not attached to slot {index}: it cannot close it for others")
         self._leave(slot, session, breaks=False, released=released, drained=drained)
         if session.state != "live" and not session.attached:
-            self._end(session, session.state, session.end, breaks=False, released=True)
+            self._end(session, session.state, session.end, released=True)
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from tests.unit.coordinator.test_registry_machine import SETTINGS, Machine
 
 class _ReleasesOnExpiry(Registry):
     def lose(self, session: Session, end: SessionEnd) -> None:
-        self._end(session, "expired", end, breaks=True, released=True)
+        self._end(session, "expired", end, released=True)
 
 
 class _KeepsTheNameAtABreak(Registry):
