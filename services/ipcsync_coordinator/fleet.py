@@ -35,7 +35,7 @@ from ipcsync_coordinator.state import Session
 log = logging.getLogger("ipcsync.coordinator")
 
 MOST_WANTS = 65_536
-_Operation: TypeAlias = Callable[[Session, Any], messages.Message]
+_Operation: TypeAlias = Callable[[Session, Any], messages.Message | None]
 _ANSWERS = (messages.Done, messages.NodeList, messages.BridgeInfo, messages.EventList, messages.Failure)
 
 
@@ -200,12 +200,12 @@ class Fleet:
 
     # --- what the bridge says -----------------------------------------------------------------------------------------
 
-    def _import(self, session: Session, body: messages.Import) -> messages.Message:
+    def _import(self, session: Session, body: messages.Import) -> messages.Message | None:
         owed = self._owed.get(body.want)
         origin = Origin(body.epoch, body.slot, body.incarnation)
         if body.epoch == self._epoch:
             self._give(owed, origin)
-            return messages.Done()
+            return None
         if not self._is_known(origin):
             device = self._device(owed.device if owed is not None else "")
             self._registry.create(session, body.name, recorder=True, device=device, origin=origin, node=body.node)
@@ -228,23 +228,21 @@ class Fleet:
             body = codec.failure_of(error)
         self._reply(owed, body)
 
-    def _answer(self, _: Session, body: messages.Answer) -> messages.Message:
+    def _answer(self, _: Session, body: messages.Answer) -> None:
         owed = self._owed.get(body.want)
         reply = codec.decode_reply(body.reply)[1]
         if not isinstance(reply, _ANSWERS):
             raise ProtocolError(f"{type(reply).__name__} is not an answer to a question to other nodes", code="invalid")
         if owed is not None:
             self._reply(owed, reply)
-        return messages.Done()
 
-    def _finish(self, session: Session, body: messages.Finish) -> messages.Message:
+    def _finish(self, session: Session, body: messages.Finish) -> None:
         self._registry.finish_mirror(session, body.slot, body.incarnation, body.state, body.reason)
         if body.state == "broken":
             log.info("mirror lost", extra=fields(slot=body.slot, reason=body.reason))
-        return messages.Done()
 
 
-def _of_bridge(operation: _Operation, session: Session, body: messages.Message) -> messages.Message:
+def _of_bridge(operation: _Operation, session: Session, body: messages.Message) -> messages.Message | None:
     if session.role != "bridge":
         raise ProtocolError("only a bridge may send this", code="role")
     return operation(session, body)

@@ -53,7 +53,7 @@ class Handlers(Questions):
         self._namespace = pid_namespace()
         self._time_namespace = time_namespace()
         self._shm = shm_identity()
-        self.table: dict[str, Callable[[Session, Any], messages.Message]] = {
+        self.table: dict[str, Callable[[Session, Any], messages.Message | None]] = {  # None: it is done
             "ready": self._ready,
             "open": self._open,
             "attach": self._attach,
@@ -159,19 +159,17 @@ class Handlers(Questions):
             window=self._window,
         )
 
-    def _ready(self, session: Session, _: messages.Ready) -> messages.Message:
+    def _ready(self, session: Session, _: messages.Ready) -> None:
         session.is_ready = True
         self._registry.touched.sessions.add(session)
         self.watch(session)
-        return _DONE
 
-    def _bye(self, session: Session, body: messages.Bye) -> messages.Message:
+    def _bye(self, session: Session, body: messages.Bye) -> None:
         # Appended later, it would keep the replies to all others back until then.
         slots = [self._registry.slots[index] for index in session.attached]
         used = sum(len(slot.active) + len(slot.draining) + slot.depth for slot in slots)
         self.transactions.journal.make_room(512 * len(slots) + 10 * used)
         self._end(session, released=body.released)
-        return _DONE
 
     def _end(self, session: Session, *, released: bool) -> None:
         self._registry.end_session(session, released=released)
@@ -261,13 +259,11 @@ class Handlers(Questions):
             return codec.failure_of(EventClosed(f"the event of slot {use.slot} was closed by this session"))
         return replace(attachment_of(slot, session, self._pool), recorder=use.is_recorder)
 
-    def _close(self, session: Session, body: messages.Close) -> messages.Message:
+    def _close(self, session: Session, body: messages.Close) -> None:
         self._registry.close(session, body.slot, body.incarnation, released=body.released, drained=body.drained)
-        return _DONE
 
-    def _break(self, session: Session, body: messages.Break) -> messages.Message:
+    def _break(self, session: Session, body: messages.Break) -> None:
         self._registry.break_event(session, body.slot, body.incarnation)
-        return _DONE
 
     def _stream(self, session: Session, body: messages.OpenStream) -> messages.Message:
         default = body.default_device or self._pool.devices[0]
@@ -280,9 +276,6 @@ class Handlers(Questions):
         reason = session.why_not_event or self._pool.why_not_event(device)
         handle = b"" if reason else self._pool.probe_handle(device)
         return messages.ProbeReply(handle, reason)
-
-
-_DONE = messages.Done()
 
 
 def _check_usable(session: Session, slot: Slot, why_not_timeline: str = "") -> None:

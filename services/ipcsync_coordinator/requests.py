@@ -211,7 +211,7 @@ class Dispatcher:
                 body = self._handlers.hello(request.body, sender)
             else:
                 assert session is not None
-                body = self._handlers.table[op](session, request.body)
+                body = self._handlers.table[op](session, request.body) or messages.Done()
             self._metrics.results[op]["ok"] += 1
         except IpcSyncError as error:
             if is_question:
