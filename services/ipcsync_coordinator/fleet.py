@@ -169,8 +169,6 @@ class Fleet:
 
     def tick(self, now_ns: int) -> None:
         """Forget questions whose sessions do not wait any more; without a bridge, refuse the others."""
-        if not self._owed:
-            return
         has_bridge = self._sessions.bridge() is not None
         for owed in list(self._owed.values()):
             if 0 < owed.want.deadline_ns < now_ns or not owed.is_waited_for:
@@ -180,10 +178,8 @@ class Fleet:
 
     def _forget(self, owed: _Owed) -> None:
         asker, request_id = owed.key
-        self._owed.pop(owed.want.number, None)
-        asked = self._asked[asker]
-        asked.pop(request_id, None)
-        if not asked:
+        del self._owed[owed.want.number], self._asked[asker][request_id]
+        if not self._asked[asker]:
             del self._asked[asker]
 
     def _reply(self, owed: _Owed, body: messages.Message) -> None:
