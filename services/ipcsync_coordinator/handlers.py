@@ -175,22 +175,13 @@ class Handlers(Questions):
         self._registry.end_session(session, released=released)
         log.info("session closed", extra=fields(id=session.id, name=session.name, pid=session.pid))
 
-    def _takes_goodbye(self, session: Session) -> bool:
-        """End a session whose goodbye stands on the board: its process is gone, and no coordinator took the message."""
-        if not self._board.session(session.line).has_said_goodbye:
-            return False
-        self._end(session, released=True)
-        self.transactions.commit()
-        return True
-
     def lose(self, session: Session, how: str) -> None:
         """End a session whose process is dead ("pidfd"), or was silent for longer than its TTL ("ttl").
 
         Its slots stay until it is gone: a dead process submits nothing more, and what it submitted may go on.
         """
-        if self._takes_goodbye(session):
+        if not self._note_loss(session, how):
             return
-        self._note_loss(session, how)
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
         if not (session.is_ready or self._is_held(session.line)):
             self._registry.release_dead(session)
@@ -204,18 +195,23 @@ class Handlers(Questions):
         A child forked from it keeps the driver's files, and so its work. Without a lock that shows their end, as under
         CUDA MPS, that is never known.
         """
-        if self._takes_goodbye(session):
+        if not self._note_loss(session, "pidfd"):
             return
-        self._note_loss(session, "pidfd")
         peer = session.peer or Peer(self._board, session.serial)
         self._registry.release_dead(session, held=0 if peer.is_over() else peer.lock or UNKNOWN)
         self.transactions.commit()
 
-    def _note_loss(self, session: Session, how: str) -> None:
+    def _note_loss(self, session: Session, how: str) -> bool:
+        """Note that a session is lost; False: its goodbye stands on the board, and it is ended as closed."""
+        if self._board.session(session.line).has_said_goodbye:  # its process is gone, and no coordinator took its Bye
+            self._end(session, released=True)
+            self.transactions.commit()
+            return False
         session.is_dead |= how == "pidfd"
         if session.state == "live":
             self.metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=session.pid, how=how))
+        return True
 
     def break_drained(self, session: Session) -> None:
         """Break the events of a session that drains, and whose process was silent for longer than its TTL."""
