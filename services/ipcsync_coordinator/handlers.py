@@ -23,7 +23,7 @@ from ipcsync_coordinator.gate import Sender
 from ipcsync_coordinator.journal import Transactions
 from ipcsync_coordinator.questions import MOST_IN_FLIGHT, Metrics, Questions, attachment_of, remains_of
 from ipcsync_coordinator.state import UNKNOWN, Session, Slot, Use
-from ipcsync_keeper.config import MAX_TTL, MIN_TTL, Settings
+from ipcsync_keeper.config import MAX_TTL, MIN_TTL
 from ipcsync_keeper.resources import StartupConfig
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -34,7 +34,6 @@ class Handlers(Questions):
 
     def __init__(
         self,
-        settings: Settings,
         transactions: Transactions,
         metrics: Metrics,
         config: StartupConfig,
@@ -42,10 +41,11 @@ class Handlers(Questions):
         deaths: DeathWatch,
         room: Callable[[], int],
     ) -> None:
-        super().__init__(settings, transactions, metrics, config)
+        super().__init__(transactions, metrics, config)
+        limits = self._registry.limits
         # As many as replies are kept for repeats. Also, ZeroMQ learns only every half queue what the other side has
         # read.
-        self._window = min(settings.remembered_requests, max(1, settings.reply_queue // 2), MOST_IN_FLIGHT)
+        self._window = min(limits.remembered_requests, max(1, limits.reply_queue // 2), MOST_IN_FLIGHT)
         self.fleet = Fleet(transactions)
         self._feed_endpoint = feed_endpoint
         self._deaths = deaths
@@ -126,7 +126,7 @@ class Handlers(Questions):
 
     def _granted_ttl(self, wanted: float | None) -> float:
         if wanted is None:
-            return self._settings.lease_ttl
+            return self._registry.limits.lease_ttl
         if math.isnan(wanted) or wanted <= 0:
             raise ProtocolError(f"a lease's TTL must be a positive number of seconds, not {wanted}", code="ttl")
         return min(max(wanted, MIN_TTL), MAX_TTL)

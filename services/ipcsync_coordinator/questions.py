@@ -21,7 +21,6 @@ from ipcsync_coordinator.effects import watermark
 from ipcsync_coordinator.journal import Transactions
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.state import Recorder, Session, Slot
-from ipcsync_keeper.config import Settings
 from ipcsync_keeper.resources import StartupConfig
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -66,9 +65,8 @@ def remains_of(slot: Slot, recorded: int) -> messages.Remains:
 class Questions:
     """The operations that change nothing, in `questions`. Of a list, the first `most` rows are told, None: all."""
 
-    def __init__(self, settings: Settings, transactions: Transactions, metrics: Metrics, config: StartupConfig) -> None:
+    def __init__(self, transactions: Transactions, metrics: Metrics, config: StartupConfig) -> None:
         self.transactions = transactions
-        self._settings = settings
         self._registry = transactions.registry
         self._sessions = transactions.sessions
         self._effects = transactions.effects
@@ -162,9 +160,9 @@ class Questions:
             "version": __version__,
             "epoch": self._board.epoch.hex(),
             "driver": self._config.driver,
-            "lease_ttl_s": self._settings.lease_ttl,
+            "lease_ttl_s": registry.limits.lease_ttl,
             "sessions": len(opened_ns),
-            "max_sessions": self._registry.limits.max_sessions,
+            "max_sessions": registry.limits.max_sessions,
             "oldest_lease_s": (now_ns - min(opened_ns, default=now_ns)) / 1e9,
             "attachments": sum(len(slot.active) + len(slot.draining) for slot in slots),
             "events": sum(slot.state == "open" for slot in slots),
@@ -172,9 +170,9 @@ class Questions:
                 kind: dict(Counter(slot.state for slot in slots if slot.engine == kind))
                 for kind in get_args(EngineName)
             },
-            "pool_size": self._registry.limits.pool,
-            "pool_in_use": self._registry.in_use,
-            "pool_high_water": self._registry.high_water,
+            "pool_size": registry.limits.pool,
+            "pool_in_use": registry.in_use,
+            "pool_high_water": registry.high_water,
             "cuda_events": pool.made,
             "kept": registry.kept.counts(pool.left_pending),
             "kept_limit": registry.kept.limits,

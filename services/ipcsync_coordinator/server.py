@@ -77,7 +77,7 @@ class Server:
         self._deaths = DeathWatch(Inbox(self._died).put)
         self._kept = Leftovers(self.registry, self.board)
         self.handlers = Handlers(
-            settings, self._transactions, self.metrics, config, self._endpoints[1], self._deaths, self._gate.sessions
+            self._transactions, self.metrics, config, self._endpoints[1], self._deaths, self._gate.sessions
         )
         dispatcher = Dispatcher(settings, self.handlers)
         self._requests = Requests(router, settings, dispatcher, self.metrics.refuse, self.feed)

@@ -93,7 +93,6 @@ class World:
         now_ns = time.monotonic_ns()
         config = StartupConfig(SETTINGS, self.board.path, name, devices, os.getpid(), now_ns, 1, {}, 0, [])
         self.handlers = Handlers(
-            SETTINGS,
             self.transactions,
             self.metrics,
             config,
