@@ -219,8 +219,7 @@ class Tombstones:
     """
 
     def __init__(self) -> None:
-        self._tombstones: dict[Origin, Tombstone] = {}
-        self._epochs: dict[bytes, Tombstone] = {}  # epochs of which every use is lost
+        self._tombstones: dict[Origin, Tombstone] = {}  # one of a whole epoch has slot and incarnation 0
         self.new: list[tuple[Origin, Tombstone]] = []  # in no record of the journal yet
 
     def add(self, origin: Origin, tombstone: Tombstone) -> None:
@@ -231,18 +230,15 @@ class Tombstones:
         if not origin.incarnation or len(self._tombstones) >= MOST_TOMBSTONES:
             for known in [each for each in self._tombstones if each.epoch == origin.epoch]:
                 del self._tombstones[known]
-            self._epochs[origin.epoch] = tombstone._replace(good=0)
-        else:
-            self._tombstones[origin] = tombstone
+            origin, tombstone = Origin(origin.epoch, 0, 0), tombstone._replace(good=0)
+        self._tombstones[origin] = tombstone
 
     def find(self, origin: Origin) -> Tombstone | None:
         """The tombstone of a use, None if the use is not lost."""
-        return self._tombstones.get(origin) or self._epochs.get(origin.epoch)
+        return self._tombstones.get(origin) or self._tombstones.get(Origin(origin.epoch, 0, 0))
 
     def everything(self) -> list[tuple[Origin, Tombstone]]:
-        """All tombstones; a whole epoch has slot and incarnation 0."""
-        epochs = [(Origin(epoch, 0, 0), tombstone) for epoch, tombstone in self._epochs.items()]
-        return [*epochs, *self._tombstones.items()]
+        return list(self._tombstones.items())
 
 
 # --- all sessions, and all slots that are kept ------------------------------------------------------------------------
