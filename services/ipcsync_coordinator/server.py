@@ -40,7 +40,7 @@ class Server:
     """One coordinator, with the resources of its `startup`. JournalError if it cannot continue from the journal."""
 
     def __init__(
-        self, settings: Settings, startup: Startup, done: asyncio.Event, tell_alive: Callable[[], None] = lambda: None
+        self, settings: Settings, startup: Startup, done: asyncio.Event, tell_alive: Callable[[], None]
     ) -> None:
         self._settings = settings
         self._startup = startup
@@ -118,7 +118,7 @@ class Server:
         for socket, drain in readers:
             self._loop.add_reader(int(socket.fd), self._unless_done, drain)
             self._loop.call_soon(self._unless_done, drain)  # requests before the reader was added give no edge
-        self._loop.call_soon(self._tick)
+        self._loop.call_soon(self._unless_done, self._tick)
         self.handlers.serves_ns = time.monotonic_ns()
         self.board.starts = self._startup.config.starts
         self._idle_since = time.monotonic()
@@ -133,10 +133,10 @@ class Server:
         except EOFError:
             self._done.set()
 
-    def _unless_done(self, drain: Callable[[], object]) -> None:
+    def _unless_done(self, call: Callable[[], object]) -> None:
         """The loop may call this after `close`, when there are no sockets any more."""
         if not self._done.is_set():
-            drain()
+            call()
 
     def _drain_requests(self) -> None:
         if self._requests.drain() and not self._is_drain_due:
@@ -169,16 +169,13 @@ class Server:
     def _forget(self, session: Session) -> None:
         self.sessions.forget(session)
         self._deaths.forget(session.serial)
-        if not self.sessions.has_living:
-            self._idle_since = time.monotonic()
+        self._idle_since = time.monotonic()
 
     def _tick(self) -> None:
-        if self._done.is_set():
-            return
         try:
             self._beat()
         finally:  # whatever failed: without the next tick there is no heartbeat, and silence is not seen
-            self._loop.call_later(self._tick_s, self._tick)
+            self._loop.call_later(self._tick_s, self._unless_done, self._tick)
 
     def _beat(self) -> None:
         now_ns = time.monotonic_ns()
