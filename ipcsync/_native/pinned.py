@@ -33,14 +33,16 @@ _free: dict[tuple[int, str], list[tuple[int, int]]] = {}
 _taking = CallLock()
 
 
-def page(address: int, mapping: object) -> int:
-    """The device pointer of the page at `address`, registered in the current context at first; `mapping` is kept.
+def word(address: int, mapping: object) -> int:
+    """The device pointer of the 8-byte word at `address`; `mapping` is kept.
 
-    Raises DriverError if the driver refuses, as it does for pages of a file on disk.
+    Its page is registered in the current context at first. Raises DriverError if the driver refuses, as it does for
+    pages of a file on disk.
     """
-    if address not in _registered:
-        under(_lock, _register, address, mapping)
-    return int(call("cuMemHostGetDevicePointer", address, 0))
+    page = address & ~(PAGE - 1)
+    if page not in _registered:
+        under(_lock, _register, page, mapping)
+    return int(call("cuMemHostGetDevicePointer", page, 0)) + (address - page)
 
 
 def _register(address: int, mapping: object) -> None:
@@ -59,12 +61,6 @@ def _register(address: int, mapping: object) -> None:
             raise
     _pages[address] = entry  # again: another thread's `unpin` may have come before it
     _registered.add(address)
-
-
-def word(address: int, mapping: object) -> int:
-    """The device pointer of the 8-byte word at `address`, as of `page`."""
-    start = address & ~(PAGE - 1)
-    return page(start, mapping) + (address - start)
 
 
 def keep(address: int) -> None:
