@@ -80,11 +80,6 @@ class Bucket:
             raise
         _own[self._handle] = self._memory
 
-    @property
-    def place(self) -> str:
-        """Its device's UUID."""
-        return ipcsync.get_device_properties(self.ordinal).uuid
-
     def fill(self, tensors: Sequence[torch.Tensor]) -> Sent:
         """Have the current stream copy the tensors into it, and record behind that; the host waits for nothing.
 

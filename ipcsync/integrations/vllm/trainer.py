@@ -115,7 +115,8 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
                     tensors = [tensor for _, tensor in named]
                     if bucket is None:
                         bucket = bucket_for(max(map(_size, parts)), device_of(tensors))
-                    told.append((bucket.place, bucket.fill(tensors)))
+                    place = ipcsync.get_device_properties(bucket.ordinal).uuid
+                    told.append((place, bucket.fill(tensors)))
                 buckets = dict(told)
                 if not number:
                     with _together():
