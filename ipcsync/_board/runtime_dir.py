@@ -119,8 +119,7 @@ class RuntimeDir(Place):
     def __init__(self, path: str) -> None:
         path = os.path.abspath(path)
         try:
-            self.endpoint = endpoints.endpoint_in(path)
-            endpoints.endpoint_in(path, endpoints.FEED)
+            self.endpoint = endpoints.endpoint_in(path)  # the feed's is shorter
         except ValueError as error:
             raise RuntimeDirError(str(error)) from None
         self.made, lock = _take(path)
