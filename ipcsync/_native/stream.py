@@ -138,7 +138,6 @@ class Stream:
     def is_capturing(self) -> bool:
         """Whether the stream is being captured into a CUDA graph."""
         fork.check()
-        context.driver()
         if self._pointer not in context.DEFAULT_STREAMS:
             return bool(context.is_capturing(self._handle))
         with OnDevice(self._index) as inside, inside:
