@@ -177,23 +177,18 @@ def set_device(device: DeviceLike | None) -> None:
 
 def exchange_device(device: DeviceLike | None) -> int:
     """As `set_device`, errors included; returns the ordinal that was current before, -1 for a negative number."""
-    return _exchange(device, lambda _: True)
+    if isinstance(device, int) and device < 0:
+        fork.arm()
+        return -1
+    wanted, before = parse(device), current_ordinal()
+    context.ensure_context(wanted)
+    return before
 
 
 def maybe_exchange_device(device: DeviceLike | None) -> int:
     """As `exchange_device`, but a device without a primary context is left alone, so that none is made for it."""
-    return _exchange(device, has_primary_context)
-
-
-def _exchange(device: DeviceLike | None, is_wanted: Callable[[int], bool]) -> int:
-    if isinstance(device, int) and device < 0:
-        fork.arm()
-        return -1
-    wanted = parse(device)
-    before = current_ordinal()
-    if is_wanted(wanted):
-        context.ensure_context(wanted)
-    return before
+    is_negative = isinstance(device, int) and device < 0
+    return exchange_device(device) if is_negative or has_primary_context(device) else current_ordinal()
 
 
 class Entered(threading.local):
