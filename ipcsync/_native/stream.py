@@ -15,7 +15,6 @@ from ipcsync._drivers import ERROR_NOT_READY, STREAM_NON_BLOCKING, DriverObject,
 from ipcsync._native import context, foreign, fork
 from ipcsync._native.context import OnDevice, call, relaxed_call, stream_call
 from ipcsync._native.device import Device, Entered, parse
-from ipcsync._native.device import device as device_block
 from ipcsync.errors import InvalidDevice
 from ipcsync.typing import DeviceLike, EventLike, StreamLike
 
@@ -323,22 +322,21 @@ class stream:  # noqa: N801 - torch.cuda's name for it
     def __enter__(self) -> Stream | None:
         fork.check()
         if self.stream is not None:
-            index = self.stream._index
-            block = device_block(index)
-            block.__enter__()
-            self._entered.blocks.append((block, _thread.streams.get(index)))
+            index, outer = self.stream._index, call("cuCtxGetCurrent")
+            context.ensure_context(index)
+            self._entered.blocks.append((outer, _thread.streams.get(index)))
             _thread.streams[index] = self.stream
         return self.stream
 
     def __exit__(self, *error: object) -> None:
         if self.stream is None:
             return
-        block, before = self._entered.blocks.pop()
+        outer, before = self._entered.blocks.pop()
         if before is None:
             _thread.streams.pop(self.stream._index, None)
         else:
             _thread.streams[self.stream._index] = before
-        block.__exit__(*error)
+        call("cuCtxSetCurrent", outer)
 
 
 def is_current_stream_capturing() -> bool:
