@@ -237,7 +237,7 @@ class Child(Closing):
     def has_ended(self, seconds: float = 0.0) -> bool:
         """Whether it ends within `seconds`. It is not reaped, so that `kill` still finds its group."""
         if self._pidfd is not None:
-            return self._pidfd.wait(max(0.0, seconds))
+            return self._pidfd.has_ended(max(0.0, seconds))
         deadline = time.monotonic() + seconds
         with contextlib.suppress(ChildProcessError):  # it was reaped, or this process ignores SIGCHLD
             while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

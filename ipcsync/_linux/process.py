@@ -237,11 +237,8 @@ class PidFd:
     def fileno(self) -> int:
         return self._fd
 
-    @property
-    def is_dead(self) -> bool:
-        return bool(self._poll.poll(0))
-
-    def wait(self, seconds: float) -> bool:
+    def has_ended(self, seconds: float = 0.0) -> bool:
+        """Whether it ends within `seconds`."""
         return bool(self._poll.poll(math.ceil(seconds * 1000)))
 
     def close(self) -> None:

@@ -363,7 +363,7 @@ def reload(runtime_dir: str | None) -> None:
     except ProcessLookupError:
         raise Failed("the coordinator has just ended") from None
     deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline and not keeper.is_dead:
+    while time.monotonic() < deadline and not keeper.has_ended():
         outcome = read_outcome(path)
         if outcome.began_ns > asked_ns:
             if outcome.why_not:
@@ -372,5 +372,5 @@ def reload(runtime_dir: str | None) -> None:
             return
         time.sleep(0.01)
     raise Failed(
-        "the keeper ended meanwhile" if keeper.is_dead else f"no outcome within {_PATIENCE_S:g} s; see its log"
+        "the keeper ended meanwhile" if keeper.has_ended() else f"no outcome within {_PATIENCE_S:g} s; see its log"
     )

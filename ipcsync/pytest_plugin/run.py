@@ -160,8 +160,8 @@ def _end(coordinator: RunCoordinator) -> None:
         if coordinator.is_running:
             signal.pidfd_send_signal(process.fileno(), signal.SIGTERM)
             signal.pidfd_send_signal(process.fileno(), signal.SIGCONT)
-            if not process.wait(_STOP_S):
+            if not process.has_ended(_STOP_S):
                 signal.pidfd_send_signal(process.fileno(), signal.SIGKILL)
-                process.wait(_STOP_S)
+                process.has_ended(_STOP_S)
     with contextlib.suppress(ChildProcessError):  # a worker started it, so another process reaps it
         os.waitpid(coordinator.pid, os.WNOHANG)

@@ -110,7 +110,7 @@ def has_ended(pid: int, started: int) -> bool | None:
     """Whether the kernel has torn a process down; None where pidfds are refused."""
     try:
         with closing(PidFd(pid)) as pidfd:
-            return pidfd.is_dead or start_time(pid) != started
+            return pidfd.has_ended() or start_time(pid) != started
     except ProcessLookupError:
         return True
     except PidFdError:

@@ -147,7 +147,7 @@ def test_what_a_killed_process_had_submitted_ends_before_or_after_its_death_is_s
     assert partner.call(actions.record, "e", "s") == kit.SUCCESS
     signs: dict[str, Callable[[], Any]] = {
         "the robust futex is marked": lambda: page.words[HELD] & OWNER_DIED,
-        "the pidfd is readable": lambda: pidfd.is_dead,
+        "the pidfd is readable": lambda: pidfd.has_ended(0),
         "the last word is written": lambda: page.words[DONE],
         "the event is not pending": lambda: third.call(actions.query, "e") != kit.NOT_READY,
     }

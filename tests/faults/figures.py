@@ -230,7 +230,7 @@ def _kill_one(client: ipcsync.Client, name: str, peer: Peer, engine: EngineName,
             "a wait for its unfinished work": point.synchronize,
             "a stream that waits": lambda: context.driver().cuStreamSynchronize(stream.cuda_stream),
             _FEED: partial(_await_break, notices, name),
-            _GONE: partial(pidfd.wait, DEADLINE_S),
+            _GONE: partial(pidfd.has_ended, DEADLINE_S),
         }
         if work == "idle":
             del calls["a wait for its unfinished work"]
@@ -251,7 +251,7 @@ def _kill_one(client: ipcsync.Client, name: str, peer: Peer, engine: EngineName,
         waits.add_to(figures, row, began)
         if kind not in _UNBOUNDED:
             figures.rows.setdefault(f"{row}: {_ALL}", []).append(figures.rows[f"{row}: {kind}"][-1])
-        pidfd.wait(DEADLINE_S)
+        pidfd.has_ended(DEADLINE_S)
     event.close()
 
 

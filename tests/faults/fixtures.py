@@ -104,7 +104,7 @@ def has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return process.is_dead
+        return process.has_ended()
     finally:
         process.close()
 

@@ -33,7 +33,7 @@ def test_the_server_of_a_benchmarks_peer_ends_with_the_benchmark(name: str) -> N
         pid, _, directory = bench.stdout.readline().strip().partition(" ")
         server = PidFd(int(pid))
         bench.kill()
-        assert server.wait(DEADLINE_S), f"the {name} server goes on without its parent"
+        assert server.has_ended(DEADLINE_S), f"the {name} server goes on without its parent"
         server.close()
         bench.wait()  # until then its pid is there
     if directory:

@@ -82,7 +82,7 @@ class _Death:
             self._began = time.perf_counter()
             os.kill(self._pid, signal.SIGKILL)
             while time.perf_counter() - self._began < _LONGEST_S:
-                if pidfd.is_dead:
+                if pidfd.has_ended():
                     self._note("pidfd readable")
                 if waiting.query():
                     self._note("waiting stream went on")

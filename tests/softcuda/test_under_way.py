@@ -54,7 +54,7 @@ def kill_amid(watcher: Server, victim: Server) -> None:
     with closing(PidFd(victim.pid)) as pidfd:
         victim.kill()
         until(lambda: watcher("stat", "dead"), "it is marked")
-        assert pidfd.wait(DEADLINE_S)
+        assert pidfd.has_ended(DEADLINE_S)
 
 
 def test_what_a_killed_process_had_under_way_ends_and_then_the_process_does(

@@ -31,7 +31,7 @@ def _kill(pid: int) -> float | None:
     """Milliseconds until its pidfd says so."""
     with closing(PidFd(pid)) as pidfd:
         os.kill(pid, signal.SIGKILL)
-        return asked.milliseconds(lambda: pidfd.is_dead, _GONE_S)
+        return asked.milliseconds(pidfd.has_ended, _GONE_S)
 
 
 def _again(handle: bytes) -> tuple[Any, bool]:
@@ -118,7 +118,7 @@ def _held_beside_a_child() -> Iterator[tuple[str, str]]:
             assert recorder.call(actions.record, "e", "s") == kit.SUCCESS
             with closing(PidFd(recorder.pid)) as pidfd:
                 os.kill(recorder.pid, signal.SIGKILL)
-                gone = asked.milliseconds(lambda fd=pidfd: fd.is_dead, _GONE_S)  # type: ignore[misc]
+                gone = asked.milliseconds(pidfd.has_ended, _GONE_S)
             page.words[0] = 1
             took = asked.milliseconds(lambda event=event: not _is_pending(event), 1.0)  # type: ignore[misc]
             beside = "a forked child of the dead lives" if child else "nobody else has its files"

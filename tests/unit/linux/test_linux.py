@@ -200,15 +200,15 @@ def test_a_killed_process_is_dead_though_nobody_reaped_it(sleeper: subprocess.Po
     assert started is not None
     process, pidfd = Process(sleeper.pid, started), PidFd(sleeper.pid)
     assert process.is_alive()
-    assert not pidfd.is_dead
+    assert not pidfd.has_ended()
     sleeper.kill()
-    until(lambda: pidfd.is_dead, "the process is dead")
+    until(pidfd.has_ended, "the process is dead")
     assert os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT), "it is a zombie"
     assert not process.is_alive(), "told no later than by the pidfd"
     assert not is_running(sleeper.pid, started)
-    assert PidFd(sleeper.pid).is_dead, "also opened on the zombie"
+    assert PidFd(sleeper.pid).has_ended(), "also opened on the zombie"
     sleeper.wait(20)
-    assert pidfd.is_dead
+    assert pidfd.has_ended()
     assert not process.is_alive()
     pidfd.close()
 
@@ -221,7 +221,7 @@ def test_a_stopped_process_lives(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
     assert process.is_alive()
-    assert not pidfd.is_dead
+    assert not pidfd.has_ended()
     pidfd.close()
 
 
