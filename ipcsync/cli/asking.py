@@ -363,14 +363,13 @@ def reload(runtime_dir: str | None) -> None:
     except ProcessLookupError:
         raise Failed("the coordinator has just ended") from None
     deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline and not keeper.has_ended():
+    while time.monotonic() < deadline and not keeper.has_ended(0.01):
         outcome = read_outcome(path)
         if outcome.began_ns > asked_ns:
             if outcome.why_not:
                 raise Failed(f"not reloaded: {outcome.why_not}")
             echo(f"reloaded: {outcome.note}" if outcome.note else "reloaded")
             return
-        time.sleep(0.01)
     raise Failed(
         "the keeper ended meanwhile" if keeper.has_ended() else f"no outcome within {_PATIENCE_S:g} s; see its log"
     )
