@@ -236,14 +236,9 @@ class SlotLine(Line):
         return self.address + L_COMPLETED * 8
 
     @property
-    def _bits(self) -> range:
-        """The places of the bits of all sessions that the slot depends on, at any remove, but its recorder's own."""
-        first = (self._at.bits + self._index * self._at.bits_row) // 8
-        return range(first, first + self._at.bit_words)
-
-    @property
     def bits_address(self) -> int:
-        return self.address + (self._bits.start - self.first) * 8
+        """Of a bit for each session that the slot depends on, at any remove, but its recorder's own."""
+        return self.address - self.first * 8 + self._at.bits + self._index * self._at.bits_row
 
     @property
     def _hazards(self) -> memoryview[int]:
@@ -301,8 +296,8 @@ class SlotLine(Line):
         # The last recorder's: if it ended before it published a record, these are about one that the new use will make.
         self.first_dependent = self.valid_as_of = self.lost = self.root_cause = 0
         self.awaited = self.followed = self.announced = 0
-        for place in self._bits:
-            self.words[place] = 0
+        bits = self._at.bits + self._index * self._at.bits_row
+        self._data[bits : bits + self._at.bits_row] = bytes(self._at.bits_row)
         self._hazards[:] = bytes(self._at.hazards_row)
         self.incarnation = incarnation
         fence()

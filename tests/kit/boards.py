@@ -21,14 +21,18 @@ def is_pinned(board: Board) -> bool:
 
 def bits_of(line: SlotLine) -> int:
     """A bit for each session that the slot stands behind, as its recorder has stored them."""
-    words = (line.words[place] for place in line._bits)
-    return sum(word << 64 * place for place, word in enumerate(words))
+    return int.from_bytes(_bits(line).tobytes(), "little")
 
 
 def store_bits(line: SlotLine, bits: int) -> None:
     """As its recorder."""
-    for place, index in enumerate(line._bits):
-        line.words[index] = bits >> 64 * place & 0xFFFFFFFFFFFFFFFF
+    row = _bits(line)
+    row[:] = memoryview(bits.to_bytes(row.nbytes, "little")).cast("Q")
+
+
+def _bits(line: SlotLine) -> memoryview[int]:
+    first = line.first + (line.bits_address - line.address) // 8
+    return line.words[first : first + line._at.bit_words]
 
 
 def enter(line: SlotLine, session: int) -> None:
