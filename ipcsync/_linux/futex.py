@@ -114,12 +114,9 @@ class FutexSet:
         self._pause_s = pause_s
         self._waiters = (_Waiter * MOST_FUTEXES)()
 
-    def put(self, index: int, address: int) -> None:
-        self._waiters[index] = _Waiter(0, address, _SIZE_U32, 0)
-
-    def expect(self, index: int, value: int) -> None:
-        """Set the value that the word at this place had when it was read."""
-        self._waiters[index].value = value & 0xFFFFFFFF
+    def put(self, index: int, address: int, value: int) -> None:
+        """Put the word at `address` to a place; it had that value when it was read."""
+        self._waiters[index] = _Waiter(value & 0xFFFFFFFF, address, _SIZE_U32, 0)
 
     def wait(self, timeout_ns: int) -> None:
         """Sleep while all words have their expected values, for at most `timeout_ns`, with the GIL released."""

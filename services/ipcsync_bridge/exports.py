@@ -156,7 +156,6 @@ class Watcher:
         self._futexes = FutexSet()  # the first one is the word's
         self.bell = Word()  # stored to wake the thread
         self._is_stopped = False
-        self._futexes.put(0, self.bell.address)
         self._thread = threading.Thread(target=self._run, name="ipcsync-exports", daemon=True)
         self._thread.start()
 
@@ -180,20 +179,15 @@ class Watcher:
         used_s = time.thread_time()
         exports: tuple[Export, ...] = ()
         while not self._is_stopped:
-            self._futexes.expect(0, self.bell.value)
-            if exports is not self.exports:
-                exports = self.exports
-                for index, export in enumerate(exports, 1):
-                    self._futexes.put(index, export.futex_address)
-                    if export.seen:
-                        self._futexes.expect(index, export.seen[L_RECORDED])
+            self._futexes.put(0, self.bell.address, self.bell.value)
+            known, exports = exports, self.exports
             changed = []
             for index, export in enumerate(exports, 1):
                 seen = export.seen
                 if export.has_changed():
                     changed.append(export)
-                if export.seen is not seen:
-                    self._futexes.expect(index, export.seen[L_RECORDED])
+                if export.seen is not seen or exports is not known:
+                    self._futexes.put(index, export.futex_address, export.seen[L_RECORDED])
             before_s, used_s = used_s, time.thread_time()
             rest_s = self._all.rest_s(used_s - before_s)
             self._futexes.count = 1 + len(exports)

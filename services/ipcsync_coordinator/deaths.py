@@ -70,13 +70,12 @@ class _Thread:
         self._on_death = on_death
         self._is_closed = False
         self._futexes = FutexSet(_LOOK_S)
-        self._futexes.put(0, self.bell.address)
         self._thread = threading.Thread(target=self._run, name="ipcsync-deaths", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._is_closed:
-            self._futexes.expect(0, self.bell.value)  # before the look at what it was rung for
+            self._futexes.put(0, self.bell.address, self.bell.value)  # before the look at what it was rung for
             self._futexes.wait(self._look())
 
     def _look(self) -> int:
@@ -91,8 +90,7 @@ class _Thread:
                     if self.peers.pop(serial, None) is not None:
                         self._on_death(serial)
                 elif owner:
-                    futexes.put(count, peer.line.owner_address)
-                    futexes.expect(count, owner)
+                    futexes.put(count, peer.line.owner_address, owner)
                     count += 1
         futexes.count = count
         return slice_ns
