@@ -71,7 +71,6 @@ class Core(Line):
     _lost_from: int
     _recorded: int
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None: ...
-    recorder: int
     generation: int
     known_complete: int
     has_drained: bool

@@ -222,7 +222,7 @@ class Engine(Core):
 
     def _recorder(self) -> tuple[str, int]:
         """(name or id, pid) of the session that records or recorded; ("", 0) if there is none or it is not known."""
-        serial = self.recorder
+        serial = self.line.recorder
         if not serial:
             return "", 0
         peer = self._known(serial)
@@ -230,7 +230,7 @@ class Engine(Core):
 
     def recorder_is_over(self) -> bool | None:
         """Whether the recorder's process and its GPU work have ended for good; None if that is never known."""
-        serial = self.recorder
+        serial = self.line.recorder
         if not serial:
             return False
         # The bridge records a mirror here, and knows nothing about the recorder's process on its own node.
@@ -253,8 +253,8 @@ class Engine(Core):
         elif generation > self.generation:
             cause = "closed"
         if self.node:
-            return Loss(cause, self.recorder, "", 0, node=self.node, reason=cast("Reason | None", reason))
-        return Loss(cause, self.recorder, *self._recorder())
+            return Loss(cause, self.line.recorder, "", 0, node=self.node, reason=cast("Reason | None", reason))
+        return Loss(cause, self.line.recorder, *self._recorder())
 
     def _error_of(self, loss: Loss, generation: int) -> RecorderLost:
         is_over = loss.cause != "behind" and self.recorder_is_over()
@@ -321,7 +321,7 @@ class Engine(Core):
         """Raise WaitTimeout: `generation` was not `what` ("recorded" or "complete") within `timeout`."""
         place = f" on node {self.node!r}" if self.node else ""
         text = f"generation {generation} of {self.label}{place} was not {what} within {timeout} s"
-        if serial := self.recorder:
+        if serial := self.line.recorder:
             self._known(serial)  # for the error of a later loss: its line may be another session's by then
         else:
             text += ": nobody has opened the event as its recorder (recorder=True)"

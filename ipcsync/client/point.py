@@ -198,7 +198,7 @@ def looks(engine: Engine, timeout: float | None) -> Iterator[tuple[bool, float]]
 
 def check_recorder(engine: Engine) -> None:
     """Raise EngineMismatch if this process records the event."""
-    if engine.is_recorder or is_here(engine.board.epoch, engine.recorder):
+    if engine.is_recorder or is_here(engine.board.epoch, engine.line.recorder):
         raise EngineMismatch(
             f"{engine.label} is recorded in this process, where a stream that waits ahead may share a hardware queue "
             "with the one that is to record, and hold it back: record first, and wait without ahead=True"

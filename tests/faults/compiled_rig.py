@@ -171,7 +171,7 @@ def engine_of(module: ModuleType) -> Any:
             raise errors.RecorderLost if self.chain.loss is not None else errors.EventClosed
 
         def loss_of(self, _generation: int) -> Loss:
-            return Loss("died", self.recorder, "r", 7)
+            return Loss("died", self.line.recorder, "r", 7)
 
         def note_full(self, *_: object) -> None:
             """Nobody reads it."""

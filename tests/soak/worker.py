@@ -408,7 +408,7 @@ class Worker:
 def _is_own(point: ipcsync.Point) -> bool:
     """Whether a session of this process records its event: then no stream may wait ahead."""
     engine = point._bound().engine
-    return not isinstance(engine, Finished) and is_here(engine.board.epoch, engine.recorder)
+    return not isinstance(engine, Finished) and is_here(engine.board.epoch, engine.line.recorder)
 
 
 def main(plan: Plan, truth: Truth, index: int, life: int) -> None:

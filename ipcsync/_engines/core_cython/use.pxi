@@ -83,11 +83,6 @@ cdef class Core(Line):
         return max(last_of(self), 0)
 
     @property
-    def recorder(self):
-        """The serial of the session that records, 0 while there is none."""
-        return load(self.place, RECORDER)
-
-    @property
     def completed(self):
         """Everything up to this generation is complete."""
         self.publish_completed()

@@ -301,7 +301,7 @@ def test_an_event_that_is_closed_or_used_anew_says_so(row: Row) -> None:
     with pytest.raises(EventClosed, match=r"^the event 'e4' was closed in this process$") as caught:
         _record(row.mine, stream)
     assert caught.value.event == "e4"
-    assert serial_of(ME) == row.mine.recorder
+    assert serial_of(ME) == row.mine.line.recorder
 
 
 def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(

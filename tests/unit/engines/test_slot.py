@@ -93,7 +93,7 @@ def test_a_view_knows_who_records_now(row: Row) -> None:
     row.board.slot(0).recorder = serial_of(2)
     row.kill(0)
     assert view._recorder() == ("s2", 4713)
-    assert view.recorder == serial_of(2)
+    assert view.line.recorder == serial_of(2)
     with pytest.raises(WaitTimeout, match=r"^generation 1 of 'e0' was not recorded within 0.01 s$"):
         view.synchronize(1, 0.01)
 
