@@ -132,14 +132,11 @@ class Finished:
 
     def query(self, generation: int, *_: object) -> bool:
         self.check()
-        self.raise_if_over(generation)
-        return True
-
-    def raise_if_over(self, generation: int) -> None:
         outcome = self.outcome_of(generation)
         if isinstance(outcome, Loss):
             is_over = outcome.cause != "behind" and self.recorder_is_over()
             raise outcome.error(self.name, self.label, generation, over=is_over or None)
+        return True
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, _ahead: bool) -> None:
         """There is nothing to wait for. Raises for a stream that no wait may be queued on, as any wait does."""

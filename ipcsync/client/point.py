@@ -139,7 +139,7 @@ class Point(PointBase, PointView):
 
     def _raise_if_over(self) -> None:
         if not self.query():
-            self._bound().engine.raise_if_over(self._generation)  # the recorder may have died this moment
+            self._bound().engine.check_liveness(self._generation)  # the recorder may have died this moment
 
     def __bytes__(self) -> bytes:
         fork.check()

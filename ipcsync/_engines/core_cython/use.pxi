@@ -112,11 +112,6 @@ cdef class Core(Line):
         check_use(self)
         check_recorder(self, generation)
 
-    def raise_if_over(self, int64_t generation):
-        """Raise the error that would end a wait for `generation`, if any; it is not complete."""
-        self.check_liveness(generation)
-        check_finished(self, generation)
-
     def outcome_of(self, int64_t generation):
         return find_outcome(self, generation)
 
