@@ -69,6 +69,7 @@ class Core(Line):
     marker_count: int
     last_stream: int
     _lost_from: int
+    _begun: int
     _recorded: int
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None: ...
     generation: int
@@ -78,7 +79,6 @@ class Core(Line):
     _flags: int
     _address: int
     completed: int
-    may_be_recorded: bool
     oldest_in_the_way: int
     def open_first(self, generation: int = ...) -> None: ...
     def continue_from(self, earlier: Core) -> None: ...

@@ -245,7 +245,7 @@ class Reservation(Closing):
         engine = self._event._engine
         if engine._recorded:
             raise EventClosed(f"this reservation ({engine.label}) is recorded, and for one record: reserve another")
-        if engine.may_be_recorded:
+        if engine._begun and engine.kind == "timeline":  # the driver refused it: the GPU may write its number yet
             raise EventClosed(
                 f"an exception ended the record of this reservation ({engine.label}), and the GPU may have it: "
                 "its point then covers what was submitted before that; close it, and reserve a further one"

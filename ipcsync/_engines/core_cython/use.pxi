@@ -89,11 +89,6 @@ cdef class Core(Line):
         return max(known_of(self), counted(self))
 
     @property
-    def may_be_recorded(self):
-        """Whether the driver refused a record that the GPU may have all the same: then it will write that number."""
-        return not self.has_ring and self._begun != self._recorded
-
-    @property
     def oldest_in_the_way(self):
         """The generation that has to be complete before there is room for a further record; 0 if none has to be."""
         oldest = self._recorded + 1 - self.depth
