@@ -403,7 +403,7 @@ cdef class Lane:
 
     def end_from_outside(self, of_whom):
         """End the open bracket without records if it is of this session, or of this replay; within a second, if at all."""
-        if not self.lock.take_patiently(PATIENCE_NS):
+        if self.lock.mine() or not self.lock.await_turn(ipcsync_now() + PATIENCE_NS):
             return
         try:
             if self.session is of_whom or self.owner == <PyObject *>of_whom:

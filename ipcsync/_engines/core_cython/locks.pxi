@@ -1,4 +1,4 @@
-# Locks. No section under one runs Python code that is not this package's, and each taker sleeps a slice at most.
+# Locks. No section under one runs Python code that is not this package's, and who may wait for long sleeps in slices.
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -27,7 +27,7 @@ cdef class Lock:
         return self.owner == thread_now()
 
     cdef bint take_within(self, int64_t ns) noexcept nogil:
-        """Take it; False if another thread has it for `ns`."""
+        """Take it; False if another has it for `ns`, which no signal ends: FOREVER, if it is held for short sections."""
         cdef int64_t now = ipcsync_now()
         cdef int64_t until = now + ns
         if self.take():
@@ -39,19 +39,6 @@ cdef class Lock:
             ipcsync_futex_wait(&self.word, True, 2, until - now)
         self.owner = thread_now()
         return True
-
-    cdef inline void take_soon(self) noexcept nogil:
-        """Take one that is held for short sections only; no signal ends that."""
-        while not self.take_within(SLICE_NS):
-            pass
-
-    cdef bint take_patiently(self, int64_t ns) noexcept:
-        """As `take_within`, without the GIL, which its holder may need; False at once if this thread has it."""
-        cdef bint taken = self.take()
-        if not (taken or self.mine()):
-            with nogil:
-                taken = self.take_within(ns)
-        return taken
 
     cdef inline void give(self) noexcept nogil:
         self.owner = 0
@@ -85,7 +72,7 @@ cdef inline bint begin(Lock lock) noexcept:
     it. Up to Python 3.11 a collection may begin wherever an object is made, and its finalizers may call anything."""
     if not lock.take():
         with nogil:
-            lock.take_soon()
+            lock.take_within(FOREVER)
     return PyGC_Disable()
 
 

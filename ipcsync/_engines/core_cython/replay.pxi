@@ -258,7 +258,7 @@ cdef class ReplayingBase:
         held = self.try_claim(bracket, lane)
         if held != NULL:
             other = <Lane>held.lane
-            if other.owner == NULL and other.lock.take_patiently(OTHERS_NS):
+            if other.owner == NULL and not other.lock.mine() and other.lock.await_turn(ipcsync_now() + <int64_t>OTHERS_NS):
                 try:
                     if other.owner == NULL:
                         other.finish()

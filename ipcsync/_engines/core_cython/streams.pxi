@@ -130,7 +130,7 @@ cdef int open_import(Core self, int64_t generation) except -1:
     try:
         event = <Handle><uintptr_t>int(self.open_event(index))
         with nogil:
-            self.state.take_soon()
+            self.state.take_within(FOREVER)
             is_spare = self.ring[index] != NULL
             if not is_spare:
                 self.ring[index] = event

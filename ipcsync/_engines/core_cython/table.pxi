@@ -88,14 +88,14 @@ cdef class Released:
     def has_passed(self, _):
         cdef bint has_passed
         with nogil:
-            self.asking.take_soon()
+            self.asking.take_within(FOREVER)
             has_passed = self.marker.event == NULL or query_relaxed(self.marker.event) == 0
             self.asking.give()
         return has_passed
 
     cdef void forget(self) noexcept nogil:
         """Destroy the marker, complete or not."""
-        self.asking.take_soon()
+        self.asking.take_within(FOREVER)
         event, self.marker.event = self.marker.event, NULL
         self.asking.give()  # from here on nobody asks about it
         if event != NULL:
