@@ -252,7 +252,7 @@ cdef bint end_waits(Core self) except -1:
     self.state.give()
     try:
         if self.guard.coordinator_is_alive():
-            if not (renew_markers(self) and is_drained_now(self) and drop_all_markers(self, False)):
+            if not (renew_markers(self) and is_drained_now(self) and drop_markers(self, False)):
                 return False
         if self.guard.coordinator_is_alive():
             for wait in waits_on(self):  # the streams have passed all of them
@@ -274,14 +274,7 @@ cdef bint end_waits(Core self) except -1:
         outcome = wait.outcome or self.outcome_of(wait.generation)
         wait.outcome = outcome or are_decided or self.loss_of(wait.generation)
     release(self)
-    return drop_all_markers(self, True)
-
-cdef bint drop_all_markers(Core self, bint all) except -1:
-    enter_state(self)
-    with nogil:
-        are_gone = drop_markers(self, all)
-    self.state.give()
-    return are_gone
+    return drop_markers(self, True)
 
 cdef bint is_drained_now(Core self) except -1:
     """Whether all that was recorded here is complete. With the turn."""

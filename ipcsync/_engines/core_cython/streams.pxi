@@ -178,6 +178,8 @@ cdef int make_marker(Core self, Handle handle, uint64_t stream, int ordinal) exc
     here, before anything is given to the stream. Called with the turn."""
     if marker_of(self, stream) != NULL:
         return 0
+    if self.marker_count >= MANY_MARKERS:
+        drop_markers(self, False)  # a program may make a stream for each piece of work
     event = <Handle><uintptr_t>int(self.create_event(ordinal))
     try:
         with nogil:
@@ -190,17 +192,13 @@ cdef int make_marker(Core self, Handle handle, uint64_t stream, int ordinal) exc
     except BaseException:
         cuEventDestroy(event)
         raise
-    if self.marker_count >= MANY_MARKERS:
-        with nogil:
-            drop_markers(self, False)  # a program may make a stream for each piece of work
-    if self.marker_count == self.marker_room:
-        grown = <Marker *>realloc(self.markers, (self.marker_room + MANY_MARKERS) * sizeof(Marker))
+    if self.marker_count % MANY_MARKERS == 0:
+        grown = <Marker *>realloc(self.markers, (self.marker_count + MANY_MARKERS) * sizeof(Marker))
         if grown == NULL:
             self.state.give()
             cuEventDestroy(event)
             raise MemoryError
         self.markers = grown
-        self.marker_room += MANY_MARKERS
     self.markers[self.marker_count] = Marker(stream, event, NULL, <uintptr_t>&nothing, 0)
     self.marker_count += 1
     self.state.give()
@@ -226,17 +224,21 @@ cdef bint renew_markers(Core self) noexcept:
                     is_settled = False
     return is_settled
 
-cdef bint drop_markers(Core self, bint all) noexcept nogil:
-    """Destroy the complete ones (`all`: any), unless their streams may have later work; whether none is left."""
+cdef bint drop_markers(Core self, bint all) except -1:
+    """Destroy the complete ones (`all`: any), unless their streams may have later work; whether none is left. With the
+    turn."""
     cdef int index = 0
-    while index < self.marker_count:
-        marker = &self.markers[index]
-        if all or is_past(marker):
-            cuEventDestroy(marker.event)
-            self.marker_count -= 1
-            self.markers[index] = self.markers[self.marker_count]
-        else:
-            index += 1
+    enter_state(self)
+    with nogil:
+        while index < self.marker_count:
+            marker = &self.markers[index]
+            if all or is_past(marker):
+                cuEventDestroy(marker.event)
+                self.marker_count -= 1
+                self.markers[index] = self.markers[self.marker_count]
+            else:
+                index += 1
+    self.state.give()
     return self.marker_count == 0
 
 cdef Marker take_unpassed(Core self, uint64_t stream) noexcept nogil:

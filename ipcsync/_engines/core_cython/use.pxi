@@ -47,7 +47,6 @@ cdef class Core(Line):
     cdef Handle *ring
     cdef Marker *markers
     cdef readonly int marker_count
-    cdef int marker_room
     cdef public uint64_t _address  # of the timeline's word, for the process's devices
     cdef public unsigned int _flags  # of the waits for it
 
