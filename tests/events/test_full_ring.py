@@ -107,7 +107,7 @@ def test_a_look_for_room_publishes_nothing_that_another_thread_has_not_judged(st
             stream.synchronize()
             store_bits(engine.line, entry.bits)  # as a third thread's record does
             engine.chain.entries[wait] = entry
-            engine.chain.loss = None
+            engine.chain.is_needed = True
 
         with driver_functions.replaced(driver_functions.amid("cuEventQuery", look)):
             engine.publish_completed()

@@ -26,8 +26,7 @@ cdef class Chain:
     cdef public bint wants_break, has_asked
     cdef readonly bint is_due  # records that are complete depend on what another recorder has not resolved yet
     cdef public int64_t resolve_at  # with so many entries a record resolves first
-    cdef bint is_stored  # as far as it was resolved
-    cdef readonly bint is_needed  # there are entries, or a loss: read without a lock
+    cdef public bint is_needed  # there are entries, a loss, or a resolution to store: read without a lock
     cdef int64_t committed  # the last generation of which it was stored what it will depend on
     cdef object bits  # of that one
     cdef uint64_t newest  # session, when what the next record will depend on was looked at
@@ -35,15 +34,10 @@ cdef class Chain:
     def __init__(self, view):
         self.view_ = <PyObject *>view
         self.entries, self.first = {}, FOREVER
-        self.resolve_at, self.is_stored = MANY_ENTRIES, True
+        self.resolve_at = MANY_ENTRIES
 
     cdef inline Core view(self):
         return <Core>self.view_
-
-    @property
-    def is_open(self):
-        """Whether there is something to resolve, or to store of the resolution."""
-        return bool(self.entries) or not self.is_stored
 
     # --- before a record ----------------------------------------------------------------------------------------------
 
@@ -101,7 +95,7 @@ cdef class Chain:
             if found:
                 # If they are not, the new `valid_as_of` would say that they were.
                 doubt = 0 if not self.entries or are_good(view, own, NULL) else bit_of(own)
-                self.bits = 0
+                self.bits, self.is_needed = 0, True
                 for entry in found:
                     held = self.entries.get(entry.wait)
                     if held is not None and held.last < generation - 1 and held.proof > held.last:
@@ -115,7 +109,7 @@ cdef class Chain:
                     held.last, held.proof = last, min(held.proof, entry.proof)
                     held.bits |= (entry.bits or 0) | doubt
                     self.bits |= held.bits
-                self.first, self.is_needed = min(self.first, generation), True
+                self.first = min(self.first, generation)
                 self.store_links(generation)
         finally:
             view.state.give()
@@ -177,7 +171,6 @@ cdef class Chain:
         cdef int64_t first = FOREVER
         cdef Py_ssize_t count = len(self.entries)
         cdef bint is_good = self.loss is None and are_good(view, load(view.place, RECORDER) & 0xFFFF, NULL)
-        self.is_stored = False
         for key, entry in list(self.entries.items()):
             # What was good after `done` was found complete: so were the waits before it.
             if entry.first <= done and (
@@ -194,7 +187,7 @@ cdef class Chain:
             first = min(first, entry.first)
         if first != self.first or len(self.entries) < count:
             calm(view)
-        self.first, self.is_needed = first, bool(self.entries) or self.loss is not None
+        self.first = first
         settled = min(done, first - 1)
         self.is_due = settled < done and self.loss is None
         if self.loss is not None:
@@ -230,7 +223,7 @@ cdef class Chain:
             store(view.place, LOST, view.base + self.lost_from)
             fence()
             wake(view)
-        self.is_stored = True
+        self.is_needed = bool(self.entries) or self.loss is not None
 
 
 cdef inline object bit_of(uint64_t line):

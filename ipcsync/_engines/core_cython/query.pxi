@@ -53,8 +53,7 @@ cdef bint is_complete_now(Core self, int64_t generation) except -1 nogil:
     """`is_complete`; the recorder itself first resolves what its records depend on, if nobody else does now."""
     if self.is_recorder and self.chain.is_needed:
         with gil:
-            if self.chain.is_open:
-                publish(self)
+            publish(self)
     return is_complete(self, generation)
 
 # --- query ------------------------------------------------------------------------------------------------------------
@@ -224,11 +223,11 @@ cdef bint publish(Core self) except -1:
     if not self.state.take():
         return False
     try:
-        if self.is_unused or not (self.has_ring or self.chain.is_open):
+        if self.is_unused or not (self.has_ring or self.chain.is_needed):
             return True  # in the first case the slot may be another event's by now
         with nogil:
             done = harvest(self)
-        if not self.chain.is_open:
+        if not self.chain.is_needed:
             store_completed(self, done)
         elif done >= 0 and not is_orphaned(self) and not is_broken(self):  # else its watermark says what counts
             store_completed(self, self.chain.resolve(done))
