@@ -182,9 +182,9 @@ def test_what_is_between_two_records_behind_a_wait_that_neither_proves_is_not_lo
         made.go_to(stream)
         made.call()
     assert sorted(entry[1:3] for entry in made.entries) == [(1, 1), (3, 3)]
-    assert made.engine.chain.resolve(1) == 1
+    assert made.engine.chain.resolve(made.engine, 1) == 1
     made.hold(made.board.session(0), DIED)
-    assert made.engine.chain.resolve(2) == 2
+    assert made.engine.chain.resolve(made.engine, 2) == 2
     assert made.engine.chain.lost_from == 3
 
 
@@ -394,7 +394,7 @@ def test_who_stands_behind_the_dead_or_the_unknown_is_not_told_that_it_is_comple
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-_LINKS_STORED = "                self.store_links(generation)\n"
+_LINKS_STORED = "                self.store_links(view, generation)\n"
 _NEWEST_KEPT = "        self.newest = newest\n"
 _VALID = "        store(view.place, VALID_AS_OF, self.newest)\n"
 _BITS_STORED = "        store_bits(view, self.bits, True)"
@@ -402,10 +402,7 @@ _FOLLOWED = "            if followed is not None and refusal.error == 0:\n"
 _MISTAKES: dict[str, Changes] = {
     "stored behind the record": [
         (_LINKS_STORED, ""),
-        (
-            _FOLLOWED,
-            "            if self.chain.entries:\n                self.chain.store_links(generation)\n" + _FOLLOWED,
-        ),
+        (_FOLLOWED, "            self.chain.store_links(self, generation)\n" + _FOLLOWED),
     ],
     "newest loaded late": [
         (

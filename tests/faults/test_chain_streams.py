@@ -67,7 +67,7 @@ def _by_code(program: tuple[Op, ...], board: Board, streams: tuple[ipcsync.Strea
             row.mine.record(streams[now]._handle, 0, 1)
         elif what == "fail":
             number = row.mine._recorded + 1
-            row.chain.extend(number, number, keys[now], queued.latest(None if behind_all else keys[now]))
+            row.chain.extend(row.mine, number, number, keys[now], queued.latest(None if behind_all else keys[now]))
         elif what == "other":
             now = 1 - now
         else:

@@ -16,9 +16,9 @@ cdef class Entry:
 
 @cython.final
 cdef class Chain:
-    """The chain of one slot. It is changed with `state`, which its uses share, or before anybody else has the engine."""
+    """The chain of one slot; `view` is any of the session's uses of that. It is changed with `state`, which they share,
+    or before anybody else has the engine."""
 
-    cdef PyObject *view_  # borrowed: the use holds this, and who has its chain later holds the use
     cdef readonly dict entries  # that are not settled: of each wait the newest by it, others by themselves
     cdef readonly int64_t first  # of them all; FOREVER: there are none
     cdef public object loss  # the first one, None if there is none
@@ -31,23 +31,18 @@ cdef class Chain:
     cdef object bits  # of that one
     cdef uint64_t newest  # session, when what the next record will depend on was looked at
 
-    def __init__(self, view):
-        self.view_ = <PyObject *>view
+    def __init__(self):
         self.entries, self.first = {}, FOREVER
         self.resolve_at = MANY_ENTRIES
 
-    cdef inline Core view(self):
-        return <Core>self.view_
-
     # --- before a record ----------------------------------------------------------------------------------------------
 
-    cpdef int extend(self, int64_t generation, int64_t last, uint64_t stream, waits) except -1:
+    cpdef int extend(self, Core view, int64_t generation, int64_t last, uint64_t stream, waits) except -1:
         """Store what the records of `generation` to `last` will depend on. RecorderLost if any of it is lost."""
-        self.commit(generation, last, self.entries_of(generation, stream, waits))
+        self.commit(view, generation, last, self.entries_of(view, generation, stream, waits))
 
-    cdef list entries_of(self, int64_t generation, uint64_t stream, waits):
+    cdef list entries_of(self, Core view, int64_t generation, uint64_t stream, waits):
         """What a record will depend on; empty if that is nothing. The looks may run anybody's code: no lock is held."""
-        cdef Core view = self.view()
         cdef uint64_t own = load(view.place, RECORDER) & 0xFFFF
         cdef Wait wait
         cdef Entry entry
@@ -59,7 +54,7 @@ cdef class Chain:
         for wait in waits:
             if wait.view is view:
                 continue
-            outcome = self.outcome_of_wait(wait)
+            outcome = outcome_of_wait(view, wait)
             if outcome is None:
                 entry = Entry.__new__(Entry)
                 entry.wait, entry.first = wait, generation
@@ -75,13 +70,12 @@ cdef class Chain:
         self.newest = newest
         for entry in found:
             if entry.wait not in self.entries:
-                entry.bits = self.evidence_of(entry.wait, own)
+                entry.bits = evidence_of(view, entry.wait, own)
             if view.depends_on_all and entry.wait.stream != stream:  # the record's own stream does not wait for it:
                 entry.bits = bit_of(own) | (entry.bits or 0)  # only this recorder sees its end
         return found
 
-    cdef int commit(self, int64_t generation, int64_t last, list found) except -1:
-        cdef Core view = self.view()
+    cdef int commit(self, Core view, int64_t generation, int64_t last, list found) except -1:
         cdef uint64_t own = load(view.place, RECORDER) & 0xFFFF
         cdef Entry entry, held
         enter_state(view)
@@ -110,12 +104,11 @@ cdef class Chain:
                     held.bits |= (entry.bits or 0) | doubt
                     self.bits |= held.bits
                 self.first = min(self.first, generation)
-                self.store_links(generation)
+                self.store_links(view, generation)
         finally:
             view.state.give()
 
-    cdef void store_links(self, int64_t generation):
-        cdef Core view = self.view()
+    cdef void store_links(self, Core view, int64_t generation):
         store_bits(view, self.bits, True)  # those of the others are there
         store(view.place, VALID_AS_OF, self.newest)
         if first_unsettled(view) == 0:
@@ -123,50 +116,10 @@ cdef class Chain:
         else:
             fence()
 
-    cdef object outcome_of_wait(self, Wait wait):
-        """As `Wait.known_outcome`; an event of this session itself counts unless it depends on something."""
-        cdef Core theirs
-        outcome = wait.known_outcome()
-        if outcome is None:
-            theirs = wait.view
-            if load(theirs.place, RECORDER) == load(self.view().place, RECORDER) and self.is_here(theirs.board):
-                is_open = last_of(theirs) < wait.generation or depends(theirs, wait.generation)
-                return wait.outcome or (None if is_open else True)  # if it has one now, the words may be another use's
-        return outcome
-
-    cdef inline bint is_here(self, board):
-        """Whether that is this coordinator's board."""
-        return board is self.view().board or board.epoch == self.view().board.epoch
-
-    cdef object evidence_of(self, Wait wait, uint64_t own):
-        """The bits of the sessions that a wait depends on; of `own` if only this recorder can resolve it."""
-        cdef Core theirs = wait.view
-        cdef uint64_t bits[MOST_BITS]
-        cdef uint64_t serial = load(theirs.place, RECORDER)
-        cdef bint is_own = serial == load(self.view().place, RECORDER)
-        found = 0 if is_own else bit_of(serial & 0xFFFF)
-        if (
-            not self.is_here(theirs.board)
-            or serial == 0
-            or last_of(theirs) < wait.generation
-            or theirs.node  # the bridge records a mirror here, and outlives the recorder on the other node
-            or not is_own
-            and (ipcsync_load(session_of(theirs, serial) + S_STATE) != LIVE or not recorder_lives(theirs))
-        ):
-            found = None
-        elif depends(theirs, wait.generation):
-            if are_good(theirs, serial & 0xFFFF, bits):
-                found |= int.from_bytes((<char *>bits)[:theirs.bit_words * sizeof(uint64_t)], "little")
-            else:
-                found = None
-        # If it has an outcome by now, the words may be those of the slot's next use.
-        return bit_of(own) if found is None or wait.outcome is not None else found
-
     # --- the resolution -----------------------------------------------------------------------------------------------
 
-    def resolve(self, int64_t done):
+    def resolve(self, Core view, int64_t done):
         """The last generation such that all up to it count; at most `done`, which was found complete before."""
-        cdef Core view = self.view()
         cdef Entry entry
         cdef int64_t first = FOREVER
         cdef Py_ssize_t count = len(self.entries)
@@ -174,7 +127,7 @@ cdef class Chain:
         for key, entry in list(self.entries.items()):
             # What was good after `done` was found complete: so were the waits before it.
             if entry.first <= done and (
-                is_good or (self.outcome_of_wait(entry.wait) or entry.wait.resolved()) is True
+                is_good or (outcome_of_wait(view, entry.wait) or entry.wait.resolved()) is True
             ):
                 if is_good and entry.proof <= done and entry.wait.outcome is None:
                     entry.wait.outcome = True
@@ -183,7 +136,7 @@ cdef class Chain:
                     continue
                 entry.first = done + 1
             elif not is_good:
-                self.find_loss(entry)
+                self.find_loss(view, entry)
             first = min(first, entry.first)
         if first != self.first or len(self.entries) < count:
             calm(view)
@@ -195,21 +148,20 @@ cdef class Chain:
             self.wants_break = settled == self.lost_from - 1
         return settled
 
-    cdef void find_loss(self, Entry entry):
+    cdef void find_loss(self, Core view, Entry entry):
         """All from the first entry with a lost wait on is lost. A later death may make an earlier entry the first."""
         cdef Wait wait = entry.wait
-        outcome = self.outcome_of_wait(wait)
+        outcome = outcome_of_wait(view, wait)
         if outcome is None:
             ring(<Core>wait.view, load((<Core>wait.view).place, RECORDER))
         elif isinstance(outcome, Loss) and (self.loss is None or entry.first < self.lost_from):
             loss = outcome.behind(wait.label)
             self.lost_from = entry.first
             # On this board the serial of another coordinator's session names none, or another one.
-            self.loss = loss if self.is_here(wait.view.board) else loss._replace(serial=0)
+            self.loss = loss if is_here(view, wait.view.board) else loss._replace(serial=0)
 
-    def store(self):
+    def store(self, Core view):
         """Store the resolution on the board; `completed` was stored before."""
-        cdef Core view = self.view()
         cdef Entry entry
         cdef int64_t first = self.first if self.entries else 0
         if first_unsettled(view) != first:
@@ -225,6 +177,47 @@ cdef class Chain:
             wake(view)
         self.is_needed = bool(self.entries) or self.loss is not None
 
+
+# --- what a wait depends on -------------------------------------------------------------------------------------------
+
+cdef object outcome_of_wait(Core view, Wait wait):
+    """As `Wait.known_outcome`; an event of this session itself counts unless it depends on something."""
+    cdef Core theirs
+    outcome = wait.known_outcome()
+    if outcome is None:
+        theirs = wait.view
+        if load(theirs.place, RECORDER) == load(view.place, RECORDER) and is_here(view, theirs.board):
+            is_open = last_of(theirs) < wait.generation or depends(theirs, wait.generation)
+            return wait.outcome or (None if is_open else True)  # if it has one now, the words may be another use's
+    return outcome
+
+cdef inline bint is_here(Core view, board):
+    """Whether that is this coordinator's board."""
+    return board is view.board or board.epoch == view.board.epoch
+
+cdef object evidence_of(Core view, Wait wait, uint64_t own):
+    """The bits of the sessions that a wait depends on; of `own` if only this recorder can resolve it."""
+    cdef Core theirs = wait.view
+    cdef uint64_t bits[MOST_BITS]
+    cdef uint64_t serial = load(theirs.place, RECORDER)
+    cdef bint is_own = serial == load(view.place, RECORDER)
+    found = 0 if is_own else bit_of(serial & 0xFFFF)
+    if (
+        not is_here(view, theirs.board)
+        or serial == 0
+        or last_of(theirs) < wait.generation
+        or theirs.node  # the bridge records a mirror here, and outlives the recorder on the other node
+        or not is_own
+        and (ipcsync_load(session_of(theirs, serial) + S_STATE) != LIVE or not recorder_lives(theirs))
+    ):
+        found = None
+    elif depends(theirs, wait.generation):
+        if are_good(theirs, serial & 0xFFFF, bits):
+            found |= int.from_bytes((<char *>bits)[:theirs.bit_words * sizeof(uint64_t)], "little")
+        else:
+            found = None
+    # If it has an outcome by now, the words may be those of the slot's next use.
+    return bit_of(own) if found is None or wait.outcome is not None else found
 
 cdef inline object bit_of(uint64_t line):
     return (<object>1) << line

@@ -230,8 +230,8 @@ cdef bint publish(Core self) except -1:
         if not self.chain.is_needed:
             store_completed(self, done)
         elif done >= 0 and not is_orphaned(self) and not is_broken(self):  # else its watermark says what counts
-            store_completed(self, self.chain.resolve(done))
-            self.chain.store()
+            store_completed(self, self.chain.resolve(self, done))
+            self.chain.store(self)
     finally:
         self.state.give()
     return True

@@ -178,7 +178,7 @@ cdef Wait depend_on(Core self, int64_t key, uint64_t stream, int64_t generation,
     waits = latest(None if self.depends_on_all else key)
     if further:
         waits = dict.fromkeys([*waits, *further])
-    self.chain.extend(generation, last, stream, waits)
+    self.chain.extend(self, generation, last, stream, waits)
     follows = self.chain.entries and must_follow(self, stream, generation)
     return add(key, self, generation - 1, stream, self.ordinal) if follows else None
 

@@ -22,7 +22,6 @@ cdef class Core(Line):
     cdef bint has_ring  # of CUDA events, else a timeline's word
     cdef bint depends_on_all
     cdef public Chain chain
-    cdef public object earlier  # the use whose chain that is, if not this one's
     cdef public bint is_unused  # nothing of it is in use any more: its imports are being destroyed
     cdef public bint has_drained  # a recorder's: all its records were found complete; other work may still be queued
     cdef public bint is_released
@@ -62,7 +61,7 @@ cdef class Core(Line):
         self.node, self.origin = origin.node, (origin.epoch, origin.slot, origin.incarnation)
         self.hazards = <uint8_t *><uintptr_t>self.line.hazards_address
         self.session, self.own, self.depends_on_all = guard.session_check, guard.line_index, guard.depends_on_all
-        self.calls, self.state, self.chain, self.watched = Lock(), Lock(), Chain(self), {}
+        self.calls, self.state, self.chain, self.watched = Lock(), Lock(), Chain(), {}
         self._lost_from, self._flags = FOREVER, WAIT_GEQ
         if self.is_recorder:  # an earlier use of the same event included
             self._recorded = self._begun = max(last_of(self), 0)
@@ -95,7 +94,7 @@ cdef class Core(Line):
 
     def continue_from(self, Core earlier):
         """Share the chain of an earlier use here, and the lock that it is changed with; before anybody has this one."""
-        self.chain, self.earlier, self.state = earlier.chain, earlier, earlier.state
+        self.chain, self.state = earlier.chain, earlier.state
 
     def check(self):
         check_use(self)

@@ -102,13 +102,13 @@ class Row:
 
     def extend(self, generation: int, *waits: Wait, stream: int = STREAM) -> None:
         """As a record on `stream` does before the driver's call; it is made then."""
-        self.chain.extend(generation, generation, stream, waits)
+        self.chain.extend(self.mine, generation, generation, stream, waits)
         self.line.publish(BASE + generation)
 
     def evidence(self, wait: Wait) -> int:
         """Whom a record behind that wait would depend on."""
         other = self.view(ME, recorder=True)
-        other.chain.extend(1, 1, STREAM, (wait,))
+        other.chain.extend(other, 1, 1, STREAM, (wait,))
         (entry,) = other.chain.entries.values() or (None,)
         return 0 if entry is None else entry.bits
 

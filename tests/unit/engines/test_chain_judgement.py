@@ -20,18 +20,18 @@ def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_s
     row.extend(2, mine, others)
     row.extend(3, mine, others, later)
     row.extend(4, mine, others, later, stream=0)
-    assert row.chain.resolve(0) == 0
-    assert row.chain.resolve(1) == 1
+    assert row.chain.resolve(row.mine, 0) == 0
+    assert row.chain.resolve(row.mine, 1) == 1
     assert [wait.outcome for wait in (mine, others, later)] == [True, None, None]
-    row.chain.store()
+    row.chain.store(row.mine)
     assert row.open_ones == [(2, 4, 0b1), (2, 4, 0b10), (3, 4, 0b100)]
     assert row.told == (2, 0b111)
-    assert row.chain.resolve(3) == 3
+    assert row.chain.resolve(row.mine, 3) == 3
     assert (others.outcome, later.outcome) == (None, True)
-    row.chain.store()
+    row.chain.store(row.mine)
     assert row.told == (4, 0b111)
-    assert row.chain.resolve(4) == 4
-    row.chain.store()
+    assert row.chain.resolve(row.mine, 4) == 4
+    row.chain.store(row.mine)
     assert row.told == (0, 0)
     assert row.line.first_dependent == 0
     assert not row.mine.chain.is_needed
@@ -41,8 +41,8 @@ def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_s
 def test_what_is_complete_beyond_the_open_ones_counts_up_to_them(row: Row) -> None:
     row.extend(3, row.wait(0))
     row.board.session(0).state = EXPIRED
-    assert row.chain.resolve(1) == 1
-    assert row.chain.resolve(7) == 2
+    assert row.chain.resolve(row.mine, 1) == 1
+    assert row.chain.resolve(row.mine, 7) == 2
     assert row.open_ones == [(3, 3, 0b1)]
 
 
@@ -50,16 +50,16 @@ def test_only_complete_records_that_others_have_to_judge_first_are_looked_at_aga
     """Whoever judges what they stand behind tells nobody."""
     row.extend(1, row.wait(0))
     row.board.session(0).state = EXPIRED
-    assert row.chain.resolve(0) == 0
+    assert row.chain.resolve(row.mine, 0) == 0
     assert not row.chain.is_due, "it is not complete"
-    assert row.chain.resolve(1) == 0
+    assert row.chain.resolve(row.mine, 1) == 0
     assert row.chain.is_due
     row.complete(0, 1)
-    assert row.chain.resolve(1) == 1
+    assert row.chain.resolve(row.mine, 1) == 1
     assert not row.chain.is_due
     row.extend(2, row.wait(1))
     row.kill(1)
-    assert row.chain.resolve(2) == 1
+    assert row.chain.resolve(row.mine, 2) == 1
     assert row.chain.loss is not None
     assert not row.chain.is_due, "nobody has to judge any more"
 
@@ -71,19 +71,19 @@ def test_one_whose_witness_left_is_judged_by_what_it_waited_for(row: Row) -> Non
     row.extend(3, first, second)
     row.board.session(0).state = EXPIRED
     row.board.session(1).state = EXPIRED
-    assert row.chain.resolve(3) == 0
+    assert row.chain.resolve(row.mine, 3) == 0
     assert row.open_ones == [(1, 3, 0b1), (3, 3, 0b10)]
     asked = [view.slice_ns for view in row.theirs]
     assert asked == [1_000_000, 1_000_000, 50_000_000, 50_000_000], "the recorders of what is open are woken"
     row.complete(0, 1)
-    assert row.chain.resolve(1) == 1
+    assert row.chain.resolve(row.mine, 1) == 1
     assert row.open_ones == [(2, 3, 0b1), (3, 3, 0b10)]
-    assert row.chain.resolve(3) == 2
+    assert row.chain.resolve(row.mine, 3) == 2
     assert row.open_ones == [(3, 3, 0b10)]
     row.complete(1, 1)
-    assert row.chain.resolve(2) == 2
+    assert row.chain.resolve(row.mine, 2) == 2
     assert row.open_ones == [(3, 3, 0b10)]
-    assert row.chain.resolve(3) == 3
+    assert row.chain.resolve(row.mine, 3) == 3
     assert (row.chain.loss, row.chain.lost_from, row.chain.wants_break) == (None, 0, False)
 
 
@@ -93,17 +93,17 @@ def test_a_loss_is_told_with_whose_end_it_was_and_asked_for_once_all_before_it_i
     row.extend(3, second)
     row.extend(4, first, second)
     row.kill(1)
-    assert row.chain.resolve(1) == 1
+    assert row.chain.resolve(row.mine, 1) == 1
     assert row.chain.loss == Loss("behind", serial_of(1), "s1", 4712, row.chain.loss.root if row.chain.loss else "")
     assert (row.chain.lost_from, row.chain.wants_break) == (3, False)
-    row.chain.store()
+    row.chain.store(row.mine)
     assert (row.line.lost, row.line.root_cause) == (BASE + 3, serial_of(1))
     assert [row.mine.is_lost(generation) for generation in (2, 3, 4)] == [False, True, True]
     row.complete(0, 1)
-    assert row.chain.resolve(4) == 2
+    assert row.chain.resolve(row.mine, 4) == 2
     assert row.chain.wants_break
     assert row.mine.chain.is_needed
-    row.chain.store()
+    row.chain.store(row.mine)
     assert row.told[0] == 3
     with pytest.raises(RecorderLost, match="whose recorder 's1'"):
         row.extend(5)
@@ -114,12 +114,12 @@ def test_a_later_death_may_lose_an_earlier_record_and_never_takes_a_loss_back(ro
     row.extend(2, first)
     row.extend(3, second)
     row.kill(1)
-    row.chain.resolve(1)
-    row.chain.store()
+    row.chain.resolve(row.mine, 1)
+    row.chain.store(row.mine)
     assert (row.line.lost, row.line.root_cause) == (BASE + 3, serial_of(1))
     row.kill(0)
-    assert row.chain.resolve(1) == 1
-    row.chain.store()
+    assert row.chain.resolve(row.mine, 1) == 1
+    row.chain.store(row.mine)
     assert (row.chain.lost_from, row.chain.wants_break) == (2, True)
     assert (row.line.lost, row.line.root_cause) == (BASE + 2, serial_of(0))
 
@@ -133,7 +133,7 @@ def test_a_loss_behind_a_loss_names_the_first_one(row: Row) -> None:
     assert row.told == (1, 0b101)
     row.kill(2)
     line.lose(BASE + 1, serial_of(2))
-    row.chain.resolve(0)
+    row.chain.resolve(row.mine, 0)
     assert row.chain.loss == Loss("behind", serial_of(2), "s2", 4713, "generation 1 of 'e0'")
     assert Loss("behind", 1, "x", 1, root).behind("generation 7 of 'e9'").root == root
 
@@ -160,7 +160,7 @@ def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(row: Row, k
     assert asked == ([3] if known == "open" else [])
     row.extend(1, row.wait(1))
     row.board.session(1).state = EXPIRED
-    row.chain.resolve(1)
+    row.chain.resolve(row.mine, 1)
     assert asked[-1:] == [1]
     assert row.chain.entries == {} if is_accepted else row.open_ones == [(1, 1, 0b10)]
 
@@ -211,9 +211,9 @@ def test_what_ends_proves_no_wait_that_was_not_queued_before_it(row: Row) -> Non
     row.extend(1, late, early)
     late.is_queued = True
     row.extend(2, late, early)
-    row.chain.resolve(1)
+    row.chain.resolve(row.mine, 1)
     assert (late.outcome, early.outcome) == (None, True)
     assert row.open_ones == [(2, 2, 0b1), (2, 2, 0b10)]
     row.kill(0)
-    row.chain.resolve(2)
+    row.chain.resolve(row.mine, 2)
     assert row.chain.lost_from == 2

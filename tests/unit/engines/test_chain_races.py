@@ -62,7 +62,7 @@ def test_what_a_record_has_looked_at_is_judged_though_a_later_wait_was_listed(ch
     chain.mine.close()
     assert chain.mine.try_release()
     with pytest.raises(RecorderLost):
-        chain.b.chain.extend(1, 1, 5, waits)
+        chain.b.chain.extend(chain.b, 1, 1, 5, waits)
 
 
 def _record_behind(chain: Chain, count: int, *waited: int) -> None:
