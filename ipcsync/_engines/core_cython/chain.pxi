@@ -28,7 +28,6 @@ cdef class Chain:
     cdef public int64_t resolve_at  # with so many entries a record resolves first
     cdef public bint is_needed  # there are entries, a loss, or a resolution to store: read without a lock
     cdef int64_t committed  # the last generation of which it was stored what it will depend on
-    cdef object bits  # of that one
     cdef uint64_t newest  # session, when what the next record will depend on was looked at
 
     def __init__(self):
@@ -39,7 +38,43 @@ cdef class Chain:
 
     cpdef int extend(self, Core view, int64_t generation, int64_t last, uint64_t stream, waits) except -1:
         """Store what the records of `generation` to `last` will depend on. RecorderLost if any of it is lost."""
-        self.commit(view, generation, last, self.entries_of(view, generation, stream, waits))
+        cdef list found = self.entries_of(view, generation, stream, waits)
+        cdef uint64_t own = load(view.place, RECORDER) & 0xFFFF
+        cdef Entry entry, held
+        enter_state(view)
+        try:
+            if generation <= self.committed:  # it was refused, and is repeated, maybe on another stream: no proof
+                for held in [*self.entries.values(), *found]:
+                    held.last = min(held.last, last)
+                    if held.proof >= generation:
+                        held.proof = FOREVER
+            self.committed = last
+            if found:
+                # If they are not, the new `valid_as_of` would say that they were.
+                doubt = 0 if not self.entries or are_good(view, own, NULL) else bit_of(own)
+                bits, self.is_needed = 0, True
+                for entry in found:
+                    held = self.entries.get(entry.wait)
+                    if held is not None and held.last < generation - 1 and held.proof > held.last:
+                        # The wait may be open once that is settled, and what is between the two is not behind it.
+                        self.entries[held], entry.bits = held, held.bits | (entry.bits or 0)
+                        held = None
+                    if held is None:
+                        held = self.entries[entry.wait] = entry
+                        if entry.bits is None:  # it was settled meanwhile
+                            entry.bits = bit_of(own)
+                    held.last, held.proof = last, min(held.proof, entry.proof)
+                    held.bits |= (entry.bits or 0) | doubt
+                    bits |= held.bits
+                self.first = min(self.first, generation)
+                store_bits(view, bits, True)  # those of the others are there
+                store(view.place, VALID_AS_OF, self.newest)
+                if first_unsettled(view) == 0:
+                    store_first(view, generation)
+                else:
+                    fence()
+        finally:
+            view.state.give()
 
     cdef list entries_of(self, Core view, int64_t generation, uint64_t stream, waits):
         """What a record will depend on; empty if that is nothing. The looks may run anybody's code: no lock is held."""
@@ -74,47 +109,6 @@ cdef class Chain:
             if view.depends_on_all and entry.wait.stream != stream:  # the record's own stream does not wait for it:
                 entry.bits = bit_of(own) | (entry.bits or 0)  # only this recorder sees its end
         return found
-
-    cdef int commit(self, Core view, int64_t generation, int64_t last, list found) except -1:
-        cdef uint64_t own = load(view.place, RECORDER) & 0xFFFF
-        cdef Entry entry, held
-        enter_state(view)
-        try:
-            if generation <= self.committed:  # it was refused, and is repeated, maybe on another stream: no proof
-                for held in [*self.entries.values(), *found]:
-                    held.last = min(held.last, last)
-                    if held.proof >= generation:
-                        held.proof = FOREVER
-            self.committed = last
-            if found:
-                # If they are not, the new `valid_as_of` would say that they were.
-                doubt = 0 if not self.entries or are_good(view, own, NULL) else bit_of(own)
-                self.bits, self.is_needed = 0, True
-                for entry in found:
-                    held = self.entries.get(entry.wait)
-                    if held is not None and held.last < generation - 1 and held.proof > held.last:
-                        # The wait may be open once that is settled, and what is between the two is not behind it.
-                        self.entries[held], entry.bits = held, held.bits | (entry.bits or 0)
-                        held = None
-                    if held is None:
-                        held = self.entries[entry.wait] = entry
-                        if entry.bits is None:  # it was settled meanwhile
-                            entry.bits = bit_of(own)
-                    held.last, held.proof = last, min(held.proof, entry.proof)
-                    held.bits |= (entry.bits or 0) | doubt
-                    self.bits |= held.bits
-                self.first = min(self.first, generation)
-                self.store_links(view, generation)
-        finally:
-            view.state.give()
-
-    cdef void store_links(self, Core view, int64_t generation):
-        store_bits(view, self.bits, True)  # those of the others are there
-        store(view.place, VALID_AS_OF, self.newest)
-        if first_unsettled(view) == 0:
-            store_first(view, generation)
-        else:
-            fence()
 
     # --- the resolution -----------------------------------------------------------------------------------------------
 
