@@ -13,7 +13,6 @@ cdef int64_t captures = 0  # of gates and taps, so far
 
 
 cdef struct Spot:  # what is known of a gate or a tap: never freed, as its word
-    uint64_t address
     int64_t order  # of its newest capture among all; 0: never captured
     PyObject *lane  # that of the last bracket that it was in, or of the open one; lanes live for ever
     int64_t number  # of that
@@ -68,7 +67,7 @@ cdef class Place:
 
     def __init__(self, int index, uint64_t address, *, bint is_gate):
         self._index, self._address = index, address
-        self.spot.index, self.spot.address, self.spot.is_gate = index, address, is_gate
+        self.spot.index, self.spot.is_gate = index, is_gate
 
     def __repr__(self):
         return text_of(self.spot)
