@@ -25,7 +25,7 @@ class SessionCheck:
     shortcuts: int
     slow_calls: int
     def __init__(
-        self, fork_mark: ForkMark, board: Board, line: SessionLine, serial: int, live: int, slowly: Callable[[], None]
+        self, fork_mark: ForkMark, board: Board, line: SessionLine, serial: int, slowly: Callable[[], None]
     ) -> None: ...
     def check(self) -> None: ...
 

@@ -20,7 +20,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
-from ipcsync._board import LIVE, Board, SessionLine
+from ipcsync._board import Board, SessionLine
 from ipcsync._deadline import left_of
 from ipcsync._engines.core import SessionCheck
 from ipcsync._linux.futex import DeathMark
@@ -89,9 +89,7 @@ class SessionLease:
                 raise ClientClosed("the session is over: connect again")
             lease.check_slowly()
 
-        self.session_check: SessionCheck = SessionCheck(
-            fork.arm(), board, self.line, welcome.serial, LIVE, check_slowly
-        )
+        self.session_check: SessionCheck = SessionCheck(fork.arm(), board, self.line, welcome.serial, check_slowly)
         self.session_check.good_until = self._last_ns + self._ttl_ns
         self.check: Callable[[], None] = self.session_check.check
         self.line.heartbeat = self._last_ns

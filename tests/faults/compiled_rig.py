@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import pytest
 
 from ipcsync import errors
-from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
+from ipcsync._board import INT64_MAX, OPEN, Board
 from ipcsync._board.layout import SessionLine
 from ipcsync._engines import core as _core
 from ipcsync._engines.loss import Loss
@@ -226,7 +226,7 @@ class Rig:
         self.put("recorder", MINE)
         own = self.board.session(int(case.is_recorder))
         self._mark = ForkMark()
-        self.session_check = module.SessionCheck(self._mark, self.board, own, own.serial, LIVE, self.slowly)
+        self.session_check = module.SessionCheck(self._mark, self.board, own, own.serial, self.slowly)
         self.session_check.good_until = INT64_MAX
         self.guard = Guard(self, self.session_check)
         self.functions = {

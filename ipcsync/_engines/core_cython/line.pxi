@@ -35,26 +35,25 @@ cdef class SessionCheck:
     cdef const uint64_t *header
     cdef const uint64_t *running
     cdef const uint64_t *state_and_serial
-    cdef uint64_t live[2]
+    cdef uint64_t serial
     cdef object kept, slowly
     cdef public int64_t good_until, shortcuts, slow_calls
 
-    def __init__(self, fork_mark, board, line, serial, live, slowly):
+    def __init__(self, fork_mark, board, line, serial, slowly):
         self.kept = fork_mark, board
         self.fork_mark = <const uint8_t *><uintptr_t>fork_mark.address
         self.header = <const uint64_t *><uintptr_t>board.address
         self.running = <const uint64_t *><uintptr_t>board.running_header_address
         self.state_and_serial = <const uint64_t *><uintptr_t>line.state_and_serial_address
-        self.live[0], self.live[1] = live, serial
-        self.slowly = slowly
+        self.serial, self.slowly = serial, slowly
         self.good_until = -1
 
     cdef inline bint is_good(self) noexcept nogil:
         step(b"guard.check")
         return (
             self.fork_mark[0]
-            and ipcsync_load(self.state_and_serial) == self.live[0]
-            and ipcsync_load(self.state_and_serial + 1) == self.live[1]
+            and ipcsync_load(self.state_and_serial) == LIVE
+            and ipcsync_load(self.state_and_serial + 1) == self.serial
             and is_unchanged(self.header, self.running)
             and ipcsync_now() <= self.good_until
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ipcsync._board import LIVE, Board
+from ipcsync._board import Board
 from ipcsync._deadline import deadline_of
 from ipcsync._engines.core import SessionCheck
 from ipcsync._native import context, fork
@@ -52,7 +52,7 @@ class Lease:
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.session_check = SessionCheck(fork.arm(), board, board.session(0), 0, LIVE, self.check)
+        self.session_check = SessionCheck(fork.arm(), board, board.session(0), 0, self.check)
 
     def beat(self) -> None: ...
 
