@@ -38,9 +38,6 @@ cdef class Wait:
     cdef public int ordinal
     cdef public bint is_queued
 
-    def __init__(self, view, int64_t generation, int64_t key, uint64_t stream):
-        self.view, self.generation, self.key, self.stream = view, generation, key, stream
-
     @property
     def label(self):
         """What it waits for, in a text."""

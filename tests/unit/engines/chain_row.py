@@ -28,6 +28,13 @@ def serial_of(line: int) -> int:
     return (line + 1) << 16 | line
 
 
+def unlisted(view: Engine, generation: int, stream: int = STREAM) -> Wait:
+    """A wait that is in no list."""
+    made = Wait.__new__(Wait)
+    made.view, made.generation, made.key, made.stream = view, generation, KEY, stream
+    return made
+
+
 class Row:
     """The sessions and their events, counted from a base as in a slot's later use."""
 
@@ -96,7 +103,7 @@ class Row:
     def wait(self, slot: int, generation: int = 1, stream: int = STREAM) -> Wait:
         """One that this process has queued for what is recorded by then."""
         self.record(slot, max(generation, self.theirs[slot].generation))
-        made = Wait(self.theirs[slot], generation, KEY, stream)
+        made = unlisted(self.theirs[slot], generation, stream)
         made.is_queued = True
         return made
 

@@ -8,10 +8,9 @@ import pytest
 
 from ipcsync._board import EXPIRED, Board
 from ipcsync._engines import queued
-from ipcsync._engines.core import Wait
 from ipcsync.errors import RecorderLost
 from tests.kit.boards import store_bits
-from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
+from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of, unlisted
 
 
 def _entries(row: Row) -> list[tuple[object, ...]]:
@@ -77,10 +76,10 @@ def test_what_is_good_already_is_stood_behind_by_nothing_and_leaves_its_list(row
 
 def test_a_wait_for_the_very_event_is_nothing_to_stand_behind(row: Row) -> None:
     row.line.publish(BASE + 1)
-    row.extend(2, Wait(row.mine, 1, KEY, STREAM))
+    row.extend(2, unlisted(row.mine, 1))
     assert (row.told, row.chain.entries) == ((0, 0), {})
     row.extend(3, row.wait(0))
-    row.extend(4, Wait(row.mine, 3, KEY, STREAM))
+    row.extend(4, unlisted(row.mine, 3))
     assert row.open_ones == [(3, 3, 1)], "what its own record stands behind, it stands behind already"
 
 
@@ -119,7 +118,7 @@ def test_what_was_good_of_others_and_is_not_any_more_only_the_recorder_can_tell(
 
 
 def test_behind_what_only_the_recorder_can_tell_it_has_to_tell_of_all_that_follows(row: Row) -> None:
-    row.extend(1, Wait(row.view(0, node="two"), 1, KEY, STREAM))
+    row.extend(1, unlisted(row.view(0, node="two"), 1))
     row.extend(2, row.wait(1))
     assert row.open_ones == [(1, 1, OWN), (2, 2, 0b10 | OWN)]
 
@@ -165,7 +164,7 @@ def test_where_the_board_says_too_little_only_the_recorder_can_tell(row: Row, wh
     elif what == "expired":
         board.session(0).state = EXPIRED
     elif what == "a mirror":
-        wait = Wait(row.view(0, node="two"), 1, KEY, STREAM)
+        wait = unlisted(row.view(0, node="two"), 1)
     else:
 
         class Elsewhere:
@@ -189,7 +188,7 @@ def test_another_event_of_the_same_session_counts_unless_it_stands_behind_someth
     slot.first_dependent = BASE + 1
     row.extend(2, wait)
     assert row.open_ones == [(2, 2, 0b110)]
-    ahead = Wait(row.theirs[0], 2, KEY, STREAM)
+    ahead = unlisted(row.theirs[0], 2)
     slot.first_dependent = 0
     row.extend(3, ahead)
     assert row.open_ones[1:] == [(3, 3, OWN)]

@@ -9,12 +9,12 @@ import ipcsync._drivers
 from ipcsync._board import EXPIRED
 from ipcsync._drivers import unwrap
 from ipcsync._engines import queued
-from ipcsync._engines.core import Wait, release
+from ipcsync._engines.core import release
 from ipcsync._engines.loss import Loss
 from ipcsync.testing import StreamGate
 from tests.kit.boards import store_bits
 from tests.kit.until import until
-from tests.unit.engines.chain_row import BASE, COUNT, KEY, STREAM, Row
+from tests.unit.engines.chain_row import BASE, COUNT, KEY, STREAM, Row, unlisted
 
 
 def test_a_wait_listed_once_its_use_was_released_reads_no_other_uses_words(row: Row) -> None:
@@ -161,7 +161,7 @@ def test_a_dead_recorders_work_is_accepted_by_nobody(row: Row) -> None:
     row.kill(0)
     assert not view.accepts(2)
     assert view.outcome_of(1) is True
-    wait = Wait(view, 2, KEY, STREAM)
+    wait = unlisted(view, 2)
     loss = wait.resolved()
     assert isinstance(loss, Loss)
     assert (loss.cause, loss.session) == ("died", "s0")
