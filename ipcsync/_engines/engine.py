@@ -98,41 +98,36 @@ class Engine(Core):
         if after:
             self.waiting_records.append(deadline)
             try:
-                self._follow(after, handle, ordinal, deadline, timeout, began)
+                for view, earlier in after:
+                    self._follow(view, earlier, handle, ordinal, timeout, began)
             finally:
                 self.waiting_records.pop()
         with _within(handle, ordinal) as inside, inside:
             return self.record_next(handle, deadline, timeout, behind or None)
 
     def _follow(
-        self,
-        after: Sequence[tuple[Engine, int]],
-        handle: DriverObject,
-        ordinal: int,
-        deadline: int,
-        timeout: float | None,
-        began: int,
+        self, view: Engine, earlier: int, handle: DriverObject, ordinal: int, timeout: float | None, began: int
     ) -> None:
-        """Have the stream wait for generations of others, as by a wait for each, once they are recorded."""
-        for view, earlier in after:  # for this event's own the stream waits anyway
-            if view.origin == self.origin:
-                if earlier > self._recorded:
-                    number = self._recorded + 1
-                    raise ValueError(f"generation {number} of {self.label} cannot depend on its generation {earlier}")
-                continue
-            try:
-                if view.generation < earlier:  # it may be of another client, which outlives this one
-                    with _within(handle, ordinal) as inside, inside:
-                        context.refuse_capturing(handle, "record")
-                    view.await_recorded(earlier, deadline, timeout, partial(self.check_liveness, 1))
-                view.wait_on(earlier, handle, ordinal, timeout, began)
-            except RecorderLost:
-                outcome = view.outcome_of(earlier)
-                view.check()  # after the words were read
-                if not isinstance(outcome, Loss):
-                    raise
-                lost = outcome.behind(f"generation {earlier} of {view.label}")
-                raise self._error_of(lost, self._recorded + 1) from None
+        """Have the stream wait for a generation of another event, as by a wait for it, once it is recorded."""
+        if view.origin == self.origin:  # the stream waits anyway
+            if earlier > self._recorded:
+                number = self._recorded + 1
+                raise ValueError(f"generation {number} of {self.label} cannot depend on its generation {earlier}")
+            return
+        try:
+            if view.generation < earlier:  # it may be of another client, which outlives this one
+                with _within(handle, ordinal) as inside, inside:
+                    context.refuse_capturing(handle, "record")
+                deadline = deadline_of(timeout, began)
+                view.await_recorded(earlier, deadline, timeout, partial(self.check_liveness, 1))
+            view.wait_on(earlier, handle, ordinal, timeout, began)
+        except RecorderLost:
+            outcome = view.outcome_of(earlier)
+            view.check()  # after the words were read
+            if not isinstance(outcome, Loss):
+                raise
+            lost = outcome.behind(f"generation {earlier} of {view.label}")
+            raise self._error_of(lost, self._recorded + 1) from None
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""
