@@ -3,8 +3,6 @@
 # Waiters read here whether all is well. If they cannot see that, they decide nothing, and wake the recorder to resolve:
 # docs/design/protocol.md says why that is enough. The model is tests/models/chain_model.py.
 
-from libc.string cimport memcpy
-
 cdef extern from "Python.h":
     unsigned long long PyLong_AsUnsignedLongLongMask(object number)
 
@@ -155,20 +153,17 @@ cdef bint is_clear(Line self, int64_t generation) noexcept nogil:
 cdef bint are_good(Line self, uint64_t own, uint64_t *copy) noexcept nogil:
     """Whether the bit of line `own` is not set, and every session that the bits name lives. If so, they are in `copy`,
     unless that is null."""
-    cdef uint64_t bits[MOST_BITS]
     valid_as_of = load(self.place, VALID_AS_OF)
     step(b"load bits")
     for word in range(self.bit_words):
-        bits[word] = ipcsync_load(self.bits + word)
-    for word in range(self.bit_words):
-        rest = bits[word]
+        rest = ipcsync_load(self.bits + word)
+        if copy != NULL:
+            copy[word] = rest
         while rest:
             index = <uint64_t>word * 64 + lowest_of(rest)
             if index == own or not session_is_good(self, index, valid_as_of):
                 return False
             rest &= rest - 1
-    if copy != NULL:
-        memcpy(copy, bits, self.bit_words * sizeof(uint64_t))
     return True
 
 cdef inline void calm(Line self) noexcept nogil:
