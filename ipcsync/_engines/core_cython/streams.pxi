@@ -175,8 +175,9 @@ cdef inline Marker *marker_of(Core self, uint64_t stream) noexcept nogil:
 
 cdef int make_marker(Core self, Handle handle, uint64_t stream, int ordinal) except -1:
     """Have a marker for the stream. If that is of another device than it was said to be, the driver refuses the marker
-    here, before anything is given to the stream. Called with the turn."""
-    if marker_of(self, stream) != NULL:
+    here, before anything is given to the stream. Called with the turn. A use that is closed gets none: it may be released,
+    and then nobody would destroy it."""
+    if marker_of(self, stream) != NULL or self.is_closed:
         return 0
     if self.marker_count >= MANY_MARKERS:
         drop_markers(self, False)  # a program may make a stream for each piece of work

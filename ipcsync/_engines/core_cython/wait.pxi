@@ -49,8 +49,8 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     sweep()
     enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)")
     try:
-        check_open(self)  # while it is open, the import stays
         make_marker(self, handle, stream, ordinal)  # before `key_of`: the driver refuses it on another device's stream
+        check_open(self)  # while it is open, the import stays, and there is a marker
         key = key_of(self, handle, stream, ordinal)
         listed = add(key, self, generation, stream, ordinal)  # only now: what is not queued is not depended on
         with nogil:

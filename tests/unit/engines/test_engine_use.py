@@ -65,6 +65,26 @@ def test_streams_that_come_and_go_leave_no_more_than_a_few_markers(row: Row) -> 
     assert row.mine.try_release()
 
 
+@pytest.mark.parametrize("what", ["record", "wait"])
+def test_a_use_that_is_released_while_a_call_is_begun_gets_no_marker(
+    row: Row, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    stream, view = ipcsync.Stream(), row.mine if what == "record" else row.theirs[0]
+    row.record(0, 1)
+    open_word = view.open_word
+
+    def ends() -> int:
+        address = open_word()
+        view.close()
+        assert view.try_release()
+        return int(address)
+
+    monkeypatch.setattr(view, "open_word", ends)
+    with pytest.raises(EventClosed):
+        _record(view, stream) if what == "record" else view.wait(1, stream, 1, False)
+    assert view.marker_count == 0, "nobody would destroy it"
+
+
 @pytest.mark.parametrize(("can", "flag"), [(0, 0), (1, STREAM_WAIT_VALUE_FLUSH)])
 def test_waits_for_a_mirror_see_what_a_network_card_wrote_where_the_device_can(
     row: Row, monkeypatch: pytest.MonkeyPatch, can: int, flag: int
