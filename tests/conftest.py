@@ -39,6 +39,7 @@ from ipcsync.pytest_plugin import run
 from ipcsync.typing import EngineName
 from tests.kit import zygote
 from tests.kit.driver_kit import streams_end
+from tests.kit.machine import Machine
 from tests.kit.peer import Peer, at_end
 from tests.kit.until import DEADLINE_S
 
@@ -222,11 +223,20 @@ def peer(new_peer: Callable[..., Peer]) -> Peer:
     return new_peer()
 
 
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """Measures meanwhile how slow this machine is."""
+    one = Machine()
+    yield one
+    one.close()
+
+
 _STARTS_PROCESSES = {
     "coordinator",
     "foreign",
     "ipcsync_coordinator",
     "ipcsync_spawn",
+    "machine",
     "new_coordinator",
     "new_peer",
     "pytester",

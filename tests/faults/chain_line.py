@@ -6,17 +6,30 @@ leaves it pending for ever. The software driver does either; a GPU leaves it pen
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import ipcsync
 from tests.faults import chain_actions as do
 from tests.faults.fixtures import state_of
-from tests.kit.peer import Peer
+from tests.kit.machine import Machine
+from tests.kit.peer import Peer, at_end
+from tests.kit.until import until
 
 SOON_S = 1.0
 
 NewPeer = Callable[..., Peer]
+
+_machines: list[Machine] = []
+
+
+def _close_machines() -> None:
+    while _machines:
+        _machines.pop().close()
+
+
+at_end.append(_close_machines)
 
 
 class Line:
@@ -28,6 +41,9 @@ class Line:
         self.death = death
         self._new_peer = new_peer
         self.peers: dict[str, Peer] = {}
+        self._machine = Machine()
+        _machines.append(self._machine)
+        self._since = time.monotonic()
 
     def add(self, name: str, *, records: bool = True, engine: str = "", depth: int = 4, **options: Any) -> Peer:
         """One more process."""
@@ -53,14 +69,21 @@ class Line:
     def kill_a(self) -> int:
         """SIGKILL; its pid."""
         pid = self.peers["a"].pid
+        self._since = time.monotonic()
         self.peers["a"].kill()
         return pid
+
+    def until_seen(self, condition: Callable[[], object]) -> None:
+        """Wait until A's death is seen, which takes no longer than a wait for its loss may."""
+        began = time.monotonic()
+        until(condition, "the death is seen")
+        assert time.monotonic() - began < self._machine.limit(SOON_S, self._since)
 
     def assert_lost(self, loss: dict[str, Any] | None, pid: int, within_s: float = SOON_S) -> None:
         """It tells of A's death, at some remove."""
         assert loss is not None, "a silent pass"
         assert (loss["cause"], loss["session"], loss["pid"]) == ("behind", "a", pid), loss
-        assert loss["took_s"] < within_s
+        assert loss["took_s"] < self._machine.limit(within_s, self._since)
 
 
 def of_events(coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str = "complete") -> Line:

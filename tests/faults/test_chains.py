@@ -6,7 +6,7 @@ import pytest
 
 import ipcsync
 from tests.faults import chain_actions as do
-from tests.faults.chain_line import SOON_S, Line, NewPeer, of_events, waits
+from tests.faults.chain_line import Line, NewPeer, of_events, waits
 from tests.kit.until import until
 
 pytestmark = [pytest.mark.keeper, pytest.mark.core]
@@ -37,7 +37,7 @@ def test_row_44_timeline_two_removes_raises_behind(timeline: Line) -> None:
 def test_row_44_b_raises_at_its_next_record(line: Line) -> None:
     point = line.follow("b", line.begin())
     b, pid = line.peers["b"], line.kill_a()
-    until(lambda: b.call(do.loss_of, do.record, "b/out") is not None, "the death is seen", SOON_S)
+    line.until_seen(lambda: b.call(do.loss_of, do.record, "b/out") is not None)
     loss = b.call(do.loss_of, do.record, "b/out")
     line.assert_lost(loss, pid)
     assert loss is not None

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.cluster import Cluster
-from tests.fleet.machine import Machine
 from tests.fleet.nodes import Node, Server, why_not
 
 
@@ -63,14 +62,6 @@ def default_pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
 def patient_pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
     """The same with TTLs that are longer than a bridge takes to start on a machine that is busy."""
     return _two(new_node, "--link-ttl", "600", lease_ttl=600)
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    """Measures meanwhile how slow this machine is."""
-    one = Machine()
-    yield one
-    one.close()
 
 
 @pytest.fixture

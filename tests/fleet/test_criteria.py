@@ -20,8 +20,8 @@ from ipcsync._linux.process import resident_bytes
 from ipcsync._wire import codec
 from ipcsync_bridge import wire
 from tests.faults.fixtures import stop
-from tests.fleet.machine import Machine
 from tests.fleet.nodes import Node, Server, listening, with_client
+from tests.kit.machine import Machine
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.process, pytest.mark.thorough]

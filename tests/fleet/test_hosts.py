@@ -11,9 +11,9 @@ import pytest
 
 from tests.fleet import hosts
 from tests.fleet.hosts import HUB, Host, Hub
-from tests.fleet.machine import Machine
 from tests.fleet.nodes import Server
 from tests.fleet.sides import learn
+from tests.kit.machine import Machine
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.process, pytest.mark.thorough]

@@ -14,8 +14,8 @@ import pytest
 import ipcsync
 from tests.fleet.cluster import Cluster
 from tests.fleet.cluster import leader as leader_of
-from tests.fleet.machine import Machine
 from tests.fleet.nodes import Node
+from tests.kit.machine import Machine
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.process, pytest.mark.thorough]

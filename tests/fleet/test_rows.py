@@ -20,9 +20,9 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync_bridge import wire
 from tests.fleet.cluster import Cluster
-from tests.fleet.machine import Machine
 from tests.fleet.nodes import Node, Server, listening, with_client
 from tests.fleet.sides import WAYS, Sides, end_of, learn
+from tests.kit.machine import Machine
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 

@@ -15,8 +15,8 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
-from tests.fleet.machine import Machine
 from tests.fleet.nodes import Node
+from tests.kit.machine import Machine
 from tests.kit.until import until
 
 pytestmark = pytest.mark.process
