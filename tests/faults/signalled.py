@@ -31,6 +31,11 @@ _REFUSED = {"record", "unnamed", "open", "same", "stats"}  # records, openings a
 LONG_TTL_S = 600.0  # a session that is left open does not expire within a test
 
 
+def goes_on() -> None:
+    """Not stuck: from here on it has as long again. How long all of it takes depends on the machine."""
+    faulthandler.dump_traceback_later(_STUCK_S, exit=True)
+
+
 class Alarm(Exception):  # noqa: N818 - not an error: a handler's exception, as Ctrl-C's
     """What the handler raises."""
 
@@ -100,6 +105,7 @@ def records(coordinator: ipcsync.Coordinator, count: int, engine: EngineName) ->
         event = client.event("e", recorder=True, engine=engine, depth=64)
         seen = peer.event("e", engine=engine)
         for _ in range(count):
+            goes_on()
             _interrupted(lambda: event.record(stream), 400e-6)
             stream.synchronize()
             highest = event.generation
@@ -116,6 +122,7 @@ def requests(coordinator: ipcsync.Coordinator, count: int, _: EngineName) -> Non
     """The next request works, and the client closes."""
     client = ipcsync.connect(coordinator.endpoint, name="asker")
     for _number in range(count):
+        goes_on()
         _interrupted(client.stats, 900e-6)
         client.stats(timeout=5)
     client.close()
@@ -129,6 +136,7 @@ def connects(coordinator: ipcsync.Coordinator, count: int, _: EngineName) -> Non
     before = threading.active_count()
     clients: list[ipcsync.Client] = []
     for _number in range(count):
+        goes_on()
         _interrupted(
             lambda: clients.append(ipcsync.connect(coordinator.endpoint, name="one", lease_ttl=LONG_TTL_S)), 6e-3
         )
@@ -144,6 +152,7 @@ def closes(coordinator: ipcsync.Coordinator, count: int, engine: EngineName) -> 
     stream = ipcsync.Stream()
     with ipcsync.connect(coordinator.endpoint) as observer:
         for number in range(count):
+            goes_on()
             with StreamGate(stream) as gate:
                 client = ipcsync.connect(coordinator.endpoint, name="closing")
                 client.event("e", recorder=True, engine=engine).record(stream)
@@ -211,6 +220,7 @@ def handlers(coordinator: ipcsync.Coordinator, count: int, engine: EngineName) -
         signal.setitimer(signal.ITIMER_REAL, 0.0015, 0.0015)
         try:
             while seen[mode] < count:
+                goes_on()
                 point = event.record(stream, timeout=20)
                 point.query()
                 point.wait(stream)
@@ -257,6 +267,7 @@ def finalizers(coordinator: ipcsync.Coordinator, count: int, engine: EngineName)
 
     gc.set_threshold(50)
     for _ in range(count):
+        goes_on()
         Owner()
         shared.record(stream).query()
     gc.set_threshold(700)
@@ -277,7 +288,7 @@ PROGRAMS = {program.__name__: program for program in (records, requests, connect
 def main() -> None:
     """One of the programs."""
     faulthandler.enable()
-    faulthandler.dump_traceback_later(_STUCK_S, exit=True)
+    goes_on()
     signal.signal(signal.SIGALRM, raise_alarm)
     died = note_dead_threads()
     engine: Any = sys.argv[3]
