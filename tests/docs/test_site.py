@@ -17,10 +17,11 @@ from tests.kit.browser import Browser
 
 pytest.importorskip("mkdocs", reason="the docs group is not installed (make install installs it)")
 
-pytestmark = [pytest.mark.process, pytest.mark.thorough, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 _ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 120.0
+_BUILD_S = 600.0  # each worker that has a test of these builds it, beside other tests
 _WIDTH = 1400
 # What is wider than its place, as [element, text]; a scroll bar inside of a page counts, since nobody scrolls a table.
 # A line that ends with code may pass its end by the code's padding, by some fonts.
@@ -42,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=_ROOT, env=env, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+    done = subprocess.run(command, cwd=_ROOT, env=env, capture_output=True, text=True, timeout=_BUILD_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
