@@ -24,9 +24,10 @@ pytestmark = pytest.mark.driver
 
 
 @pytest.fixture
-def reserver(peer: Peer, coordinator: ipcsync.Coordinator) -> Peer:
-    """A process that reserves."""
-    peer.call(remote.connect, coordinator.endpoint, "reserver", {"lease_ttl": 1.0})
+def reserver(request: pytest.FixtureRequest, peer: Peer, coordinator: ipcsync.Coordinator) -> Peer:
+    """A process that reserves, with a short lease where that is to run out."""
+    is_to_expire = "end" in request.fixturenames and request.getfixturevalue("end") == _EXPIRED
+    peer.call(remote.connect, coordinator.endpoint, "reserver", {"lease_ttl": 1.0 if is_to_expire else 3.0})
     return peer
 
 
@@ -115,12 +116,15 @@ def _expired(reserver: Peer) -> None:
     os.kill(reserver.pid, signal.SIGSTOP)
 
 
+_EXPIRED = "stopped for longer than its TTL"
+
+
 ENDS: dict[str, tuple[Callable[[Peer], None], str]] = {
     "killed": (_killed, "died"),
     "closed": (_closed, "closed"),
     "its client closed": (_client_closed, "closed"),
     "dropped": (_dropped, "closed"),
-    "stopped for longer than its TTL": (_expired, "expired"),
+    _EXPIRED: (_expired, "expired"),
 }
 
 
@@ -168,7 +172,7 @@ def test_whoever_waits_for_what_is_never_recorded_gets_recorder_lost(
         with pytest.raises(ipcsync.RecorderLost):  # for ever
             point.query()
     finally:
-        if end.startswith("stopped"):
+        if end == _EXPIRED:
             os.kill(reserver.pid, signal.SIGCONT)
 
 

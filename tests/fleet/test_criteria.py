@@ -61,8 +61,9 @@ def test_messages_counted(pair: tuple[Node, Node], server: Server) -> None:
         assert counts["answer"] <= counts.total() - counts["answer"]
         assert (counts["open"], counts["attach"]) == (1, 0)
     with heard(server) as counts:
+        began = time.monotonic()
         time.sleep(3.0)  # the length is tested: what is sent in it, while nothing happens
-        assert 2 <= counts["ping"] <= 4
+        assert 2 <= counts["ping"] <= time.monotonic() - began + 1
         assert set(counts) <= {"ping", "answer"}
         assert counts["answer"] <= counts["ping"] + 1  # one may be to the ping before
 
