@@ -210,7 +210,7 @@ def new_peer() -> Iterator[Callable[..., Peer]]:
     for end in at_end:
         end()  # what is held here, since a peer's stream could wait for it
     for peer in peers:
-        peer.dismiss()  # all at once: one with work in flight takes a second to end
+        peer.dismiss()  # all at once: one with work in flight takes a while to end
     for peer in peers:
         peer.close()
     crashed = [(peer.pid, peer.status) for peer in peers if peer.status in _CRASHES]
