@@ -68,7 +68,7 @@ marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 # What is marked `alone` runs last, in processes of its own: elsewhere an earlier test may have left a stream that waits
 # for the dead, and never ends. (5: no test was chosen, as by ARGS="-k …".)
 tests = failed=0; $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) || failed=1; \
-  { $(PYTEST) -n $(WORKERS_BESIDE) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; } && [ $$failed = 0 ]
+  { $(PYTEST) -n $(or $(3),$(WORKERS_BESIDE)) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; } && [ $$failed = 0 ]
 
 # The tests that depend on the driver, and the rest. With WITH_THOROUGH=1 each at its full length: the rest is then all, and
 # on each driver all run but the models and the planted mistakes, which no driver can change.
@@ -76,7 +76,8 @@ WITH_THOROUGH ?=
 ifneq ($(WITH_THOROUGH),)
 export IPCSYNC_TEST_LONG := 1
 endif
-rest_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and not driver and $(USUAL)))
+# (Of the everyday rest hardly any is alone: a single process, which no worker has to be started for.)
+rest_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and not driver and $(USUAL)),$(if $(WITH_THOROUGH),,0))
 driver_tests = $(if $(WITH_THOROUGH),$(call tests,tests,not benchmark and not model and not planted),$(call tests,$(call marked,driver),driver and $(USUAL)))
 
 # What a change of the product can break and is not long, each test once: what depends on the driver, with every operation
