@@ -63,7 +63,10 @@ def _assert_is_whole(directory: Path, client: ipcsync.Client, keeper: int) -> No
 
 @pytest.mark.process
 @pytest.mark.keeper
-@pytest.mark.parametrize("what", _FILES)
+@pytest.mark.parametrize(
+    "what",
+    [each if each in ("one socket", "all") else pytest.param(each, marks=pytest.mark.thorough) for each in _FILES],
+)
 def test_single_files_that_are_removed_are_made_anew_and_that_is_logged(
     served_client: ipcsync.Client, directory: Path, tmp_path: Path, what: str
 ) -> None:

@@ -191,6 +191,7 @@ class _OnTheHeartbeatsThread:
         self.has_ended.set()
 
 
+@pytest.mark.parametrize("engine", [pytest.param("event", marks=pytest.mark.thorough), "timeline"])
 def test_row_42_a_finalizer_on_the_heartbeats_thread_waits_for_no_thread_that_the_driver_holds_up(
     new_client: NewClient, engine: EngineName
 ) -> None:
@@ -202,7 +203,7 @@ def test_row_42_a_finalizer_on_the_heartbeats_thread_waits_for_no_thread_that_th
     def hold_up(real: driver_functions.Call, *args: Any) -> int:  # as the driver does while a stream's queue is full
         if not held_up.is_set():
             held_up.set()
-            finalizer.has_ended.wait(2 * _TTL_S)
+            finalizer.has_ended.wait(1.5 * _TTL_S)
         return real(*args)
 
     thread = threading.Thread(target=lambda: event.record(stream), daemon=True)
@@ -221,7 +222,15 @@ def test_row_42_a_finalizer_on_the_heartbeats_thread_waits_for_no_thread_that_th
     assert client.is_connected
 
 
-@pytest.mark.parametrize("of", ["its own client", "another client"])
+@pytest.mark.parametrize(
+    ("engine", "of"),
+    [
+        ("event", "its own client"),
+        ("timeline", "another client"),
+        pytest.param("event", "another client", marks=pytest.mark.thorough),
+        pytest.param("timeline", "its own client", marks=pytest.mark.thorough),
+    ],
+)
 def test_row_42_a_finalizer_that_waits_on_the_heartbeats_thread_ends_no_session(
     new_client: NewClient, engine: EngineName, of: str
 ) -> None:
@@ -230,7 +239,7 @@ def test_row_42_a_finalizer_that_waits_on_the_heartbeats_thread_ends_no_session(
     waiter = client if of == "its own client" else other
     with StreamGate(stream) as gate:
         point = waiter.point(bytes(event.record(stream)))
-        finalizer = _OnTheHeartbeatsThread(client, lambda: point.synchronize(timeout=1.5 * _TTL_S))
+        finalizer = _OnTheHeartbeatsThread(client, lambda: point.synchronize(timeout=_TTL_S))  # two leases
         until(finalizer.has_ended.is_set, "the wait's own end")
         assert isinstance(finalizer.raised, ipcsync.WaitTimeout)
         gate.open()

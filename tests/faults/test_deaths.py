@@ -304,6 +304,7 @@ def test_row_07_a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_keep
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("engine", ["event", pytest.param("timeline", marks=pytest.mark.thorough)])
 def test_row_07_a_new_process_with_the_pid_of_a_dead_recorder_is_not_taken_for_it(engine: EngineName) -> None:
     """All of it, the coordinator too, in a pid namespace of its own: see `reborn`."""
     why_not = ForeignPeer.why_not()

@@ -334,7 +334,7 @@ def test_row_55_a_request_that_coordinators_die_of_is_refused(client: ipcsync.Cl
         event.record().synchronize(timeout=DEADLINE_S)
 
 
-@pytest.mark.parametrize("step", [4, 5])
+@pytest.mark.parametrize("step", [4, pytest.param(5, marks=pytest.mark.thorough)])
 def test_row_55_a_connect_that_waits_for_a_coordinator_longer_than_its_ttl_succeeds(
     kept: Coordinator, client: ipcsync.Client, script: Path, step: int
 ) -> None:

@@ -111,6 +111,7 @@ def test_row_04_a_stopped_process_finds_its_session_expired_and_reaches_nobody(
     assert client.stats()["deaths"] == {"pidfd": 0, "ttl": 1}
 
 
+@pytest.mark.parametrize("engine", ["event", pytest.param("timeline", marks=pytest.mark.thorough)])
 def test_row_04_a_process_that_is_stopped_while_its_last_records_drain_loses_them(
     client: ipcsync.Client, owner: Peer
 ) -> None:
@@ -136,7 +137,14 @@ def test_row_04_a_process_that_is_stopped_while_its_last_records_drain_loses_the
     until(lambda: client.stats()["pool_in_use"] == 0, "the slot is free once it has drained")
 
 
-@pytest.mark.parametrize("step", actions.STEPS)
+@pytest.mark.parametrize(
+    ("engine", "step"),
+    [
+        pytest.param(engine, step, marks=[] if (number + offset) % 2 else pytest.mark.thorough)
+        for number, step in enumerate(actions.STEPS)
+        for offset, engine in enumerate(fixtures.ENGINES)
+    ],
+)
 def test_row_04_a_process_stopped_inside_a_record_reaches_nobody_when_it_goes_on(
     client: ipcsync.Client, owner: Peer, new_successor: Callable[[], Successor], step: str
 ) -> None:
@@ -189,6 +197,7 @@ def _is_attached(client: ipcsync.Client, line: int) -> bool:
 # --- row 5 ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("engine", [pytest.param("event", marks=pytest.mark.thorough), "timeline"])
 def test_row_05_a_process_that_held_the_gil_too_long_finds_its_session_expired(
     client: ipcsync.Client, owner: Peer, new_successor: Callable[[], Successor]
 ) -> None:

@@ -29,7 +29,15 @@ NewClient = Callable[..., ipcsync.Client]
 # --- row 47 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["record", "wait"])
+@pytest.mark.parametrize(
+    ("engine", "what"),
+    [
+        ("event", "record"),
+        ("timeline", "wait"),
+        pytest.param("event", "wait", marks=pytest.mark.thorough),
+        pytest.param("timeline", "record", marks=pytest.mark.thorough),
+    ],
+)
 def test_row_47_a_drivers_call_that_blocks_for_longer_than_the_ttl_costs_no_session(
     new_client: NewClient, engine: EngineName, what: str
 ) -> None:

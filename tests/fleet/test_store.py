@@ -34,6 +34,7 @@ from ipcsync_bridge.transport import ASK_S, Answer, Conflict, Transport, Unavail
 from ipcsync_bridge.wire import Counters, owner_of
 from tests.fleet.cluster import Cluster
 from tests.fleet.nodes import Node, Server, listening, with_client
+from tests.kit.examples import LONG
 from tests.kit.until import DEADLINE_S
 
 # nats-py leaves the socket of an attempt that failed to the collector.
@@ -41,6 +42,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.filterwarnings("ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning"),
 ]
+_RACES = 60 if LONG else 20  # for a key of three servers
 
 
 @pytest.fixture(autouse=True)
@@ -581,11 +583,11 @@ def test_of_two_writes_at_once_to_three_servers_one_holds(cluster: Cluster) -> N
     async def scenario() -> list[int]:
         async with _transport(cluster.urls[0], replicas=3) as one, _transport(cluster.urls[1], replicas=3) as two:
             held = []
-            for number in range(60):
+            for number in range(_RACES):
                 key = f"names.k{number % 3}"
                 _, last = await insist(lambda _: one.read(key, 10.0), DEADLINE_S)  # noqa: B023 - awaited at once
                 writes = [claim(one, key, b"one", last), claim(two, key, b"two", last)]
                 held.append(sum(await asyncio.gather(*writes)))
             return held
 
-    assert asyncio.run(scenario()) == [1] * 60
+    assert asyncio.run(scenario()) == [1] * _RACES

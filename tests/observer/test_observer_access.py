@@ -72,7 +72,12 @@ def _assert_answers(observer: Observer) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: ", b"\x16\x03\x01"], ids=["idle", "half", "noise"]
+    "sent",
+    [
+        pytest.param(b"", id="idle"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: ", id="half"),
+        pytest.param(b"\x16\x03\x01", id="noise", marks=pytest.mark.thorough),
+    ],
 )
 def test_row_50_a_thousand_connections_that_ask_for_nothing_keep_nobody_out(observer: Observer, sent: bytes) -> None:
     address = urlsplit(observer.url)
