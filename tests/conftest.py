@@ -35,6 +35,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 import ipcsync
 from ipcsync._board.board import is_abandoned
 from ipcsync._engines import queued
+from ipcsync._session.handshake import Reader
 from ipcsync.pytest_plugin import run
 from ipcsync.typing import EngineName
 from tests.kit import zygote
@@ -159,9 +160,9 @@ _LEAVE_S = 0.1  # in which the sessions of peers that have just ended end
 
 def _has_nothing_left(coordinator: ipcsync.Coordinator) -> bool:
     try:
-        with ipcsync.connect(coordinator.endpoint, timeout=_LEAVE_S) as client:
+        with Reader(coordinator.endpoint, _LEAVE_S) as reader:  # which takes no session
             deadline = time.monotonic() + _LEAVE_S
-            while (stats := client.stats())["sessions"] > 1 or stats["pool_in_use"] or stats["quarantined"]:
+            while (stats := reader.stats())["sessions"] or stats["pool_in_use"] or stats["quarantined"]:
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(0.005)

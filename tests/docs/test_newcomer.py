@@ -161,6 +161,7 @@ def test_a_coordinator_of_another_protocol_version_is_named_with_both(tmp_path: 
     assert refused.value.endpoint == endpoint
 
 
+@pytest.mark.own_coordinator
 def test_a_board_of_another_version_is_named_with_both(coordinator: ipcsync.Coordinator) -> None:
     with ipcsync.connect(coordinator.endpoint) as first:
         board = Path(first._session.lease.board.path)
