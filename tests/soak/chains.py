@@ -30,6 +30,8 @@ from tests.soak.lanes import command, run_groups
 _TTL_S = 5.0  # deaths are seen by other means; a process that is alive may be that late on a busy machine
 _CELLS = 128
 _ENGINES: tuple[EngineName, ...] = ("event", "timeline")
+# Each A that dies on `event` may leave a stream of B standing for ever, and so a hardware queue.
+_MANY_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 class Lane:
@@ -67,7 +69,7 @@ class Lane:
         """The living process of that name, with an event of its own if it records."""
         peer = self._peers.get(name)
         if peer is None:
-            peer = self._peers[name] = Peer()
+            peer = self._peers[name] = Peer(_MANY_QUEUES)
             peer.call(do.connect, self._endpoint, f"{name}{self._number}", {"lease_ttl": _TTL_S})
             peer.call(do.map_cells, self._path)
             self._renew(name)
