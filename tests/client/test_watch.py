@@ -17,7 +17,7 @@ from tests.kit.peer import Peer
 pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
 
 LONG_S = 30.0
-STORM = 1500  # events, of two announcements each
+STORM = 600  # events, of two announcements each
 
 
 def told(notices: Iterator[ipcsync.Notice], count: int) -> list[tuple[NoticeKind, str]]:
