@@ -84,7 +84,14 @@ driver_tests = $(if $(WITH_THOROUGH),$(call tests,tests,not benchmark and not mo
 # sent through the stream's thread as on a GPU, and on a GPU if there is one. `test-modes` has the other modes.
 # The two passes run side by side, since each mostly waits; what one of them says is shown once it has ended.
 test: install
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-rest test-driver WORKERS=$(WORKERS_BESIDE)
+	@$(MAKE) --no-print-directory -j2 --output-sync=target everyday-rest everyday-driver
+
+# The longer one has a worker more.
+everyday-rest:
+	@$(MAKE) --no-print-directory test-rest WORKERS=$$(($(WORKERS_BESIDE) + 1))
+
+everyday-driver:
+	@$(MAKE) --no-print-directory test-driver WORKERS=$(WORKERS_BESIDE)
 
 test-driver:
 	@$(MAKE) --no-print-directory test-on-gpu test-async
