@@ -31,7 +31,7 @@ from ipcsync.errors import (
     CaptureError, CoordinatorLost, DeviceMismatch, DriverError, EngineMismatch, IpcSyncError, NoDriver
 )
 
-INTERFACE = 26  # as in `__init__`
+INTERFACE = 27  # as in `__init__`
 
 log = logging.getLogger("ipcsync")
 
