@@ -5,7 +5,7 @@ is one load, one store or one call of the driver or the kernel. `test_board_orde
 and a driver that write down what is done, and compares that with the order here: a step moved in the code fails there.
 
     ipcsync/_engines/core_cython/   slot.pxi, query.pxi, wait.pxi, record.pxi
-    ipcsync_coordinator/effects.py  broken, drained, freed, opened; release.py: hold, reassert, reset
+    ipcsync_coordinator/effects.py  store_slot, watermark; Releaser: hold, reassert, reset
 
 What surrounds them: the GPU completes what was recorded when it likes, in the order of each stream; the recorder is
 killed at any step, or expires and goes on; once it is dead, the driver may call its unfinished work complete, or never

@@ -1,6 +1,6 @@
 """The board model's recorder and coordinator: record, publish_completed, close; break, finish, free and open anew.
 
-As in record.pxi and query.pxi of the compiled core, ipcsync_coordinator/effects.py and release.py.
+As in record.pxi and query.pxi of the compiled core, and ipcsync_coordinator/effects.py.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class Records(Waits):
 class Model(Records):
     """The threads of one scenario."""
 
-    # ipcsync_coordinator/effects.py and release.py
+    # ipcsync_coordinator/effects.py
 
     def coordinator(self) -> Program:
         """Finishes the slot when its recorder is gone, frees it, and opens it anew."""

@@ -223,7 +223,7 @@ class Model(Waiters):
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
     def _coordinator(self, world: World) -> Steps:
-        """As in ipcsync_coordinator/effects.py and release.py."""
+        """As in ipcsync_coordinator/effects.py."""
         if world.coordinator:
             yield from self._go_on(world)
             return
