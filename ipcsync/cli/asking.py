@@ -83,7 +83,7 @@ def _event_row(event: Mapping[str, Any]) -> dict[str, object]:
         "engine": event["engine"],
         "state": event["state"],
         "recorded": event["generation"],
-        "known complete": event["completed"],  # as the recorder last published it; more may be complete by now
+        "known complete": event["completed"],  # as the board has it; more may be complete by now
         "attached": event["attached"],
         "recorder": event["recorder"] or None,
     }

@@ -169,6 +169,8 @@ class Fleet:
 
     def tick(self, now_ns: int) -> None:
         """Forget questions whose sessions do not wait any more; without a bridge, refuse the others."""
+        if not self._owed:
+            return
         has_bridge = self._sessions.bridge() is not None
         for owed in list(self._owed.values()):
             if 0 < owed.want.deadline_ns < now_ns or not owed.is_waited_for:

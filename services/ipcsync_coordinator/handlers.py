@@ -180,7 +180,7 @@ class Handlers(Questions):
 
         Its slots stay until it is gone: a dead process submits nothing more, and what it submitted may go on.
         """
-        if not self._note_loss(session, how):
+        if not self._is_lost(session, how):
             return
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
         if not (session.is_ready or self._is_held(session.line)):
@@ -195,14 +195,14 @@ class Handlers(Questions):
         A child forked from it keeps the driver's files, and so its work. Without a lock that shows their end, as under
         CUDA MPS, that is never known.
         """
-        if not self._note_loss(session, "pidfd"):
+        if not self._is_lost(session, "pidfd"):
             return
         peer = session.peer or Peer(self._board, session.serial)
         self._registry.release_dead(session, held=0 if peer.is_over() else peer.lock or UNKNOWN)
         self.transactions.commit()
 
-    def _note_loss(self, session: Session, how: str) -> bool:
-        """Note that a session is lost; False: its goodbye stands on the board, and it is ended as closed."""
+    def _is_lost(self, session: Session, how: str) -> bool:
+        """Whether it is lost, which is noted; else its goodbye stands on the board, and it is ended as closed."""
         if self._board.session(session.line).has_said_goodbye:  # its process is gone, and no coordinator took its Bye
             self._end(session, released=True)
             self.transactions.commit()

@@ -153,7 +153,7 @@ class Sampler(Collector):
         """The metrics of the last sample. While there is no coordinator, only its own: old values mislead."""
         state = self.latest
         yield _gauge("up", "Whether the coordinator answers within a second.", state.ready)
-        yield _counter("observer_connects", "Times the observer connected to a coordinator.", self.connects)
+        yield _counter("observer_connects", "Coordinators of which the observer took a sample.", self.connects)
         if state.ready:
             yield from _coordinator(cast("dict[str, Any]", state.stats))
             yield from _bridge(state.bridge)

@@ -25,7 +25,7 @@ from ipcsync._wire import codec as wire
 from ipcsync._wire import messages
 from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
-from tests.kit.machine import Machine
+from tests.kit.machine import FEW_WAKE_UPS, Machine
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
@@ -54,7 +54,7 @@ def _took(call: Callable[[], object]) -> float:
 
 def _is_within(machine: Machine, seconds: float, took: float) -> bool:
     """Whether what has just ended took no longer than that, on this machine as it is now."""
-    return took < machine.limit(seconds, time.monotonic() - took)
+    return took < machine.limit(seconds, time.monotonic() - took, FEW_WAKE_UPS)
 
 
 @pytest.fixture
@@ -376,7 +376,7 @@ def test_a_connects_timeout_is_for_its_answer_and_its_lock_together(
     late.start()
     with pytest.raises(ipcsync.ConnectError):
         ipcsync.connect(one.endpoint, timeout=2.0)
-    assert time.monotonic() - began < machine.limit(3.0, began)
+    assert time.monotonic() - began < machine.limit(3.0, began, FEW_WAKE_UPS)
     late.join()
     os.close(board)
 

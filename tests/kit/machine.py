@@ -1,7 +1,8 @@
 """How slow this machine is just now: what a wake-up of another process takes, measured all the time beside a test.
 
 News of a death pass through a dozen processes and threads, each of which the machine has to wake. So what a promise
-bounds by a time on a machine of its own takes longer on a busy one by as much as that many wake-ups take there.
+bounds by a time on a machine of its own takes longer on a busy one by as much as that many wake-ups take there. A call
+that has a timeout passes through few.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import time
 
 _WAKE_UPS = 24  # of those that news of a death take, twice as many
+FEW_WAKE_UPS = 4
 _PERIOD_S = 0.02
 _LEAST_S = 0.3  # two cores, shared with others
 
@@ -37,18 +39,18 @@ class Machine:
             now = time.monotonic()
             self._trips.append((now, now - due))  # with this thread's own wake-up
 
-    def allowance(self, since: float) -> float:
+    def allowance(self, since: float, wake_ups: int = _WAKE_UPS) -> float:
         """Seconds that what happened since then may have taken longer than on a machine of its own."""
         worst = max((took for ended, took in self._trips if ended >= since), default=0.0)
-        return max(_LEAST_S, _WAKE_UPS * worst)
+        return max(_LEAST_S, wake_ups * worst)
 
     def bound(self, seconds: float, since: float) -> float:
         """What a promise of so many seconds is here and now, for what happened since then."""
         return seconds + self.allowance(since)
 
-    def limit(self, seconds: float, since: float) -> float:
+    def limit(self, seconds: float, since: float, wake_ups: int = _WAKE_UPS) -> float:
         """The same for a bound that has some room in it: more than that only on a machine that is slow."""
-        return seconds - _LEAST_S + self.allowance(since)
+        return seconds - _LEAST_S + self.allowance(since, wake_ups)
 
     def close(self) -> None:
         """End it."""
