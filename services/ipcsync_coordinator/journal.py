@@ -235,6 +235,11 @@ class Journal:
         with suppress(QuotaExceeded):  # for deaths, which cannot be refused
             self.make_room()
 
+    def most_replies(self, setting: int) -> int:
+        """How many replies of a session are kept: not fewer than any coordinator has let it have in flight."""
+        self._words[MOST_REPLIES] = max(self._words[MOST_REPLIES], setting)
+        return self._words[MOST_REPLIES]
+
     # --- the request in hand ------------------------------------------------------------------------------------------
 
     def begin_request(self, frame: bytes) -> bool:
@@ -275,10 +280,8 @@ class Transactions:
         self.registry = registry
         self.effects = effects
         self.journal = Journal(files, lambda: whole(registry, self.sessions))
-        limits, words = registry.limits, files.words
-        # How many replies of a session are kept: not fewer than any coordinator has let it have in flight.
-        words[MOST_REPLIES] = max(words[MOST_REPLIES], limits.remembered_requests)
-        self.sessions = SessionTable(words[MOST_REPLIES], limits.max_sessions)
+        limits = registry.limits
+        self.sessions = SessionTable(self.journal.most_replies(limits.remembered_requests), limits.max_sessions)
         self._failures = 0  # to append
 
     def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> bool:
