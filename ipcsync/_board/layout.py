@@ -237,7 +237,7 @@ class SlotLine(Line):
 
     @property
     def bits_address(self) -> int:
-        """Of a bit for each session that the slot depends on, at any remove, but its recorder's own."""
+        """Where the bits are, one for each session that the slot depends on, at any remove, but its recorder's own."""
         return self.address - self.first * 8 + self._at.bits + self._index * self._at.bits_row
 
     @property

@@ -61,8 +61,9 @@ class UnnamedEvents:
         if is_mine(self._lock):
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
         check_may_wait()
-        seconds, openings = bounded(self._session.timeout if timeout is None else timeout), [AttachmentRef()]
-        deadline, depth = deadline_of(seconds), self._session.depth if depth is None else depth
+        seconds = bounded(self._session.timeout if timeout is None else timeout, ", or None")
+        openings, deadline = [AttachmentRef()], deadline_of(seconds)
+        depth = self._session.depth if depth is None else depth
         try:
             event = under_within(self._lock, seconds, self._take, key, depth, openings, deadline)
             if event is None:
@@ -245,7 +246,7 @@ class Reservation(Closing):
         engine = self._event._engine
         if engine._recorded:
             raise EventClosed(f"this reservation ({engine.label}) is recorded, and for one record: reserve another")
-        if engine._begun and engine.kind == "timeline":  # the driver refused it: the GPU may write its number yet
+        if engine._begun and engine.kind == "timeline":  # it was refused: the GPU may write its number yet
             raise EventClosed(
                 f"an exception ended the record of this reservation ({engine.label}), and the GPU may have it: "
                 "its point then covers what was submitted before that; close it, and reserve a further one"

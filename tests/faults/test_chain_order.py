@@ -397,11 +397,16 @@ def test_who_stands_behind_the_dead_or_the_unknown_is_not_told_that_it_is_comple
 _NEWEST_KEPT = "        self.newest = newest\n"
 _VALID = "                store(view.place, VALID_AS_OF, self.newest)\n"
 _BITS_STORED = "                store_bits(view, bits, True)  # those of the others are there\n"
+_FIRST_STORED = "                    store_first(view, generation)\n"
 _FOLLOWED = "            if followed is not None and refusal.error == 0:\n"
 _MISTAKES: dict[str, Changes] = {
     "stored behind the record": [
         (_BITS_STORED, ""),
         (_FOLLOWED, "            store_bits(self, 1, True)\n" + _FOLLOWED),
+    ],
+    "the first that depends stored behind the record": [
+        (_FIRST_STORED, "                    pass\n"),
+        (_FOLLOWED, "            store_first(self, generation)\n" + _FOLLOWED),
     ],
     "newest loaded late": [
         (

@@ -16,7 +16,7 @@ cdef class Entry:
 
 @cython.final
 cdef class Chain:
-    """The chain of one slot; `view` is any of the session's uses of that. It is changed with `state`, which they share,
+    """The chain of one slot; `view` is any of the session's uses of it. It is changed with `state`, which they share,
     or before anybody else has the engine."""
 
     cdef readonly dict entries  # that are not settled: of each wait the newest by it, others by themselves

@@ -27,7 +27,7 @@ cdef class Lock:
         return self.owner == thread_now()
 
     cdef bint take_within(self, int64_t ns) noexcept nogil:
-        """Take it; False if another has it for `ns`, which no signal ends: FOREVER, if it is held for short sections."""
+        """Take it; False if another has it for `ns`. No signal ends that: FOREVER is for short sections only."""
         cdef int64_t now = ipcsync_now()
         cdef int64_t until = now + ns
         if self.take():

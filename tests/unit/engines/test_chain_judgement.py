@@ -38,6 +38,16 @@ def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_s
     assert row.line.lost == 0
 
 
+def test_what_was_resolved_and_not_stored_is_stored_by_the_next_look(row: Row) -> None:
+    row.extend(1, row.wait(0))
+    row.mine._recorded = 1
+    row.line.store_completed(BASE + 1)
+    assert row.chain.resolve(row.mine, 1) == 1
+    assert (row.open_ones, row.told) == ([], (1, 0b1)), "as an exception leaves it that comes before the store"
+    row.mine.publish_completed()
+    assert row.told == (0, 0)
+
+
 def test_what_is_complete_beyond_the_open_ones_counts_up_to_them(row: Row) -> None:
     row.extend(3, row.wait(0))
     row.board.session(0).state = EXPIRED
