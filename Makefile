@@ -76,9 +76,9 @@ WITH_THOROUGH ?=
 ifneq ($(WITH_THOROUGH),)
 export IPCSYNC_TEST_LONG := 1
 endif
-# (Of the everyday rest hardly any is alone: a single process, which no worker has to be started for.)
+# (Of the everyday tests few are alone, and short: a single process, which no worker has to be started for.)
 rest_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and not driver and $(USUAL)),$(if $(WITH_THOROUGH),,0))
-driver_tests = $(if $(WITH_THOROUGH),$(call tests,tests,not benchmark and not model and not planted),$(call tests,$(call marked,driver),driver and $(USUAL)))
+driver_tests = $(if $(WITH_THOROUGH),$(call tests,tests,not benchmark and not model and not planted),$(call tests,$(call marked,driver),driver and $(USUAL),0))
 
 # What a change of the product can break and is not long, each test once: what depends on the driver, with every operation
 # sent through the stream's thread as on a GPU, and on a GPU if there is one. `test-modes` has the other modes.
