@@ -139,6 +139,7 @@ class Worker:
             )
             self._notes.write(record)
             if client is not None:
+                client.timeout = _REQUEST_S  # an attach first tells the session's closes, one after the other
                 self._session = Session(client)
                 return self._session
             if record.result != Result.SESSION_EXPIRED:
