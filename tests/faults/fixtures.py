@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,15 @@ from tests.kit.zygote import children_of
 
 ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 _ROOT = Path(__file__).parents[2]
+
+
+def each_once(*others: str) -> list[Any]:
+    """Each engine with each of these, for `parametrize`: in an everyday run every other pair, in a long one all."""
+    return [
+        pytest.param(engine, other, marks=pytest.mark.thorough if (row + column) % 2 else [])
+        for row, other in enumerate(others)
+        for column, engine in enumerate(ENGINES)
+    ]
 
 
 IN_CORE = "the compiled core"

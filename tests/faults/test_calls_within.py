@@ -12,6 +12,7 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults import fixtures
 from tests.kit import driver_functions
 from tests.kit.until import DEADLINE_S, until
 
@@ -222,15 +223,7 @@ def test_row_42_a_finalizer_on_the_heartbeats_thread_waits_for_no_thread_that_th
     assert client.is_connected
 
 
-@pytest.mark.parametrize(
-    ("engine", "of"),
-    [
-        ("event", "its own client"),
-        ("timeline", "another client"),
-        pytest.param("event", "another client", marks=pytest.mark.thorough),
-        pytest.param("timeline", "its own client", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize(("engine", "of"), fixtures.each_once("its own client", "another client"))
 def test_row_42_a_finalizer_that_waits_on_the_heartbeats_thread_ends_no_session(
     new_client: NewClient, engine: EngineName, of: str
 ) -> None:

@@ -16,6 +16,7 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults import fixtures
 from tests.kit import driver_functions
 from tests.kit.steps import at_step
 from tests.kit.until import until
@@ -29,15 +30,7 @@ NewClient = Callable[..., ipcsync.Client]
 # --- row 47 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("engine", "what"),
-    [
-        ("event", "record"),
-        ("timeline", "wait"),
-        pytest.param("event", "wait", marks=pytest.mark.thorough),
-        pytest.param("timeline", "record", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize(("engine", "what"), fixtures.each_once("record", "wait"))
 def test_row_47_a_drivers_call_that_blocks_for_longer_than_the_ttl_costs_no_session(
     new_client: NewClient, engine: EngineName, what: str
 ) -> None:
