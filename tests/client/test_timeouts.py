@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -159,6 +161,27 @@ def test_the_first_records_of_streams_in_several_threads_have_a_clients_timeout_
         for thread in threads:
             thread.join()
     assert _is_within(machine, 3.5, max(took)), "not two seconds for the turn, and two more for the opening"
+
+
+@pytest.mark.parametrize("seconds", [Decimal("0.2"), Fraction(1, 5)])
+def test_a_clients_timeout_of_any_number_ends_a_first_record_behind_another_threads(
+    client: ipcsync.Client, seconds: Any
+) -> None:
+    client.timeout = seconds
+    goes_on, has_it = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with client._unnamed._lock:
+            has_it.set()
+            goes_on.wait(DEADLINE_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert has_it.wait(DEADLINE_S)
+    with pytest.raises(ipcsync.WaitTimeout, match="other threads' first records"):
+        client.record(ipcsync.Stream())
+    goes_on.set()
+    thread.join()
 
 
 def test_what_claims_a_name_of_the_fleet_has_one_timeout(
