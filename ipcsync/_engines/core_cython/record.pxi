@@ -49,8 +49,7 @@ cdef int begin_record(
     cdef unsigned long long id = 0
     if not is_usable(self, handle):
         return UNUSABLE
-    # If there is no room, a look at what is complete, without a resolution, may show some.
-    if self._begun == self._recorded >= self._room and not (look_at_own(self) and self._recorded < self._room):
+    if self._begun == self._recorded and not find_room(self, self._recorded + 1):
         return NO_ROOM
     step(b"cuStreamGetId")
     if cuStreamGetId(handle, &id) != 0:
@@ -223,6 +222,10 @@ cdef void raise_room(Core self) noexcept nogil:
             if ipcsync_load(words + word) & ODD_BYTES:
                 return
     self._room = self._completed + self.depth
+
+cdef bint find_room(Core self, int64_t generation) except -1 nogil:
+    """Whether there is room for a record of `generation` after a look at what is complete; without a resolution."""
+    return generation <= self._room or (look_at_own(self) and generation <= self._room)
 
 cdef int make_room(Core self, int64_t generation, int64_t deadline, timeout) except -1:
     """Wait until there is room for a record of `generation`."""
