@@ -33,6 +33,8 @@ from vllm.distributed.weight_transfer import (
     WeightTransferEngineFactory,
     WeightTransferTrainerFactory,
 )
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+from vllm.model_executor.model_loader.mtp_validation import is_mtp_completeness_check_enabled
 
 from ipcsync.integrations import vllm as plugin
 from ipcsync.integrations.vllm.errors import WorkerAsleep
@@ -93,6 +95,33 @@ class _Client:
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self.calls.append("finish")
+
+
+class _GpuWorker(_Client):
+    """Has vLLM's rule for its workers: an update is open until it ends, or until what a worker is sent fails there."""
+
+    is_open = False
+
+    def start_weight_update(self) -> None:
+        super().start_weight_update()
+        if self.is_open:
+            raise RuntimeError("start_weight_update called while a weight update is already active")
+        self.worker.start_weight_update()
+        self.is_open = True
+
+    def update_weights(self, update_info: Any) -> None:
+        if not self.is_open:
+            raise RuntimeError("start_weight_update must be called before update_weights")
+        try:
+            super().update_weights(update_info)
+        except BaseException:
+            self.is_open = False
+            raise
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        super().finish_weight_update()
+        self.worker.finish_weight_update()
+        self.is_open = False
 
 
 def _trainer(client: _Client, source: WeightSource, **settings: int) -> Any:
@@ -164,6 +193,36 @@ def test_a_model_may_keep_what_it_loads(process: None) -> None:
         source.value = value
         trainer.send_weights()
     assert [(name, tensor.flatten()[0].item()) for name, tensor in kept] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_update_behind_one_that_did_not_end(process: None, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """vLLM refuses it while that is open, and would count what that has left half loaded; it is ended first."""
+    calls = []
+    for name in ("start_weight_update", "finish_weight_update"):
+        monkeypatch.setattr(
+            IPCWeightTransferEngine, name, lambda self, name=name: calls.append((name.split("_")[0], self.model))
+        )
+    worker, draft = _worker(), _Model()
+    model, client = worker.model, _GpuWorker(worker)
+    worker.set_weight_update_target(draft, None)
+    client.start_weight_update()
+    if fails:
+        with pytest.raises(ValueError, match="Invalid update_info"):
+            client.update_weights({})
+    worker.reset_weight_update_target()
+    _trainer(client, _Source()).send_weights()  # the one before is dead
+    assert model.weights == {"a": [1.0] * 4, "b": [1.0] * 3}
+    assert calls == [("start", draft), ("finish", draft), ("start", model), ("finish", model)]
+
+
+def test_a_bucket_may_have_a_part_of_a_draft_models_weights(process: None) -> None:
+    """vLLM's loaders of such models look whether all are there, unless they are told that it is a part."""
+    worker, asked = _worker(), []
+    worker.model.load_weights = lambda _: asked.append(is_mtp_completeness_check_enabled())
+    _trainer(_Client(worker), _Source(), bucket_bytes=1).send_weights()
+    assert asked == [False, False]
+    assert is_mtp_completeness_check_enabled()
 
 
 def test_weights_that_are_not_what_the_metadata_says_are_refused(process: None) -> None:

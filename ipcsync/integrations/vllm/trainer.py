@@ -6,7 +6,7 @@ Its message about a bucket has names, layouts, and for each device the bucket an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice, zip_longest
 from typing import Any, ClassVar
@@ -121,7 +121,7 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
                 if not number:
                     with _together():
                         if self.is_sender:
-                            self.client.start_weight_update()
+                            self._start()
                 with _together():
                     if self.is_sender:
                         self.client.update_weights(asdict(_update(part, buckets)))  # returns when all have read it
@@ -132,6 +132,14 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
         finally:
             if bucket is not None:
                 bucket.close()  # a worker that may still read it, after an error, finds another mark there
+
+    def _start(self) -> None:
+        try:
+            self.client.start_weight_update()
+        except Exception:  # noqa: BLE001 - raised again, unless it was only that an earlier update is open somewhere
+            with suppress(Exception):
+                self.client.update_weights({})  # which is no update, so vLLM ends the open one in each worker
+            self.client.start_weight_update()
 
     def _parts(self) -> list[list[ParamMeta]]:
         """The weights of each bucket, the same on every rank."""

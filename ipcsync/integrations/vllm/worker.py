@@ -6,6 +6,7 @@ from typing import Any
 
 from cuda.bindings.driver import CUpointer_attribute
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
 import ipcsync
 from ipcsync import _drivers
@@ -33,15 +34,24 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         """Connect now, so that a missing coordinator is found early. Raises ConnectError."""
         ipcsync.default_client()
 
+    _unfinished: tuple[Any, Any] | None = None  # the model of an update that has begun, and its configuration
+
     def start_weight_update(self) -> None:
         """As vLLM's. WorkerAsleep in sleep mode, before anything is touched."""
         self._refuse_asleep("an update")
+        target = self.model, self.model_config
+        if self._unfinished is not None:  # what an update that failed has left half loaded would count for this one
+            self.set_weight_update_target(*self._unfinished)
+            super().finish_weight_update()
+            self.set_weight_update_target(*target)
+        self._unfinished = target
         super().start_weight_update()
 
     def finish_weight_update(self) -> None:
         """As vLLM's. WorkerAsleep in sleep mode, before anything is touched."""
         self._refuse_asleep("the end of an update")
         super().finish_weight_update()
+        self._unfinished = None
 
     def _refuse_asleep(self, what: str) -> None:
         """Raise WorkerAsleep if a weight has no memory, as in sleep mode: a write to it would end the process."""
@@ -71,7 +81,8 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         point = told.received_point()
         point.synchronize()
         weights = received(told, update_info.layouts, point, self.device)
-        self.model.load_weights(list(zip(update_info.names, weights, strict=True)))
+        with disable_mtp_completeness_check():  # a bucket has a part of the weights
+            self.model.load_weights(list(zip(update_info.names, weights, strict=True)))
 
 
 def _is_mapped(address: int) -> bool:
