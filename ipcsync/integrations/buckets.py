@@ -87,6 +87,8 @@ class Bucket:
         stream is past the wait for that peer. StreamCapturing, before anything is captured.
         """
         device, mark = device_of(tensors), secrets.randbits(63)
+        if device.type == "cuda" and device.index != self.ordinal:
+            raise ValueError(f"the tensors are on {device}, and the bucket for them on cuda:{self.ordinal}")
         stream = _copying(device, ipcsync.default_stream, self.ordinal)
         first = torch.tensor(mark, dtype=torch.int64, device="cpu")  # on a GPU a kernel's first launch may stand still
         offsets, _ = _offsets([(tensor.shape, tensor.dtype) for tensor in tensors])
@@ -170,10 +172,6 @@ def received(
         word, _ = pinned.take(ordinal, "mark", 8)
     with _opened(sent, _ALIGNMENT + size, point, deadline) as address:
         _copy(flat.data_ptr(), address + _ALIGNMENT, size, stream)
-        if targets is not None:
-            for target, tensor in zip(targets, tensors, strict=True):
-                target.copy_(tensor, non_blocking=True)
-            tensors = list(targets)
         _copy(word, address, 8, stream)
         # No record: that would fail by what else was lost on the stream, on which these tensors do not depend.
         stream.synchronize(None if timeout is None else left_of(deadline))
@@ -181,7 +179,12 @@ def received(
         words.append(word)
     if mark != sent.mark:
         raise HandleError(f"the bucket of process {sent.pid} was filled again: its tensors are gone")
-    return tensors
+    if targets is None:
+        return tensors
+    for target, tensor in zip(targets, tensors, strict=True):
+        target.copy_(tensor)  # only now: for tensors of the CPU the host does it at once
+    stream.synchronize(None if timeout is None else left_of(deadline))
+    return list(targets)
 
 
 @contextmanager

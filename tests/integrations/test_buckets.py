@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -278,6 +279,13 @@ def _receive_on_a_capturing_stream(sent: buckets.Sent) -> int:
         _receive_on(stream, sent, 30)
     graph = unwrap(driver().cuStreamEndCapture(handle), "cuStreamEndCapture")
     return int(unwrap(driver().cuGraphGetNodes(graph, 0), "cuGraphGetNodes")[1])
+
+
+def test_a_bucket_of_another_device_than_the_tensors_is_refused() -> None:
+    """There is no GPU: what says where it is stands for a tensor."""
+    bucket = buckets.Bucket(1 << 12, 0)
+    with pytest.raises(ValueError, match="the tensors are on cuda:1, and the bucket for them on cuda:0"):
+        bucket.fill([SimpleNamespace(device=torch.device("cuda", 1))])
 
 
 def test_a_capture_gets_no_copies(three: list[Peer]) -> None:
