@@ -45,7 +45,7 @@ def prefill(name: str, cache: list[bytes], server: Connection, killed_at: int) -
 async def serve(client: ipcsync.AsyncClient) -> None:
     """Answer all requests, one after the other; one that its prefill did not finish is done again by the next one."""
     cache, mine = ([Memory(SIZE) for _ in range(LAYERS)] for _ in range(2))
-    request = starts = 1
+    stream, request, starts = ipcsync.Stream(), 1, 1
     while request <= REQUESTS:
         pipe, theirs = SPAWN.Pipe()
         name, killed_at = f"prefill-{starts}", KILLED_AT if starts == 1 else 0
@@ -56,7 +56,6 @@ async def serve(client: ipcsync.AsyncClient) -> None:
                 while request <= REQUESTS:
                     pipe.send(request)
                     first = await asyncio.to_thread(pipe.recv)
-                    stream = ipcsync.Stream()
                     for number in range(LAYERS):
                         point = layers.at(first + number)
                         await point.synchronize(DEADLINE_S)  # no copy is ever queued behind a prefill that may be dead
@@ -67,9 +66,9 @@ async def serve(client: ipcsync.AsyncClient) -> None:
                         raise SystemExit(f"request {request} was read before it was written")
                     print(f"request {request} answered", flush=True)
                     request += 1
-            except ipcsync.RecorderLost as lost:
-                print(f"request {request} again: its {lost.session!r} {lost.cause}", flush=True)
-                if not await client.wait_over(layers.at(lost.generation), DEADLINE_S):
+            except (ipcsync.RecorderLost, EOFError, ConnectionError) as lost:  # a pipe's end may tell it first
+                print(f"request {request} again: {lost!r}", flush=True)
+                if not await client.wait_over(layers.at(1), DEADLINE_S):
                     raise SystemExit("the dead prefill may still write to the cache") from lost
             finally:
                 process.kill()

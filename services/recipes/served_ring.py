@@ -24,9 +24,11 @@ SIZE = 1 << 14
 KILLS = {4: "producer", 8: "consumer"}  # after so many items
 
 
-def produce(client: ipcsync.Client, slots: list[Memory], _mine: Memory, first: int, _: Connection) -> None:
+def produce(
+    client: ipcsync.Client, stream: ipcsync.Stream, slots: list[Memory], _mine: Memory, first: int, _: Connection
+) -> None:
     """Write each item into its slot, once what was there is read: at most SLOTS items are on their way."""
-    stream, read = ipcsync.Stream(), client.event("read")
+    read = client.event("read")
     with client.event("written", recorder=True) as written:
         for number, item in enumerate(range(first, ITEMS + 1), 1):
             if number > SLOTS:
@@ -36,9 +38,11 @@ def produce(client: ipcsync.Client, slots: list[Memory], _mine: Memory, first: i
         read.at(ITEMS + 1 - first).synchronize(DEADLINE_S)
 
 
-def consume(client: ipcsync.Client, slots: list[Memory], mine: Memory, first: int, boss: Connection) -> None:
+def consume(
+    client: ipcsync.Client, stream: ipcsync.Stream, slots: list[Memory], mine: Memory, first: int, boss: Connection
+) -> None:
     """Read each item, check it, and confirm it."""
-    stream, written = ipcsync.Stream(), client.event("written")
+    written = client.event("written")
     with client.event("read", recorder=True) as read:
         for number, item in enumerate(range(first, ITEMS + 1), 1):
             written.at(number).wait(stream, timeout=DEADLINE_S)
@@ -57,13 +61,15 @@ def worker(role: str, handles: list[bytes], boss: Connection) -> None:
     """Take part in one round after the other. A death of the other one ends a round; one's own ends nothing else."""
     slots = [Memory(SIZE, handle=handle) for handle in handles]
     mine = Memory(SIZE)  # for all rounds: freeing waits for every stream, and one may stand behind the dead for ever
+    stream = ipcsync.Stream()
     work, theirs = WORK[role]
     while (begin := boss.recv()) is not None:
         number, first = begin
         with ipcsync.connect(name=role, prefix=f"ring/{number}/") as client, client.event(theirs) as event:
             try:
-                work(client, slots, mine, first, boss)
+                work(client, stream, slots, mine, first, boss)
             except ipcsync.RecorderLost as lost:
+                client.resume(stream, DEADLINE_S)  # what was queued here behind the dead one's work touches nothing more
                 if not client.wait_over(event.at(lost.generation), DEADLINE_S):
                     raise SystemExit(f"the other one may still touch the ring: {lost}") from lost
             boss.send(None)

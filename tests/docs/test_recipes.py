@@ -154,7 +154,7 @@ def _consume(endpoint: str) -> str:
     slots, mine = [Memory(served_ring.SIZE) for _ in range(served_ring.SLOTS)], Memory(served_ring.SIZE)
     boss, _ = multiprocessing.Pipe()
     try:
-        served_ring.consume(ipcsync.connect(endpoint, prefix="ring/"), slots, mine, 1, boss)
+        served_ring.consume(ipcsync.connect(endpoint, prefix="ring/"), ipcsync.Stream(), slots, mine, 1, boss)
     except ipcsync.RecorderLost:
         return "lost"
     return "done"
