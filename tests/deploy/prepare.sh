@@ -10,7 +10,7 @@ mkdir -p "$out"
 
 # pip reaches no index in there: it gets the wheels for Debian's Python, and what builds ipcsync's own.
 "$python" -m pip download --quiet --dest "$wheels" --only-binary :all: --python-version 3.11 \
-  "click>=8.2" "cuda-bindings>=12.9.1,<14" "msgspec>=0.19" "pyzmq>=26.2" "rich>=13" \
+  "click>=8.2" "cuda-bindings>=12.9.1,<14" "msgspec>=0.21" "pyzmq>=26.2" "rich>=13" \
   "prometheus-client>=0.20" "starlette>=0.37" "uvicorn>=0.29" "nats-py>=2.9" "uvloop>=0.21" "hatchling>=1.26"
 rm -rf "$root/wheels" "$root/src" "$root/opt/ipcsync"
 mkdir -p "$root/src"
