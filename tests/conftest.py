@@ -40,6 +40,7 @@ from ipcsync.pytest_plugin import run
 from ipcsync.typing import EngineName
 from tests.kit import zygote
 from tests.kit.driver_kit import streams_end
+from tests.kit.examples import LONG
 from tests.kit.machine import Machine
 from tests.kit.peer import Peer, at_end
 from tests.kit.until import DEADLINE_S
@@ -67,6 +68,7 @@ _LEFT = pytest.StashKey[list[str]]()
 
 _told: list[TextIO] = []  # where this worker's goes
 _STANDS_S = 30  # after its time is out, a test that has not ended stands still
+_LONG_S = 600  # for what takes its time: how long that is depends on the machine
 _TRACEBACKS = os.path.join(tempfile.gettempdir(), f"ipcsync-crashes-{os.environ['IPCSYNC_TEST_RUN']}-")
 
 
@@ -251,8 +253,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts processes by a fixture; what starts them by itself says so."""
+    """Mark what starts processes by a fixture; what starts them by itself says so. Give time to what takes its time."""
     for item in items:
+        if (LONG or item.get_closest_marker("planted")) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_LONG_S))
         if _STARTS_PROCESSES.intersection(getattr(item, "fixturenames", ())) or "softcuda" in item.path.parts:
             item.add_marker(pytest.mark.process)
 

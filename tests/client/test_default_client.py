@@ -188,10 +188,10 @@ def test_each_listener_is_told_of_each_client_once_whichever_of_them_fails(defau
 def test_one_that_expired_is_followed_by_a_new_one(
     new_coordinator: NewCoordinator, new_peer: Callable[..., Peer]
 ) -> None:
-    coordinator = new_coordinator(lease_ttl=1.5)
+    coordinator = new_coordinator(lease_ttl=2.0)
     peer = new_peer(IPCSYNC_ENDPOINT=coordinator.endpoint)
     first = peer.call(_session)
-    with ipcsync.connect(coordinator.endpoint) as observer:
+    with ipcsync.connect(coordinator.endpoint, lease_ttl=60) as observer:
         peer.signal(signal.SIGSTOP)
         try:
             until(lambda: all(info.id != first for info in observer.list_sessions()), "the lease expired")

@@ -37,7 +37,7 @@ def test_a_slot_that_a_dead_recorder_left_unfinished_can_be_released_by_its_next
     peer.call(_record_gated, coordinator.endpoint, "e")
     peer.kill()
     until(lambda: observer.stats()["pool_in_use"] == 0, "every slot is free")
-    following = new_client("following", lease_ttl=1.0)
+    following = new_client("following")
     following.event("f", recorder=True, engine=engine)
     following.close()
     until(lambda: observer.stats()["pool_in_use"] == 0, "every slot is free")
@@ -47,7 +47,7 @@ def test_a_beat_in_the_middle_of_close_does_not_end_what_still_lingers(
     new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:
     observer = new_client("observer")
-    closing = new_client("closing", lease_ttl=1.0)  # beats three times in the second that close waits
+    closing = new_client("closing", lease_ttl=3.0)  # beats all through the second that close waits
     stream = ipcsync.Stream()
     with StreamGate(stream):
         closing.event("e", recorder=True, engine=engine).record(stream)
@@ -114,7 +114,7 @@ def test_two_that_wait_ahead_for_each_other_are_both_released_when_one_closes(
 def test_a_beat_that_ends_an_attachment_does_not_wait_for_a_coordinator_that_is_silent(
     coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:
-    recorder, waiter = new_client("recorder"), new_client("waiter", lease_ttl=1.0)
+    recorder, waiter = new_client("recorder"), new_client("waiter", lease_ttl=3.0)
     event = recorder.event("e", recorder=True, engine=engine)
     point = waiter.point(bytes(event.record(ipcsync.Stream())))
     point.synchronize(10)
@@ -123,7 +123,7 @@ def test_a_beat_that_ends_an_attachment_does_not_wait_for_a_coordinator_that_is_
     try:
         del point  # the last of a finished event: the next beat ends the attachment
         with pytest.raises(ipcsync.WaitTimeout):
-            waiter.event("other", timeout=2.0)  # for two TTLs no other request gets through
+            waiter.event("other", timeout=4.0)  # for longer than its TTL no other request gets through
     finally:
         os.kill(coordinator.pid, signal.SIGCONT)
     assert waiter.list_sessions()

@@ -125,7 +125,7 @@ def test_a_recorders_death_breaks_each_of_its_events_once(
 
 def _end_as_told(endpoint: str, how: str) -> None:
     """In a peer: record on an event, and close it, or have it broken by a wait that was lost."""
-    client = ipcsync.connect(endpoint, name="holder", lease_ttl=1.5 if how == "expired" else None)
+    client = ipcsync.connect(endpoint, name="holder", lease_ttl=2.0 if how == "expired" else None)
     event = client.event("x", recorder=True)
     _kept.extend([client, event])
     if how == "closed":

@@ -71,7 +71,7 @@ def test_who_waits_ahead_is_released_when_nobody_is_left_who_could_record(
 def test_a_recorder_that_waits_ahead_for_itself_releases_everybody_by_its_close(
     new_client: NewClient, observer: ipcsync.Client, by: str
 ) -> None:
-    client, other = new_client("client", lease_ttl=1.0), new_client("other", lease_ttl=1.0)
+    client, other = new_client("client", lease_ttl=3.0), new_client("other")
     event = client.event("e", recorder=True, engine="timeline")
     seen = other.event("e")
     streams = [ipcsync.Stream(), ipcsync.Stream()]
@@ -195,7 +195,7 @@ def test_a_program_that_ended_with_work_in_flight_is_dead_while_its_process_stil
 def test_an_event_that_is_opened_while_the_client_closes_is_given_back(
     coordinator: ipcsync.Coordinator, new_client: NewClient, observer: ipcsync.Client, engine: EngineName, lingers: bool
 ) -> None:
-    client = new_client("client", lease_ttl=1.0)
+    client = new_client("client", lease_ttl=3.0)
     errors: list[BaseException] = []
 
     def open_late() -> None:
@@ -257,7 +257,7 @@ def test_a_request_of_another_thread_ends_with_its_client(
 def test_a_client_that_closes_waits_for_what_another_thread_is_closing(
     new_client: NewClient, observer: ipcsync.Client, engine: EngineName
 ) -> None:
-    client, other = new_client("client", lease_ttl=1.0), new_client("other")
+    client, other = new_client("client", lease_ttl=3.0), new_client("other")
     recording, waiting = ipcsync.Stream(), ipcsync.Stream()
     with StreamGate(recording) as gate:
         other.event("e", recorder=True, engine=engine).record(recording)
@@ -336,7 +336,7 @@ _BROKEN_WHERE_PENDING: dict[str, driver_functions.Call] = {
 def test_a_driver_that_fails_keeps_no_client_from_its_goodbye(
     new_client: NewClient, observer: ipcsync.Client, engine: EngineName
 ) -> None:
-    client = new_client("client", lease_ttl=1.0)
+    client = new_client("client", lease_ttl=3.0)
     faulted, sound = (client.event(name, recorder=True, engine=engine) for name in ("faulted", "sound"))
     stream = ipcsync.Stream()
     gate = StreamGate(stream)  # so that no beat finds it complete before the driver fails
@@ -366,7 +366,7 @@ def test_a_driver_that_fails_costs_no_lease_and_no_other_event_anything(
 def test_nor_does_it_keep_a_client_that_has_expired_from_its_close(
     new_client: NewClient, observer: ipcsync.Client, engine: EngineName
 ) -> None:
-    client = new_client("client", lease_ttl=1.0)
+    client = new_client("client", lease_ttl=3.0)
     event = client.event("e", recorder=True, engine=engine)
     event.record(ipcsync.Stream())
     with driver_functions.replaced(_BROKEN):

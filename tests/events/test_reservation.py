@@ -27,7 +27,7 @@ pytestmark = pytest.mark.driver
 def reserver(request: pytest.FixtureRequest, peer: Peer, coordinator: ipcsync.Coordinator) -> Peer:
     """A process that reserves, with a short lease where that is to run out."""
     is_to_expire = "end" in request.fixturenames and request.getfixturevalue("end") == _EXPIRED
-    peer.call(remote.connect, coordinator.endpoint, "reserver", {"lease_ttl": 1.0 if is_to_expire else 3.0})
+    peer.call(remote.connect, coordinator.endpoint, "reserver", {"lease_ttl": 2.0 if is_to_expire else 3.0})
     return peer
 
 

@@ -196,7 +196,7 @@ def test_a_recorder_that_closes_with_work_unfinished_releases_nobody_before_it_i
 @pytest.fixture
 def expired(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer) -> tuple[Peer, ipcsync.SharedEvent]:
     """A recorder of "e" with two records queued behind a gate, stopped for so long that its lease has ended."""
-    peer.call(remote.connect, coordinator.endpoint, "recorder", {"lease_ttl": 0.5})
+    peer.call(remote.connect, coordinator.endpoint, "recorder", {"lease_ttl": 2.0})
     peer.call(remote.open_event, "e", RECORDER)
     peer.call(remote.hold)
     peer.call(remote.record, "e", "main", 2)

@@ -42,14 +42,15 @@ def _world(sessions: int, events: int, *, spare: bool = False) -> Iterator[tuple
     """A kept coordinator with so many sessions, and as many CUDA events as depth 4 makes of `events`."""
     with (
         ipcsync.launch(
-            keeper=True, spare=spare, log_level="error", pool=max(1024, events), max_sessions=2 * sessions
+            keeper=True, spare=spare, log_level="error", pool=max(1024, events), max_sessions=2 * sessions, lease_ttl=60
         ) as one,
         contextlib.ExitStack() as clients,
     ):
         opened = [clients.enter_context(ipcsync.connect(one.endpoint, timeout=30.0)) for _ in range(sessions)]
         for number, client in enumerate(opened):
+            client.timeout = 60.0
             names = [f"{number}-{event}" for event in range(events // sessions // 4)]
-            client.events(names, recorder=True, engine="event", timeout=60.0)
+            client.events(names, recorder=True, engine="event")
         yield one, opened[0]
 
 

@@ -227,12 +227,12 @@ def test_row_42_a_finalizer_on_the_heartbeats_thread_waits_for_no_thread_that_th
 def test_row_42_a_finalizer_that_waits_on_the_heartbeats_thread_ends_no_session(
     new_client: NewClient, engine: EngineName, of: str
 ) -> None:
-    client, other, stream = new_client(lease_ttl=_TTL_S / 2), new_client(), ipcsync.Stream()
+    client, other, stream = new_client(lease_ttl=2.0), new_client(), ipcsync.Stream()
     event = other.event("e", recorder=True, engine=engine)
     waiter = client if of == "its own client" else other
     with StreamGate(stream) as gate:
         point = waiter.point(bytes(event.record(stream)))
-        finalizer = _OnTheHeartbeatsThread(client, lambda: point.synchronize(timeout=_TTL_S))  # two leases
+        finalizer = _OnTheHeartbeatsThread(client, lambda: point.synchronize(timeout=3.0))  # longer than its lease
         until(finalizer.has_ended.is_set, "the wait's own end")
         assert isinstance(finalizer.raised, ipcsync.WaitTimeout)
         gate.open()

@@ -41,7 +41,7 @@ def test_ahead_recorded_later(timeline: Line) -> None:
 
 
 def test_a_expires_and_goes_on(line: Line) -> None:
-    data = line.begin(lease_ttl=1.0)
+    data = line.begin(lease_ttl=2.0)
     point = line.follow("b", data)
     c, a = line.add("c", records=False), line.peers["a"]
     fixtures.stop(a.pid)
@@ -53,7 +53,7 @@ def test_a_expires_and_goes_on(line: Line) -> None:
 
 
 def test_b_stopped_c_ends_by_ttl(line: Line) -> None:
-    point = line.follow("b", line.begin(), lease_ttl=1.0)
+    point = line.follow("b", line.begin(), lease_ttl=2.0)
     c, b = line.add("c", records=False), line.peers["b"]
     fixtures.stop(b.pid)
     line.kill_a()
@@ -129,7 +129,7 @@ def test_a_second_death_loses_what_the_first_one_left_open(line: Line) -> None:
 def test_harvest_stores_nothing_over_a_loss(coordinator: ipcsync.Coordinator, new_peer: NewPeer) -> None:
     """B's heartbeat would store what the driver calls complete."""
     line = of_events(coordinator, new_peer)
-    line.follow("b", line.begin(), lease_ttl=1.0)
+    line.follow("b", line.begin(), lease_ttl=3.0)
     b = line.peers["b"]
     line.kill_a()
     until(lambda: b.call(do.words, "b/out")["lost"] == 1, "a beat finds the loss")

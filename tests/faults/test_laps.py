@@ -133,13 +133,13 @@ def test_what_is_not_watched_is_no_patience(full_ring: ipcsync.SharedEvent, peer
 
 @pytest.mark.usefixtures("patience")
 def test_what_many_threads_watch_at_once_is_no_more_patience(full_ring: ipcsync.SharedEvent, peer: Peer) -> None:
-    core.set_times(patience_ns=5_000_000_000)
+    core.set_times(patience_ns=10_000_000_000)
     count, stream = 64, ipcsync.Stream()
     start = threading.Barrier(count)
 
     def record() -> str:
         start.wait()
-        return actions.error_of(lambda: full_ring.record(stream, timeout=0.2))
+        return actions.error_of(lambda: full_ring.record(stream, timeout=0.4))
 
     with ThreadPoolExecutor(count) as threads:
         assert {call.result() for call in [threads.submit(record) for _ in range(count)]} == {"WaitTimeout"}

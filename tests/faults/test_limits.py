@@ -25,6 +25,7 @@ from tests.kit.until import until
 pytestmark = [pytest.mark.keeper, pytest.mark.own_coordinator]
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
+_TTL_S = 3.0  # longer than a busy machine keeps a session from its heartbeat
 
 
 # --- row 24 -----------------------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def test_row_24_the_replies_that_a_client_never_reads_are_bounded_by_their_bytes
 def test_row_32_more_sessions_than_may_be_are_refused_and_those_that_exist_go_on(
     new_coordinator: NewCoordinator,
 ) -> None:
-    coordinator = new_coordinator(max_sessions=3, lease_ttl=1.0)
+    coordinator = new_coordinator(max_sessions=3, lease_ttl=_TTL_S)
     clients = [ipcsync.connect(coordinator.endpoint) for _ in range(3)]
     try:
         with Raw(coordinator.endpoint) as raw:
@@ -106,7 +107,7 @@ def test_row_32_more_sessions_than_may_be_are_refused_and_those_that_exist_go_on
         with pytest.raises(ipcsync.QuotaExceeded, match="--max-sessions"):
             ipcsync.connect(coordinator.endpoint)
         assert clients[0].stats()["refusals"] == {"QuotaExceeded": 201}
-        _assert_leases_kept(clients, ttl=1.0)
+        _assert_leases_kept(clients)
         clients.pop().close()
         clients.append(ipcsync.connect(coordinator.endpoint))
     finally:
@@ -114,10 +115,10 @@ def test_row_32_more_sessions_than_may_be_are_refused_and_those_that_exist_go_on
             client.close()
 
 
-def _assert_leases_kept(clients: list[ipcsync.Client], ttl: float) -> None:
-    """Two TTLs later, by the coordinator's clock, they all are there."""
+def _assert_leases_kept(clients: list[ipcsync.Client]) -> None:
+    """More than a TTL later, by the coordinator's clock, they all are there."""
     began = clients[0].stats()["uptime_s"]
-    until(lambda: clients[0].stats()["uptime_s"] > began + 2 * ttl, "two TTLs have passed")
+    until(lambda: clients[0].stats()["uptime_s"] > began + 1.5 * _TTL_S, "more than a TTL has passed")
     assert all(client.is_connected and client.stats() for client in clients)
     assert clients[0].stats()["deaths"] == {"pidfd": 0, "ttl": 0}
 
@@ -139,21 +140,20 @@ def _connect_many(endpoint: str, most: int) -> tuple[int, int, str]:
 def test_row_32_sessions_are_refused_before_the_file_descriptors_are_used_up(
     new_coordinator: NewCoordinator, peer: Peer
 ) -> None:
-    coordinator = new_coordinator(lease_ttl=1.0)
+    coordinator = new_coordinator(lease_ttl=_TTL_S)
     resource.prlimit(fixtures.serving(coordinator), resource.RLIMIT_NOFILE, (90, 90))
     with ipcsync.connect(coordinator.endpoint) as client:
         opened, limit, why = peer.call(_connect_many, coordinator.endpoint, 100)
         assert opened == limit - 1  # the other one is ours
         assert "ulimit -n" in why
         assert 2 < limit < 30
-        _assert_leases_kept([client], ttl=1.0)
+        _assert_leases_kept([client])
 
 
 def test_row_32_connections_that_use_up_the_descriptors_are_kept_out_and_sessions_keep_their_leases(
     new_coordinator: NewCoordinator, peer: Peer
 ) -> None:
-    ttl = 2.0  # longer than the crowd's connecting takes, for which this process has its GIL
-    coordinator = new_coordinator(lease_ttl=ttl, handshake_s=600)
+    coordinator = new_coordinator(lease_ttl=_TTL_S, handshake_s=600)
     limit = 300
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.prlimit(fixtures.serving(coordinator), resource.RLIMIT_NOFILE, (limit, limit))
@@ -166,7 +166,7 @@ def test_row_32_connections_that_use_up_the_descriptors_are_kept_out_and_session
             assert coordinator.is_running
             assert not os.path.exists(endpoints.socket_path(coordinator.endpoint))
             assert client.event("e", recorder=True).record(ipcsync.Stream()).generation == 1
-            _assert_leases_kept([client], ttl=ttl)
+            _assert_leases_kept([client])
             assert client.stats()["refusals"]["descriptors"] == 1
             assert peer.call(_cannot_connect, coordinator.endpoint)
             for one in crowd:

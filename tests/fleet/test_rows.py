@@ -273,7 +273,7 @@ def test_row_16_news_that_come_again_late_and_in_another_order_change_nothing(
 @thorough
 def test_row_17_same_name_refused(pair: tuple[Node, Node], new_node: Callable[..., Node]) -> None:
     event, seen, sides = followed(pair)
-    second = new_node("a", "--link-ttl", "1")
+    second = new_node("a")
     assert second.bridge is not None
     assert second.bridge.wait(DEADLINE_S) == 1
     assert "another bridge, which answers, has the name 'a'" in second.text()
@@ -291,11 +291,11 @@ async def _answer_late(message: Any) -> None:
 def test_row_17_nor_is_it_taken_from_one_that_is_farther_from_the_server(
     server: Server, new_node: Callable[..., Node]
 ) -> None:
-    first = new_node("a", "--link-ttl", "1")
+    first = new_node("a")
     first.await_bridge()
     first.end_bridge(signal.SIGKILL)
     with listening(server, "ipcsync.main.a.ask.*", _answer_late):
-        second = new_node("a", "--link-ttl", "1")
+        second = new_node("a")
         assert second.bridge is not None
         assert second.bridge.wait(DEADLINE_S) == 1
     assert "another bridge, which answers, has the name 'a'" in second.text()

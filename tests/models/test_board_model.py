@@ -9,7 +9,7 @@ import pytest
 from tests.models.board_model import MISTAKES, Scenario, explore
 from tests.models.explorer import Violation
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(3600)]
 
 CALLS = ("query", "synchronize", "wait")
 _FIRST = frozenset({1})

@@ -14,7 +14,7 @@ from tests.models.chain_model import explore
 from tests.models.chain_world import MISTAKES, Op, Scenario
 from tests.models.explorer import Violation
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(3600)]
 
 EVENT, TIMELINE = "event", "timeline"
 REC: Op = ("rec",)
@@ -148,7 +148,6 @@ def test_no_interleaving_breaks_a_promise_along_a_chain(name: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", THOROUGH)
 def test_no_interleaving_of_the_larger_chains_does(name: str) -> None:
     _explore(THOROUGH[name])
@@ -183,7 +182,6 @@ def test_a_recorder_that_tells_nothing_breaks_them(engine: str, lies: bool) -> N
 _SLOW = {"all at once", "valid_as_of by force", "break at once", "cleared too soon", "evidence unchecked", "no closure"}
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "mistake", [pytest.param(each, marks=pytest.mark.thorough) if each in _SLOW else each for each in MISTAKES]
 )

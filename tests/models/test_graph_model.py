@@ -6,7 +6,7 @@ import pytest
 
 from tests.models.graph_model import FOUND, HOLDS, IN_ONE_QUEUE, ONE, TO_AND_FRO, Model, bracket
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("name", HOLDS)

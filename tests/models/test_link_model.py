@@ -6,7 +6,7 @@ import pytest
 
 from tests.models import link_model
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(3600)]
 
 _MOST = 40_000
 

@@ -9,7 +9,7 @@ import pytest
 from tests.models.restart_model import ENGINES, FOUND_IN, SCENARIOS, Found, explore
 from tests.models.restart_world import MISTAKES
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(3600)]
 
 _ONE = SCENARIOS["one death of the coordinator"]
 

@@ -17,6 +17,7 @@ from prometheus_client import generate_latest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync_observer.sampler import Sampler
+from tests.kit.machine import Machine
 from tests.kit.peer import Peer
 from tests.kit.until import until
 from tests.observer.healthy import assert_no_alert
@@ -59,9 +60,12 @@ def test_the_state_tells_who_records_who_waits_and_how_fast(
     recorder, waiter = new_client("prefill"), new_client("decode")
     stream = ipcsync.Stream()
     with recorder.event("kv/a", recorder=True) as event, waiter.event("kv/a"):
-        end = time.monotonic() + 6 * PERIOD_S
-        while time.monotonic() < end:
+
+        def has_grown(state: Any) -> bool:
             event.record(stream).synchronize(10)
+            return bool(state["events"]) and len({generation for _, generation, _ in _row(state, "kv/a")["lane"]}) > 4
+
+        observer.until(has_grown, "several samples")
         state = observer.until(
             lambda state: state["events"] and _row(state, "kv/a")["completed"] == event.generation, "the last record"
         )
@@ -262,12 +266,14 @@ def test_it_starts_before_any_coordinator(new_observer: Callable[..., Observer],
     assert one.stop() == 0
 
 
-def test_sigterm_ends_it_with_an_open_page_and_leaves_no_session(observer: Observer, client: ipcsync.Client) -> None:
+def test_sigterm_ends_it_with_an_open_page_and_leaves_no_session(
+    observer: Observer, client: ipcsync.Client, machine: Machine
+) -> None:
     with DIRECT.open(f"{observer.url}/api/stream", timeout=10) as stream:
-        assert json.loads(stream.readline().removeprefix(b"data: "))["ready"]
+        assert any(json.loads(line.removeprefix(b"data: "))["ready"] for line in stream if line != b"\n")
         began = time.monotonic()
         assert observer.stop() == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < machine.limit(5, began)
     assert [session.name for session in client.list_sessions()] == ["main"]
     assert client.stats()["deaths"] == {"pidfd": 0, "ttl": 0}
     assert "event=stopped" in observer.log.read_text()

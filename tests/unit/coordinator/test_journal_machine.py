@@ -337,7 +337,6 @@ _LONG_SEARCHES = {"a recorder is left out"}
 
 
 @pytest.mark.planted
-@pytest.mark.timeout(600)  # how long a search takes depends on the machine
 @pytest.mark.parametrize(
     "mistake", [pytest.param(each, marks=pytest.mark.thorough) if each in _LONG_SEARCHES else each for each in _PLANTED]
 )

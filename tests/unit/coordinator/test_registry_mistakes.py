@@ -106,7 +106,6 @@ class _BreaksWhatIsWell(Registry):
 
 
 @pytest.mark.planted
-@pytest.mark.timeout(600)  # how long a search takes depends on the version of hypothesis
 @pytest.mark.parametrize(
     "mistaken",
     [
