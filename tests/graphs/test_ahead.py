@@ -15,7 +15,7 @@ from ipcsync.testing import Memory, StreamGate
 from tests.graphs import ahead_actions as do
 from tests.graphs.layers import call, captured, finish
 from tests.kit.peer import Peer
-from tests.kit.until import DEADLINE_S
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
 
@@ -70,6 +70,30 @@ def test_what_is_never_recorded_holds_the_stream_until_its_recorder_closes(
     with pytest.raises(ipcsync.RecorderLost) as lost:
         replay[record].synchronize(DEADLINE_S)
     assert lost.value.cause == "behind"
+
+
+@pytest.mark.parametrize("waits_first", [True, False])
+def test_a_record_behind_an_event_that_was_lost_and_closed_within_the_block_is_lost(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer, waits_first: bool
+) -> None:
+    stream, wait, record = ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
+    order = [lambda: wait.capture(stream), lambda: record.capture(stream)]
+    graph = captured(stream, *(order if waits_first else reversed(order)))
+    peer.call(do.open_recorders, coordinator.endpoint, "theirs")
+    done, theirs = client.event("done", recorder=True, engine="timeline"), client.event("theirs")
+    engine = theirs._engine
+
+    def run() -> None:
+        with client.replay({wait: theirs.at(1)}, {record: done}, stream=stream, ahead=True) as replay:
+            call("cuGraphLaunch", graph, stream._handle)
+            peer.call(do.close_recorders)
+            finish(stream)
+            theirs.close()
+            until(engine.try_release, "nothing of this process touches it")
+        replay[record].synchronize(DEADLINE_S)
+
+    with pytest.raises(ipcsync.RecorderLost):
+        run()
 
 
 def test_a_record_depends_on_a_point_that_another_graph_may_have_waited_for_before(

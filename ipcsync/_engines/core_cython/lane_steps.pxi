@@ -245,8 +245,6 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
     """Drain with one record behind each tap, by the calls of events; of an event, none behind one that failed."""
     cdef object error = None
     cdef list waits = latest(self.key)
-    if bracket._is_ahead:  # a record depends on those points alone that are not surely captured after it
-        waits = bracket.before + [wait for wait in waits if wait.stream != self.feeder_id]
     at = put_one(self.operations, WAIT_64, self.armed, self.prepared)
     for index in range(bracket.gates, bracket.gates + bracket.taps):
         tap = &bracket.items[index]
@@ -260,6 +258,11 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
             is_due = gate.use != NULL and gate.generation > gate.use.known
             if is_due and not (<object>tap.spot.place).is_surely_before(<object>gate.spot.place):
                 add(self.drainer_id, <Core>gate.use.core, gate.generation, self.feeder_id, self.ordinal)
+        if bracket._is_ahead:  # a record depends on those points alone that are not surely captured after it, and on what
+            # was lost of events that this process has released: the list is read behind `add`, which may come too late
+            waits = bracket.before + [
+                each for each in latest(self.key) if each.stream != self.feeder_id or isinstance(each.view, Released)
+            ]
         try:
             tap.generation = replaying._record(<object>tap.value, self.drainer, waits) if tap.use.is_in else 0
         except IpcSyncError as refusal:
