@@ -14,9 +14,10 @@ import ipcsync
 from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.kit import driver_functions
+from tests.kit import driver_functions, remote
 from tests.kit.boards import bits_of
-from tests.kit.until import until
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.usefixtures("nothing_queued")]
 
@@ -366,3 +367,30 @@ def test_a_wait_whose_marker_the_driver_refuses_once_is_an_error_and_has_its_mar
         if is_said:
             return
     pytest.fail("no wait was a shortcut")
+
+
+@pytest.mark.parametrize("function", _WRITES["timeline"])
+def test_a_record_that_is_made_again_stands_behind_what_was_waited_for_since(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer, function: str
+) -> None:
+    """The stream may have the refused one too, before the wait: its end proves nothing of that."""
+    peer.call(remote.connect, coordinator.endpoint, "recorder")
+    peer.call(remote.open_event, "theirs", {"recorder": True, "engine": "timeline"})
+    theirs, event = client.event("theirs"), client.event("e", recorder=True, engine="timeline")
+    stream = ipcsync.Stream()
+    event.record(stream).synchronize(10)
+    peer.call(remote.hold)
+    peer.call(remote.record, "theirs", "main", 1)
+    refused = driver_functions.refused_once(function, is_made=True)
+    with driver_functions.replaced(refused), pytest.raises(ipcsync.DriverError):
+        event.record(stream)
+    theirs.at(1).wait(stream)
+    point = event.record(stream)
+    until(lambda: event._engine.line.completed - event._engine.base >= 2, "the refused one is complete")
+    event._engine.publish_completed()
+    assert not point.query()
+    peer.kill()
+    with pytest.raises(ipcsync.RecorderLost):
+        point.synchronize(DEADLINE_S)
+    with pytest.raises(ipcsync.RecorderLost):
+        event.record(stream)

@@ -43,7 +43,8 @@ cdef class Chain:
         cdef Entry entry, held
         enter_state(view)
         try:
-            if generation <= self.committed:  # it was refused, and is repeated, maybe on another stream: no proof
+            if generation <= max(self.committed, view._begun):  # it was refused, and is repeated, perhaps behind new waits,
+                # or on another stream: no proof
                 for held in [*self.entries.values(), *found]:
                     held.last = min(held.last, last)
                     if held.proof >= generation:
@@ -123,8 +124,8 @@ cdef class Chain:
             if entry.first <= done and (
                 is_good or (outcome_of_wait(view, entry.wait) or entry.wait.resolved()) is True
             ):
-                if is_good and entry.proof <= done and entry.wait.outcome is None:
-                    entry.wait.outcome = True
+                if is_good and entry.proof <= done:
+                    entry.wait.settle(True)
                 if entry.last <= done:
                     del self.entries[key]
                     continue

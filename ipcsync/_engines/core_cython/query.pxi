@@ -271,7 +271,7 @@ cdef bint end_waits(Core self) except -1:
     for wait in waits_on(self):
         # One that is open though all were decided was listed just now, and is not queued: nothing is lost by it.
         outcome = wait.outcome or self.outcome_of(wait.generation)
-        wait.outcome = outcome or are_decided or self.loss_of(wait.generation)
+        (<Wait>wait).settle(outcome or are_decided or self.loss_of(wait.generation))
     release(self)
     return drop_markers(self, True)
 

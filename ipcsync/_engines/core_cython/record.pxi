@@ -290,7 +290,9 @@ cdef int await_hazards(Core self, int64_t oldest, int64_t deadline, timeout) exc
         pause = min(2 * pause + 10000, <int64_t>LONGEST_GAP_NS)
         look_for_room(self)
         if pause == LONGEST_GAP_NS:
-            self.watched |= {hazard: -PATIENCE_NS for hazard in hazards if not self.session_is_alive(hazard[0])}
+            dead = {hazard: -PATIENCE_NS for hazard in hazards if not self.session_is_alive(hazard[0])}
+            with cython.critical_section(self):
+                self.watched |= dead
     enter_state(self)
     self._room = max(self._room, done + self.depth)
     self.state.give()
@@ -300,5 +302,7 @@ cdef set hazards_left(Core self):
     cdef int64_t now = ipcsync_now()
     self.awake += min(now - self.looked, LONGEST_LOOK_NS)  # while this process is stopped, it does not watch
     self.looked = now
-    self.watched = {hazard: self.watched.get(hazard, self.awake) for hazard in self.line.hazards().items()}
-    return {hazard for hazard, since in self.watched.items() if self.awake - since < PATIENCE_NS}
+    there = self.line.hazards().items()
+    with cython.critical_section(self):
+        self.watched = {hazard: self.watched.get(hazard, self.awake) for hazard in there}
+        return {hazard for hazard, since in self.watched.items() if self.awake - since < PATIENCE_NS}

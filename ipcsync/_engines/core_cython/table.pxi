@@ -51,14 +51,19 @@ cdef class Wait:
             outcome = find_outcome(view, self.generation)
             # If the use was released meanwhile, the words just read may be the slot's next use's. The wait has its
             # outcome then, unless it was listed later: for such a one nothing was queued.
-            if self.outcome is None:
-                self.outcome = view.is_released or outcome
+            self.settle(view.is_released or outcome)
         return self.outcome
+
+    cdef int settle(self, outcome) except -1:
+        """Give it its outcome, if it has none. Once: where there is no GIL, who reads it has no lock."""
+        with cython.critical_section(self):
+            if self.outcome is None:
+                self.outcome = outcome
 
     def resolved(self):
         """The outcome that a waiter would get now; asks the driver."""
-        if self.known_outcome() is None and self.view.accepts(self.generation) and self.outcome is None:
-            self.outcome = True
+        if self.known_outcome() is None and self.view.accepts(self.generation):
+            self.settle(True)
         return self.outcome
 
     def has_passed(self):
@@ -115,7 +120,7 @@ cpdef Wait add(int64_t key, Core view, int64_t generation, uint64_t stream, int 
             first = row[0]
             if not is_on_board(view, first.generation) or view.is_unused:  # then its words may be another use's
                 break
-            first.outcome = True
+            first.settle(True)
             del row[0]
     finally:
         end(table, collects)

@@ -137,6 +137,25 @@ def test_no_wait_is_forgotten_by_a_resume_between_its_listing_and_its_queueing(c
         assert [wait.generation for wait in queued.of(key)] == [1]
 
 
+def test_a_lost_wait_that_a_resume_forgets_before_it_is_queued_fails_the_next_record(chain: Chain) -> None:
+    """Its recorder dies before the driver's call, and the stream is past all that was queued there."""
+    stream, key = chain.stream, _key(chain.stream)
+    with StreamGate(chain.held):
+        chain.record(chain.a, chain.held)
+
+        def others() -> None:
+            chain.kill(0)
+            _resume(key)
+            assert queued.of(key) == []
+
+        with replaced(amid("cuStreamWaitValue64", partial(_in_a_thread, others))), pytest.raises(RecorderLost):
+            chain.mine.wait(1, stream, 1, False)
+        with pytest.raises(RecorderLost):
+            chain.record(chain.b, stream)
+        chain.board.slot(0).break_at(0)
+    chain.release(0)
+
+
 def test_threads_that_list_and_forget_waits_at_once_lose_none(row: Row) -> None:
     """Each thread has a list of its own, and all of them share one."""
     threads, rounds = 4, 300
