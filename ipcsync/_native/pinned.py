@@ -20,7 +20,7 @@ from ipcsync.errors import DriverError
 log = logging.getLogger("ipcsync")
 
 PAGE = mmap.PAGESIZE
-_FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP  # those of cuMemHostAlloc have the same numbers
+_FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP
 _ALREADY_REGISTERED, _NOT_REGISTERED = 712, 713
 _lock = CallLock()
 # By page: a device whose context was current when it was registered, and its mapping. While a page is missing in the
@@ -30,6 +30,7 @@ _registered: set[int] = set()
 _kept: set[int] = set()
 # Words of this process that graphs and streams wait for and write: by device and kind, those that nobody has taken.
 _free: dict[tuple[int, str], list[tuple[int, int]]] = {}
+_own: list[mmap.mmap] = []  # their pages: the host reads some of them whatever becomes of the context, so they are ours
 _taking = CallLock()
 
 
@@ -101,10 +102,11 @@ def take(ordinal: int, kind: str, size: int) -> tuple[int, int]:
 def _take(ordinal: int, kind: str, size: int) -> tuple[int, int]:
     free = _free.setdefault((ordinal, kind), [])
     if not free:
+        _own.append(page := mmap.mmap(-1, PAGE))
+        host = ctypes.addressof(ctypes.c_char.from_buffer(page))
         with OnDevice(ordinal, primary(ordinal)) as inside, inside:
-            # An allocation is an unsafe call, which would break another thread's capture.
-            host = int(relaxed_call(call, "cuMemHostAlloc", PAGE, _FLAGS))
+            # An unsafe call, which would break another thread's capture.
+            relaxed_call(call, "cuMemHostRegister", host, PAGE, _FLAGS)
             address = int(call("cuMemHostGetDevicePointer", host, 0))
-        ctypes.memset(host, 0, PAGE)
         free.extend((host + at, address + at) for at in range(0, PAGE, size))
     return free.pop(0)
