@@ -13,24 +13,24 @@ import enum
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias, cast
 from weakref import WeakMethod, WeakValueDictionary
 
 from ipcsync._board import Board, peer_of
-from ipcsync._deadline import deadline_of, left_of
+from ipcsync._deadline import deadline_of
 from ipcsync._engines import Engine
 from ipcsync._engines.loss import Loss
 from ipcsync._native import context
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import stream_handle
-from ipcsync._session.connection import Connection
+from ipcsync._session.connection import Connection, Request
 from ipcsync._session.owner import SessionLease
 from ipcsync._session.waits import Waits
 from ipcsync._wire.codec import PointKey
 from ipcsync._wire.messages import Attachment, Break, Close, Message, Remains
 from ipcsync.errors import (
     ClientClosed,
-    ConnectError,
     DeviceMismatch,
     EventClosed,
     InvalidDevice,
@@ -271,12 +271,13 @@ class AttachmentTable:
         return ended
 
     def _end(self, use: Use) -> None:
-        use.life, use.attached = Life.CLOSED, None
+        use.attached = None
         self.ending.append(use)
         del self.uses[use.key]
         if self._mirrors.get(use.engine.origin) == use.key:
             del self._mirrors[use.engine.origin]
         use.engine.close()
+        use.life = Life.CLOSED  # only now: another thread may release it at once
 
     def give_up(self, key: PointKey) -> None:
         if (use := self._use_of(key)) is not None:
@@ -336,14 +337,11 @@ class AttachmentTable:
         return bool(self._late) or any(use.told < use.life for use in self.ending)
 
     def tell(self, seconds: float = _BEAT_S) -> None:
-        """Tell the closes, as far as the coordinator takes each within `seconds`; a later beat tells the others."""
+        """Tell the closes, as far as the coordinator takes them within `seconds`; a later beat tells the others."""
         self.is_due = False
         try:
-            for use in list(self.ending):
-                # Of one that was just closed it will be known soon what is left of it.
-                if use.life > Life.CLOSED and not self._tell(use, seconds):
-                    return
-            self._tell_late(seconds)
+            # Of one that was just closed it will be known soon what is left of it.
+            self._tell([use for use in self.ending if use.life > Life.CLOSED], deadline_of(seconds))
         except QuotaExceeded as error:
             log.debug("closes wait: %s", error)
 
@@ -353,19 +351,20 @@ class AttachmentTable:
         WaitTimeout if the coordinator does not take one by `deadline`, that of a call of `timeout` seconds: told later,
         it would end the new attachment. QuotaExceeded if it has no memory for it.
         """
-        are_told = all(self._tell(use, left_of(deadline)) for use in list(self.ending))
-        if not (are_told and self._tell_late(left_of(deadline))):
+        if not self._tell(self.ending, deadline):
             text = f"the coordinator did not take an earlier close within {timeout} s"
             raise WaitTimeout(text, timeout=timeout)
 
-    def _tell(self, use: Use, seconds: float) -> bool:
-        life = max(use.life, Life.DRAINING)
-        if use.told < life and (body := self._close_of(use, life)) is not None and not self._sent(body, seconds):
-            return False
-        use.told = life
-        if life is Life.RELEASED and use in self.ending:
-            self.ending.remove(use)
-        return True
+    def _tell(self, uses: Sequence[Use], deadline: int) -> bool:
+        """Tell the closes of `uses`, and of late attachments, at once; whether the coordinator took all of them."""
+        lives = [(use, max(use.life, Life.DRAINING)) for use in uses]
+        closes = [self._close_of(use, life) if use.told < life else None for use, life in lives]
+        taken = self._sent([*closes, *(Close(*key) for key in self._late)], deadline)
+        for (use, life), is_taken in zip(lives, taken, strict=False):
+            use.told = life if is_taken else use.told
+        self.ending = [use for use in self.ending if use.told < Life.RELEASED]
+        self._late = [key for key, is_taken in zip(self._late, taken[len(lives) :], strict=True) if not is_taken]
+        return all(taken)
 
     def _close_of(self, use: Use, life: Life) -> Close | None:
         """What to tell; None for nothing, since to the coordinator the uses of one slot by this session are one."""
@@ -379,26 +378,28 @@ class AttachmentTable:
         is_drained = use.engine.is_recorder and life > Life.DRAINING and not is_released
         return Close(*use.key, released=is_released, drained=is_drained)
 
-    def _tell_late(self, seconds: float) -> bool:
-        while self._late:
-            if not self._sent(Close(*self._late[0]), seconds):
-                return False
-            del self._late[0]
-        return True
+    def _sent(self, bodies: Sequence[Close | Break | None], deadline: int) -> list[bool]:
+        """Of each whether the coordinator took it, or never will. QuotaExceeded if it has no memory for one now."""
+        requests = [None if body is None else Request(body) for body in bodies]
+        if asked := [request for request in requests if request is not None]:
+            with suppress(IpcSyncError):  # `_is_taken` says what it means for each
+                self._check()
+                self._connection.exchange(asked, self._lease.welcome.token, deadline, self._check)
+        return [request is None or self._is_taken(request) for request in requests]
 
-    def _sent(self, body: Close | Break, seconds: float) -> bool:
-        """Whether the coordinator took it, or never will. QuotaExceeded if it has no memory for it now."""
+    def _is_taken(self, request: Request) -> bool:
         try:
-            self._check()  # many may be pending, and each may take its whole time
-            self._connection.request(body, self._lease.welcome.token, seconds, self._check)
-        except (WaitTimeout, ConnectError):
+            if request.reply is None:
+                self._check()
+            self._connection.result_of(request, 0)
+        except WaitTimeout:
             return False  # sent again later, under a new id: twice does nothing
         except (QuotaExceeded, ClientClosed):
             raise
         except (SessionLost, EventClosed) as error:
-            log.debug("%r: %s", body, error)  # its session or use is over already
+            log.debug("%r: %s", request.body, error)  # its session or use is over already
         except IpcSyncError as error:
-            log.warning("slot %d may stay open until this client is closed: %s", body.slot, error)
+            log.warning("%r: its slot may stay open until this client is closed: %s", request.body, error)
         return True
 
     def _check(self) -> None:
@@ -414,13 +415,15 @@ class AttachmentTable:
 
     def beat(self) -> None:
         """At each beat: end what nobody uses, ask for what is due, and tell what was not taken."""
+        for use in self.ending:  # closed before this beat: the driver may keep the look at what is left of it for long
+            self.advance(use, Life.DRAINING)
         self.end_unused()
         for use in [*self.uses.values(), *self.ending]:
             chain = use.engine.chain
             if chain.wants_break and not chain.has_asked:
                 # Part of it is lost, and all before that is settled: the coordinator is asked once to break the event.
                 try:
-                    chain.has_asked = self._sent(Break(*use.key), _BEAT_S)
+                    chain.has_asked = all(self._sent([Break(*use.key)], deadline_of(_BEAT_S)))
                 except QuotaExceeded as error:
                     log.debug("a break waits: %s", error)
                 if not chain.has_asked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from ipcsync._linux.futex import DeathMark
 from ipcsync._native import pinned
 from ipcsync._session import session as session_module
 from ipcsync._session.attachments import MANY_POINTS
-from ipcsync._session.connection import Connection
+from ipcsync._session.connection import Connection, Request
 from ipcsync._session.session import Session
-from ipcsync._wire.messages import Close, Message
+from ipcsync._wire.messages import Close
 from ipcsync.client import client as client_module
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -304,16 +304,16 @@ def test_many_closes_that_each_take_their_time_cost_no_session(
     session = client._session
     events = client.events([f"e{number}" for number in range(60)], recorder=True)
     told: list[object] = []
-    request = Connection.request
+    exchange = Connection.exchange
 
-    def slow(self: Connection, body: Message, *args: Any) -> Message:
-        reply = request(self, body, *args)
-        if isinstance(body, Close):
-            threading.Event().wait(0.045)  # the coordinator has others to serve; the heartbeat's thread allows 50 ms
-            told.append(body)
-        return reply
+    def slow(self: Connection, requests: Sequence[Request], *args: Any) -> None:
+        for request in requests:
+            exchange(self, [request], *args)
+            if isinstance(request.body, Close) and request.reply is not None:
+                threading.Event().wait(0.045)  # the coordinator has others to serve; a beat allows 50 ms
+                told.append(request.body)
 
-    monkeypatch.setattr(Connection, "request", slow)
+    monkeypatch.setattr(Connection, "exchange", slow)
     session.abandon([event._attached for event in events])
     until(lambda: len(told) == len(events), "all were told")
     client.check()

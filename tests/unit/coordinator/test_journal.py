@@ -17,6 +17,7 @@ import pytest
 from ipcsync._board import BROKEN, OPEN
 from ipcsync._deadline import FOREVER
 from ipcsync._session.attachments import AttachmentTable, Life, Use
+from ipcsync._session.connection import Request
 from ipcsync._session.waits import Waits
 from ipcsync._wire import codec, messages
 from ipcsync._wire.codec import Origin
@@ -172,15 +173,18 @@ def test_a_close_and_a_break_that_found_no_memory_are_asked_for_again(
     opened = world.ask(messages.Open("held", recorder=True, engine="timeline"), token)
     assert isinstance(opened, messages.Attachment)
 
-    def request(body: Message, *_: object) -> None:
-        reply = world.ask(body, token)
-        if isinstance(reply, messages.Failure):
-            raise codec.error_of(reply)
+    def exchange(requests: list[Request], *_: object) -> None:
+        for request in requests:
+            request.reply = world.ask(request.body, token)
+
+    def result_of(request: Request, _: float) -> None:
+        if isinstance(request.reply, messages.Failure):
+            raise codec.error_of(request.reply)
 
     lease: Any = SimpleNamespace(
         board=world.board, welcome=SimpleNamespace(token=token), beat=lambda: None, check_coordinator=lambda: None
     )
-    connection: Any = SimpleNamespace(request=request)
+    connection: Any = SimpleNamespace(exchange=exchange, result_of=result_of)
     table = AttachmentTable(lease, connection, Waits())
     engine: Any = SimpleNamespace(slot=opened.slot, incarnation=opened.incarnation, is_recorder=True, ordinal=0)
     engine.chain = SimpleNamespace(has_asked=False, wants_break=True)

@@ -7,14 +7,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from ipcsync._board import Board
-from ipcsync._deadline import deadline_of
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._engines.core import SessionCheck
 from ipcsync._native import context, fork
 from ipcsync._session.attachments import AttachmentRef, AttachmentTable
+from ipcsync._session.connection import Request
 from ipcsync._session.driving import Driving
 from ipcsync._session.waits import Waits
 from ipcsync._wire.codec import PointKey
-from ipcsync._wire.messages import Attachment, Break, Close
+from ipcsync._wire.messages import Attachment, Break, Close, Done
 from ipcsync.errors import IpcSyncError
 from tests.kit.until import until
 
@@ -30,12 +31,16 @@ class Coordinator:
         self.timeouts: list[float] = []
         self.refusal: IpcSyncError | None = None
 
-    def request(self, body: Close | Break, _token: bytes, timeout: float, check: Callable[[], None]) -> None:
+    def exchange(self, requests: list[Request], _token: bytes, deadline: int, check: Callable[[], None]) -> None:
         check()
-        self.timeouts.append(timeout)
-        if self.refusal is not None:
-            raise self.refusal
-        self.told.append(body)
+        self.timeouts.append(left_of(deadline))
+        for request in requests if self.refusal is None else ():
+            self.told.append(cast("Close | Break", request.body))
+            request.reply = Done()
+
+    def result_of(self, request: Request, _timeout: float) -> None:
+        if request.reply is None:
+            raise cast("IpcSyncError", self.refusal)
 
     def heard(self) -> list[Close | Break]:
         told, self.told = self.told, []
