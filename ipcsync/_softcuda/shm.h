@@ -14,8 +14,7 @@
 typedef uint32_t u32;
 typedef uint64_t u64;
 
-#define SH_MAGIC   0x534f465443554441ull /* "SOFTCUDA" */
-#define SH_LAYOUT  23u /* bump with every change of the structures below */
+#define SH_LAYOUT  24u /* bump with every change of the structures below */
 #define MAXPROC    512
 #define MAXSTREAM  32768
 #define MAXEVENT   131072
@@ -75,13 +74,11 @@ struct sh_bell { _Atomic u32 rung, waiters; };
 struct sh_written { _Atomic u32 count, by; _Atomic u64 at; };
 
 struct sh {
-  u64 magic;
-  u32 layout;
   _Atomic u32 ready;
   u64 nonce;                     /* random, tells this segment from an earlier one of that name */
   u64 next_inc;                  /* under the file lock */
   _Atomic u32 stream_hi, event_hi, proc_hi; /* high-water marks of the tables */
-  char pad[4096 - 48];
+  char pad[4096 - 36];
   struct sh_bell bell[MAXBELL];
   struct sh_proc proc[MAXPROC];
   struct sh_stream stream[MAXSTREAM];

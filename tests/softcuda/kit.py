@@ -90,9 +90,9 @@ def open_event(data: bytes) -> tuple[Any, ...]:
     return result
 
 
-def open_memory(data: bytes) -> tuple[Any, ...]:
-    """The result of opening a memory handle."""
-    result: tuple[Any, ...] = drv.cuIpcOpenMemHandle(_handle(drv.CUipcMemHandle, data), 1)
+def open_memory(data: bytes, flags: int = 1) -> tuple[Any, ...]:
+    """The result of opening a memory handle, with LAZY_ENABLE_PEER_ACCESS."""
+    result: tuple[Any, ...] = drv.cuIpcOpenMemHandle(_handle(drv.CUipcMemHandle, data), flags)
     return result
 
 

@@ -182,6 +182,16 @@ def test_last_process_leaves_nothing() -> None:
     until(lambda: not glob.glob(path + "*"), "it is cleaned up")  # by a third process, if that has the lock
 
 
+def test_a_segment_whose_maker_was_killed_before_it_was_ready_goes() -> None:
+    seg = f"selftest-w-{os.getpid()}"
+    path = py("start(); print(SIM.softcudaPath().decode())", IPCSYNC_HOST_SEGMENT=seg).stdout.strip()
+    size = os.stat(SIM.softcudaPath().decode()).st_size
+    with open(path, "wb") as made:
+        made.truncate(size)
+    py("start()", IPCSYNC_HOST_SEGMENT=seg + "-other")
+    until(lambda: not glob.glob(path + "*"), "it is cleaned up")
+
+
 def test_a_segment_whose_name_goes_on_where_anothers_ends_is_left_alone() -> None:
     seg = f"selftest-n-{os.getpid()}"
     longer = f"py('start()', IPCSYNC_HOST_SEGMENT={seg!r}); assert os.path.exists(SIM.softcudaPath())"

@@ -17,7 +17,7 @@ import pytest
 from ipcsync._linux.process import PidFd
 from tests.kit.until import DEADLINE_S, until
 from tests.softcuda.kit import SIM, files, stat
-from tests.softcuda.processes import _PRELUDE, CLONE, HeadlessServer, MakeServers, Server, ServerElsewhere
+from tests.softcuda.processes import _PRELUDE, CLONE, HeadlessServer, MakeServers, Server, ServerElsewhere, py
 
 
 def state(pid: int) -> str:
@@ -221,6 +221,37 @@ def test_a_reaper_killed_at_any_moment_leaves_the_rest_to_the_next(servers: Make
         assert watcher("destroy", "pending") == 0
         assert watcher("stat", "events") == events
         assert_alive(watcher, other)
+
+
+def test_a_fork_while_a_thread_waits_until_a_dead_process_is_over_keeps_nobody_from_its_leftovers() -> None:
+    py(
+        """
+    import threading
+    from tests.kit.until import until
+    context = start()
+    a, codes, hold = Server(), [], os.pipe()
+    handle = a("alloc", "m", 4096)
+    def open_it():
+        ok(drv.cuCtxSetCurrent(context))
+        codes.append(code(open_memory(handle)))
+    a.kill()
+    until(lambda: stat("dead") == 1, "it is dead")
+    thread = threading.Thread(target=open_it)
+    thread.start()
+    def waits():
+        return any("->" in line and {"OFDLCK", str(os.getpid())} & set(line.split()) for line in open("/proc/locks"))
+    until(lambda: waits() or codes, "it waits until that is over")
+    if not (child := os.fork()):
+        os.read(hold[0], 1)
+        os._exit(0)
+    thread.join()
+    assert codes == [400] and stat("processes") == 1, (codes, stat("processes"))
+    os.write(hold[1], b"x")
+    os.waitpid(child, 0)
+    """,
+        IPCSYNC_HOST_TEARDOWN_MS=1000,
+        IPCSYNC_HOST_SEGMENT=f"selftest-v-{os.getpid()}",
+    )
 
 
 def test_what_one_left_that_was_killed_within_cuinit_goes(servers: MakeServers) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from typing import Any
 
@@ -93,6 +94,30 @@ def test_shared_memory_of_the_dead_goes(servers: MakeServers) -> None:
     assert stat("processes") == procs - 2
     assert stat("memory") == mem - (2 << 20)
     assert len(files("~m.*")) == n - 2
+
+
+def test_what_the_device_cannot_do_with_memory_is_refused(ctx: Any) -> None:
+    """As its attributes say: it registers no memory that the CPU may only read, and waits for no remote writes."""
+    pages = mmap.mmap(-1, 3 * 4096)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    assert code(drv.cuMemHostRegister(address, 4096, 3 | 8)) == 801
+    libc = ctypes.CDLL(None)
+    for rights in (mmap.PROT_READ, 0):
+        assert libc.mprotect(ctypes.c_void_p(address + 4096), 4096, rights) == 0
+        assert code(drv.cuMemHostRegister(address, 3 * 4096, 3)) == 1
+        assert code(drv.cuMemHostRegister(address + 4096, 4096, 3)) == 1
+    ok(drv.cuMemHostRegister(address, 4096, 3))
+    stream = ok(drv.cuStreamCreate(NONBLOCK))
+    assert code(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(address), 0, 1 << 30)) == 801
+    ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(address), 0, 0))
+    ok(drv.cuMemHostUnregister(address))
+    assert code(drv.cuMemAllocPitch((1 << 64) // 3 + 1, 3, 16)) == 2
+
+
+def test_memory_of_another_process_is_opened_with_the_flag_that_is_required(servers: MakeServers) -> None:
+    handle = servers()("alloc", "m", 4096)
+    assert code(open_memory(handle, 0)) == 1
+    ok(drv.cuIpcCloseMemHandle(ok(open_memory(handle))))
 
 
 def test_registered_memory_is_its_pages_whatever_is_mapped_there_later(ctx: Any) -> None:

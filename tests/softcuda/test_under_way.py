@@ -178,6 +178,34 @@ def test_a_full_stream_has_room_when_its_first_long_operation_is_over(queues: in
     )
 
 
+def test_who_waits_for_room_is_woken_though_the_stream_stands_behind_another_one() -> None:
+    """In one hardware queue: the stream has done one operation, and the next one stands behind the other's wait."""
+    py(
+        """
+    import threading
+    from tests.kit.until import until
+    context = start()
+    s, t, p = ok(drv.cuStreamCreate(NONBLOCK)), ok(drv.cuStreamCreate(NONBLOCK)), ok(drv.cuMemAlloc(8))
+    first = Latch(s)
+    second = Latch(t)
+    def write():
+        ok(drv.cuCtxSetCurrent(context))
+        for value in range(32): ok(drv.cuStreamWriteValue64(s, p, value, 0))
+    thread = threading.Thread(target=write)
+    thread.start()
+    blocked = lambda: open(f"/proc/self/task/{thread.native_id}/syscall").read().split()[0] in ("202", "98")
+    until(blocked, "the stream is full")
+    first.open()
+    until(lambda: not thread.is_alive(), "the last write has room")
+    second.open()
+    ok(drv.cuStreamSynchronize(s))
+    """,
+        IPCSYNC_HOST_CAPACITY=32,
+        IPCSYNC_HOST_QUEUES=1,
+        IPCSYNC_HOST_SEGMENT=f"selftest-u-{os.getpid()}",
+    )
+
+
 def test_a_late_end_is_made_of_pages_to_unmap(servers: MakeServers, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many is the machine's affair, which is measured anew in each process: as many as take so long there."""
 

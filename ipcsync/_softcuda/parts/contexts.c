@@ -201,12 +201,6 @@ API cuCtxGetId(CUcontext h, unsigned long long *id) {
   *id = c->id;
   return OK;
 }
-API cuCtxSynchronize(void) {
-  CUR(c);
-  CUresult r = cap_ctx(c);
-  if (!r) ctx_sync(c);
-  return r;
-}
 API cuCtxSynchronize_v2(CUcontext h) {
   CHK();
   struct ctx *c;
@@ -215,6 +209,7 @@ API cuCtxSynchronize_v2(CUcontext h) {
   ctx_sync(c);
   return OK;
 }
+API cuCtxSynchronize(void) { return cuCtxSynchronize_v2(NULL); }
 API cuCtxGetStreamPriorityRange(int *least, int *greatest) {
   CUR(c);
   (void)c;

@@ -220,10 +220,7 @@ API cuGraphExecGetFlags(void *h, u64 *flags) {
   *flags = x->flags;
   return OK;
 }
-API cuGraphExecDestroy(void *h) {
-  CHK();
-  return exec_free(h);
-}
+API cuGraphExecDestroy(void *h) { CHK(); return exec_free(h); }
 PTSZ(cuGraphLaunch, (void *x, CUstream h), STREAM(h); return exec_launch(x, s))
 PTSZ(cuGraphUpload, (void *x, CUstream h), STREAM(h); return exec_upload(x, s))
 

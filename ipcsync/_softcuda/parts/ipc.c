@@ -66,7 +66,7 @@ API cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle in, unsigned flags) {
   static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
   struct mem_handle h;
   memcpy(&h, &in, sizeof h);
-  if (!out || flags > 1) return E_VALUE;
+  if (!out || flags != 1) return E_VALUE; /* LAZY_ENABLE_PEER_ACCESS */
   if (h.magic != MEM_MAGIC || h.check != handle_check(&h)) return E_VALUE;
   if (h.nonce != S->nonce || h.proc >= MAXPROC) return E_HANDLE; /* another segment's, or an earlier one's */
   if (h.proc == g_me && h.inc == g_inc) return E_CTX;

@@ -74,9 +74,8 @@ static void step_run(struct run *r, u32 i, struct stream *s) {
   struct step *t = &r->plan->step[i];
   struct seen seen = r->step[i].seen;
   u32 queue = r->lane[t->lane].queue;
-  struct op event = { .type = seen.rec ? OP_WAIT : OP_NOP, .tr = r->step[i].tr };
+  struct op event = { .type = seen.rec ? OP_WAIT : OP_NOP, .rec = seen.rec, .late = seen.late, .tr = r->step[i].tr };
   bool holds = seen.rec || work_holds_queue(t->work);
-  if (seen.rec) { event.rec = seen.rec; event.late = seen.late; }
   for (u32 k = 0; k < t->ndep; k++) {
     struct step *d = &r->plan->step[t->dep[k]];
     if (d->lane != t->lane) stream_after(s, (struct seen){ run_record(r, d->lane, d->at), 0 });

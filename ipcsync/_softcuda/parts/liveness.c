@@ -64,7 +64,7 @@ static int lock_file(int fd, int cmd, short type) {
   struct flock l = { .l_type = type, .l_whence = SEEK_SET, .l_len = 1 };
   int r;
   do r = fcntl(fd, cmd, &l); while (r < 0 && errno == EINTR);
-  return r < 0 || (cmd == F_OFD_GETLK && l.l_type != F_UNLCK) ? -1 : 0;
+  return r < 0 || (cmd == F_GETLK && l.l_type != F_UNLCK) ? -1 : 0;
 }
 static void life_name(char f[PATH_MAX + 64], u32 pi) {
   snprintf(f, PATH_MAX + 64, "%s~p.%u.%llu", g_path, pi, (unsigned long long)S->proc[pi].inc);
@@ -74,10 +74,11 @@ static int open_life(u32 pi, int flags) {
   life_name(f, pi);
   return open(f, O_RDWR | O_CLOEXEC | flags, 0600);
 }
-static bool proc_over(u32 pi, bool wait) { /* of one that is dead */
+/* Of one that is dead.  By a record lock, which no fork takes along that another thread makes while this one waits. */
+static bool proc_over(u32 pi, bool wait) {
   int fd = open_life(pi, 0);
   if (fd < 0) return errno == ENOENT;
-  int r = lock_file(fd, wait ? F_OFD_SETLKW : F_OFD_GETLK, F_WRLCK);
+  int r = lock_file(fd, wait ? F_SETLKW : F_GETLK, F_WRLCK);
   close(fd);
   return r == 0;
 }

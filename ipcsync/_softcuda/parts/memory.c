@@ -7,7 +7,8 @@ API cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t w, size_t h, unsi
   if (!out || !pitch || !w || !h || (el != 4 && el != 8 && el != 16)) return E_VALUE;
   UNSAFE();
   *pitch = (w + 511) & ~(size_t)511;
-  return mem_alloc(c, *pitch * h, out);
+  size_t all;
+  return __builtin_mul_overflow(*pitch, h, &all) ? E_OOM : mem_alloc(c, all, out);
 }
 /* What is freed goes behind all work of its context; but a host function would wait for its own stream. */
 static void mem_wait(struct alloc *a) {
@@ -62,25 +63,31 @@ API cuMemFreeHost(void *p) {
   mem_drop(a);
   return a ? OK : E_VALUE;
 }
-static bool is_one_mapping(uintptr_t from, uintptr_t to) {
+/* -1: some of it cannot be written */
+static int is_one_mapping(uintptr_t from, uintptr_t to) {
   FILE *f = fopen("/proc/self/maps", "re");
   unsigned long a, b;
-  bool one = false;
-  while (f && !one && fscanf(f, "%lx-%lx%*[^\n]", &a, &b) == 2) one = a <= from && to <= b;
+  char w;
+  int one = 0;
+  while (f && one >= 0 && fscanf(f, "%lx-%lx %*c%c%*[^\n]", &a, &b, &w) == 3)
+    if (a < to && from < b) one = w != 'w' ? -1 : a <= from && to <= b;
   if (f) fclose(f);
   return one;
 }
 API cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
   CUR(c);
   if (!p || !n || flags > 15) return E_VALUE;
+  if (flags & 8) return E_NOSUP; /* READ_ONLY: see cuDeviceGetAttribute */
   UNSAFE();
   uintptr_t from = (uintptr_t)p & ~(uintptr_t)4095;
   size_t len = ((uintptr_t)p + n - from + 4095) & ~(size_t)4095;
   if (len < n || msync((void *)from, len, MS_ASYNC)) return E_VALUE; /* nothing is there */
+  int one = is_one_mapping(from, from + len);
+  if (one < 0) return E_VALUE;
   struct alloc *a = must(calloc(1, sizeof *a));
   *a = (struct alloc){ .base = (uintptr_t)p, .size = n, .kind = A_REG, .dev = c->dev, .flags = flags, .ctx = H(c) };
   /* A GPU keeps to the pages, whatever the program does to their mapping.  Private ones are mapped but once. */
-  void *m = is_one_mapping(from, from + len) ? mremap((void *)from, 0, len, MREMAP_MAYMOVE) : MAP_FAILED;
+  void *m = one ? mremap((void *)from, 0, len, MREMAP_MAYMOVE) : MAP_FAILED;
   if (m != MAP_FAILED) { a->pages = (uintptr_t)m + ((uintptr_t)p - from); a->maplen = len; }
   pthread_rwlock_wrlock(&g_mem);
   size_t i = mem_pos((uintptr_t)p + n - 1);

@@ -118,12 +118,8 @@ static void gc_segments(void) {
         struct sh *o = mmap(NULL, sizeof *o, PROT_READ, MAP_SHARED, fd, 0);
         if (o == MAP_FAILED) live = true;
         else {
-          if (o->magic == SH_MAGIC && o->layout == SH_LAYOUT) {
-            for (u32 i = 0; i < MAXPROC && !live; i++)
-              live = atomic_load(&o->proc[i].state) == 1 && !is_dead(&o->proc[i]);
-          } else {
-            live = true; /* another version's: leave it */
-          }
+          for (u32 i = 0; i < MAXPROC && !live; i++)
+            live = atomic_load(&o->proc[i].state) == 1 && !is_dead(&o->proc[i]);
           munmap(o, sizeof *o);
         }
       }
@@ -147,13 +143,11 @@ static bool take_room(int fd, size_t from, size_t to) {
 #define SEGMENT_NAME "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 static CUresult attach(void) {
   const char *seg = getenv("IPCSYNC_HOST_SEGMENT"), *dir = getenv("IPCSYNC_HOST_DIR");
-  char name[128];
   if (!seg || !*seg) seg = "default";
-  if (strlen(seg) >= sizeof name - 7 || strspn(seg, SEGMENT_NAME) != strlen(seg)) {
+  if (strlen(seg) > 120 || strspn(seg, SEGMENT_NAME) != strlen(seg)) {
     say("IPCSYNC_HOST_SEGMENT must be 1 to 120 of A-Z a-z 0-9 _ . - but is '%s'", seg);
     return E_VALUE;
   }
-  snprintf(name, sizeof name, "%s", seg);
   if (!dir || !*dir) dir = "/dev/shm";
   char *whole = realpath(dir, NULL); /* files are opened there whenever, and the program may change its directory */
   if (!whole || strlen(whole) >= sizeof g_dir) {
@@ -163,7 +157,7 @@ static CUresult attach(void) {
   }
   snprintf(g_dir, sizeof g_dir, "%s", whole);
   free(whole);
-  snprintf(g_base, sizeof g_base, "softcuda%u-%u-%s", SH_LAYOUT, (unsigned)getuid(), name); /* versions never meet */
+  snprintf(g_base, sizeof g_base, "softcuda%u-%u-%s", SH_LAYOUT, (unsigned)getuid(), seg); /* versions never meet */
   snprintf(g_path, sizeof g_path, "%s/%s", g_dir, g_base);
   int fd;
   struct stat st;
@@ -176,13 +170,8 @@ static CUresult attach(void) {
   }
   g_ino = st.st_ino;
   bool fresh = st.st_size == 0;
-  if (!fresh && (size_t)st.st_size < sizeof(struct sh)) {
-    say("%s is of another version of softcuda: remove it or set IPCSYNC_HOST_SEGMENT", g_path);
-    close(fd);
-    return E_MISMATCH;
-  }
   /* all but the tables, which are sparse: table_reach */
-  if ((fresh && ftruncate(fd, sizeof(struct sh)) < 0) || !take_room(fd, 0, offsetof(struct sh, stream)) ||
+  if (((size_t)st.st_size < sizeof(struct sh) && ftruncate(fd, sizeof(struct sh)) < 0) || !take_room(fd, 0, offsetof(struct sh, stream)) ||
       !take_room(fd, offsetof(struct sh, written), sizeof(struct sh))) {
     say("cannot make %s: %s", g_path, strerror(errno));
     if (fresh) unlink(g_path);
@@ -191,15 +180,7 @@ static CUresult attach(void) {
   }
   struct sh *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (m == MAP_FAILED) { close(fd); return E_OS; }
-  if (!fresh && atomic_load(&m->ready) && (m->magic != SH_MAGIC || m->layout != SH_LAYOUT)) {
-    say("%s is of another version of softcuda: remove it or set IPCSYNC_HOST_SEGMENT", g_path);
-    munmap(m, sizeof *m);
-    close(fd);
-    return E_MISMATCH;
-  }
   if (!atomic_load(&m->ready)) {
-    m->magic = SH_MAGIC;
-    m->layout = SH_LAYOUT;
     if (getrandom(&m->nonce, sizeof m->nonce, 0) != sizeof m->nonce) m->nonce = now_ns();
     m->next_inc = 1;
     atomic_store(&m->ready, 1);

@@ -89,6 +89,7 @@ PTSZ(cuStreamAddCallback, (CUstream h, CUstreamCallback cb, void *data, unsigned
 /* A memory operation, or OP_NOP; holds the memory. */
 static CUresult memop(int type, int width, CUdeviceptr p, u64 v, unsigned flags, struct op *o) {
   if (p % (unsigned)width || (flags & (type == OP_WRITE ? ~0u : ~0x40000003u))) return E_VALUE;
+  if (flags >> 30) return E_NOSUP; /* FLUSH: see cuDeviceGetAttribute */
   struct alloc *a = mem_hold((uintptr_t)p, (size_t)width);
   if (!a) return E_VALUE;
   *o = (struct op){ .type = type, .width = width, .flags = flags, .dst = mem_at(a, p), .val = v, .a = a };

@@ -175,7 +175,8 @@ static void stream_free(struct stream *s) { /* dead and drained */
 
 /* Wake the callers that wait for room: many operations at a time, if the stream does not stop here. */
 static void room_made(struct stream *s) {
-  bool goes_on = s->head && (s->head->type == OP_NOP || s->head->type == OP_WRITE);
+  struct op *o = s->head;
+  bool goes_on = o && (o->type == OP_NOP || o->type == OP_WRITE) && queue_heads(s, o->queue, o->ticket);
   if (!goes_on || s->queued <= g_capacity - g_capacity / 16) pthread_cond_broadcast(&s->room);
 }
 
