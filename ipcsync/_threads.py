@@ -243,8 +243,10 @@ def start(target: Callable[[], object], name: str, on_failure: Callable[[BaseExc
 
     `Thread.start` waits until the thread runs, and an exception that ends it there leaves it torn (CPython 3.11). So
     another thread calls it, which is started in one step. QuotaExceeded if that one cannot be started, IpcSyncError in
-    an interpreter that may have none.
+    an interpreter that may have none, or ends.
     """
+    if sys.is_finalizing():  # up to Python 3.11 it would be started, and never run
+        raise IpcSyncError(f"this interpreter ends, and starts no thread {name} any more")
     try:
         thread = threading.Thread(target=target, name=name, daemon=True)
 

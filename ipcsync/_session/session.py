@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from ipcsync import _drivers
 from ipcsync import _room as room
 from ipcsync._board import Board
-from ipcsync._deadline import deadline_of, left_of
+from ipcsync._deadline import bounded, deadline_of, left_of
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import import_count
 from ipcsync._native import device as devices
@@ -118,6 +118,7 @@ class Session:
         self, timeout: float = DEFAULT_TIMEOUT_S, lease_ttl: float | None = None, new_engine: NewEngine = Engine
     ) -> None:
         """Open it, once. ConnectError if there is no coordinator, or one of another uid, protocol version or driver."""
+        timeout = bounded(timeout)
         check_threads()
         _drivers.load()  # here, so that its errors and warnings are this caller's
         _register_at_exit(_end_at_exit)  # once

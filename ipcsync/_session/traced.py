@@ -22,7 +22,7 @@ from ipcsync._session.owner import SessionLease
 from ipcsync._session.waits import Pending, Waits
 from ipcsync._trace.file import Kind, Outcome, Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import EventClosed, RecorderLost, StreamCapturing
+from ipcsync.errors import EventClosed, QuotaExceeded, RecorderLost, StreamCapturing
 
 log = logging.getLogger("ipcsync")
 
@@ -145,6 +145,8 @@ class Traced(Engine):
         self._looked_for = generation
         try:
             self._waits.add(Pending(self, generation), partial(self._learn, generation))
+        except QuotaExceeded:  # there is no thread: `try_release` writes it later, and the program goes on
+            self._looked_for = 0
         except BaseException:
             self._looked_for = 0
             raise

@@ -79,6 +79,8 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
     In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked later, and
     as `connect`.
     """
+    if not (on_connect is None or callable(on_connect)):
+        raise TypeError(f"on_connect is a function that takes a client, but got {type(on_connect).__name__}")
     fork.arm()  # before the lock, which may be held for ever in a forked child
     return under(outer, _get, on_connect)  # reentrant: a finalizer may ask in the middle of a connect
 

@@ -75,7 +75,7 @@ class Client(ClientView, Closing):
         without = methodcaller("removeprefix", prefix)
         self._taken: Callable[[str], str] = without if self._shows_prefix else str  # a name without the prefix
         self._shown: Callable[[str], str] = str if self._shows_prefix else without  # also one to which a point has led
-        name = plain(name or "")
+        name = plain("" if name is None else name)
         if name:
             check_name(name, f"the session's name {short(name)}")
         try:

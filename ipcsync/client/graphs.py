@@ -142,6 +142,15 @@ def _id_of(stream: DriverObject) -> int:
     return int(call("cuStreamGetId", stream))
 
 
+def refuse_per_thread(stream: Stream) -> None:
+    """Raise IpcSyncError for this thread's own default stream, which is another one on the thread of a task's call."""
+    if stream.stream_id in DEFAULT_STREAMS:
+        with OnDevice(stream.device_index) as inside, inside:
+            context.refuse_capturing(stream._handle, "resume")
+            if _id_of(stream._handle) != _id_of(LEGACY):
+                raise IpcSyncError("the per-thread default stream is another one on each thread: use Client.resume")
+
+
 def _make_lane(launch: DriverObject, ordinal: int, stream_id: int) -> Lane:
     lane = lanes_of_process.get(stream_id)
     if lane is not None:

@@ -151,11 +151,7 @@ async def run(
 
     def undo_elsewhere(made: T) -> None:  # this may be called on the loop's thread, or by the garbage collector
         if undo is not None:
-            undo_it = partial(undo, made)
-            try:
-                start(undo_it, "ipcsync-undo", lambda _: undo_it())
-            except RuntimeError:  # no thread can be started
-                undo_it()
+            _apart("ipcsync-undo", partial(undo, made), or_here=True)
 
     job = Job(there, undo_elsewhere)
     loop = asyncio.get_running_loop()
@@ -170,7 +166,7 @@ async def run(
 
     try:
         if pool is None:
-            start(make, "ipcsync-alone", lambda _: make())
+            _apart("ipcsync-alone", make, or_here=surely)
         else:
             pool(make)
         return await future
@@ -180,6 +176,16 @@ async def run(
     finally:
         limit.cancel()
         del future  # else an error, its traceback and this frame would keep each other
+
+
+def _apart(name: str, call: Callable[[], object], *, or_here: bool) -> None:
+    """Have a thread of its own make a call; `or_here`: this one, where none can be started."""
+    try:
+        start(call, name, lambda _: call())
+    except RuntimeError:
+        if not or_here:
+            raise
+        call()
 
 
 def _end_turn(future: asyncio.Future[T], job: Job[T], seconds: float) -> None:

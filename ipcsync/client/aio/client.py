@@ -41,7 +41,7 @@ from ipcsync.client.aio.event import (
 )
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent, note_depth
-from ipcsync.client.graphs import GraphRecord, GraphWait
+from ipcsync.client.graphs import GraphRecord, GraphWait, refuse_per_thread
 from ipcsync.client.point import Point, bound, looks, wait_all
 from ipcsync.client.unnamed import Reservation
 from ipcsync.errors import WaitTimeout
@@ -216,6 +216,7 @@ class AsyncClient(ClientView, AsyncClosing):
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""
         chosen = resolve(None) if stream is None else stream  # it lives until then, also if the task is cancelled
+        refuse_per_thread(resolve(chosen))
         is_over, check = _while_awaited(self._session)
         try:
             await run(partial(self._client._resume, chosen, timeout, check))
@@ -228,7 +229,8 @@ class AsyncClient(ClientView, AsyncClosing):
         key = wire.unpack(data)
         found = self._session.attachments.find(key)
         if found is None:
-            found = await request(self._session, partial(self._session.attach, key), timeout)
+            give_up = partial(self._session.owner.post, partial(self._session.attachments.give_up, key))
+            found = await request(self._session, partial(self._session.attach, key), timeout, lambda _: give_up())
         return AsyncPoint(Point(found, key.generation))
 
     async def synchronize_all(

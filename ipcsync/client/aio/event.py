@@ -64,8 +64,14 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
             await run(self._event.close, surely=True)
 
 
-async def record(event: SharedEvent, stream: Stream, timeout: float | None, after: Iterable[AsyncPoint]) -> AsyncPoint:
-    """Record as soon as there is room in the ring."""
+async def record(
+    event: SharedEvent,
+    stream: Stream,
+    timeout: float | None,
+    after: Iterable[AsyncPoint],
+    reservation: Reservation | None = None,
+) -> AsyncPoint:
+    """Record as soon as there is room in the ring, and no other thread's call is under way."""
     deadline, engine = deadline_of(timeout), event._engine
     engine.waiting_records.append(deadline)
     try:
@@ -74,13 +80,18 @@ async def record(event: SharedEvent, stream: Stream, timeout: float | None, afte
         points = await all_recorded(named, partial(engine.check_liveness, 1), timeout, {engine.origin})
     finally:
         engine.waiting_records.pop()
+    engines = [engine, *(each for point in points if isinstance(each := point._bound().engine, Engine))]
     for pause_s in pauses(left_of(deadline), 0.001, 0.02):
         try:
-            return AsyncPoint(event.record(stream, timeout=0, after=points))
+            return AsyncPoint((reservation or event).record(stream, timeout=0, after=points))
         except WaitTimeout:
             oldest = engine.oldest_in_the_way
-        if not oldest:  # one of those below, which may end at any moment
+        if (
+            not oldest
+        ):  # one of those below, which may end at any moment; each try may queue the waits for `after` again
             await asyncio.sleep(pause_s)
+            while left_of(deadline) and not all(each.await_calls(0) for each in engines):
+                await asyncio.sleep(0.02)
             continue
         told = asyncio.get_running_loop().call_later(FULL_NS / 1e9, engine.note_full, oldest)
         try:
@@ -111,10 +122,8 @@ class AsyncReservation(AsyncClosing):
         self, stream: StreamLike | None = None, *, timeout: float | None = None, after: Iterable[AsyncPoint] = ()
     ) -> AsyncPoint:
         """Record after all work submitted to `stream` so far, once; as `Reservation.record`."""
-        chosen, deadline = resolve(stream, self._reservation.point.device.index), deadline_of(timeout)
-        engine = self._reservation._event._engine
-        points = await all_recorded(after, partial(engine.check_liveness, 1), timeout, {engine.origin})
-        return AsyncPoint(self._reservation.record(chosen, timeout=left_of(deadline), after=points))
+        chosen = resolve(stream, self._reservation.point.device.index)
+        return await record(self._reservation._event, chosen, timeout, after, self._reservation)
 
     async def close(self) -> None:
         """Close it, as `Reservation.close`. If it is cancelled, the close goes on."""
