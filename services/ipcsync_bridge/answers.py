@@ -116,8 +116,11 @@ class Answers:
         return wire.State(self.identity.term, self.identity.epoch, found)
 
     async def _follow(self, sender: str, body: wire.Follow, now: float) -> wire.Pong:
-        """Send a node the news of all that it wants, and of nothing else."""
-        follower = self._follower(sender, now)
+        """Send a node the news of all that it wants, and of nothing else.
+
+        `max_nodes` limits those that open an event: one that was refused here would be pinged, and hear nothing.
+        """
+        follower = self.followers.setdefault(sender, Follower(sender, now))
         if body.epoch == self.session.epoch:
             wanted = set(body.keys)
             fresh = wanted if body.is_afresh else wanted - follower.keys.keys()
@@ -188,8 +191,6 @@ class Answers:
         if isinstance(reply, messages.Remains):
             return _what_remains(reply) if self.settings.exports_name(reply.name) else gone
         reply = expect(reply, Attachment)
-        if reply.origin is not None:  # a mirror, which is another node's; its recorder may not close it
-            return gone
         self.hold([key])
         if not self.settings.exports_name(reply.name):
             return gone

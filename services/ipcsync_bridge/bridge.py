@@ -146,8 +146,10 @@ class Bridge:
     async def _reload(self) -> None:
         """End as "reloaded" with nothing asked of the coordinator, once the code on disk has said that it can go on."""
         why_not = await upgrade.why_not()
-        if why_not is None and (self._done.done() or not await self._session.pause(_PAUSE_S)):
+        if why_not is None and not await self._session.pause(_PAUSE_S):
             why_not = "the coordinator does not answer what it was asked"
+        if self._done.done():
+            return  # it ends, whatever the new code has said
         if why_not is None:
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # what comes from now on is the new code's
             self.stop("reloaded")
@@ -221,15 +223,14 @@ class Bridge:
     # --- ticks --------------------------------------------------------------------------------------------------------
 
     async def _tick_until_done(self) -> None:
-        last = time.monotonic()
+        awaited = time.monotonic()
         late_s = min(_LATE_S, self._settings.link_ttl / 4)
         while not self._done.done():
             now = time.monotonic()
-            if now - last > _TICK_S + late_s:
+            if now - awaited > late_s:
                 self.subscriber.paused(now)
                 for follower in self.answers.followers.values():
                     follower.last_asked = now
-            last = now
             try:
                 self._session.lease.check()
             except IpcSyncError as error:
@@ -239,7 +240,8 @@ class Bridge:
             if self._is_serving:
                 self.remote_requests.drain()
                 self._keep_house(now)
-            await asyncio.wait((self._done,), timeout=max(min(due, now + _TICK_S) - time.monotonic(), 0.0))
+            awaited = min(due, now + _TICK_S)
+            await asyncio.wait((self._done,), timeout=max(awaited - time.monotonic(), 0.0))
         self._done.result()
 
     def _keep_house(self, now: float) -> None:

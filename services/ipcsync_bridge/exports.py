@@ -90,6 +90,7 @@ class Export:
         self.key: Key = (attachment.slot, attachment.incarnation)
         self.followers: set[Follower] = set()
         self._base = attachment.base
+        self._board = board
         self._line = board.slot(attachment.slot)
         self._dependencies = Line(board, self._line, attachment.base)
         self.row, _ = self.read()
@@ -132,9 +133,11 @@ class Export:
         is_unclear = False
         if count != INT64_MAX and line.state != BROKEN:
             first = base + self._dependencies.first_unsettled()
-            # What stands behind something counts only if all is well there.
-            if base < first <= count and not self._dependencies.is_clear(count - base):
-                count, is_unclear = first - 1, True
+            # What stands behind something counts only if all is well there. Once the coordinator is lost, nobody knows:
+            # then the streams go on that wait for sessions which live.
+            if base < first <= count:
+                is_unclear = not self._dependencies.is_clear(count - base) or self._board.coordinator_is_over
+                count = first - 1 if is_unclear else count
         state = line.state
         if state == BROKEN or count == INT64_MAX:
             count = line.watermark

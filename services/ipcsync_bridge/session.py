@@ -98,6 +98,8 @@ class BridgeSession:
                 self._loop_calls.soon(_give, outcome, error)
 
     def is_open(self, use: tuple[int, int]) -> bool:
+        if use[0] >= self.board.slots:
+            return False  # of a key that anybody may have written
         line = self.board.slot(use[0])
         return line.incarnation == use[1] and line.state == OPEN
 

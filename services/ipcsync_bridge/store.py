@@ -190,7 +190,7 @@ class Nodes:
         for key, (value, revision) in (await read_all(self.transport, "nodes.", lambda: STORE_S)).items():
             known = decode(value, Owner)
             if known is not None and known.epoch == self._epoch and key != f"nodes.{self.me.node}":
-                with contextlib.suppress(Conflict):
+                with contextlib.suppress(Conflict, Unavailable):  # a server may let it write its present name only
                     await self.transport.cas(key, None, revision, STORE_S)
 
     async def keeps(self) -> bool:

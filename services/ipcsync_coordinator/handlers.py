@@ -16,7 +16,7 @@ from ipcsync._board import Peer
 from ipcsync._linux.process import pid_namespace, shm_identity, start_time, time_namespace
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
-from ipcsync.errors import ConnectError, EngineMismatch, EventClosed, ProtocolError, QuotaExceeded
+from ipcsync.errors import ConnectError, EngineMismatch, EventClosed, ProtocolError, QuotaExceeded, RecorderLost
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.gate import Sender
@@ -243,6 +243,8 @@ class Handlers(Questions):
         known = self._registry.slots.get(body.slot)
         if known is not None and known.incarnation == body.incarnation:
             _check_usable(session, known)
+            if session.role and known.origin is not None:  # it asks for another node, and its mirrors are not its own
+                raise RecorderLost(f"slot {body.slot} mirrors an event of another node", cause="gone")
             if known.is_over and known.origin is None:
                 return remains_of(known, self._effects.line(known.index).recorded)
         slot = self._registry.attach(session, body.slot, body.incarnation)
