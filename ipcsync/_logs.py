@@ -112,6 +112,7 @@ class Unwaiting(logging.Handler):
         self._poll.register(self._descriptor, select.POLLOUT)
         self._dropped = 0
         self._is_cut = False  # the last line has no end
+        self._patience_ms, self._asked = float(_MOMENT_MS), time.monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -130,8 +131,13 @@ class Unwaiting(logging.Handler):
             self.handleError(record)
 
     def _has_room(self) -> bool:
-        """Whether a part of PIPE_BUF bytes is taken at once; a reader that is just slow gets a moment."""
-        return bool(self._poll.poll(0 if self._dropped else _MOMENT_MS))
+        """Whether a part of PIPE_BUF bytes is taken at once; a reader that is just slow gets a tenth of the time."""
+        began = time.monotonic()
+        self._patience_ms = min(_MOMENT_MS, self._patience_ms + 100 * (began - self._asked))
+        has_room = bool(self._poll.poll(0 if self._dropped else self._patience_ms))
+        self._asked = time.monotonic()
+        self._patience_ms = max(0.0, self._patience_ms - 1000 * (self._asked - began))
+        return has_room
 
     def _write(self, data: bytes) -> bool:
         for at in range(0, len(data), select.PIPE_BUF):

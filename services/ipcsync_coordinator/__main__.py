@@ -75,10 +75,13 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
     from ipcsync_keeper.keeper import Plan
 
     command = [*PYTHON, *PROGRAM, *sys.argv[1:]]  # a kept one heeds neither --ready-fd nor --exit-with
-    plan = Plan(settings, command, ready_fd, exit_with)
+    try:
+        plan = msgspec.json.encode(Plan(settings, command, ready_fd, exit_with)).decode()
+    except UnicodeEncodeError as error:
+        raise click.UsageError(f"not UTF-8: {error.object!r}") from None
     if ready_fd is not None:
         os.set_inheritable(ready_fd, True)
-    become("ipcsync_keeper", msgspec.json.encode(plan).decode())
+    become("ipcsync_keeper", plan)
 
 
 async def _serve(settings: config.Settings, kept: str | None, ready_fd: int | None, exit_with: str | None) -> int:

@@ -109,7 +109,7 @@ def has_ended(pid: int, started: int) -> bool | None:
     try:
         with closing(PidFd(pid)) as pidfd:
             return pidfd.has_ended() or start_time(pid) != started
-    except ProcessLookupError:
+    except (ProcessLookupError, FileNotFoundError):  # the second: its number is a thread's now
         return True
     except PidFdError:
         return None
@@ -180,7 +180,7 @@ class Leftovers:
         if untold and (self._telling is None or not self._telling.is_alive()):
             # On a thread, since it looks at all processes, and on one for all of them.
             left = [(held[serial][0].held, held[serial][0].recorder, len(held[serial])) for serial in untold]
-            self._telling = threading.Thread(target=_tell, args=(left,), name="ipcsync-kept")
+            self._telling = threading.Thread(target=_tell, args=(left,), name="ipcsync-kept", daemon=True)
             with suppress(RuntimeError):  # there may be no thread: they are told of later
                 self._telling.start()
                 self._since.update(dict.fromkeys(untold, 0))

@@ -297,7 +297,7 @@ class Transactions:
         if is_recorded:
             try:
                 self.journal.append(record_of(self.registry, touched, replies, tombstones.new))
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self._failures += 1
                 if is_round(self._failures):
                     log.error("no memory for the journal", extra=fields(why=error, count=self._failures))

@@ -89,8 +89,7 @@ class Registry:
         self._frees = max((slot.freed for slot in slots), default=0)
         self._free_lines = deque(free_lines)
         # A slot's origin may be of a use that is over.
-        bridged = (slot.origin is not None for slot in slots)
-        self.has_had_bridge = any(bridged) or any(session.role == "bridge" for session in sessions)
+        self.has_had_bridge = any(slot.origin for slot in slots) or any(session.role for session in sessions)
 
     def break_slot(self, slot: Slot) -> None:
         """Break a use whose state is unknown, as its recorder's expiry would: that session ends first.
@@ -188,11 +187,11 @@ class Registry:
             self.touched.sessions.add(session)
         for index in sorted(session.attached):
             slot = self.slots[index]
-            if slot.recorder is not None and slot.is_recorded_by(session):
+            # Of a drained slot it is known how its use ended, and nothing writes its word any more.
+            if slot.recorder is not None and slot.is_recorded_by(session) and not slot.is_drained:
                 slot.recorder.end = session.end
                 self.touched.slots.add(slot)
-                # The bridge itself writes a mirror's word, and nothing writes that of a drained slot any more.
-                if held and slot.origin is None and not slot.is_drained:
+                if held and slot.origin is None:  # the bridge itself writes a mirror's word
                     slot.held = held
                     self.kept.hold(slot)
             self._leave(slot, session, breaks=end != "closed", released=released)

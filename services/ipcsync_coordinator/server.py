@@ -222,9 +222,9 @@ class Server:
             self._mend_place()
             if self._is_lost:
                 log.error(
-                    "the runtime directory was removed or belongs to another coordinator now: no client can connect "
-                    "here any more; this coordinator ends with its last session",
-                    extra=fields(path=self._startup.place.path, sessions=len(self.sessions)),
+                    "the runtime directory was removed or belongs to another coordinator now, or the board's file was "
+                    "removed: no client can connect here any more; this coordinator ends with its last session",
+                    extra=fields(path=self._startup.place.path, board=self.board.path, sessions=len(self.sessions)),
                 )
         if self._is_lost and not self.sessions.has_living:
             self.status = 1
@@ -235,7 +235,8 @@ class Server:
         try:
             if place.mend():
                 log.warning("the file that says who serves was removed: made anew", extra=fields(path=place.path))
-            self._is_lost = not place.is_own
+            # A file without a name gets none again, and without the board's no client can map it.
+            self._is_lost = not (place.is_own and os.path.exists(self.board.path))
             for path in () if self._is_lost else place.lost_sockets():
                 self._listen_anew(path)
         except (OSError, zmq.ZMQError) as error:

@@ -272,8 +272,7 @@ class SessionTable:
 
     def bridge(self) -> Session | None:
         """The live session that links this coordinator's events with those of other nodes."""
-        bridges = (session for session in self._by_token.values() if session.role == "bridge")
-        return next((session for session in bridges if session.state == "live"), None)
+        return next((each for each in self._by_token.values() if (each.role, each.state) == ("bridge", "live")), None)
 
     def add(self, session: Session) -> None:
         self._by_token[session.token] = self._by_nonce[session.nonce] = session
