@@ -69,7 +69,7 @@ def worker(role: str, handles: list[bytes], boss: Connection) -> None:
             try:
                 work(client, stream, slots, mine, first, boss)
             except ipcsync.RecorderLost as lost:
-                client.resume(stream, DEADLINE_S)  # what was queued here behind the dead one's work touches nothing more
+                client.resume(stream, DEADLINE_S)  # what waited here for the dead one touches no slot any more
                 if not client.wait_over(event.at(lost.generation), DEADLINE_S):
                     raise SystemExit(f"the other one may still touch the ring: {lost}") from lost
             boss.send(None)
