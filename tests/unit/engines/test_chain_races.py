@@ -154,6 +154,7 @@ def test_a_lost_wait_that_a_resume_forgets_before_it_is_queued_fails_the_next_re
             chain.record(chain.b, stream)
         chain.board.slot(0).break_at(0)
     chain.release(0)
+    _resume(key)
 
 
 def test_threads_that_list_and_forget_waits_at_once_lose_none(row: Row) -> None:
