@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -265,8 +266,9 @@ def test_an_exception_that_ends_the_constructor_waits_for_no_process_that_was_no
     found = set()
     for line in itertools.count():
         asked.clear()
-        if not is_interrupted(line):
-            break
+        with ThreadPoolExecutor(1) as apart:  # CPython may keep an exception that it handled as its thread's, for ever
+            if not apart.submit(is_interrupted, line).result():
+                break
         found.add(tuple(asked))
     assert found == {(), ("kill", "wait")}, "nothing before there is a process"
 
