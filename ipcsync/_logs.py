@@ -134,7 +134,7 @@ class Unwaiting(logging.Handler):
         """Whether a part of PIPE_BUF bytes is taken at once; a reader that is just slow gets a tenth of the time."""
         began = time.monotonic()
         self._patience_ms = min(_MOMENT_MS, self._patience_ms + 100 * (began - self._asked))
-        has_room = bool(self._poll.poll(0 if self._dropped else self._patience_ms))
+        has_room = bool(self._poll.poll(0 if self._dropped else int(self._patience_ms)))
         self._asked = time.monotonic()
         self._patience_ms = max(0.0, self._patience_ms - 1000 * (self._asked - began))
         return has_room

@@ -222,6 +222,8 @@ class PidFd:
         try:
             self._fd = os.pidfd_open(pid)
         except OSError as error:
+            if error.errno == errno.ENOENT:  # the number is a thread's by now
+                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
             if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL):
                 raise
             raise PidFdError(

@@ -42,7 +42,7 @@ class ServiceManager:
         self._tell(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
-        """The daemon is about to change its code or settings; `ready` follows in any case."""
+        """The daemon is about to change its code or settings; `ready` follows, unless it ends."""
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def alive(self) -> None:

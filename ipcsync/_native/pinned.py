@@ -30,7 +30,6 @@ _registered: set[int] = set()
 _kept: set[int] = set()
 # Words of this process that graphs and streams wait for and write: by device and kind, those that nobody has taken.
 _free: dict[tuple[int, str], list[tuple[int, int]]] = {}
-_own: list[mmap.mmap] = []  # their pages: the host reads some of them whatever becomes of the context, so they are ours
 _taking = CallLock()
 
 
@@ -102,7 +101,9 @@ def take(ordinal: int, kind: str, size: int) -> tuple[int, int]:
 def _take(ordinal: int, kind: str, size: int) -> tuple[int, int]:
     free = _free.setdefault((ordinal, kind), [])
     if not free:
-        _own.append(page := mmap.mmap(-1, PAGE))
+        # A page of our own, which the host reads whatever becomes of the context, and in the process's exit too.
+        page = mmap.mmap(-1, PAGE)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(page))
         host = ctypes.addressof(ctypes.c_char.from_buffer(page))
         with OnDevice(ordinal, primary(ordinal)) as inside, inside:
             # An unsafe call, which would break another thread's capture.

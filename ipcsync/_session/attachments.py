@@ -360,10 +360,14 @@ class AttachmentTable:
         lives = [(use, max(use.life, Life.DRAINING)) for use in uses]
         closes = [self._close_of(use, life) if use.told < life else None for use, life in lives]
         taken = self._sent([*closes, *(Close(*key) for key in self._late)], deadline)
-        for (use, life), is_taken in zip(lives, taken, strict=False):
-            use.told = life if is_taken else use.told
+        for (use, life), outcome in zip(lives, taken, strict=False):
+            use.told = life if outcome is True else use.told
         self.ending = [use for use in self.ending if use.told < Life.RELEASED]
-        self._late = [key for key, is_taken in zip(self._late, taken[len(lives) :], strict=True) if not is_taken]
+        late = zip(self._late, taken[len(lives) :], strict=True)
+        self._late = [key for key, outcome in late if outcome is not True]
+        for outcome in taken:
+            if isinstance(outcome, IpcSyncError):
+                raise outcome
         return all(taken)
 
     def _close_of(self, use: Use, life: Life) -> Close | None:
@@ -378,24 +382,24 @@ class AttachmentTable:
         is_drained = use.engine.is_recorder and life > Life.DRAINING and not is_released
         return Close(*use.key, released=is_released, drained=is_drained)
 
-    def _sent(self, bodies: Sequence[Close | Break | None], deadline: int) -> list[bool]:
-        """Of each whether the coordinator took it, or never will. QuotaExceeded if it has no memory for one now."""
+    def _sent(self, bodies: Sequence[Close | Break | None], deadline: int) -> list[bool | IpcSyncError]:
+        """Of each whether the coordinator took it, or never will; QuotaExceeded if it has no memory for it now."""
         requests = [None if body is None else Request(body) for body in bodies]
         if asked := [request for request in requests if request is not None]:
-            with suppress(IpcSyncError):  # `_is_taken` says what it means for each
+            with suppress(IpcSyncError):  # `_outcome` says what it means for each
                 self._check()
                 self._connection.exchange(asked, self._lease.welcome.token, deadline, self._check)
-        return [request is None or self._is_taken(request) for request in requests]
+        return [request is None or self._outcome(request) for request in requests]
 
-    def _is_taken(self, request: Request) -> bool:
+    def _outcome(self, request: Request) -> bool | IpcSyncError:
         try:
             if request.reply is None:
                 self._check()
             self._connection.result_of(request, 0)
         except WaitTimeout:
             return False  # sent again later, under a new id: twice does nothing
-        except (QuotaExceeded, ClientClosed):
-            raise
+        except (QuotaExceeded, ClientClosed) as error:
+            return error
         except (SessionLost, EventClosed) as error:
             log.debug("%r: %s", request.body, error)  # its session or use is over already
         except IpcSyncError as error:
@@ -422,10 +426,7 @@ class AttachmentTable:
             chain = use.engine.chain
             if chain.wants_break and not chain.has_asked:
                 # Part of it is lost, and all before that is settled: the coordinator is asked once to break the event.
-                try:
-                    chain.has_asked = all(self._sent([Break(*use.key)], deadline_of(_BEAT_S)))
-                except QuotaExceeded as error:
-                    log.debug("a break waits: %s", error)
+                chain.has_asked = self._sent([Break(*use.key)], deadline_of(_BEAT_S)) == [True]
                 if not chain.has_asked:
                     break  # nor would the next one be taken, and calls wait for the owner
         self.tell()

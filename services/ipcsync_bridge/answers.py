@@ -120,8 +120,8 @@ class Answers:
 
         `max_nodes` limits those that open an event: one that was refused here would be pinged, and hear nothing.
         """
-        follower = self.followers.setdefault(sender, Follower(sender, now))
         if body.epoch == self.session.epoch:
+            follower = self.followers.setdefault(sender, Follower(sender, now))
             wanted = set(body.keys)
             fresh = wanted if body.is_afresh else wanted - follower.keys.keys()
             is_told = all(await asyncio.gather(*[self._follow_use(follower, key) for key in fresh]))

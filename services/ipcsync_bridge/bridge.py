@@ -240,7 +240,7 @@ class Bridge:
             if self._is_serving:
                 self.remote_requests.drain()
                 self._keep_house(now)
-            awaited = min(due, now + _TICK_S)
+            awaited = min(due, now + min(_TICK_S, late_s))
             await asyncio.wait((self._done,), timeout=max(awaited - time.monotonic(), 0.0))
         self._done.result()
 

@@ -48,7 +48,9 @@ class Settings:
     replicas: int = _setting(
         "Copies of the store of names, if this bridge makes it.", 1, type=click.IntRange(1, 5), metavar="N"
     )
-    max_nodes: int = _setting("The most nodes linked.", 256, type=click.IntRange(1, 65_536), metavar="N")
+    max_nodes: int = _setting(
+        "The most nodes that links are opened to, and by.", 256, type=click.IntRange(1, 65_536), metavar="N"
+    )
     max_links: int = _setting("The most events linked.", 4096, type=click.IntRange(1, 5_000), metavar="N")
     runtime_dir: str = _setting("Where the coordinator serves. [IPCSYNC_RUNTIME_DIR or the user's]", "", metavar="DIR")
 

@@ -109,7 +109,7 @@ def has_ended(pid: int, started: int) -> bool | None:
     try:
         with closing(PidFd(pid)) as pidfd:
             return pidfd.has_ended() or start_time(pid) != started
-    except (ProcessLookupError, FileNotFoundError):  # the second: its number is a thread's now
+    except ProcessLookupError:
         return True
     except PidFdError:
         return None

@@ -52,6 +52,20 @@ def test_a_point_is_complete_only_once_the_recorders_work_is(
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("nothing_queued")  # the legacy stream waits for every blocking one
+def test_a_task_resumes_any_stream_but_its_threads_own_default_one(coordinator: ipcsync.Coordinator) -> None:
+    """On the thread that makes a task's call that is another stream."""
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            with pytest.raises(ipcsync.IpcSyncError, match=r"per-thread default stream .*: use Client\.resume$"):
+                await client.resume(2, LONG_S)
+            for stream in (1, None, ipcsync.Stream()):
+                await client.resume(stream, LONG_S)
+
+    asyncio.run(scenario())
+
+
 def test_every_name_of_the_client_is_there(coordinator: ipcsync.Coordinator) -> None:
     for kind, twin in [
         (ipcsync.Client, ipcsync.AsyncClient),

@@ -7,7 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -153,6 +153,67 @@ def test_a_task_waits_for_many_points_once_another_threads_record_is_made(
     asyncio.run(scenario())
 
 
+def test_a_reserved_record_is_made_once_another_threads_record_of_what_it_follows_is(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client, await client.reserve(engine=engine) as reservation:
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            event = await client.event("e", recorder=True, engine=engine)
+            with StreamGate(stream):
+                followed = [await event.record(stream)]
+                with _recorded_by_another_thread(event, stream):
+                    recording = asyncio.create_task(reservation.record(other, after=followed))
+                    await turns()
+                    assert not recording.done()
+                    with pytest.raises(ipcsync.WaitTimeout, match=r"another thread's record .* within 0\.01 s"):
+                        await reservation.record(other, timeout=0.01, after=followed)
+                point = await asyncio.wait_for(recording, LONG_S)
+                assert point == reservation.point
+                assert not await point.query()
+
+    asyncio.run(scenario())
+
+
+def test_while_another_thread_records_a_task_does_not_wait_again_and_again_for_what_its_record_follows(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    is_inside, goes_on, waits = threading.Event(), threading.Event(), list[str]()
+    record, wait = driver_functions.RECORD[engine], driver_functions.WAIT[engine]
+
+    def stand() -> None:
+        is_inside.set()
+        goes_on.wait(2 * LONG_S)
+
+    def count(real: driver_functions.Call, *arguments: Any) -> int:
+        waits.append(wait)
+        return int(real(*arguments))
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            event, source = await client.events(["e", "source"], recorder=True, engine=engine)
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+
+            def hold() -> None:
+                with driver_functions.replaced({**driver_functions.amid(record, stand), wait: count}):
+                    event._event.record(stream)
+
+            with StreamGate(held := ipcsync.Stream()):
+                followed = await source.record(held)
+                holding = threading.Thread(target=hold)
+                holding.start()
+                try:
+                    assert await asyncio.to_thread(is_inside.wait, LONG_S)
+                    with pytest.raises(ipcsync.WaitTimeout):
+                        await event.record(other, timeout=0.5, after=[followed])
+                finally:
+                    goes_on.set()
+                    holding.join()
+                assert 1 <= len(waits) <= 2, "at first, and at the end of its time"
+
+    asyncio.run(scenario())
+
+
 def test_a_record_that_is_cancelled_while_the_ring_is_full_is_not_made(coordinator: ipcsync.Coordinator) -> None:
     async def scenario() -> None:
         async with await ipcsync.aconnect(coordinator.endpoint) as client:
@@ -193,6 +254,40 @@ def test_a_cancelled_event_is_closed_again(coordinator: ipcsync.Coordinator, cli
             await asyncio.to_thread(_await_notice, notices, "opened", "e")
             await asyncio.to_thread(_await_notice, notices, "closed", "e")
             assert client.list_events("e") == []
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_point_leaves_no_attachment(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(client.event("e", recorder=True).record(ipcsync.Stream()))
+    is_attached = threading.Event()
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint, name="other") as other:
+            session = other._client._session
+            attach = session.attach
+
+            def attach_and_tell(*arguments: Any, **options: Any) -> object:
+                try:
+                    return attach(*arguments, **options)
+                finally:
+                    is_attached.set()
+
+            monkeypatch.setattr(session, "attach", attach_and_tell)
+            with stopped(coordinator) as go_on:
+                before = other.messages_sent
+                task = asyncio.create_task(other.point(data, timeout=LONG_S))
+                await turns_until(lambda: other.messages_sent > before, "the request is sent")
+                await cancel(task)
+                go_on()
+            assert await asyncio.to_thread(is_attached.wait, LONG_S)
+
+            def is_released() -> bool:
+                return [row.session for row in client.list_attachments()] == [client.name]
+
+            await asyncio.to_thread(until, is_released, "it is released", LONG_S)
 
     asyncio.run(scenario())
 
@@ -518,3 +613,34 @@ def test_a_cancelled_connect_closes_its_session(coordinator: ipcsync.Coordinator
 
     asyncio.run(scenario())
     assert [session.name for session in client.list_sessions()] == ["main"]
+
+
+@pytest.mark.parametrize("end", ["event", "client", "session"])
+def test_what_ends_an_event_ends_a_record_that_another_threads_is_in_the_way_of(
+    coordinator: ipcsync.Coordinator, engine: EngineName, end: str
+) -> None:
+    async def scenario() -> None:
+        client = await ipcsync.aconnect(coordinator.endpoint)
+        event, stream = await client.event("e", recorder=True, engine=engine), ipcsync.Stream()
+        await event.record(stream)
+
+        def record() -> None:
+            with suppress(ipcsync.EventClosed, ipcsync.SessionExpired):
+                event._event.record(stream)
+
+        holding = threading.Thread(target=record)
+        with driver_functions.held_up(*driver_functions.RECORD.values()) as held:
+            holding.start()
+            held.wait()
+            recording = asyncio.create_task(event.record(stream))
+            await turns()
+            if end == "session":
+                client._session.lease.lose(ipcsync.SessionExpired("silent"))
+            else:
+                await (event if end == "event" else client).close()
+            with pytest.raises((ipcsync.EventClosed, ipcsync.SessionExpired)):
+                await asyncio.wait_for(recording, LONG_S / 3)
+        holding.join()
+        await client.close()
+
+    asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -87,6 +88,26 @@ def test_an_invalid_timeout_is_refused_everywhere(
         with pytest.raises(ValueError, match="timeout"):
             use()
     assert client.list_events() == []
+    assert len(client.list_sessions()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"timeout": None}, "^timeout is a number of seconds from 0 up, not None$"),
+        ({"name": 0}, "^a name is a str, but got int$"),
+    ],
+    ids=["timeout", "name"],
+)
+def test_a_session_has_a_timeout_and_a_name_of_the_right_types(
+    client: ipcsync.Client, options: dict[str, Any], text: str
+) -> None:
+    async def connect() -> None:
+        await ipcsync.aconnect(client.endpoint, **options)
+
+    for call in (lambda: ipcsync.connect(client.endpoint, **options), lambda: asyncio.run(connect())):
+        with pytest.raises(TypeError, match=text):
+            call()
     assert len(client.list_sessions()) == 1
 
 

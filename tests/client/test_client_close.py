@@ -198,6 +198,29 @@ def test_a_close_does_not_wait_for_the_driver_to_unregister_the_boards_pages(
         may_end.set()
 
 
+def test_a_close_that_nobody_waits_for_is_told_though_the_driver_keeps_the_sessions_thread(
+    new_client: NewClient, engine: EngineName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, other = new_client(), new_client()
+    event, seen, session = client.event("e", recorder=True, engine=engine), other.event("e"), client._session
+    is_inside, may_end = threading.Event(), threading.Event()
+
+    def stand() -> bool:
+        is_inside.set()
+        return not may_end.wait(5 * DEADLINE_S)
+
+    monkeypatch.setattr(session.driving, "look", stand)
+    session.driving.wake()
+    try:
+        assert is_inside.wait(DEADLINE_S)
+        session.abandon([event._attached])  # as a finalizer does
+        with pytest.raises(ipcsync.RecorderLost):
+            seen.at(1).synchronize(DEADLINE_S)
+        assert seen.state == "closed"
+    finally:
+        may_end.set()
+
+
 def test_a_close_amid_a_beat_says_goodbye_only_behind_its_closes(
     new_client: NewClient, engine: EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,7 +326,7 @@ def test_many_closes_that_each_take_their_time_cost_no_session(
     client = new_client(lease_ttl=2)
     session = client._session
     events = client.events([f"e{number}" for number in range(60)], recorder=True)
-    told: list[object] = []
+    told = set[int]()
     exchange = Connection.exchange
 
     def slow(self: Connection, requests: Sequence[Request], *args: Any) -> None:
@@ -311,7 +334,8 @@ def test_many_closes_that_each_take_their_time_cost_no_session(
             exchange(self, [request], *args)
             if isinstance(request.body, Close) and request.reply is not None:
                 threading.Event().wait(0.045)  # the coordinator has others to serve; a beat allows 50 ms
-                told.append(request.body)
+                if request.body.released:  # a beat may have told before that it drains
+                    told.add(request.body.slot)
 
     monkeypatch.setattr(Connection, "exchange", slow)
     session.abandon([event._attached for event in events])
@@ -395,6 +419,34 @@ def test_at_the_end_of_a_program_calls_are_answered_or_refused_and_none_waits_fo
     )
     until(lambda: [row.name for row in observer.list_sessions()] == ["observer"], "it said goodbye")
     assert observer.list_events() == []
+
+
+def test_a_program_whose_last_finalizer_closes_an_asynchronous_client_ends(
+    coordinator: ipcsync.Coordinator, tmp_path: Path
+) -> None:
+    """Up to Python 3.11 a thread that is started by then never runs."""
+    run(
+        """
+        import asyncio, os, ipcsync
+
+        class Last:
+            def __init__(self, client):
+                self.client, self.run, self.tell = client, asyncio.run, os.write
+                self.told = os.open(os.environ["TOLD"], os.O_CREAT | os.O_WRONLY)
+
+            def __del__(self):
+                self.run(self.client.close())
+                self.tell(self.told, b"closed")
+
+        async def connect():
+            return Last(await ipcsync.aconnect(os.environ["ENDPOINT"]))
+
+        last = asyncio.run(connect())
+        """,
+        ENDPOINT=coordinator.endpoint,
+        TOLD=str(tmp_path / "told"),
+    )
+    assert (tmp_path / "told").read_text() == "closed"
 
 
 def test_a_client_from_before_a_reload_of_all_modules_closes(coordinator: ipcsync.Coordinator) -> None:

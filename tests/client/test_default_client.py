@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,6 +184,18 @@ def test_each_listener_is_told_of_each_client_once_whichever_of_them_fails(defau
     first, second, third = default_peer.call(_listen_twice_with_the_first_failing)
     assert len(set(first)) == 2
     assert first == second == third
+
+
+def _listen_with_a_number() -> str:
+    number: Any = 5
+    with pytest.raises(TypeError, match=r"^on_connect is a function that takes a client, but got int$"):
+        ipcsync.default_client(on_connect=number)
+    _close()
+    return _session()
+
+
+def test_a_listener_that_is_no_function_is_refused_and_not_kept(default_peer: Peer) -> None:
+    assert default_peer.call(_listen_with_a_number)
 
 
 def test_one_that_expired_is_followed_by_a_new_one(

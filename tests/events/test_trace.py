@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
-from ipcsync import _drivers
+from ipcsync import _drivers, _threads
 from ipcsync._drivers import unwrap
 from ipcsync._trace.file import FILE_BYTES, Kind, Outcome, ProcessTrace, files_in, read
 from ipcsync.cli import main
@@ -171,6 +171,29 @@ def test_a_release_is_learned_while_the_process_does_something_else(
     record, wait, release = trace.entries
     assert record.stream != wait.stream == release.stream
     assert record.began <= record.ended <= wait.began <= wait.ended == release.began <= release.ended
+
+
+def test_a_wait_is_queued_though_no_thread_can_start_to_learn_its_release_which_is_told_at_the_close(
+    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: EngineName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> object:
+        raise ipcsync.QuotaExceeded("no further thread")
+
+    with ipcsync.connect(coordinator.endpoint, name="both", trace=tmp_path) as client:
+        first, second = ipcsync.Stream(), ipcsync.Stream()
+        event = client.event("e", recorder=True, engine=engine)
+        with StreamGate(first):
+            point = event.record(first)
+            with monkeypatch.context() as patch:
+                patch.setattr(_threads, "start", start)
+                point.wait(second)
+            assert not second.query()
+        second.synchronize()
+    assert _kinds(_read_one(tmp_path)) == [
+        (Kind.RECORD, 1, Outcome.OK),
+        (Kind.WAIT, 1, Outcome.OK),
+        (Kind.RELEASED, 1, Outcome.OK),
+    ]
 
 
 def test_of_the_queued_waits_for_an_event_the_earliest_is_looked_at_and_each_release_is_told(

@@ -335,6 +335,33 @@ def test_row_48_the_first_one_says_so_serves_whom_it_has_and_ends_with_the_last(
         assert client.list_sessions() != []
 
 
+@pytest.mark.parametrize("keeper", [False, True], ids=["alone", "kept"])
+def test_row_48_one_whose_board_has_no_name_any_more_says_so_once_serves_and_ends_with_its_last_session(
+    new_coordinator: NewCoordinator, directory: Path, capfd: pytest.CaptureFixture[str], keeper: bool
+) -> None:
+    first = new_coordinator(runtime_dir=str(directory), keeper=keeper)
+    said, told = "", "the board's file was removed"
+
+    def has_said() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return told in said
+
+    with ipcsync.connect(first.endpoint, name="old") as client:
+        board = Path(client._session.lease.board.path)
+        board.unlink()  # as at a logout, where the system cleans up behind users
+        until(has_said, "an error in the log")
+        assert f"board={board}" in said
+        assert "level=error" in said
+        client.event("e", recorder=True).record(ipcsync.Stream()).synchronize(10)
+        assert [row.name for row in client.list_sessions()] == ["old"]
+    until(lambda: not first.is_running, "its end")
+    assert first.stop() == 1
+    has_said()
+    assert said.count(told) == 1
+    assert os.listdir(directory) == []
+
+
 def test_row_48_one_whose_path_leads_through_a_file_now_ends_with_its_last_session(
     new_coordinator: NewCoordinator, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
@@ -21,6 +22,7 @@ from ipcsync._session import connection
 from ipcsync._session import waits as waits_module
 from ipcsync._session.waits import Pending
 from ipcsync._wire import endpoints
+from ipcsync.client.aio import _runner
 from ipcsync.testing import StreamGate
 from tests.kit import scripts
 from tests.kit.examples import LONG
@@ -231,6 +233,47 @@ def test_a_wait_that_comes_while_the_driver_keeps_a_look_for_one_that_is_cancell
             until(lambda: called, "the other wait ends")
         finally:
             goes_on.set()
+
+
+def test_row_71_what_a_task_closes_is_closed_though_no_thread_can_start(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> object:
+        raise ipcsync.QuotaExceeded("no further thread")
+
+    def left() -> tuple[int, int]:
+        return len(client.list_events()), len(client.list_sessions())
+
+    async def scenario() -> None:
+        other = await ipcsync.aconnect(client.endpoint)
+        event, reservation = await other.event("e", recorder=True), await other.reserve()
+        assert left() == (2, 2)
+        monkeypatch.setattr(_runner, "start", start)
+        for closing, expected in ((event.close, (1, 2)), (reservation.close, (0, 2)), (other.close, (0, 1))):
+            await closing()
+            until(lambda expected=expected: left() == expected, "it is closed")  # type: ignore[misc] # bound now
+
+    asyncio.run(scenario())
+
+
+def test_row_71_a_record_of_everything_that_has_no_thread_does_not_hold_up_the_loop(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> object:
+        raise ipcsync.QuotaExceeded("no further thread")
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = ipcsync.Stream()
+            event = await client.event("e", recorder=True, engine="timeline")
+            recording = asyncio.create_task(event.record(stream))  # only the loop can make it
+            with monkeypatch.context() as patch:
+                patch.setattr(_runner, "start", start)
+                with pytest.raises(ipcsync.QuotaExceeded):
+                    await client.record_all(streams=[stream], after=[event.at(1)], timeout=10)
+            await recording
+
+    asyncio.run(scenario())
 
 
 def test_row_71_little_memory_is_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:

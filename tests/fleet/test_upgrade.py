@@ -13,6 +13,8 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,9 @@ import ipcsync
 import ipcsync_bridge
 from ipcsync._linux.child import environment
 from ipcsync_bridge import upgrade as formats
+from ipcsync_bridge.bridge import Bridge
+from ipcsync_bridge.config import Settings
+from ipcsync_bridge.transport import Transport
 from tests.fleet.nodes import Node, Server
 from tests.kit.until import DEADLINE_S, until
 
@@ -281,6 +286,36 @@ def test_an_end_that_is_asked_for_during_an_upgrade_comes(new_node: Callable[...
     ask(node)
     node.bridge.terminate()
     assert node.bridge.wait(UPGRADE_S) == 0
+
+
+@pytest.mark.parametrize("outcome", [None, "half of it"], ids=["sound", "refused"])
+def test_an_end_that_comes_with_the_outcome_of_the_trial_is_no_failed_reload(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, outcome: str | None
+) -> None:
+    told: list[str] = []
+
+    async def pause(_timeout: float) -> bool:
+        return True
+
+    async def scenario() -> str:
+        session: Any = SimpleNamespace(epoch=b"e" * 16, board=None, pause=pause)
+        bridge = Bridge(session, Transport(Settings("a", ("nats://127.0.0.1:4222",))), b"o" * 16)
+        manager: Any = SimpleNamespace(reloading=lambda: told.append("reloading"), ready=told.append)
+        bridge.manager = manager
+
+        async def why_not() -> str | None:
+            bridge.stop("stopped")  # as SIGTERM does
+            return outcome
+
+        monkeypatch.setattr(formats, "why_not", why_not)
+        bridge._begin_reload()
+        await asyncio.wait(bridge._tasks)
+        bridge.remote_requests.close()
+        return bridge.why
+
+    assert asyncio.run(scenario()) == "stopped"
+    assert told == ["reloading"]
+    assert caplog.messages == []
 
 
 def test_formats_that_differ_are_named(server: Server) -> None:

@@ -19,6 +19,7 @@ from tests.graphs import actions as do
 from tests.graphs.layers import call, captured, finish
 from tests.graphs.stage import Stage
 from tests.kit.peer import Peer
+from tests.kit.scripts import run
 from tests.kit.until import until
 
 pytestmark = [pytest.mark.driver, pytest.mark.keeper]
@@ -214,6 +215,36 @@ def test_a_coordinator_that_its_keeper_replaces_amid_a_replay_is_not_seen(
     pair.sending.call(do.let_go)
     assert [pair.third.call(do.outcome, point)[0] for point in points] == ["complete"] * LAYERS
     pair.expect(3)
+
+
+@pytest.mark.skipif(ipcsync.driver_name() == "cuda", reason="a GPU's driver may crash at a handle that is gone")
+def test_a_process_whose_context_is_reset_behind_a_replay_closes_its_clients_and_ends(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    run(
+        """
+        import os, ipcsync
+        from ipcsync.testing import StreamGate
+        from tests.graphs.layers import call, finish
+        from tests.graphs.stage import Stage
+
+        clients = []
+
+        def connect(name):
+            clients.append(ipcsync.connect(os.environ["ENDPOINT"], name=name))
+            return clients[-1]
+
+        stage = Stage(connect, os.environ["ENGINE"])
+        with StreamGate(stage.sender.stream):
+            stage.run(1)
+        finish(stage.layers.stream)
+        call("cuDevicePrimaryCtxReset", call("cuDeviceGet", 0))
+        for client in clients:
+            client.close()
+        """,
+        ENDPOINT=coordinator.endpoint,
+        ENGINE=engine,
+    )
 
 
 def test_a_point_of_a_use_that_was_over_before_is_complete_or_lost_for_a_replay_too(

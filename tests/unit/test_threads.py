@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -159,6 +160,14 @@ def test_who_asks_for_a_thread_that_there_is_no_room_for_is_told_why(monkeypatch
     with pytest.raises(RuntimeError, match="can't start"):
         errand(lambda: 1, undone.append)
     assert undone == []
+
+
+def test_an_interpreter_that_ends_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to Python 3.11 it would be started, and never run."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "is_finalizing", lambda: True)
+        with pytest.raises(ipcsync.IpcSyncError, match=r"^this interpreter ends, and starts no thread test any more$"):
+            _threads.start(lambda: None, "test", lambda _: None)
 
 
 def test_a_job_is_set_for_all_who_wait_and_for_who_comes_later() -> None:

@@ -132,13 +132,14 @@ async def run(
     *,
     pool: Submit | None = None,
     surely: bool = False,
+    or_here: bool = False,
     turn_s: float = TIMEOUT_MAX,
 ) -> T:
     """Return `fn()`, run on a thread of the pool, or on its own, with the CUDA context that is current on this one.
 
     If this is cancelled before `fn` begins, it never does, unless `surely`; afterwards its result goes to `undo`. So it
     does if the coroutine is closed, as that of a task is whose loop was abandoned. WaitTimeout if all threads of the
-    pool are busy for `turn_s` seconds.
+    pool are busy for `turn_s` seconds. `or_here`: on this thread, if none can be started.
     """
     fork.check()
     # The context that is current here, NULL included; None before the driver is loaded.
@@ -166,7 +167,7 @@ async def run(
 
     try:
         if pool is None:
-            _apart("ipcsync-alone", make, or_here=surely)
+            _apart("ipcsync-alone", make, or_here=or_here)
         else:
             pool(make)
         return await future

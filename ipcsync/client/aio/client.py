@@ -340,4 +340,4 @@ class AsyncClient(ClientView, AsyncClosing):
     async def close(self) -> None:
         """Close the session and all that it opened, as `Client.close`. If it is cancelled, the close goes on."""
         if not fork.is_in_bad_fork():
-            await run(self._client.close, surely=True)
+            await run(self._client.close, surely=True, or_here=True)

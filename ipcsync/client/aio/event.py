@@ -61,7 +61,7 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
     async def close(self) -> None:
         """Close this object, as `SharedEvent.close`. If it is cancelled, the close goes on."""
         if self._event._is_open and not fork.is_in_bad_fork():
-            await run(self._event.close, surely=True)
+            await run(self._event.close, surely=True, or_here=True)
 
 
 async def record(
@@ -86,11 +86,11 @@ async def record(
             return AsyncPoint((reservation or event).record(stream, timeout=0, after=points))
         except WaitTimeout:
             oldest = engine.oldest_in_the_way
-        if (
-            not oldest
-        ):  # one of those below, which may end at any moment; each try may queue the waits for `after` again
+        if not oldest:  # one of those below, which may end at any moment
             await asyncio.sleep(pause_s)
+            # Each try may queue the waits for `after` again.
             while left_of(deadline) and not all(each.await_calls(0) for each in engines):
+                engine.check_liveness(1)
                 await asyncio.sleep(0.02)
             continue
         told = asyncio.get_running_loop().call_later(FULL_NS / 1e9, engine.note_full, oldest)
@@ -128,7 +128,7 @@ class AsyncReservation(AsyncClosing):
     async def close(self) -> None:
         """Close it, as `Reservation.close`. If it is cancelled, the close goes on."""
         if not fork.is_in_bad_fork():
-            await run(self._reservation.close, surely=True)
+            await run(self._reservation.close, surely=True, or_here=True)
 
     def __repr__(self) -> str:
         return repr(self._reservation).replace("Reservation", "AsyncReservation", 1)
@@ -336,7 +336,7 @@ class AsyncReplaying:
         elif fork.is_in_bad_fork():
             return
         elsewhere = self._replaying._elsewhere()  # by this thread's current stream
-        await run(partial(self._replaying._leave, error, elsewhere), surely=True)
+        await run(partial(self._replaying._leave, error, elsewhere), surely=True, or_here=True)
 
 
 class AsyncUpcoming(AsyncReplaying):

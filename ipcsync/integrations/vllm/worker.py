@@ -6,7 +6,6 @@ from typing import Any
 
 from cuda.bindings.driver import CUpointer_attribute
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
-from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
 import ipcsync
 from ipcsync import _drivers
@@ -81,6 +80,8 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         point = told.received_point()
         point.synchronize()
         weights = received(told, update_info.layouts, point, self.device)
+        from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check  # takes seconds
+
         with disable_mtp_completeness_check():  # a bucket has a part of the weights
             self.model.load_weights(list(zip(update_info.names, weights, strict=True)))
 

@@ -197,6 +197,32 @@ def test_what_a_node_wants_is_attached_to_and_its_news_are_sent(client: ipcsync.
     event.close()
 
 
+def test_a_node_beyond_the_limit_hears_of_what_it_follows_and_opens_nothing(client: ipcsync.Client) -> None:
+    """A bridge that is started again may have a lower limit: no use that is waited for already is lost by that."""
+    events = [client.event(name, recorder=True, engine="timeline") for name in ("kv", "other")]
+
+    async def scenario(session: BridgeSession) -> None:
+        host = _Host()
+        answers, exports = _answers(session, host, max_nodes=1)
+        use = await _attached(session.ask)
+        said: asyncio.Queue[bytes] = asyncio.Queue()
+        answers.asked("c", wire.Open("other"), said.put, 1.0)
+        assert isinstance(wire.decode(await said.get()), wire.State)
+        assert await _follow(answers, [use], time.monotonic()) == 7
+        await asyncio.to_thread(events[0].record, ipcsync.Stream())
+        while (use, 1) not in [(row.key, row.completed) for row in host.rows]:
+            await asyncio.sleep(0.001)
+        answers.asked("d", wire.Open("kv"), said.put, 1.0)
+        refused = wire.decode(await said.get())
+        assert isinstance(refused, wire.Refused)
+        assert refused.kind == "QuotaExceeded"
+        exports.close()
+
+    on_a_session(client, scenario)
+    for event in events:
+        event.close()
+
+
 @pytest.mark.parametrize("why", ["its engine", "the limit"])
 def test_a_use_that_a_node_cannot_follow_any_more_is_gone_and_keeps_no_other_from_it(
     client: ipcsync.Client, why: str

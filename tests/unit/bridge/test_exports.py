@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ipcsync._board import OPEN, Board, SlotLine
+from ipcsync._board import OPEN, Board, SlotLine, layout
+from ipcsync._linux.futex import OWNER_DIED
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import QuotaExceeded
 from ipcsync_bridge.exports import Export, Exports
 from tests.kit import boards
 from tests.kit.until import until
+from tests.unit.engines.chain_row import BASE, COUNT, ME, Row
 
 
 class Recorder:
@@ -150,6 +152,22 @@ def test_what_is_pending_below_a_lost_generation_is_looked_for(scene: Scene) -> 
     assert export.has_changed()
     assert export.row.completed == 2
     assert not export.follow()
+
+
+@pytest.mark.parametrize("end", ["stopped", "died"])
+def test_what_stands_behind_a_session_that_lives_counts_until_the_coordinator_is_over(row: Row, end: str) -> None:
+    """Then nobody would say that a session is lost, and the streams that wait for it go on."""
+    export = Export(row.board, row.reply(ME, recorder=False))
+    row.complete(ME, 2)
+    row.line.valid_as_of, row.line.first_dependent = COUNT, BASE + 2
+    boards.store_bits(row.line, 0b1)
+    for is_over in (False, True):
+        if is_over:
+            words = {"stopped": (layout.H_STATE, layout.STOPPED), "died": (layout.H_OWNER, OWNER_DIED)}
+            at, value = words[end]
+            row.board.words[at] = value
+        known, is_unclear = export.read()
+        assert (known.recorded, known.completed, known.state, is_unclear) == (2, 2 - is_over, "open", is_over)
 
 
 def test_an_export_without_a_thread_that_looks_at_it_is_none(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,19 @@ def test_what_is_asked_is_not_given_up_while_the_coordinator_stands_still(coordi
     _run(coordinator, work)
 
 
+def test_no_use_is_open_of_a_slot_that_the_board_does_not_have(coordinator: ipcsync.Coordinator) -> None:
+    """A claim in the store names it, which anybody may have written."""
+
+    async def work(session: BridgeSession) -> None:
+        attached = await session.ask(messages.Open("kv"))
+        assert isinstance(attached, messages.Attachment)
+        assert session.is_open((attached.slot, attached.incarnation))
+        for slot in (session.board.slots, 1 << 62):
+            assert not session.is_open((slot, 1))
+
+    _run(coordinator, work)
+
+
 def test_nothing_is_asked_of_a_closed_session(coordinator: ipcsync.Coordinator) -> None:
     async def work() -> None:
         session = BridgeSession.opened(coordinator.endpoint, "bridge a", DEADLINE_S)

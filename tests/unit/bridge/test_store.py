@@ -192,6 +192,27 @@ def test_a_node_that_has_another_name_by_now_is_found_by_that() -> None:
     asyncio.run(scenario())
 
 
+def test_an_earlier_name_whose_key_may_not_be_removed_stays_and_the_others_go() -> None:
+    """As where the server lets each node write the key of its present name only."""
+
+    class Strict(_Late):
+        async def cas(self, key: str, value: bytes | None, revision: int, timeout: float) -> int:
+            if value is None and key == "nodes.kept":
+                raise Unavailable("the store refused: no permission")
+            return await super().cas(key, value, revision, timeout)
+
+    async def scenario() -> None:
+        store: Any = Strict()
+        for node in ("kept", "old"):
+            await _nodes(store, node, b"o" * 16, b"e" * 16).take()
+        nodes = _nodes(store, "new", b"o" * 16, b"e" * 16)
+        await nodes.take()
+        await nodes.forget_earlier_names()
+        assert set(store.held) == {"nodes.kept", "nodes.new"}
+
+    asyncio.run(scenario())
+
+
 def test_names_wait_for_a_store_that_is_away_for_a_moment() -> None:
     class Away(_Late):
         tries = 0

@@ -15,7 +15,8 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 from ipcsync._wire import messages
 from ipcsync._wire.codec import Origin
 from ipcsync.errors import QuotaExceeded
-from ipcsync_bridge import subscriber, wire
+from ipcsync_bridge import bridge, subscriber, wire
+from ipcsync_bridge.bridge import Bridge
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.subscriber import Mirrors, Subscriber
@@ -165,6 +166,48 @@ def test_a_round_trip_may_take_most_of_the_ttl_and_silence_is_noticed_all_the_sa
 
     loop = _VirtualLoop()
     for module in (subscriber, wire):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
+    loop.run_until_complete(scenario())
+    loop.close()
+
+
+@pytest.mark.parametrize("stood_s", [0.8, 1.0])
+@pytest.mark.parametrize("since_tick", [0.05, 0.2])
+def test_a_bridge_that_stood_still_loses_nobody_as_silent(
+    monkeypatch: pytest.MonkeyPatch, since_tick: float, stood_s: float
+) -> None:
+    async def scenario() -> None:
+        peer: Any = _Peer()
+        peer.settings = Settings("b", ("nats://127.0.0.1:4222",), link_ttl=1.0)
+        session: Any = SimpleNamespace(epoch=b"b" * 16, board=None, lease=SimpleNamespace(check=lambda: None))
+        one = Bridge(session, peer, b"o" * 16)
+        ticks: list[float] = []
+        lose = one.subscriber.lose_silent
+
+        def noting(now: float) -> float:
+            ticks.append(now)
+            return lose(now)
+
+        monkeypatch.setattr(one.subscriber, "lose_silent", noting)
+        source = one.subscriber.source_of("a", _state(wire.Row(1, 2)), loop.now)
+        one.subscriber.link(source, wire.Row(1, 2))
+        one.begin(one._tick_until_done())
+        for count in (3, 6):
+            while len(ticks) < count:
+                await asyncio.sleep(0.01)
+            assert one.subscriber.sources == {"a": source}
+            await asyncio.sleep(since_tick)
+            loop.now += stood_s  # in which it stands still
+        while len(ticks) < 9:
+            await asyncio.sleep(0.01)
+        assert one.subscriber.sources == {"a": source}
+        for task in one._tasks:
+            task.cancel()
+        await asyncio.wait(one._tasks)
+        one.remote_requests.close()
+
+    loop = _VirtualLoop()
+    for module in (bridge, subscriber, wire):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
     loop.run_until_complete(scenario())
     loop.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from click.testing import CliRunner
 
 from ipcsync_coordinator import __main__ as program
 from ipcsync_keeper.config import FIELDS, ConfigError, Settings, load
+from tests.kit.raw_client import run_coordinator
+from tests.kit.zygote import EXEC
 
 _NONE: dict[str, Any] = dict.fromkeys(FIELDS)
 
@@ -184,3 +187,18 @@ def test_a_wrong_call_ends_with_status_2_and_says_why(arguments: list[str]) -> N
     assert result.exit_code == click.UsageError.exit_code == 2
     told = result.output.replace("-", "_")
     assert arguments[0].removeprefix("--").replace("-", "_") in told or "/none" in told
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("place", ["argument", "variable"])
+def test_what_is_not_utf_8_is_a_wrong_call_of_one_line(tmp_path: Path, place: str) -> None:
+    path = os.path.join(tmp_path, os.fsdecode(b"\xff"))
+    if place == "argument":
+        done = run_coordinator("--keeper", "--runtime-dir", path, **EXEC)
+    else:
+        done = run_coordinator("--keeper", **EXEC, IPCSYNC_RUNTIME_DIR=path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("Error: not UTF-8: ")
+    assert r"\udcff" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert os.listdir(tmp_path) == []

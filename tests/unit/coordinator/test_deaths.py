@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from ipcsync._linux import futex
 from ipcsync._linux.futex import OWNER_DIED, WAITERS, DeathMark
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync_coordinator import deaths
-from ipcsync_coordinator.deaths import DeathWatch
+from ipcsync_coordinator.deaths import DeathWatch, has_ended
 from tests.kit.boards import end
 from tests.kit.peer import Peer as PeerProcess
 from tests.kit.until import DEADLINE_S
@@ -31,6 +32,14 @@ def _show(path: str, index: int) -> int:
     mark.show()
     _kept.append((board, mark))
     return os.getpid()
+
+
+def _second_thread() -> int:
+    """In a peer: the id of another thread, which lives as long as the peer does."""
+    thread = threading.Thread(target=threading.Event().wait, daemon=True)
+    thread.start()
+    assert thread.native_id is not None
+    return thread.native_id
 
 
 def _assign(board: Board, index: int, pid: int) -> Peer:
@@ -137,3 +146,15 @@ def test_a_process_that_the_kernel_does_not_mark_is_looked_at(
     watch.watch(dying)
     peer.kill()
     assert died.get(timeout=DEADLINE_S) == dying.serial
+
+
+def test_a_process_whose_number_is_a_thread_of_another_one_now_has_ended(peer: PeerProcess) -> None:
+    thread = peer.call(_second_thread)
+    try:
+        os.close(os.pidfd_open(thread))
+    except FileNotFoundError:
+        pass
+    except OSError:
+        pytest.skip("before Linux 6.15 the kernel says EINVAL of a thread's number, as it does where it has no pidfds")
+    assert has_ended(thread, start_time(thread) or 0) is True
+    assert has_ended(peer.pid, start_time(peer.pid) or 0) is False

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ipcsync._board import BROKEN, OPEN
+from ipcsync._board import BROKEN, FREE, OPEN
 from ipcsync._deadline import FOREVER
 from ipcsync._session.attachments import AttachmentTable, Life, Use
 from ipcsync._session.connection import Request
@@ -230,6 +230,30 @@ def test_a_death_for_which_the_journal_has_no_memory_keeps_no_question_from_its_
     assert world.board.slot(opened.slot).state == BROKEN
     _, again = codec.decode_reply(world.dispatcher.handle(close, SENDER, time.monotonic_ns()) or b"")
     assert isinstance(again, messages.Done)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()], ids=["disk", "heap"])
+def test_what_finds_no_memory_for_its_record_has_no_reply_and_is_done_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    token = world.hello().token
+    frame = codec.encode_request(7, messages.Open("e", recorder=True, engine="timeline"), token, 0)
+
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "_write", fail)
+        for _ in range(2):
+            assert world.handle(frame) is None
+    assert world.board.slot(0).state == FREE
+    for _ in range(2):
+        assert isinstance(world.handle(frame), messages.Attachment)
+        assert (world.board.slot(0).state, world.registry.in_use) == (OPEN, 1)
+    world.begin(world.events.held())
+    assert isinstance(world.handle(frame), messages.Attachment)
+    assert world.registry.in_use == 1
+    assert world.metrics.refusals.get("internal", 0) == 0
 
 
 def test_a_goodbye_that_finds_no_memory_is_refused_and_keeps_no_other_from_its_replies(

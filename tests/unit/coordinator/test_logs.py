@@ -7,13 +7,16 @@ import base64
 import io
 import json
 import logging
+import math
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,6 +245,47 @@ def test_a_reader_that_stopped_costs_lines_and_no_time_and_is_told_how_many(pipe
     assert [_parsed(line)["number"] for line in lines[:-1]] == [str(number) for number in range(len(lines) - 1)]
     assert (last["event"], last["name"]) == ("after", "n")
     assert 2000 - len(lines) <= int(last["dropped"]) <= 2000 - len(lines) + 1
+
+
+@pytest.mark.parametrize("late_s", [0.08, 0.005, 0.002, 0.0009])
+def test_a_reader_that_is_late_again_and_again_costs_a_tenth_of_the_time(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, late_s: float
+) -> None:
+    now_s, waited_s, free_s = time.monotonic(), 0.0, 0.0
+    until_s = now_s + 10.0
+
+    def poll(timeout_ms: float) -> list[int]:
+        """As the kernel's, in whole milliseconds: there is room so long after the last line."""
+        nonlocal now_s, waited_s
+        slept_s = max(0.0, min(free_s - now_s, math.ceil(timeout_ms) / 1000))
+        now_s, waited_s = now_s + slept_s, waited_s + slept_s
+        return [1] if now_s >= free_s else []
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr(logs, "time", clock)
+    monkeypatch.setattr(pipe.handler, "_poll", SimpleNamespace(poll=poll))
+    written = 0
+    while now_s < until_s:
+        now_s += 0.0002  # what the service does meanwhile
+        pipe.logger.error("line")
+        if not pipe.handler._dropped:
+            written, free_s = written + 1, now_s + late_s
+            pipe.content()
+    assert waited_s <= 0.1 * 10.0 + logs._MOMENT_MS / 1000
+    assert written > 10.0 / late_s / 2, "nearly each time that there was room"
+
+
+def test_a_reader_that_is_late_once_costs_no_line(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_ms: list[float] = []
+
+    def poll(timeout_ms: float) -> list[int]:
+        asked_ms.append(timeout_ms)
+        return [1] if timeout_ms >= 80 else []
+
+    monkeypatch.setattr(pipe.handler, "_poll", SimpleNamespace(poll=poll))
+    pipe.logger.error("line")
+    assert asked_ms == [logs._MOMENT_MS]
+    assert _parsed(pipe.content().strip("\n"))["event"] == "line"
 
 
 def test_a_line_that_is_longer_than_a_pipe_holds_is_cut_and_the_next_one_whole(pipe: Pipe) -> None:

@@ -14,7 +14,7 @@ import ipcsync
 from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire import codec, messages
 from ipcsync._wire.codec import Origin
-from ipcsync.errors import EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded, StalePoint
+from ipcsync.errors import EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded, RecorderLost, StalePoint
 from ipcsync_bridge import subscriber as mirrors_of_bridges
 from ipcsync_bridge.session import BridgeSession as BridgesDesk
 from ipcsync_bridge.wire import Row
@@ -194,6 +194,23 @@ def test_the_mirrors_name_is_not_one_of_this_coordinator(desk: Desk) -> None:
     assert isinstance(own, messages.Attachment)
     assert own.slot != mirror.slot
     assert own.origin is None
+
+
+def test_a_mirror_is_no_event_of_this_node_for_a_bridge_that_asks_for_another_one(desk: Desk) -> None:
+    """Nothing would ever close what it attached to by that."""
+    bridge, asker = desk.session("bridge"), desk.session()
+    mirror = desk.linked(asker, bridge)
+    use = (mirror.slot, mirror.incarnation)
+    assert isinstance(desk.put(messages.Finish(*use, "broken", "silent"), bridge), messages.Done)
+    assert isinstance(desk.put(messages.Close(*use), bridge), messages.Done)
+    slot = desk.registry.slots[mirror.slot]
+    error = desk.failure(messages.Attach(*use), bridge)
+    assert isinstance(error, RecorderLost)
+    assert error.cause == "gone"
+    assert slot.active == {asker.serial}
+    assert isinstance(desk.put(messages.Attach(*use), asker), messages.Attachment), "for a session of this node it is"
+    assert isinstance(desk.put(messages.Close(*use), asker), messages.Done)
+    assert slot.state == "free"
 
 
 def test_without_a_bridge_it_is_another_coordinators_and_after_one_there_is_none(desk: Desk) -> None:

@@ -117,6 +117,24 @@ def test_a_recorder_that_released_its_slot_breaks_nothing_any_more(scene: Scene)
     assert scene.happened()[0] == "gone"
 
 
+@pytest.mark.parametrize("is_released", [True, False])
+@pytest.mark.parametrize("end", ["died", "expired"])
+def test_an_event_whose_work_was_all_complete_is_closed_however_its_recorder_ends(
+    scene: Scene, end: str, is_released: bool
+) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, "e", recorder=True)
+    scene.open(waiter, "e")
+    scene.registry.close(recorder, slot.index, slot.incarnation, released=is_released, drained=True)
+    if is_released:  # by a point of its own, as any session
+        scene.registry.attach(recorder, slot.index, slot.incarnation)
+    if end == "died":
+        scene.registry.release_dead(recorder)
+    else:
+        scene.registry.lose(recorder, "expired")
+    assert (slot.state, slot.cause) == ("closed", "closed")
+
+
 def test_an_expired_session_loses_name_and_role_at_once_and_its_slot_only_by_proof(scene: Scene) -> None:
     silent, other = scene.session("silent"), scene.session("other")
     slot = scene.open(silent, "e", recorder=True)

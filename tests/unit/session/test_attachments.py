@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from ipcsync._deadline import deadline_of
 from ipcsync._engines import Engine
 from ipcsync._native import context
 from ipcsync._session.attachments import AttachmentRef, Life
+from ipcsync._session.connection import Request
 from ipcsync._session.waits import Pending
 from ipcsync._wire import messages
 from ipcsync._wire.codec import PointKey
@@ -115,6 +117,14 @@ def test_of_what_was_just_closed_it_is_told_before_something_is_attached_and_els
     assert scene.coordinator.heard() == []
     scene.table.tell_all(1.0, deadline_of(1.0))
     assert scene.coordinator.heard() == [Close(0, 1, released=False)]
+    assert scene.look() == [Close(0, 1)]
+
+
+def test_a_close_is_told_at_the_next_beat_though_the_driver_keeps_the_look_at_what_is_left(scene: Scene) -> None:
+    scene.close(scene.open(), wait=False)
+    for told in ([Close(0, 1, released=False)], []):
+        scene.table.beat()
+        assert scene.coordinator.heard() == told
     assert scene.look() == [Close(0, 1)]
 
 
@@ -266,6 +276,43 @@ def test_each_request_has_the_time_of_the_call_that_makes_it(scene: Scene) -> No
     scene.table.tell_all(3.0, deadline_of(3.0))
     closed, told = scene.coordinator.timeouts
     assert closed <= TOLD_S < told <= 3
+
+
+def _close_many(scene: Scene) -> None:
+    """Five events are closed, and released, but not told yet."""
+    for opening in [scene.open(slot) for slot in range(5)]:
+        scene.close(opening, wait=False)
+    scene.driving.look()
+    scene.coordinator.timeouts.clear()
+
+
+def test_many_closes_are_told_at_once(scene: Scene) -> None:
+    _close_many(scene)
+    scene.table.tell()
+    assert len(scene.coordinator.timeouts) == 1
+    assert scene.coordinator.heard() == [Close(slot, 1) for slot in range(5)]
+
+
+@pytest.mark.parametrize("refusal", [WaitTimeout("no answer"), QuotaExceeded("no memory")])
+def test_of_closes_that_were_told_at_once_those_that_were_answered_are_not_told_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, refusal: IpcSyncError
+) -> None:
+    coordinator, exchange = scene.coordinator, scene.coordinator.exchange
+
+    def answer_two(requests: list[Request], *arguments: Any) -> None:
+        exchange(requests[:2], *arguments)
+        coordinator.refusal = refusal  # of the others
+
+    _close_many(scene)
+    scene.table.give_back(scene.reply(5))
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator, "exchange", answer_two)
+        scene.table.tell()
+    coordinator.refusal = None
+    for first, end in ((0, 2), (2, 6), (6, 6)):
+        assert coordinator.heard() == [Close(slot, 1) for slot in range(first, end)]
+        scene.table.tell()
+    assert not scene.table.has_closes
 
 
 def test_a_closed_table_tells_nothing_that_the_goodbye_does(scene: Scene) -> None:
