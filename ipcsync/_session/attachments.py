@@ -13,7 +13,6 @@ import enum
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TypeAlias, cast
 from weakref import WeakMethod, WeakValueDictionary
 
@@ -49,6 +48,7 @@ NewEngine: TypeAlias = Callable[[Board, SessionLease, Attachment, int], Engine] 
 
 MANY_POINTS = 64  # attachments for points, most of which may be over by now and hold slots of others
 _BEAT_S = 0.05  # for a close that no call waits for
+_AT_ONCE = 64  # closes: to make many more takes longer than a beat
 
 
 class AttachmentRef:
@@ -72,7 +72,7 @@ class Life(enum.IntEnum):
 
     OPEN = 0
     CLOSED = 1  # in this process
-    DRAINING = 2  # and work of it was found that goes on
+    DRAINING = 2  # and work of it was found that goes on, or a beat has come since
     DRAINED = 3  # and its records were found complete
     RELEASED = 4  # nothing of this process touches the slot
 
@@ -341,7 +341,7 @@ class AttachmentTable:
         self.is_due = False
         try:
             # Of one that was just closed it will be known soon what is left of it.
-            self._tell([use for use in self.ending if use.life > Life.CLOSED], deadline_of(seconds))
+            self._tell([use for use in self.ending if use.told < use.life > Life.CLOSED], deadline_of(seconds))
         except QuotaExceeded as error:
             log.debug("closes wait: %s", error)
 
@@ -351,24 +351,27 @@ class AttachmentTable:
         WaitTimeout if the coordinator does not take one by `deadline`, that of a call of `timeout` seconds: told later,
         it would end the new attachment. QuotaExceeded if it has no memory for it.
         """
-        if not self._tell(self.ending, deadline):
+        if not self._tell([use for use in self.ending if use.told < max(use.life, Life.DRAINING)], deadline):
             text = f"the coordinator did not take an earlier close within {timeout} s"
             raise WaitTimeout(text, timeout=timeout)
 
     def _tell(self, uses: Sequence[Use], deadline: int) -> bool:
-        """Tell the closes of `uses`, and of late attachments, at once; whether the coordinator took all of them."""
-        lives = [(use, max(use.life, Life.DRAINING)) for use in uses]
-        closes = [self._close_of(use, life) if use.told < life else None for use, life in lives]
-        taken = self._sent([*closes, *(Close(*key) for key in self._late)], deadline)
-        for (use, life), outcome in zip(lives, taken, strict=False):
-            use.told = life if outcome is True else use.told
-        self.ending = [use for use in self.ending if use.told < Life.RELEASED]
-        late = zip(self._late, taken[len(lives) :], strict=True)
-        self._late = [key for key, outcome in late if outcome is not True]
-        for outcome in taken:
-            if isinstance(outcome, IpcSyncError):
-                raise outcome
-        return all(taken)
+        """Tell the closes of `uses`, and of late attachments, many at once; whether the coordinator took them all."""
+        for first in range(0, len(uses) or 1, _AT_ONCE):
+            lives = [(use, max(use.life, Life.DRAINING)) for use in uses[first : first + _AT_ONCE]]
+            closes = [self._close_of(use, life) for use, life in lives]
+            outcomes = self._sent([*closes, *(Close(*key) for key in self._late)], deadline)
+            for (use, life), outcome in zip(lives, outcomes, strict=False):
+                use.told = life if outcome is True else use.told
+            self.ending = [use for use in self.ending if use.told < Life.RELEASED]
+            late = zip(self._late, outcomes[len(lives) :], strict=True)
+            self._late = [key for key, outcome in late if outcome is not True]
+            for outcome in outcomes:
+                if isinstance(outcome, IpcSyncError):
+                    raise outcome
+            if not all(outcomes):
+                return False
+        return True
 
     def _close_of(self, use: Use, life: Life) -> Close | None:
         """What to tell; None for nothing, since to the coordinator the uses of one slot by this session are one."""
@@ -383,12 +386,15 @@ class AttachmentTable:
         return Close(*use.key, released=is_released, drained=is_drained)
 
     def _sent(self, bodies: Sequence[Close | Break | None], deadline: int) -> list[bool | IpcSyncError]:
-        """Of each whether the coordinator took it, or never will; QuotaExceeded if it has no memory for it now."""
+        """Of each whether the coordinator took it, or never will; QuotaExceeded if it has no memory for it now, or
+        ClientClosed."""
         requests = [None if body is None else Request(body) for body in bodies]
         if asked := [request for request in requests if request is not None]:
-            with suppress(IpcSyncError):  # `_outcome` says what it means for each
+            try:
                 self._check()
                 self._connection.exchange(asked, self._lease.welcome.token, deadline, self._check)
+            except IpcSyncError as error:  # `_outcome` says what it means for each
+                log.debug("closes were not all told: %s", error)
         return [request is None or self._outcome(request) for request in requests]
 
     def _outcome(self, request: Request) -> bool | IpcSyncError:

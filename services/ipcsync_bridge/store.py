@@ -190,8 +190,12 @@ class Nodes:
         for key, (value, revision) in (await read_all(self.transport, "nodes.", lambda: STORE_S)).items():
             known = decode(value, Owner)
             if known is not None and known.epoch == self._epoch and key != f"nodes.{self.me.node}":
-                with contextlib.suppress(Conflict, Unavailable):  # a server may let it write its present name only
+                try:
                     await self.transport.cas(key, None, revision, STORE_S)
+                except Conflict:
+                    log.debug("an earlier name was written anew", extra=fields(key=key))
+                except Unavailable as error:  # a server may let it write its present name only
+                    log.warning("an earlier name stays in the store", extra=fields(key=key, why=error))
 
     async def keeps(self) -> bool:
         """Whether the name is still this node's; it is written again if the store has lost it. Raises Unavailable."""

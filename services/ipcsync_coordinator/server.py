@@ -88,7 +88,7 @@ class Server:
         self._next_feed_tick = 0.0
         self._is_drain_due = False
         self._mend_failures = 1
-        self._is_lost = False  # its path does not lead here any more
+        self._is_lost = False  # no client can connect here any more
         self.status = 0
         self.parent: Process | None = None
         """The end begins when that process has ended."""
@@ -217,7 +217,10 @@ class Server:
         self._done.set()
 
     def _check_place(self) -> None:
-        """Make single files anew that were removed; log once that the directory was, and stop with the last session."""
+        """Make single files anew that were removed. Log once that directory or board was, and end with the last client.
+
+        A bridge's session does not end by itself.
+        """
         if not self._is_lost:
             self._mend_place()
             if self._is_lost:
@@ -226,7 +229,7 @@ class Server:
                     "removed: no client can connect here any more; this coordinator ends with its last session",
                     extra=fields(path=self._startup.place.path, board=self.board.path, sessions=len(self.sessions)),
                 )
-        if self._is_lost and not self.sessions.has_living:
+        if self._is_lost and not any(not each.is_dead and not each.role for each in self.sessions):
             self.status = 1
             self._end()
 
@@ -236,7 +239,7 @@ class Server:
             if place.mend():
                 log.warning("the file that says who serves was removed: made anew", extra=fields(path=place.path))
             # A file without a name gets none again, and without the board's no client can map it.
-            self._is_lost = not (place.is_own and os.path.exists(self.board.path))
+            self._is_lost = not (place.is_own and _is_there(self.board.path))
             for path in () if self._is_lost else place.lost_sockets():
                 self._listen_anew(path)
         except (OSError, zmq.ZMQError) as error:
@@ -291,3 +294,11 @@ class Server:
         self._context.term()
         if resources is not None:
             resources.close()
+
+
+def _is_there(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

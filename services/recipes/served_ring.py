@@ -60,12 +60,13 @@ WORK: dict[str, tuple[Callable[..., None], str]] = {"producer": (produce, "read"
 def worker(role: str, handles: list[bytes], boss: Connection) -> None:
     """Take part in one round after the other. A death of the other one ends a round; one's own ends nothing else."""
     slots = [Memory(SIZE, handle=handle) for handle in handles]
-    mine = Memory(SIZE)  # for all rounds: freeing waits for every stream, and one may stand behind the dead for ever
+    mine = Memory(SIZE)  # for all rounds: freeing waits for every stream
     stream = ipcsync.Stream()
     work, theirs = WORK[role]
     while (begin := boss.recv()) is not None:
         number, first = begin
-        with ipcsync.connect(name=role, prefix=f"ring/{number}/") as client, client.event(theirs) as event:
+        prefix = f"ring/{number}/"
+        with ipcsync.connect(name=role, prefix=prefix, engine="timeline") as client, client.event(theirs) as event:
             try:
                 work(client, stream, slots, mine, first, boss)
             except ipcsync.RecorderLost as lost:

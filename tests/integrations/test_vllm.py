@@ -216,6 +216,18 @@ def test_an_update_behind_one_that_did_not_end(process: None, monkeypatch: pytes
     assert calls == [("start", draft), ("finish", draft), ("start", model), ("finish", model)]
 
 
+def test_an_update_has_buckets_of_one_trainer(process: None) -> None:
+    """Of two that live the later one takes over: the other's buckets would be mixed with its own."""
+    worker = _worker()
+    client = _Client(worker)
+    _trainer(client, _Source()).send_weights()
+    others = json.loads(client.update)
+    for bucket in others["buckets"].values():
+        bucket["pid"] += 1
+    with pytest.raises(ValueError, match=f"sends into the update of process {os.getpid()}, which has taken over"):
+        worker.update_weights(others)
+
+
 def test_a_bucket_may_have_a_part_of_a_draft_models_weights(process: None) -> None:
     """vLLM's loaders of such models look whether all are there, unless they are told that it is a part."""
     worker, asked = _worker(), []

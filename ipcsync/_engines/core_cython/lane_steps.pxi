@@ -257,7 +257,15 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
             gate = &bracket.items[other]
             is_due = gate.use != NULL and gate.generation > gate.use.known
             if is_due and not (<object>tap.spot.place).is_surely_before(<object>gate.spot.place):
-                add(self.drainer_id, <Core>gate.use.core, gate.generation, self.feeder_id, self.ordinal)
+                core = <Core>gate.use.core
+                add(self.drainer_id, core, gate.generation, self.feeder_id, self.ordinal)
+                if core.is_closed:  # a release that is under way may not have seen it: once more behind that
+                    timeout = replaying._timeout
+                    enter_calls(core, deadline_of(timeout), gate.generation, timeout, "followed (it is being released)")
+                    try:
+                        add(self.drainer_id, core, gate.generation, self.feeder_id, self.ordinal)
+                    finally:
+                        leave_calls(core)
         if bracket._is_ahead:  # a record depends on those points alone that are not surely captured after it, and on what
             # was lost of events that this process has released: the list is read behind `add`, which may come too late
             waits = bracket.before + [

@@ -55,7 +55,7 @@ cdef class Wait:
         return self.outcome
 
     cdef int settle(self, outcome) except -1:
-        """Give it its outcome, if it has none. Once: where there is no GIL, who reads it has no lock."""
+        """Give it its outcome, if it has none. Only None is ever replaced, and that is never freed: readers take no lock."""
         with cython.critical_section(self):
             if self.outcome is None:
                 self.outcome = outcome

@@ -55,6 +55,9 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         listed = add(key, self, generation, stream, ordinal)  # only now: what is not queued is not depended on
         with nogil:
             found = queue_announced(self, handle, stream, generation, &refusal)
+        if found == PENDING and isinstance(listed.outcome, Loss):  # known before it was queued: a resume may forget that one
+            drop([listed])
+            listed = add(key, self, generation, stream, ordinal)
     finally:
         leave_calls(self)
     if found == IS_CLOSED:
@@ -66,11 +69,7 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     if refusal.error:
         self.raise_driver(refusal.error, refusal.call.decode())
     listed.is_queued = True
-    try:
-        check_queued(self, generation)
-    except BaseException:  # again: a resume may have forgotten it, lost and not queued yet
-        add(key, self, generation, stream, ordinal).is_queued = True
-        raise
+    check_queued(self, generation)
     return stream
 
 cdef int queue_announced(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:

@@ -66,10 +66,10 @@ API cuMemFreeHost(void *p) {
 /* -1: some of it cannot be written */
 static int is_one_mapping(uintptr_t from, uintptr_t to) {
   FILE *f = fopen("/proc/self/maps", "re");
-  unsigned long a, b;
+  unsigned long a = 0, b;
   char w;
   int one = 0;
-  while (f && one >= 0 && fscanf(f, "%lx-%lx %*c%c%*[^\n]", &a, &b, &w) == 3)
+  while (f && one >= 0 && a < to && fscanf(f, "%lx-%lx %*c%c%*[^\n]", &a, &b, &w) == 3)
     if (a < to && from < b) one = w != 'w' ? -1 : a <= from && to <= b;
   if (f) fclose(f);
   return one;

@@ -26,7 +26,7 @@ from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
 from ipcsync._threads import Job, start
-from ipcsync.errors import WaitTimeout
+from ipcsync.errors import IpcSyncError, WaitTimeout
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -183,7 +183,7 @@ def _apart(name: str, call: Callable[[], object], *, or_here: bool) -> None:
     """Have a thread of its own make a call; `or_here`: this one, where none can be started."""
     try:
         start(call, name, lambda _: call())
-    except RuntimeError:
+    except IpcSyncError:
         if not or_here:
             raise
         call()

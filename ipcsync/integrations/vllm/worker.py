@@ -34,6 +34,7 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         ipcsync.default_client()
 
     _unfinished: tuple[Any, Any] | None = None  # the model of an update that has begun, and its configuration
+    _sender: int | None = None  # the process whose buckets it has
 
     def start_weight_update(self) -> None:
         """As vLLM's. WorkerAsleep in sleep mode, before anything is touched."""
@@ -43,7 +44,7 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
             self.set_weight_update_target(*self._unfinished)
             super().finish_weight_update()
             self.set_weight_update_target(*target)
-        self._unfinished = target
+        self._unfinished, self._sender = target, None
         super().start_weight_update()
 
     def finish_weight_update(self) -> None:
@@ -77,6 +78,11 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         told = update_info.buckets.get(place)
         if told is None:
             raise ValueError(f"no weights are on {place}; there are on {', '.join(update_info.buckets) or 'none'}")
+        if self._sender not in (None, told.pid):
+            raise ValueError(
+                f"process {told.pid} sends into the update of process {self._sender}, which has taken over"
+            )
+        self._sender = told.pid
         point = told.received_point()
         point.synchronize()
         weights = received(told, update_info.layouts, point, self.device)

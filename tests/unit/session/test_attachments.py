@@ -278,12 +278,21 @@ def test_each_request_has_the_time_of_the_call_that_makes_it(scene: Scene) -> No
     assert closed <= TOLD_S < told <= 3
 
 
-def _close_many(scene: Scene) -> None:
-    """Five events are closed, and released, but not told yet."""
-    for opening in [scene.open(slot) for slot in range(5)]:
+def _close_many(scene: Scene, count: int = 5) -> None:
+    """So many events are closed, and released, but not told yet."""
+    for opening in [scene.open(slot) for slot in range(count)]:
         scene.close(opening, wait=False)
     scene.driving.look()
     scene.coordinator.timeouts.clear()
+
+
+def test_very_many_closes_are_told_a_part_at_a_time(scene: Scene) -> None:
+    """To make all of them takes longer than a beat has."""
+    _close_many(scene, 70)
+    scene.table.tell()
+    assert len(scene.coordinator.timeouts) == 2
+    assert scene.coordinator.heard() == [Close(slot, 1) for slot in range(70)]
+    assert not scene.table.ending
 
 
 def test_many_closes_are_told_at_once(scene: Scene) -> None:
