@@ -182,7 +182,7 @@ def test_last_process_leaves_nothing() -> None:
     until(lambda: not glob.glob(path + "*"), "it is cleaned up")  # by a third process, if that has the lock
 
 
-def test_a_segment_whose_maker_was_killed_before_it_was_ready_goes() -> None:
+def test_a_segment_whose_maker_was_killed_before_it_was_ready_goes(ctx: Any) -> None:
     seg = f"selftest-w-{os.getpid()}"
     path = py("start(); print(SIM.softcudaPath().decode())", IPCSYNC_HOST_SEGMENT=seg).stdout.strip()
     size = os.stat(SIM.softcudaPath().decode()).st_size
