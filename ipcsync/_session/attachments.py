@@ -13,6 +13,7 @@ import enum
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias, cast
 from weakref import WeakMethod, WeakValueDictionary
 
@@ -339,11 +340,9 @@ class AttachmentTable:
     def tell(self, seconds: float = _BEAT_S) -> None:
         """Tell the closes, as far as the coordinator takes them within `seconds`; a later beat tells the others."""
         self.is_due = False
-        try:
+        with suppress(QuotaExceeded):  # which is logged
             # Of one that was just closed it will be known soon what is left of it.
             self._tell([use for use in self.ending if use.told < use.life > Life.CLOSED], deadline_of(seconds))
-        except QuotaExceeded as error:
-            log.debug("closes wait: %s", error)
 
     def tell_all(self, timeout: float, deadline: int) -> None:
         """Tell all closes before something is attached.
@@ -361,15 +360,16 @@ class AttachmentTable:
             lives = [(use, max(use.life, Life.DRAINING)) for use in uses[first : first + _AT_ONCE]]
             closes = [self._close_of(use, life) for use, life in lives]
             outcomes = self._sent([*closes, *(Close(*key) for key in self._late)], deadline)
-            for (use, life), outcome in zip(lives, outcomes, strict=False):
-                use.told = life if outcome is True else use.told
+            is_told = [outcome is True for outcome in outcomes]
+            for (use, life), told in zip(lives, is_told, strict=False):
+                use.told = life if told else use.told
             self.ending = [use for use in self.ending if use.told < Life.RELEASED]
-            late = zip(self._late, outcomes[len(lives) :], strict=True)
-            self._late = [key for key, outcome in late if outcome is not True]
-            for outcome in outcomes:
-                if isinstance(outcome, IpcSyncError):
-                    raise outcome
-            if not all(outcomes):
+            self._late = [key for key, told in zip(self._late, is_told[len(lives) :], strict=True) if not told]
+            refused = [outcome for outcome in outcomes if isinstance(outcome, IpcSyncError)]
+            del outcomes  # else an error, its traceback and this frame would keep each other
+            if refused:
+                raise refused.pop()
+            if not all(is_told):
                 return False
         return True
 
@@ -405,6 +405,7 @@ class AttachmentTable:
         except WaitTimeout:
             return False  # sent again later, under a new id: twice does nothing
         except (QuotaExceeded, ClientClosed) as error:
+            log.debug("%r waits: %s", request.body, error)
             return error
         except (SessionLost, EventClosed) as error:
             log.debug("%r: %s", request.body, error)  # its session or use is over already

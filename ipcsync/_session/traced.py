@@ -145,11 +145,11 @@ class Traced(Engine):
         self._looked_for = generation
         try:
             self._waits.add(Pending(self, generation), partial(self._learn, generation))
-        except QuotaExceeded:  # there is no thread: `try_release` writes it later, and the program goes on
+        except BaseException as error:
             self._looked_for = 0
-        except BaseException:
-            self._looked_for = 0
-            raise
+            # Without a thread `try_release` writes it later, and the program goes on.
+            if not isinstance(error, QuotaExceeded):
+                raise
 
     def _learn(self, generation: int, error: Exception | None) -> None:
         """Write how the waits up to one ended; of one that this process has closed, `try_release` learns it."""

@@ -226,7 +226,7 @@ class Server:
             if self._is_lost:
                 log.error(
                     "the runtime directory was removed or belongs to another coordinator now, or the board's file was "
-                    "removed: no client can connect here any more; this coordinator ends with its last session",
+                    "removed: no client can connect here any more; this coordinator ends with its last client",
                     extra=fields(path=self._startup.place.path, board=self.board.path, sessions=len(self.sessions)),
                 )
         if self._is_lost and not any(not each.is_dead and not each.role for each in self.sessions):

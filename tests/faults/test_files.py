@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 import ipcsync
 from ipcsync._board import layout
 from ipcsync._board.runtime_dir import OUTCOME, RuntimeDir
+from ipcsync_bridge.session import BridgeSession
 from tests.kit.peer import Peer
 from tests.kit.raw_client import run_coordinator
 from tests.kit.until import until
@@ -360,6 +362,19 @@ def test_row_48_one_whose_board_has_no_name_any_more_says_so_once_serves_and_end
     has_said()
     assert said.count(told) == 1
     assert os.listdir(directory) == []
+
+
+def test_row_48_a_bridge_keeps_none_that_no_client_can_find(new_coordinator: NewCoordinator, directory: Path) -> None:
+    first = new_coordinator(runtime_dir=str(directory))
+
+    async def bridge() -> BridgeSession:
+        return BridgeSession.opened(first.endpoint, "bridge", 10)
+
+    session = asyncio.run(bridge())
+    os.unlink(session.board.path)
+    until(lambda: not first.is_running, "its end")
+    session.close(says_goodbye=False)
+    assert first.stop() == 1
 
 
 def test_row_48_one_whose_path_leads_through_a_file_now_ends_with_its_last_session(

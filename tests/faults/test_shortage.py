@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -154,18 +155,19 @@ def test_row_71_callbacks_are_called_though_no_thread_for_them_can_start(
     assert not [each for each in caplog.records if each.threadName in ("ipcsync-waits", "ipcsync-watch")]
 
 
+def _no_thread(*_: object) -> NoReturn:
+    raise ipcsync.QuotaExceeded("no further thread")
+
+
 def test_row_71_a_callback_for_which_no_thread_starts_is_not_called_later(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(*_: object) -> object:
-        raise ipcsync.QuotaExceeded("no further thread")
-
     called: list[int] = []
     event = client.event("e", recorder=True)
     with StreamGate(stream := ipcsync.Stream()):
         point = event.record(stream)
         with monkeypatch.context() as patch:
-            patch.setattr(_threads, "start", start)
+            patch.setattr(_threads, "start", _no_thread)
             with pytest.raises(ipcsync.QuotaExceeded):
                 point.add_done_callback(lambda _: called.append(1))
         point.add_done_callback(lambda _: called.append(2))
@@ -238,9 +240,6 @@ def test_a_wait_that_comes_while_the_driver_keeps_a_look_for_one_that_is_cancell
 def test_row_71_what_a_task_closes_is_closed_though_no_thread_can_start(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(*_: object) -> object:
-        raise ipcsync.QuotaExceeded("no further thread")
-
     def left() -> tuple[int, int]:
         return len(client.list_events()), len(client.list_sessions())
 
@@ -248,7 +247,7 @@ def test_row_71_what_a_task_closes_is_closed_though_no_thread_can_start(
         other = await ipcsync.aconnect(client.endpoint)
         event, reservation = await other.event("e", recorder=True), await other.reserve()
         assert left() == (2, 2)
-        monkeypatch.setattr(_runner, "start", start)
+        monkeypatch.setattr(_runner, "start", _no_thread)
         for closing, expected in ((event.close, (1, 2)), (reservation.close, (0, 2)), (other.close, (0, 1))):
             await closing()
             until(lambda expected=expected: left() == expected, "it is closed")  # type: ignore[misc] # bound now
@@ -259,16 +258,13 @@ def test_row_71_what_a_task_closes_is_closed_though_no_thread_can_start(
 def test_row_71_a_record_of_everything_that_has_no_thread_does_not_hold_up_the_loop(
     coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(*_: object) -> object:
-        raise ipcsync.QuotaExceeded("no further thread")
-
     async def scenario() -> None:
         async with ipcsync.aconnect(coordinator.endpoint) as client:
             stream = ipcsync.Stream()
             event = await client.event("e", recorder=True, engine="timeline")
             recording = asyncio.create_task(event.record(stream))  # only the loop can make it
             with monkeypatch.context() as patch:
-                patch.setattr(_runner, "start", start)
+                patch.setattr(_runner, "start", _no_thread)
                 with pytest.raises(ipcsync.QuotaExceeded):
                     await client.record_all(streams=[stream], after=[event.at(1)], timeout=10)
             await recording

@@ -43,8 +43,8 @@ cdef class Chain:
         cdef Entry entry, held
         enter_state(view)
         try:
-            if generation <= max(self.committed, view._begun):  # it was refused, and is repeated, perhaps behind new waits,
-                # or on another stream: no proof
+            # One that was refused is repeated, perhaps behind new waits, or on another stream: that proves none of them.
+            if generation <= max(self.committed, view._begun):
                 for held in [*self.entries.values(), *found]:
                     held.last = min(held.last, last)
                     if held.proof >= generation:

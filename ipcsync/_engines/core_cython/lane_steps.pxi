@@ -266,8 +266,9 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
                         add(self.drainer_id, core, gate.generation, self.feeder_id, self.ordinal)
                     finally:
                         leave_calls(core)
-        if bracket._is_ahead:  # a record depends on those points alone that are not surely captured after it, and on what
-            # was lost of events that this process has released: the list is read behind `add`, which may come too late
+        # Ahead, a record depends on those points alone that are not surely captured after it, and on what was lost of events
+        # that this process has released: the list is read behind `add`, which may come too late for these.
+        if bracket._is_ahead:
             waits = bracket.before + [
                 each for each in latest(self.key) if each.stream != self.feeder_id or isinstance(each.view, Released)
             ]
