@@ -4,7 +4,6 @@
 cdef enum:
     MANY_ENTRIES = 16
 
-
 cdef class Entry:
     """A wait that generations `first` to `last` depend on, not settled yet, and a bit for each session that it depends
     on. Once generation `proof` is complete, the wait is over: that record is behind it on its stream."""
@@ -12,7 +11,6 @@ cdef class Entry:
     cdef readonly Wait wait
     cdef readonly int64_t first, last, proof
     cdef readonly object bits
-
 
 @cython.final
 cdef class Chain:
@@ -171,7 +169,6 @@ cdef class Chain:
             fence()
             wake(view)
         self.is_needed = bool(self.entries) or self.loss is not None
-
 
 # --- what a wait depends on -------------------------------------------------------------------------------------------
 

@@ -36,13 +36,11 @@ cdef dict PLACES = {
 }
 FUNCTIONS = {name: b"CUresult (" + arguments + b")" for name, (arguments, _) in PLACES.items()}
 
-
 def bind_functions(dict addresses):
     """Have the core call the C functions at these addresses."""
     for name, (_, place) in PLACES.items():
         (<void **><uintptr_t>place)[0] = <void *><uintptr_t>addresses[name]
     measure_sleep()
-
 
 def bind_driver():
     """Take the driver's functions from the binding, as it chose them. NoDriver if it lacks one."""
@@ -53,7 +51,6 @@ def bind_driver():
     except (ImportError, AttributeError, KeyError, ValueError) as error:
         why = f"the binding lacks a function that ipcsync needs: {type(error).__name__}: {error}"
         raise NoDriver(f"{why}: install a newer cuda-bindings") from None
-
 
 # --- waits of the host -------------------------------------------------------------------------------------------------
 
@@ -76,7 +73,6 @@ cdef enum:
 
 cdef int64_t sleep_ns = 100000  # how long the shortest sleep takes here
 
-
 cdef void measure_sleep() noexcept:
     global sleep_ns
     cdef uint32_t word = 0
@@ -86,7 +82,6 @@ cdef void measure_sleep() noexcept:
         sleep_ns = min(sleep_ns, ipcsync_now() - began)
     sleep_ns = max(sleep_ns, 20000)
 
-
 cdef int query_relaxed(Handle event) noexcept nogil:
     """The driver's answer about an event, in relaxed capture mode, since another thread may capture: 0 if complete."""
     cdef int mode = RELAXED
@@ -95,7 +90,6 @@ cdef int query_relaxed(Handle event) noexcept nogil:
     if is_relaxed:
         cuThreadExchangeStreamCaptureMode(&mode)
     return result
-
 
 cdef bint await_work(
     Handle event, const uint64_t *word, uint64_t wanted, const uint64_t *state, int64_t began, int64_t until,

@@ -8,9 +8,7 @@ cdef extern from "Python.h":
     void *Py_TYPE(PyObject *)
     void Py_INCREF(PyObject *)
 
-
 cdef int64_t captures = 0  # of gates and taps, so far
-
 
 cdef struct Spot:  # what is known of a gate or a tap: never freed, as its word
     int64_t order  # of its newest capture among all; 0: never captured
@@ -19,7 +17,6 @@ cdef struct Spot:  # what is known of a gate or a tap: never freed, as its word
     PyObject *place  # gone perhaps
     int index  # of its device
     bint is_gate
-
 
 cdef struct Use:  # an event whose points are fed, or that is recorded on
     PyObject *core
@@ -32,7 +29,6 @@ cdef struct Use:  # an event whose points are fed, or that is recorded on
     uint64_t address, base  # of its word
     unsigned int flags  # of the waits for that
 
-
 cdef struct Item:  # a gate or a tap of a bracket
     Spot *spot
     uint64_t address
@@ -42,15 +38,12 @@ cdef struct Item:  # a gate or a tap of a bracket
     PyObject *lane  # of the last bracket before that it was in
     int64_t number
 
-
 cdef struct Other:  # a bracket of another lane with the same words
     PyObject *lane
     int64_t number
 
-
 cdef int by_order(const void *one, const void *other) noexcept nogil:
     return 1 if (<const Item *>one).spot.order > (<const Item *>other).spot.order else -1
-
 
 cdef class Place:
     """What graphs have: the 32-bit word at `_address`, which no other has; of a gate, which they wait for, or a tap."""
@@ -78,10 +71,8 @@ cdef class Place:
         captures += 1
         self.spot.order = captures
 
-
 cdef str text_of(const Spot *spot):
     return f"<ipcsync.{'GraphWait' if spot.is_gate else 'GraphRecord'} device=cuda:{spot.index}>"
-
 
 cdef class Bracket:
     """The gates with their points, and the taps with their events; then the generations of the records."""
@@ -204,7 +195,6 @@ cdef class Bracket:
                 return <object>self.items[index].value, self.items[index].generation
         raise KeyError(record)
 
-
 cdef enum:
     STREAM_ROOM = 900  # of a stream's queue, which takes in some 1,024 operations
     MOST_IN_FLIGHT = 32
@@ -219,10 +209,8 @@ cdef struct Operation:  # CUstreamBatchMemOpParams
     uint64_t flags
     uint64_t alias, unused  # the driver's, whatever they are
 
-
 cdef dict lanes = {}  # of the process, by the ids of their launch streams
 lanes_of_process = lanes
-
 
 @cython.final
 cdef class Lane:

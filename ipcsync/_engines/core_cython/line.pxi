@@ -12,14 +12,12 @@ cdef enum:
     LONGEST_PAUSE_NS = 50000000
     SHORTEST_SLICE_NS = 1000000
 
-
 cdef inline bint is_unchanged(const uint64_t *header, const uint64_t *running) noexcept nogil:
     """Whether a board's header is that of its running coordinator."""
     for index in range(HEADER):
         if ipcsync_load(header + index) != running[index]:
             return False
     return True
-
 
 @cython.final
 cdef class SessionCheck:
@@ -60,7 +58,6 @@ cdef class SessionCheck:
         """Call `slowly` unless all is well. Costs about 0.05 µs."""
         if not self.is_good():
             self.slowly()
-
 
 cdef class Line:
     """One slot's line, whose generations are counted from `base`. Thread-safe. Nothing here asks the kernel."""

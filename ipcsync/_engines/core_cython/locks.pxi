@@ -10,7 +10,6 @@ cdef enum:
     WITHIN_NS = 500000000
     LONGEST_NS = 200000000  # for which a wait sleeps, in slices, before it takes the GIL for Python's signals
 
-
 cdef class Lock:
     """A lock over a futex, which is taken without the GIL."""
 
@@ -60,11 +59,9 @@ cdef class Lock:
                     guard.check_liveness()
         return True
 
-
 def has_turn():
     """Whether a call of this thread has an event's turn, and may run anybody's code."""
     return ipcsync_turns(0) > 0
-
 
 cdef inline bint begin(Lock lock) noexcept:
     """Begin a section of this process's objects: with the lock, and without the collector; what `end` is to be given.
@@ -74,7 +71,6 @@ cdef inline bint begin(Lock lock) noexcept:
         with nogil:
             lock.take_within(FOREVER)
     return PyGC_Disable()
-
 
 cdef inline void end(Lock lock, bint collects) noexcept:
     if collects:

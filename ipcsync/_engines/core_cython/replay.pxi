@@ -10,7 +10,6 @@ cdef enum:
 cdef Lock claims = Lock()  # of gates and taps by lanes
 cdef dict imported = modules
 
-
 @cython.embedsignature(False)
 cdef class ReplayingBase:
     cdef readonly object _session, _stream, _timeout

@@ -105,7 +105,6 @@ cdef inline bint has_import(Core self, int64_t generation) noexcept nogil:
 cdef int open_imports = 0  # of all uses
 cdef int openings = 0  # threads within the driver's call for one
 
-
 def import_count():
     """How many imports this process has: each use opens and destroys its own."""
     return open_imports

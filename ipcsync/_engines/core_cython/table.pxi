@@ -21,7 +21,6 @@ cdef Lock table = Lock()
 cdef int64_t sweep_at = MANY_ROWS
 cdef int row_count = 0  # of all lists: while there are none, a record looks no further
 
-
 @cython.final
 cdef class Wait:
     """One wait that was queued, for `generation` of what `view` sees. Its `outcome` is None while open, then True or a
@@ -70,7 +69,6 @@ cdef class Wait:
         """Whether its stream is past it, as `Core.has_passed`."""
         return self.view.has_passed(self.stream) and (self.left is None or self.left.has_passed(None))  # in this order
 
-
 @cython.internal
 cdef class Released:
     """What the lost waits for a use on one stream need of it once it is released: texts, and whether that is past them.
@@ -103,9 +101,7 @@ cdef class Released:
         if event != NULL:
             cuEventDestroy(event)
 
-
 # --- changes ----------------------------------------------------------------------------------------------------------
-
 
 cpdef Wait add(int64_t key, Core view, int64_t generation, uint64_t stream, int ordinal=0):
     """Have the stream's next record depend on `generation`; called before the wait is queued."""
@@ -126,7 +122,6 @@ cpdef Wait add(int64_t key, Core view, int64_t generation, uint64_t stream, int 
         end(table, collects)
     return made
 
-
 cdef int sweep() except -1:
     """Drop what is known good, of streams without further records too. Before `add`: the looks may run anybody's code."""
     global sweep_at
@@ -134,17 +129,14 @@ cdef int sweep() except -1:
         drop([wait for wait in of(None) if wait.known_outcome() is True])
         sweep_at = max(<int64_t>MANY_ROWS, <int64_t>(2 * row_count))
 
-
 cdef inline object place_of(view, int64_t key, uint64_t stream):
     """Of a row in a list: its use and stream; of the list's own stream, of which most are, the use alone."""
     return view if <int64_t>stream == key else (view, stream)
-
 
 cdef list row_of(int64_t key, view, uint64_t stream):
     """The waits of a list for a use, on a stream; empty if there are none."""
     cdef dict rows = lists.get(key, NO_ROWS)
     return rows.get(place_of(view, key, stream), NO_ROW)
-
 
 cdef Wait put(list row, view, int64_t generation, int64_t key, uint64_t stream):
     """List a wait, or find the one that is."""
@@ -167,7 +159,6 @@ cdef Wait put(list row, view, int64_t generation, int64_t key, uint64_t stream):
         row.insert(place, made)
     return made
 
-
 cdef bint take_out(Wait wait):
     """Whether the wait was listed; it is not any more."""
     global row_count
@@ -185,7 +176,6 @@ cdef bint take_out(Wait wait):
         del lists[wait.key]
     return True
 
-
 def drop(waits):
     """Remove waits that have their outcomes: known good, or to be forgotten."""
     cdef Wait wait
@@ -199,7 +189,6 @@ def drop(waits):
         if isinstance(wait.view, Released):
             with nogil:
                 (<Released>wait.view).forget()
-
 
 def release(Core view):
     """Remove the waits for a view, which have their outcomes. Others, without the view, take the place of the lost. If
@@ -231,9 +220,7 @@ def release(Core view):
     finally:
         end(table, collects)
 
-
 # --- looks ------------------------------------------------------------------------------------------------------------
-
 
 cpdef list of(key, bint only_last=False):
     """The waits of a list (None: of all lists); of each use and stream all, or only the last one."""
@@ -251,11 +238,9 @@ cpdef list of(key, bint only_last=False):
         end(table, collects)
     return found
 
-
 cpdef list latest(key):
     """Those that the stream's next record depends on: if the last of a use is good, so are those before it."""
     return of(key, True)
-
 
 cdef list waits_on(view):
     """All waits of this process for a slot."""

@@ -13,13 +13,11 @@ ctypedef object (*NewFunction)(object kind, object arguments, PyObject *keywords
 
 cdef object NOTHING = ()
 
-
 cdef inline void count(Core core, bint is_short):
     """Count a call; not `is_short`: one whose arguments Python looks at first."""
     if core is not None:
         core.session.shortcuts += is_short
         core.session.slow_calls += not is_short
-
 
 cdef class AttachedBase:
     """What belongs to an attachment, whose engine it has for life."""
@@ -41,7 +39,6 @@ cdef class AttachedBase:
         # Python takes the calls of one that has a trace, or whose use is over.
         self.core = <Core>engine if isinstance(engine, Core) and not (<Core>engine).is_traced else None
         self.attached = attached
-
 
 @cython.embedsignature(False)
 cdef class PointBase(AttachedBase):
@@ -76,7 +73,6 @@ cdef class PointBase(AttachedBase):
         else:
             core.await_complete(self._generation, timeout)
 
-
 cdef class EventBase(AttachedBase):
     cdef public object _point_type
     cdef public bint _is_recorder, _is_open
@@ -98,7 +94,6 @@ cdef class EventBase(AttachedBase):
                 return point
         return self._slow_record(stream, timeout=timeout, after=after)
 
-
 cdef object described(kind, function):
     cdef PyMethodDef *method = <PyMethodDef *>PyType_GetSlot(kind, Py_tp_methods)
     cdef bytes name = function.__name__.encode()
@@ -110,7 +105,6 @@ cdef object described(kind, function):
         method += 1
     method.ml_doc = strdup(text)  # for as long as the type lives, which is always
     return kind.__dict__[function.__name__]
-
 
 def shortened(names):
     """A class decorator: the core's methods replace the methods `names`, which they call as `_slow_…` if need be. Each

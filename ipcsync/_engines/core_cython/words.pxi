@@ -34,66 +34,39 @@ cdef int64_t PATIENCE_NS = 1_000_000_000  # for which a hazard is waited for
 cdef int64_t LONGEST_GAP_NS = 1_000_000  # between two looks at hazards
 cdef int64_t LONGEST_LOOK_NS = 20_000_000  # what is longer is this process's own pause
 
-
 def set_times(*, int64_t nobody_ns=10_000_000_000, int64_t patience_ns=1_000_000_000):
     """For tests: other times than these."""
     global NOBODY_NS, PATIENCE_NS
     NOBODY_NS, PATIENCE_NS = nobody_ns, patience_ns
 
-
 cpdef enum:  # of the board: `layout.py` is held against these by a test
-    HEADER = 9
-    NEWEST = 12
-    INCARNATION = 0
-    STATE = 1
-    RECORDER = 2
-    WATERMARK = 3
-    AWAITED = 6
-    FOLLOWED = 7
-    RECORDED = 8
-    COMPLETED = 9
-    FIRST_DEPENDENT = 10
-    VALID_AS_OF = 11
-    LOST = 12
-    ROOT_CAUSE = 13
-    ANNOUNCED = 14
-    S_STATE = 0
-    S_SERIAL = 1
-    S_OWNER = 9
-    S_DOORBELL = 10
-    FIRST_SESSION = 512  # words
-    LINE = 16
-    LIVE = 1
-    OPEN = 1
-    BROKEN = 2
-    CLOSED = 3
-    OWNER_DIED = 0x40000000
+    HEADER = 9, NEWEST = 12, FIRST_SESSION = 512, LINE = 16  # words
+    S_STATE = 0, S_SERIAL = 1, S_OWNER = 9, S_DOORBELL = 10
+    LIVE = 1, OWNER_DIED = 0x40000000
+    INCARNATION = 0, STATE, RECORDER, WATERMARK
+    AWAITED = 6, FOLLOWED, RECORDED, COMPLETED, FIRST_DEPENDENT, VALID_AS_OF, LOST, ROOT_CAUSE, ANNOUNCED
+    OPEN = 1, BROKEN, CLOSED
 
 ctypedef void (*Hook)(const char *) noexcept nogil
 cdef Hook hook = NULL
-
 
 def set_hook(uintptr_t address):
     """Have the C function there called with the name of each step, before it is taken; 0: none."""
     global hook
     hook = <Hook>address
 
-
 cdef inline void step(const char *name) noexcept nogil:
     if hook != NULL:
         hook(name)
-
 
 cdef inline uint64_t load(const uint64_t *place, int word) noexcept nogil:
     """A word of a slot's line."""
     step(ipcsync_words[word].load)
     return ipcsync_load(place + word)
 
-
 cdef inline void store(uint64_t *place, int word, uint64_t value) noexcept nogil:
     step(ipcsync_words[word].store)
     ipcsync_store(place + word, value)
-
 
 cdef inline void fence() noexcept nogil:
     step(b"fence")
