@@ -23,6 +23,9 @@ import pytest
 os.environ.setdefault("IPCSYNC_TEST_RUN", uuid.uuid4().hex[:8])
 os.environ.setdefault("IPCSYNC_DRIVER", "host")
 os.environ["IPCSYNC_HOST_SEGMENT"] = f"{os.environ['IPCSYNC_TEST_RUN']}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+# Streams that share a hardware queue wait for each other: with the default of 8, a stream held back by one test could
+# hold back an unrelated one.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ.pop("IPCSYNC_ENDPOINT", None)
 os.environ.pop("IPCSYNC_RUNTIME_DIR", None)
 

@@ -334,6 +334,26 @@ def test_a_watch_that_is_cancelled_or_left_ends_its_thread(coordinator: ipcsync.
     asyncio.run(scenario())
 
 
+def test_a_watch_is_left_though_no_thread_can_be_started(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            notices, before = client.watch(), threads_named("ipcsync-watch")
+            await anext(notices)
+            (thread,) = threads_named("ipcsync-watch") - before
+            thread.join(LONG_S)  # it is idle, and ends
+            with monkeypatch.context() as limit:
+                limit.setattr("_thread.start_new_thread", refuse)
+                limit.setattr(threading.Thread, "start", refuse)
+                await notices.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_a_done_callback_is_called_by_the_loop(coordinator: ipcsync.Coordinator) -> None:
     async def scenario() -> None:
         async with await ipcsync.aconnect(coordinator.endpoint) as client:

@@ -12,10 +12,6 @@ from typing import Any
 
 import pytest
 
-# Streams that share a hardware queue wait for each other: with the default of 8, a stream held back by one test could
-# hold back an unrelated one.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-
 from ipcsync._drivers import load
 from tests.contract import actions
 from tests.contract.graphing import Graphs, HostFunctions, Words

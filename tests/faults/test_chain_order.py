@@ -398,15 +398,15 @@ _NEWEST_KEPT = "        self.newest = newest\n"
 _VALID = "                store(view.place, VALID_AS_OF, self.newest)\n"
 _BITS_STORED = "                store_bits(view, bits, True)  # those of the others are there\n"
 _FIRST_STORED = "                    store_first(view, generation)\n"
-_FOLLOWED = "            if followed is not None and refusal.error == 0:\n"
+_MADE = "                found = make_record(self, handle, stream, generation, refusal)\n"
 _MISTAKES: dict[str, Changes] = {
     "stored behind the record": [
         (_BITS_STORED, ""),
-        (_FOLLOWED, "            store_bits(self, 1, True)\n" + _FOLLOWED),
+        (_MADE, _MADE + "            store_bits(self, 1, True)\n"),
     ],
     "the first that depends stored behind the record": [
         (_FIRST_STORED, "                    pass\n"),
-        (_FOLLOWED, "            store_first(self, generation)\n" + _FOLLOWED),
+        (_MADE, _MADE + "            store_first(self, generation)\n"),
     ],
     "newest loaded late": [
         (

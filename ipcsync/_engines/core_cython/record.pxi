@@ -75,11 +75,8 @@ cdef int begin_record(
 cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
     """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_CLOSED (made, and it is not open now)."""
     cdef bint repeats = generation == self._begun
-    if not repeats and must_follow(self, stream, generation):
-        if give_wait(self, handle, generation - 1, refusal) != 0:
-            if not self.has_ring:
-                mark(self, handle, stream)  # behind a refused one too
-            return give_turn(self, REFUSED)
+    if not repeats and must_follow(self, stream, generation) and not follow_last(self, handle, stream, generation, refusal):
+        return give_turn(self, REFUSED)
     self.last_stream = stream
     self._begun = generation
     if self.has_ring:
@@ -103,6 +100,15 @@ cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generati
     if not is_open(self):
         return IS_CLOSED
     return AGAIN if repeats else GO_ON
+
+cdef bint follow_last(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
+    """Have the stream wait for the record before, which was made on another one; False if the driver refuses."""
+    if give_wait(self, handle, generation - 1, refusal) == 0:
+        self.last_stream = stream
+        return True
+    if not self.has_ring:
+        mark(self, handle, stream)  # behind a refused one too
+    return False
 
 cdef inline int give_turn(Core self, int found) noexcept nogil:
     step(b"unlock")
@@ -156,11 +162,18 @@ cdef int record_dependent(
         if refusal.error == 0:
             key = key_of(self, handle, stream, self.ordinal)
             followed = depend_on(self, key, stream, generation, generation, further)
+            if followed is not None:
+                if generation != self._begun:  # else it was queued for the refused one
+                    with nogil:
+                        follow_last(self, handle, stream, generation, refusal)
+                if isinstance(followed.outcome, Loss):  # as in `queue_wait`
+                    drop([followed])
+                    followed = add(key, self, generation - 1, stream, self.ordinal)
+                followed.is_queued = refusal.error == 0
+        if refusal.error == 0:
             has_turn = False
             with nogil:
                 found = make_record(self, handle, stream, generation, refusal)
-            if followed is not None and refusal.error == 0:
-                followed.is_queued = True
     finally:
         ipcsync_turns(-1)
         if has_turn:

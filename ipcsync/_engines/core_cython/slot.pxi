@@ -52,7 +52,8 @@ cdef int64_t board_completed(Core self) noexcept nogil:
     first = first_unsettled(self)
     if first == 0 or done < first:
         return done
-    if not is_broken(self) and not is_clear(self, done):
+    # Behind a lost coordinator the streams go on that wait for sessions which live.
+    if not is_broken(self) and not (is_clear(self, done) and is_unchanged(self.header, self.running)):
         return first - 1
     # An event may break between any two of these looks: then its watermark says what counts, and not its word.
     return <int64_t>(load(self.place, WATERMARK) - self.base) if is_broken(self) else done

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from types import MappingProxyType
@@ -44,7 +45,7 @@ from ipcsync.client.event import SharedEvent, note_depth
 from ipcsync.client.graphs import GraphRecord, GraphWait, refuse_per_thread
 from ipcsync.client.point import Point, bound, looks, wait_all
 from ipcsync.client.unnamed import Reservation
-from ipcsync.errors import WaitTimeout
+from ipcsync.errors import QuotaExceeded, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 __all__ = ["AsyncClient", "Connecting", "aconnect"]
@@ -335,7 +336,8 @@ class AsyncClient(ClientView, AsyncClosing):
                 yield notice
         finally:
             is_over.set()
-            own(notices.close)  # after a read that may still be under way, for 50 ms at most
+            with suppress(QuotaExceeded):  # without a thread the collector closes it
+                own(notices.close)  # after a read that may still be under way, for 50 ms at most
 
     async def close(self) -> None:
         """Close the session and all that it opened, as `Client.close`. If it is cancelled, the close goes on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -163,6 +164,34 @@ def test_a_lost_wait_that_a_resume_forgets_before_it_is_queued_fails_the_next_re
         chain.board.slot(0).break_at(0)
     chain.release(0)
     _resume(key)
+
+
+def test_a_record_behind_one_of_another_stream_fails_though_a_resume_forgot_that_one_before_it_was_queued(
+    chain: Chain,
+) -> None:
+    """B records on a second stream, which waits for the one before: that is lost, and the stream resumed."""
+    second = ipcsync.Stream()
+    key = _key(second)
+    with StreamGate(chain.held):
+        chain.record(chain.a, chain.held)
+        chain.mine.wait(1, chain.stream, 1, False)
+        chain.record(chain.b, chain.stream)
+        chain.c.wait(1, second, 1, False)
+        queued.drop(queued.of(key))
+
+        def others() -> None:
+            chain.kill(0)
+            chain.b.publish_completed()
+            _resume(key)
+
+        with replaced(amid("cuStreamWaitValue64", partial(_in_a_thread, others))), suppress(RecorderLost):
+            chain.record(chain.b, second)
+        with pytest.raises(RecorderLost):
+            chain.record(chain.open(1, recorder=True), second)
+        chain.board.slot(0).break_at(0)
+    chain.release(0)
+    _resume(key)
+    _resume(_key(chain.stream))
 
 
 def test_threads_that_list_and_forget_waits_at_once_lose_none(row: Row) -> None:

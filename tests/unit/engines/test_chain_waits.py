@@ -6,11 +6,12 @@ import pytest
 
 import ipcsync
 import ipcsync._drivers
-from ipcsync._board import EXPIRED
+from ipcsync._board import EXPIRED, layout
 from ipcsync._drivers import unwrap
 from ipcsync._engines import queued
 from ipcsync._engines.core import release
 from ipcsync._engines.loss import Loss
+from ipcsync._linux.futex import OWNER_DIED
 from ipcsync.testing import StreamGate
 from tests.kit.boards import store_bits
 from tests.kit.until import until
@@ -165,6 +166,28 @@ def test_a_dead_recorders_work_is_accepted_by_nobody(row: Row) -> None:
     loss = wait.resolved()
     assert isinstance(loss, Loss)
     assert (loss.cause, loss.session) == ("died", "s0")
+
+
+@pytest.mark.parametrize("end", ["stopped", "died"])
+def test_what_depends_on_a_session_that_lives_counts_until_the_coordinator_is_over(
+    row: Row, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Then nobody would say that a session is lost, and those that wait for it go on: its records are made too."""
+    view, line = row.theirs[1], row.board.slot(1)
+    line.valid_as_of, line.first_dependent = COUNT, BASE + 2
+    store_bits(line, 0b1)
+    row.complete(1, 2)
+    known = view.known_complete
+    words = {
+        "stopped": (layout.H_STATE, layout.STOPPED),
+        "died": (layout.H_OWNER, row.board.words[layout.H_OWNER] | OWNER_DIED),
+    }
+    at, value = words[end]
+    row.board.words[at] = value
+    monkeypatch.setattr(row.guard, "coordinator_is_alive", lambda: False)
+    outcome = view.outcome_of(2)
+    assert isinstance(outcome, Loss)
+    assert (outcome.cause, known, view.outcome_of(1)) == ("orphaned", 0, True)
 
 
 def test_what_a_lost_coordinator_leaves_is_passed_once_every_stream_is_past_it(
