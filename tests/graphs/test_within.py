@@ -377,6 +377,17 @@ def test_a_replay_so_large_that_only_one_has_room_finds_an_open_one_at_once_and_
     finish(stream)
 
 
+def test_a_replay_ends_what_was_abandoned_on_several_other_streams(client: ipcsync.Client) -> None:
+    stream, waits = ipcsync.Stream(), [ipcsync.GraphWait() for _ in range(3)]
+    captured(stream, *(partial(wait.capture, stream) for wait in waits))
+    points = dict.fromkeys(waits, client.event("e", recorder=True, engine="timeline").record(stream))
+    for wait in waits:
+        client.replay({wait: points[wait]}, stream=ipcsync.Stream(), timeout=DEADLINE_S).__enter__()
+    with client.replay(points, stream=stream, timeout=DEADLINE_S):
+        pass
+    finish(stream)
+
+
 def test_a_replay_of_several_events_of_which_one_is_closed_leaves_its_stream_behind_none(
     two: Stage, coordinator: ipcsync.Coordinator, peer: Peer
 ) -> None:

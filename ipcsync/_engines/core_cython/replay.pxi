@@ -254,8 +254,10 @@ cdef class ReplayingBase:
 
     cdef int claim(self, Bracket bracket, Lane lane) except -1:
         """Have the lane's next bracket be this one. CaptureError if one is open over any of these words."""
+        cdef Spot *last = NULL
         held = self.try_claim(bracket, lane)
-        if held != NULL:
+        while held != NULL and held != last:  # each that was abandoned is ended
+            last = held
             other = <Lane>held.lane
             if other.owner == NULL and not other.lock.mine() and other.lock.await_turn(ipcsync_now() + <int64_t>OTHERS_NS):
                 try:
