@@ -60,6 +60,8 @@ class StreamGate:
         self._finalizer = weakref.finalize(self, _drop, self._address, repr(self._stream))
         self._finalizer.atexit = False
         _held.add(self._address)
+        atexit.unregister(_release_all)
+        atexit.register(_release_all)  # anew: it comes before the end of sessions that were begun until now
         try:
             arguments = handle, pointer, 1, STREAM_WAIT_VALUE_GEQ
             relaxed_call(stream_call, handle, ordinal, "cuStreamWaitValue32", *arguments)
@@ -111,7 +113,6 @@ def _drop(address: int, stream: str) -> None:
     warnings.warn(f"a StreamGate of {stream} was dropped before it was opened", ResourceWarning, stacklevel=2)
 
 
-@atexit.register
 def _release_all() -> None:
     """Open all gates at exit: a process that ends must not wait for a stream that is held."""
     if not fork.is_in_bad_fork():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from numbers import Real
 from typing import Any
 
 from ipcsync import _drivers
@@ -33,7 +34,7 @@ def pointer(value: Any, noun: str) -> int | None:  # noqa: ANN401 - whatever a u
 
 def refuse_small_number(value: object, least: int) -> None:
     """Raise TypeError for a number from `least` to 4095, which is no address: it was meant as a timeout."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and least <= value < _NO_OBJECT:
+    if isinstance(value, Real) and not isinstance(value, bool) and not value < least and value < _NO_OBJECT:
         raise TypeError(f"{value!r} is not a stream; did you mean timeout={value!r}?")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import operator
 import threading
 from functools import cache
@@ -188,6 +189,8 @@ class Stream:
             # cuda.core's streams have a `wait` of their own, which would do the opposite.
             raise TypeError("wait_event takes an event; for a stream use wait_stream")
         waiter = getattr(event, "wait", None)
+        if inspect.iscoroutinefunction(waiter):
+            raise TypeError("wait_event takes an event; of an asynchronous point await its own wait(stream)")
         if callable(waiter) and (isinstance(event, Event) or not hasattr(event, "cuda_event")):
             waiter(self)
             return

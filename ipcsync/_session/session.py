@@ -583,6 +583,8 @@ def _end_at_exit() -> None:
         _hush_daemons()
         queued.log_at_exit()  # while the boards, by which it is known, are mapped
         for session in living.copy():
+            session.drop()  # so that a silent coordinator is waited for once
+        for session in living.copy():
             try:
                 session.close()
             except Exception:  # noqa: PERF203 - one that fails must not stop the others

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from time import monotonic_ns
 
 from ipcsync._board import BROKEN, Board
@@ -22,12 +23,13 @@ from ipcsync._session.owner import SessionLease
 from ipcsync._session.waits import Pending, Waits
 from ipcsync._trace.file import Kind, Outcome, Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import EventClosed, QuotaExceeded, RecorderLost, StreamCapturing
+from ipcsync.errors import EventClosed, QuotaExceeded, RecorderLost, StreamCapturing, WaitTimeout
 
 log = logging.getLogger("ipcsync")
 
 _RECORD, _WAIT, _PASSED, _RELEASED, _SYNCHRONIZE = map(int, Kind)
 _OK, _FAILED, _UNSEEN = map(int, Outcome)
+_STEP_S = 0.05  # the longest step of `wait_all` and `synchronize_all`
 
 
 def traced_engines(directory: Path, client: str, waits: Waits) -> NewEngine:
@@ -82,6 +84,7 @@ class Traced(Engine):
         self._ranges = _ranges(name or "(unnamed)")
         self._queued: set[tuple[int, int, int]] = set()
         """The waits that are not known to be released: generation, the stream's id, when they were queued."""
+        self._step = (0, 0, 0)  # the last step of a wait in steps: its thread, its generation, since when that waits
         self._looked_for = 0  # the lowest generation of them, which is the first to be complete
 
     # --- what is written ----------------------------------------------------------------------------------------------
@@ -105,12 +108,14 @@ class Traced(Engine):
         began: int,
         what: str = "wait",
     ) -> int:
-        since = began or monotonic_ns()
+        since = self._since(generation, began)
         try:
             with self._ranges[Kind.WAIT]:
                 stream_id: int = super().queue(handle, ordinal, generation, timeout, ahead, began, what)
         except BaseException as error:
-            if what == "wait" or not isinstance(error, StreamCapturing):
+            if not self._is_step(error, generation, timeout, since) and (
+                what == "wait" or not isinstance(error, StreamCapturing)
+            ):
                 self._put(_WAIT, self._use, generation, 0, since, monotonic_ns(), _FAILED)
             raise
         now = monotonic_ns()
@@ -123,14 +128,26 @@ class Traced(Engine):
         return stream_id
 
     def synchronize(self, generation: int, timeout: float | None = None, began: int = 0) -> None:
-        began = began or monotonic_ns()
-        is_complete = False
+        since = self._since(generation, began)
         try:
             with self._ranges[Kind.SYNCHRONIZE]:
-                super().synchronize(generation, timeout, began)
-            is_complete = True
-        finally:
-            self.synchronized(generation, began, is_complete=is_complete)
+                super().synchronize(generation, timeout, began or monotonic_ns())
+        except BaseException as error:
+            if not self._is_step(error, generation, timeout, since):
+                self.synchronized(generation, since, is_complete=False)
+            raise
+        self.synchronized(generation, since, is_complete=True)
+
+    def _since(self, generation: int, began: int) -> int:
+        """Since when this thread waits for `generation`: `wait_all` and its like, and tasks, do so in short steps."""
+        (thread, last, since), self._step = self._step, (0, 0, 0)
+        return since if (thread, last) == (get_ident(), generation) else began or monotonic_ns()
+
+    def _is_step(self, error: BaseException, generation: int, timeout: float | None, since: int) -> bool:
+        if not isinstance(error, WaitTimeout) or timeout is None or timeout > _STEP_S:
+            return False
+        self._step = get_ident(), generation, since
+        return True
 
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
         """Write that a thread, or a task, has waited for `generation` since `began`."""

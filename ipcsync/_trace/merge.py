@@ -30,7 +30,7 @@ Key = tuple[bytes, int, int, int]
 
 
 class Track(NamedTuple):
-    """A thread of a process, or a stream with the `place` of a thread among those that call on it.
+    """A thread or a stream of a process, and the `place` of a call among those that overlap there.
 
     So the slices of a track lie in each other or apart, as those of one tid must.
     """
@@ -146,7 +146,7 @@ class _Process:
         self.releases: list[tuple[Key, Track, Slice, str]] = []
         self.pending: list[Slice] = []
         self._threads: dict[int, int] = {}
-        self._callers: dict[int, dict[int, int]] = defaultdict(dict)  # the threads that call on each stream
+        self._ends: dict[tuple[str, int], list[int]] = defaultdict(list)  # of the last call on each track
         released = [found for entry in trace.entries if (found := self._draw(entry)) is not None]
         self._draw_releases(released)
         self.tids = {track: tid for tid, track in enumerate(sorted(self.slices), 1)}  # streams first
@@ -164,10 +164,13 @@ class _Process:
             self.pending.append(Slice(entry.began, entry.ended, f"pending on {point}", args))
         else:
             if entry.kind is Kind.RECORD or (entry.kind is Kind.WAIT and is_good):
-                callers = self._callers[entry.stream]
-                track = Track("stream", entry.stream, callers.setdefault(entry.thread, len(callers)))
+                where = "stream", entry.stream
             else:
-                track = Track("thread", self._threads.setdefault(entry.thread, len(self._threads) + 1))
+                where = "thread", self._threads.setdefault(entry.thread, len(self._threads) + 1)
+            ends = self._ends[where]  # threads, and tasks of one thread, call at the same time
+            place = next((place for place, ended in enumerate(ends) if ended <= entry.began), len(ends))
+            ends[place : place + 1] = [entry.ended]
+            track = Track(*where, place)
             name = f"{_CALLS[entry.kind]} {point}{'' if is_good else ' (failed)'}"
             self.slices[track].append(Slice(entry.began, entry.ended, name, args))
         if entry.kind is Kind.RECORD:

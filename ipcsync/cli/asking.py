@@ -43,7 +43,7 @@ def endpoint_of(endpoint: str | None, runtime_dir: str | None) -> str:
     try:
         found = endpoint or (endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint())
         endpoints.socket_path(found)
-    except (ConnectError, ValueError) as error:
+    except (ConnectError, OSError, ValueError) as error:
         raise WrongCall(str(error)) from None
     return found
 
@@ -346,7 +346,7 @@ def reload(runtime_dir: str | None) -> None:
     path = runtime_dir or endpoints.runtime_dir()
     found = who_serves(path)
     if found is None:
-        raise Failed(f"no coordinator serves {path}")
+        raise Failed(f"no coordinator that uid {os.getuid()} can see serves {path}")
     pid = found.pid
     if not pid:
         raise Failed(f"a coordinator serves {path}, but the file lock there does not say which: try again in a second")

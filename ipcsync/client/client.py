@@ -33,7 +33,6 @@ from ipcsync.client.event import (
     check_name,
     check_node,
     depth_of,
-    note_depth,
     open_events,
     short,
 )
@@ -224,13 +223,8 @@ class Client(ClientView, Closing):
         # handles may mean another stream in each thread.
         address = int(handle)
         key = (address, get_ident() if address in DEFAULT_STREAMS else 0, ordinal, engine)
-        event = self._unnamed.events.get(key)
-        if event is None or event.is_lost:
-            event = self._unnamed.take(key, depth)
-        if depth is not None:
-            note_depth(event, depth)
         points, timeout = bound(after, timeout) if after else ((), timeout)
-        return Point(event._attached, event._engine.record(handle, ordinal, timeout, points))
+        return self._unnamed.record(key, depth, handle, timeout, points)
 
     def record_all(
         self,
@@ -349,6 +343,7 @@ class Client(ClientView, Closing):
                     text = f"the stream was not past its lost waits within {timeout} s: go on with a new stream"
                     raise WaitTimeout(text, timeout=timeout)
                 queued.drop(lost)
+                self._session.driving.look()  # what depends on them is lost: the next record takes another event
         self._unnamed.forget_lost()
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:

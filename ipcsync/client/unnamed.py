@@ -11,6 +11,7 @@ from typing import ClassVar, NoReturn, TypeAlias
 
 from ipcsync._closing import Closing
 from ipcsync._deadline import bounded, deadline_of, left_of
+from ipcsync._drivers import DriverObject
 from ipcsync._engines import Engine, queued
 from ipcsync._engines.core import Wait
 from ipcsync._engines.loss import Loss
@@ -23,7 +24,7 @@ from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._threads import CallLock, attempt, check_may_wait, is_mine, under_within
 from ipcsync.client._twins import several
-from ipcsync.client.event import SharedEvent, open_events
+from ipcsync.client.event import SharedEvent, note_depth, open_events
 from ipcsync.client.point import Point
 from ipcsync.errors import DriverError, EventClosed, QuotaExceeded, Reentered, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChoice, StreamLike
@@ -111,11 +112,40 @@ class UnnamedEvents:
             if not looks:
                 break
             looks -= 1
-            if other[2:] == key[2:] and _is_idle(event) and (event.depth == depth or event.engine == "timeline"):
-                self.events[key] = event
-                del self.events[other]
-                return event
+            if other[2:] == key[2:] and (event.depth == depth or event.engine == "timeline"):
+                owner = other
+                del self.events[other]  # before the look: `record` looks the other way round
+                try:
+                    if _is_idle(event):
+                        owner = key
+                finally:
+                    self.events[owner] = event
+                if owner is key:
+                    return event
         return None
+
+    def record(
+        self,
+        key: StreamKey,
+        depth: int | None,
+        handle: DriverObject,
+        timeout: float | None,
+        after: Sequence[tuple[Engine, int]],
+        behind: Sequence[Wait] = (),
+    ) -> Point:
+        """Record on a stream's event, which no other stream takes over meanwhile."""
+        while True:
+            event = self.events.get(key)
+            if event is None or event.is_lost:
+                event = self.take(key, depth)
+            engine = event._engine
+            engine.waiting_records.append(0)
+            try:
+                if self.events.get(key) is event:
+                    note_depth(event, depth)
+                    return Point(event._attached, engine.record(handle, key[2], timeout, after, behind))
+            finally:
+                engine.waiting_records.pop()
 
     # --- behind many streams ------------------------------------------------------------------------------------------
 
@@ -126,11 +156,7 @@ class UnnamedEvents:
         stream, home, waits = joined
         try:
             key = (stream.stream_id, 0, stream.device_index, engine)
-            event = self.events.get(key)
-            if event is None or event.is_lost:
-                event = self.take(key, None)
-            generation = event._engine.record(stream._handle, stream.device_index, timeout, after, waits)
-            return Point(event._attached, generation)
+            return self.record(key, None, stream._handle, timeout, after, waits)
         finally:
             if after or len(home) < _KEPT:  # what it waits for may be lost, and is to be forgotten then
                 home.append(stream)
@@ -147,7 +173,8 @@ class UnnamedEvents:
                 "streams is empty: a point behind nothing would be complete at once; None means all of them"
             )
         self.forget_lost()
-        joined, home = self._take_stream(parse(device), must_be_idle=named is not None)
+        ordinal = named[0]._index if named and device is None else parse(device)  # no other device is to wait for them
+        joined, home = self._take_stream(ordinal, must_be_idle=named is not None)
         try:
             # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
             # cover are in the list.

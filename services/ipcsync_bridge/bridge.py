@@ -123,7 +123,7 @@ class Bridge:
             self._done.set_result(None)
 
     async def _end(self) -> None:
-        if self.why not in ("expired", "reloaded"):
+        if self.why not in ("", "expired", "reloaded"):  # "": it failed, and is started again
             data = wire.encode(wire.Over(self.me.term, self.me.epoch, self.why))
             for node in {*self.answers.followers, *self.subscriber.sources}:
                 await self._transport.send(node, data)

@@ -280,8 +280,9 @@ class Names:
             except Conflict:
                 continue
             except BaseException:  # it may be written later, and must be undone
-                self.claims[use] = key, ~last
-                self.over.add(use)
+                if use not in self.claims or use in self.over:  # else another question has claimed it meanwhile
+                    self.claims[use] = key, ~last
+                    self.over.add(use)
                 raise
             self.claims[use] = key, revision
             self.over.discard(use)

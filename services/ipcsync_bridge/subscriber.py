@@ -106,7 +106,7 @@ class Mirrors(dict[Origin, Mirror]):
             self.end(origin, "broken", row.cause or "died")
         elif row.has_ended:
             self.end(origin, "closed", "")
-        elif row.state == "closed" and not mirror.has_sent_closed:
+        elif row.state == "closed" and not mirror.has_sent_closed and mirror.ending is None:  # so it is stored
             mirror.has_sent_closed = True
             self._begin(self._session.insist(messages.Finish(*mirror.use, "closed")))
 

@@ -75,6 +75,13 @@ cdef class Chain:
         finally:
             view.state.give()
 
+    cdef bint may_be_lost(self) except -1:
+        """Whether a wait that earlier records depend on is lost, which may not be resolved yet."""
+        for entry in list(self.entries.values()):
+            if isinstance((<Entry>entry).wait.known_outcome(), Loss):
+                return True
+        return False
+
     cdef list entries_of(self, Core view, int64_t generation, uint64_t stream, waits):
         """What a record will depend on; empty if that is nothing. The looks may run anybody's code: no lock is held."""
         cdef uint64_t own = load(view.place, RECORDER) & 0xFFFF

@@ -197,7 +197,7 @@ cdef bint store_completed(Core self, int64_t done) except -1 nogil:
     """Store what is complete, unless the coordinator is lost. With `state`."""
     if not self.has_ring or done <= self._completed or is_orphaned(self):
         return False
-    if not is_broken(self):
+    if not is_broken(self) and <int64_t>(ipcsync_load(self.place + COMPLETED) - self.base) < done:  # by another use here
         store(self.place, COMPLETED, self.base + done)
     self._completed = done
     note(self, done)

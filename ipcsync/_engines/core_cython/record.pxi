@@ -103,12 +103,12 @@ cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generati
 
 cdef bint follow_last(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
     """Have the stream wait for the record before, which was made on another one; False if the driver refuses."""
-    if give_wait(self, handle, generation - 1, refusal) == 0:
-        self.last_stream = stream
-        return True
-    if not self.has_ring:
+    result = give_wait(self, handle, generation - 1, refusal)
+    if marker_of(self, stream) != NULL and (self.has_ring or result != 0):  # of a timeline each record has one
         mark(self, handle, stream)  # behind a refused one too
-    return False
+    if result == 0:
+        self.last_stream = stream
+    return result == 0
 
 cdef inline int give_turn(Core self, int found) noexcept nogil:
     step(b"unlock")
@@ -123,15 +123,19 @@ cdef inline bint has_needed(Core self, uint64_t stream, int64_t generation) noex
     """Whether all is there that the driver's calls need."""
     return (
         has_import(self, generation)
-        and (self.has_ring or marker_of(self, stream) != NULL)
+        and (not needs_marker(self, stream, generation) or marker_of(self, stream) != NULL)
         and (not must_follow(self, stream, generation) or has_import(self, generation - 1))
     )
+
+cdef inline bint needs_marker(Core self, uint64_t stream, int64_t generation) noexcept nogil:
+    """Of a ring, a record that waits for the one before, which may be lost."""
+    return not self.has_ring or (self.chain.is_needed and must_follow(self, stream, generation))
 
 cdef int get_needed(Core self, Handle handle, uint64_t stream, int64_t generation, int64_t deadline, timeout) except -1:
     open_import(self, generation)
     if must_follow(self, stream, generation):
         open_import(self, generation - 1)
-    if not self.has_ring:
+    if needs_marker(self, stream, generation):
         if row_count != 0:
             check_lost(self, key_of(self, handle, stream, self.ordinal))  # such a stream may take in nothing more
         enter_calls(self, deadline, generation, timeout, UNDER_WAY)
@@ -183,7 +187,8 @@ cdef int record_dependent(
 cdef Wait depend_on(Core self, int64_t key, uint64_t stream, int64_t generation, int64_t last, further):
     """Store what the records of `generation` to `last` will depend on: the waits of a list, and others. RecorderLost if
     any of it is lost. The wait for the record before, if that is listed too."""
-    if len(self.chain.entries) >= self.chain.resolve_at:
+    cdef bint follows = must_follow(self, stream, generation)  # a lost one would hold its stream up
+    if len(self.chain.entries) >= self.chain.resolve_at or (follows and self.chain.may_be_lost()):
         publish(self)
         self.chain.resolve_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries)))
     sweep()
@@ -191,8 +196,7 @@ cdef Wait depend_on(Core self, int64_t key, uint64_t stream, int64_t generation,
     if further:
         waits = dict.fromkeys([*waits, *further])
     self.chain.extend(self, generation, last, stream, waits)
-    follows = self.chain.entries and must_follow(self, stream, generation)
-    return add(key, self, generation - 1, stream, self.ordinal) if follows else None
+    return add(key, self, generation - 1, stream, self.ordinal) if follows and self.chain.entries else None
 
 cdef int follow_refused(Core self, Handle handle, uint64_t stream, Refusal *refusal) except -1:
     """Have the stream wait for all records before the refused one, and for that one if it was made."""
@@ -206,8 +210,9 @@ cdef int follow_refused(Core self, Handle handle, uint64_t stream, Refusal *refu
         elif stream != self.last_stream and last != NULL:  # null: all there was found complete
             tell(refusal, cuStreamWaitEvent(handle, last.event, 0), b"cuStreamWaitEvent")
         if refusal.error == 0 and self._recorded > 0 and has_import(self, self._recorded):
-            if give_wait(self, handle, self._recorded, refusal) != 0 and not self.has_ring:
-                mark(self, handle, stream)
+            give_wait(self, handle, self._recorded, refusal)
+        if marker_of(self, stream) != NULL and (self.has_ring or refusal.error != 0):
+            mark(self, handle, stream)
 
 cdef inline void publish_record(Core self, int64_t generation) noexcept nogil:
     store(self.place, RECORDED, self.base + generation)

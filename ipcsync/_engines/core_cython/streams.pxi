@@ -114,10 +114,6 @@ cdef int open_import(Core self, int64_t generation) except -1:
     cdef bint is_spare
     if has_import(self, generation):
         return 0
-    if not self.has_ring:
-        self._address = self.open_word()
-        return 0
-    index = (generation - 1) % self.depth
     enter_state(self)
     is_unused = self.is_unused
     if not is_unused:
@@ -127,6 +123,10 @@ cdef int open_import(Core self, int64_t generation) except -1:
         self.raise_closed()
     ipcsync_add(&openings, 1)
     try:
+        if not self.has_ring:
+            self._address = self.open_word()
+            return 0
+        index = (generation - 1) % self.depth
         event = <Handle><uintptr_t>int(self.open_event(index))
         with nogil:
             self.state.take_within(FOREVER)

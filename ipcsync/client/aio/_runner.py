@@ -147,7 +147,9 @@ async def run(
 
     def there() -> T:
         if current is not None:
-            context.call("cuCtxSetCurrent", current)
+            result = _drivers.load().cuCtxSetCurrent(current)
+            if not surely:  # a close goes on whatever became of the context
+                _drivers.unwrap(result, "cuCtxSetCurrent")
         return fn()
 
     def undo_elsewhere(made: T) -> None:  # this may be called on the loop's thread, or by the garbage collector

@@ -152,11 +152,18 @@ class AsyncClient(ClientView, AsyncClosing):
         chosen = resolve(stream)
         address = chosen.stream_id
         key = (address, get_ident() if address in DEFAULT_STREAMS else 0, chosen.device_index, engine)
-        event = self._client._unnamed.events.get(key)
-        if event is None or event.is_lost:
-            event = await request(self._session, partial(self._client._unnamed.take, key, depth))
-        note_depth(event, depth)
-        return await record(event, chosen, timeout, after)
+        unnamed = self._client._unnamed
+        while True:
+            event = unnamed.events.get(key)
+            if event is None or event.is_lost:
+                event = await request(self._session, partial(unnamed.take, key, depth))
+            event._engine.waiting_records.append(0)
+            try:
+                if unnamed.events.get(key) is event:  # else another stream has taken it over
+                    note_depth(event, depth)
+                    return await record(event, chosen, timeout, after)
+            finally:
+                event._engine.waiting_records.pop()
 
     async def record_all(
         self,

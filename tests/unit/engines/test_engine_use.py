@@ -20,6 +20,7 @@ from ipcsync.errors import DeviceMismatch, DriverError, EventClosed, RecorderLos
 from ipcsync.testing import StreamGate
 from tests.kit import driver_functions
 from tests.kit.boards import store_bits
+from tests.kit.steps import at_step
 from tests.kit.until import until
 from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
 
@@ -66,23 +67,36 @@ def test_streams_that_come_and_go_leave_no_more_than_a_few_markers(row: Row) -> 
 
 
 @pytest.mark.parametrize("what", ["record", "wait"])
-def test_a_use_that_is_released_while_a_call_is_begun_gets_no_marker(
-    row: Row, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_a_use_that_is_released_while_a_call_is_begun_gets_no_marker(row: Row, what: str) -> None:
     stream, view = ipcsync.Stream(), row.mine if what == "record" else row.theirs[0]
     row.record(0, 1)
-    open_word = view.open_word
 
-    def ends() -> int:
-        address = open_word()
+    def ends() -> None:
         view.close()
         assert view.try_release()
-        return int(address)
+
+    # A record that finds no marker gives its turn back, and takes it again to make one.
+    with at_step("lock", ends, behind=what == "record"), pytest.raises(EventClosed):
+        _record(view, stream) if what == "record" else view.wait(1, stream, 1, False)
+    assert view.marker_count == 0, "nobody would destroy it"
+
+
+def test_a_use_that_is_closed_while_its_word_is_registered_is_released_behind_that(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the page of a closed client's board would be registered, and the board be there, until the process ends."""
+    view, open_word, released = row.theirs[0], row.theirs[0].open_word, list[bool]()
+    row.record(0, 1)
+
+    def ends() -> int:
+        view.close()
+        released.append(view.try_release())
+        return int(open_word())
 
     monkeypatch.setattr(view, "open_word", ends)
     with pytest.raises(EventClosed):
-        _record(view, stream) if what == "record" else view.wait(1, stream, 1, False)
-    assert view.marker_count == 0, "nobody would destroy it"
+        view.wait(1, ipcsync.Stream(), 1, False)
+    assert (released, view.try_release()) == ([False], True)
 
 
 @pytest.mark.parametrize(("can", "flag"), [(0, 0), (1, STREAM_WAIT_VALUE_FLUSH)])
