@@ -109,16 +109,18 @@ def of_this_version(what: str, endpoint: str) -> Iterator[None]:
         ) from None
 
 
-def hold_lifeline(board: Board, index: int, endpoint: str, deadline: int) -> None:
+def hold_lifeline(board: Board, welcome: messages.Welcome, endpoint: str, deadline: int) -> None:
     """Take the lock of the line, which shows that this process lives. The last session there has it to its goodbye."""
-    line = board.session(index)
+    line = board.session(welcome.line)
     while not board.hold_lifeline(line):
         if time.monotonic_ns() >= deadline:
             raise ConnectError(
-                f"another process still holds the lock of session line {index} of {board.path}; connect again",
+                f"another process still holds the lock of session line {welcome.line} of {board.path}; connect again",
                 endpoint=endpoint,
             )
         time.sleep(0.001)
+    if line.serial != welcome.serial:  # this process stood still for longer than its TTL
+        raise ConnectError("the session was over before it began; connect again", endpoint=endpoint)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ class Reader(Closing):
             checks_owner = os.geteuid() != 0
             if checks_owner:
                 check_endpoint(self.endpoint)
-            if not os.path.exists(self._path):
+            if not (os.path.exists(self._path) or os.path.exists(self._path + SHUT)):  # as while one binds it
                 raise self._nobody(f"at {self.endpoint}")
             self._connection = Connection(self.endpoint, checks_owner=checks_owner)
             self._connection.starts = lambda: self._asked  # so that it looks at each answer's process

@@ -412,7 +412,7 @@ class Session:
             )
             undo.callback(self._forget_child)
             undo.callback(board.close)  # which releases the lifeline, so that the line can be given to another session
-            handshake.hold_lifeline(board, welcome.line, self.endpoint, deadline)
+            handshake.hold_lifeline(board, welcome, self.endpoint, deadline)
             self.epoch: bytes = welcome.epoch
             self.token: bytes = welcome.token
             self.feed_endpoint: str = welcome.feed

@@ -57,7 +57,7 @@ class BridgeSession:
             undo.callback(handshake.take_leave, connection, welcome.token)
             board = handshake.open_board(welcome, endpoint)
             undo.callback(board.close)
-            handshake.hold_lifeline(board, welcome.line, endpoint, deadline)
+            handshake.hold_lifeline(board, welcome, endpoint, deadline)
             session = cls(connection, welcome, board)
             undo.callback(session._stop)
             connection.request(messages.Ready(), welcome.token, left_of(deadline), session.lease.beat_and_check)

@@ -117,7 +117,7 @@ class Server:
         ]
         for socket, drain in readers:
             self._loop.add_reader(int(socket.fd), self._unless_done, drain)
-            self._loop.call_soon(self._unless_done, drain)  # requests before the reader was added give no edge
+        # First the look who has died. It drains too what came before the readers were added, which gives no edge.
         self._loop.call_soon(self._unless_done, self._tick)
         self.handlers.serves_ns = time.monotonic_ns()
         self.board.starts = self._startup.config.starts
