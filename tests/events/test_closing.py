@@ -163,13 +163,13 @@ _ENDS_SLOWLY = """
 import atexit, ctypes, sys, ipcsync
 import ipcsync.testing
 from ipcsync.testing import StreamGate
-atexit.unregister(ipcsync.testing._release_all)  # what is in flight stays so to the end
 libc = ctypes.CDLL(None)
 # An exit handler of C's that takes long, as a driver's may.
 libc["__cxa_atexit"](ctypes.cast(libc.pause, ctypes.c_void_p), None, None)
 client = ipcsync.connect(sys.argv[1], lease_ttl=60)
 event, stream = client.event("e", recorder=True, engine=sys.argv[2]), ipcsync.Stream()
 gate = StreamGate(stream)
+atexit.unregister(ipcsync.testing._release_all)  # what is in flight stays so to the end
 event.record(stream)
 print("recorded", flush=True)
 if sys.argv[3] == "closed":
