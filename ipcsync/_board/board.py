@@ -203,17 +203,18 @@ class Board(Line):
         """A path to the board's own file, whatever is at `path` by now."""
         return f"/proc/self/fd/{self.descriptor}"
 
-    def show_end(self, line: SessionLine, *, by_exec: bool = False) -> None:
-        """Show the end of this process, whose session has `line`, to others; `by_exec`: also across exec (client).
+    def show_end(self, serial: int, *, by_exec: bool = False) -> None:
+        """Show the end of this process, whose session has `serial`, to others; `by_exec`: also across exec (client).
 
         The lock is kept while the coordinator lives, also when the session ends: its work may still be under way.
         """
         try:
-            lock = under(_lock, self._show_end, line.serial, by_exec)
+            lock = under(_lock, self._show_end, serial, by_exec)
         except OSError as error:
             log.debug("the end of this process will not be seen on %s: %s", self.path, error)
             return
-        line.shows_end(lock)
+        if (line := self.session(serial & 0xFFFF)).serial == serial:  # not another one's by now
+            line.shows_end(lock)
 
     def _show_end(self, serial: int, by_exec: bool) -> int:
         held = _held.get(self.epoch)

@@ -174,7 +174,8 @@ class Reader(Closing):
             checks_owner = os.geteuid() != 0
             if checks_owner:
                 check_endpoint(self.endpoint)
-            if not (os.path.exists(self._path) or os.path.exists(self._path + SHUT)):  # as while one binds it
+            # Under its other name while one binds it, and maybe back under its own by the second look.
+            if not any(os.path.exists(self._path + end) for end in ("", SHUT, "")):
                 raise self._nobody(f"at {self.endpoint}")
             self._connection = Connection(self.endpoint, checks_owner=checks_owner)
             self._connection.starts = lambda: self._asked  # so that it looks at each answer's process

@@ -429,7 +429,7 @@ class Session:
             self.driving = Driving(self.attachments, self.lease, self.owner, self.check)
             self.lease.mark.on_ring = self.driving.wake  # another process waits for what only this one can say
             if not _drivers.may_be_served():
-                board.show_end(board.session(welcome.line), by_exec=_drivers.files_survive_exec())
+                board.show_end(welcome.serial, by_exec=_drivers.files_survive_exec())
             self.lease.mark.show()  # first: from Ready on the coordinator waits for the mark
             connection.exchange([ready := Request(messages.Ready())], self.token, deadline, self.lease.beat_and_check)
             connection.result_of(ready, timeout)

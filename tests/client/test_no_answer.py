@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from ipcsync._board.runtime_dir import SHUT
 from ipcsync._session import handshake
 from ipcsync._session.handshake import Reader
 from ipcsync._wire import endpoints
+from tests.faults.fixtures import Blocked
+from tests.kit.until import DEADLINE_S
 
 _START = "start one with: ipcsync coordinator"
 
@@ -160,6 +162,36 @@ def test_a_coordinator_whose_socket_was_removed(endpoint: str, coordinator: ipcs
         assert f"serves {directory}, but its socket was removed" in handshake.why_no_answer(coordinator.endpoint)
     finally:
         os.kill(coordinator.pid, signal.SIGCONT)
+
+
+def test_a_reader_waits_while_a_coordinator_binds_its_socket(coordinator: ipcsync.Coordinator) -> None:
+    path = _path(coordinator.endpoint)
+    shut = path.rename(f"{path}{SHUT}")  # as it is then
+    try:
+        with Reader(coordinator.endpoint, DEADLINE_S) as reader:
+            asking = Blocked(reader.stats, "_exchange")
+            shut.rename(path)
+            assert isinstance(asking.outcome(), dict)
+    finally:
+        with suppress(FileNotFoundError):
+            shut.rename(path)
+
+
+def test_a_reader_sees_a_socket_that_is_bound_between_its_looks(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _path(coordinator.endpoint)
+    shut, exists = path.rename(f"{path}{SHUT}"), os.path.exists
+
+    def look_and_bind(looked_at: str) -> bool:
+        found = exists(looked_at)
+        with suppress(FileNotFoundError):
+            shut.rename(path)
+        return found
+
+    monkeypatch.setattr(os.path, "exists", look_and_bind)
+    with Reader(coordinator.endpoint, DEADLINE_S) as reader:
+        reader.stats()
 
 
 def test_a_reader_of_another_users_coordinator_is_refused_unless_it_is_root(

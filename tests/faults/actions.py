@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from ipcsync._session import handshake
 from ipcsync.typing import EngineName, Stats
 from tests.kit import remote
 from tests.kit.remote import client, event, stream
+from tests.kit.until import DEADLINE_S
 
 _points: dict[str, ipcsync.Point] = {}
 _kept: list[ipcsync.Coordinator] = []
@@ -198,16 +200,24 @@ def stop_in_heartbeat() -> None:
     session_line.heartbeat = property(word.__get__, stop_then_store)
 
 
-def stop_in_connect(endpoint: str, lease_ttl: float) -> None:
-    """SIGSTOP once the board is mapped and the lifeline held, before the coordinator hears of it."""
+def stop_in_connect(endpoint: str, lease_ttl: float, at: str = "behind the lifeline") -> str:
+    """SIGSTOP once the board is mapped, "before" the lifeline is taken, "behind" it, or both; how the connect ended.
+
+    The coordinator has not heard of it by then.
+    """
     hold = handshake.hold_lifeline
 
+    def stop_if(step: str) -> None:
+        if step in at:
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # not a step further, as another thread's would
+
     def hold_and_stop(*args: Any) -> None:
+        stop_if("before")
         hold(*args)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop_if("behind")
 
     handshake.hold_lifeline = hold_and_stop  # type: ignore[assignment]
-    connect(endpoint, "stopped", lease_ttl)
+    return error_of(remote.connect, endpoint, "stopped", {"lease_ttl": lease_ttl, "timeout": DEADLINE_S})
 
 
 def have_no_robust_futexes() -> None:

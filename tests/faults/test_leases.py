@@ -23,7 +23,7 @@ from tests.faults import actions, fixtures, patched
 from tests.faults.fixtures import Blocked, until_lost
 from tests.kit import remote
 from tests.kit.peer import Peer
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.driver, pytest.mark.keeper, pytest.mark.own_coordinator, pytest.mark.process]
 
@@ -296,6 +296,39 @@ def test_row_04_a_process_that_expires_and_dies_before_its_session_is_ready_leav
             ipcsync.connect(coordinator.endpoint)
         peer.kill()
         until(lambda: _can_connect(coordinator.endpoint), "its line is free")
+
+
+@pytest.mark.parametrize(
+    ("at", "error"), [("before", "ConnectError"), ("before and behind", "SessionExpired")], ids=["once", "twice"]
+)
+def test_row_04_a_process_that_expires_before_its_session_is_ready_leaves_its_line_to_the_next_one(
+    new_coordinator: Callable[..., ipcsync.Coordinator], new_peer: Callable[[], Peer], at: str, error: str
+) -> None:
+    """Whether that has the line already when it takes the lifeline, or is given it later: there is no other line."""
+    coordinator, late, later = new_coordinator(max_sessions=2), new_peer(), new_peer()
+    with ipcsync.connect(coordinator.endpoint, name="observer") as observer:
+        board = observer._session.lease.board
+        late.begin(actions.stop_in_connect, coordinator.endpoint, 0.2, at)
+        until_lost(observer, "ttl")
+        _until_stopped(late)
+        if "behind" in at:
+            fixtures.resume(late.pid)
+            until(lambda: board.has_lifeline(board.session(1)), "it has the lifeline")
+            _until_stopped(late)
+        later.begin(actions.stop_in_connect, coordinator.endpoint, 30.0, "before")
+        _until_stopped(later)
+        fixtures.resume(late.pid)
+        assert late.result() == error
+        fixtures.resume(later.pid)
+        assert later.result() == ""
+        later.call(actions.open_event, "e", "timeline")
+        point = observer.event("e").at(1)
+        later.kill()
+        assert observer.wait_over(point, timeout=DEADLINE_S), "its end is seen, though the late process lives"
+
+
+def _until_stopped(peer: Peer) -> None:
+    until(lambda: fixtures.state_of(peer.pid) == "T", "it has stopped")
 
 
 def _can_connect(endpoint: str) -> bool:

@@ -37,7 +37,7 @@ class Scene:
         line = self.board.session(session.line)
         line.assign(session.serial, os.getpid(), 1, pid_namespace(), 1)
         if has_lock:
-            self.board.show_end(line)
+            self.board.show_end(session.serial)
         self.registry.create(session, name, recorder=True, device="d", engine="timeline", depth=1, ring=[])
         self.registry.release_dead(session, held=line.lock if has_lock else UNKNOWN)
         return session

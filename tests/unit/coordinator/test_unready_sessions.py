@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import math
 import os
+import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,20 @@ def world() -> Iterator[World]:
     world = World()
     yield world
     world.close()
+
+
+def _without_sockets(world: World) -> Any:
+    """A server whose ticks look at the sessions of `world`."""
+    server: Any = object.__new__(Server)
+    server.board, server.registry, server.handlers = world.board, world.registry, world.handlers
+    server.sessions, server._transactions = world.sessions, world.transactions
+    server._credit = SimpleNamespace(tick=lambda _: None, since_ns=0)
+    server._zap = server.feed = SimpleNamespace(drain=lambda: None)
+    server._kept = SimpleNamespace(look=lambda _: None)
+    server._drain_link = server._drain_requests = lambda: None
+    server._stop_if_idle = lambda _: None
+    server._next_feed_tick, server.parent = math.inf, None
+    return server
 
 
 @pytest.mark.parametrize(
@@ -93,15 +109,33 @@ def test_a_session_that_no_descriptor_is_left_to_look_at_lives_on_and_keeps_noth
         session.is_ready = True
         session.peer = SimpleNamespace(is_alive=is_alive, is_over=lambda: True)  # type: ignore[assignment]
     done: list[str] = []
-    server: Any = object.__new__(Server)
-    server.board, server.registry, server.handlers = world.board, world.registry, world.handlers
-    server.sessions, server._transactions = world.sessions, world.transactions
-    server._credit = SimpleNamespace(tick=lambda _: None, since_ns=0)
-    server._zap = server.feed = SimpleNamespace(drain=lambda: None)
+    server = _without_sockets(world)
     server._kept = SimpleNamespace(look=lambda _: done.append("kept"))
-    server._drain_link = server._drain_requests = lambda: None
-    server._stop_if_idle = lambda _: None
-    server._next_feed_tick, server.parent = math.inf, None
     server._tell_alive = lambda: done.append("alive")
     server._beat()
     assert (unseen.state, dead.state, done) == ("live", "gone", ["kept", "alive"])
+
+
+def test_who_died_while_there_was_no_coordinator_is_seen_before_the_first_answer(world: World) -> None:
+    """A client that saw RecorderLost meanwhile asks for the name."""
+    dead, client = world.hello().token, world.hello().token
+    world.ask(messages.Ready(), dead)
+    opening = messages.Open("e", recorder=True)
+    assert isinstance(world.ask(opening, dead), messages.Attachment)
+    answers: list[messages.Message] = []
+
+    async def serve(silent: int) -> None:
+        server, done = _without_sockets(world), asyncio.Event()
+        server._loop, server._done, server._differing, server._tick_s = asyncio.get_running_loop(), done, [], math.inf
+        driver = SimpleNamespace(link=SimpleNamespace(socket=silent), report_serving=lambda: None)
+        server._startup = SimpleNamespace(driver=driver, config=SimpleNamespace(starts=2))
+        server._zap.socket = server.feed.socket = SimpleNamespace(fd=silent)
+        server._requests = SimpleNamespace(socket=server._zap.socket)
+        server._drain_requests = lambda: answers.append(world.ask(opening, client))
+        server._tell_alive = done.set
+        await server.run()
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        asyncio.run(serve(ours.fileno()))
+    assert isinstance(answers[0], messages.Attachment)
