@@ -97,8 +97,8 @@ class Driving:
 
     # --- on any thread but the owner's --------------------------------------------------------------------------------
 
-    def look(self) -> bool:
-        """Publish what is complete, and release what is closed.
+    def look(self, *, settles: bool = True) -> bool:
+        """Publish what is complete, and release what is closed (`settles`): a driver may take long for that.
 
         Returns whether complete records wait for another recorder's judgement, which nobody tells of.
         """
@@ -107,7 +107,8 @@ class Driving:
         uses = [*list(self._table.uses.values()), *self._table.ending]
         for use in uses:
             if use.life is not Life.OPEN:
-                self.settle(use)
+                if settles:
+                    self.settle(use)
             elif is_alive:
                 self._try(use, "publish what is complete of", use.engine.publish_completed)
             else:

@@ -343,7 +343,7 @@ class Client(ClientView, Closing):
                     text = f"the stream was not past its lost waits within {timeout} s: go on with a new stream"
                     raise WaitTimeout(text, timeout=timeout)
                 queued.drop(lost)
-                self._session.driving.look()  # what depends on them is lost: the next record takes another event
+                self._session.driving.look(settles=False)  # what depends on them is lost, as the next record is to see
         self._unnamed.forget_lost()
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:

@@ -104,8 +104,8 @@ cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generati
 cdef bint follow_last(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
     """Have the stream wait for the record before, which was made on another one; False if the driver refuses."""
     result = give_wait(self, handle, generation - 1, refusal)
-    if marker_of(self, stream) != NULL and (self.has_ring or result != 0):  # of a timeline each record has one
-        mark(self, handle, stream)  # behind a refused one too
+    if marker_of(self, stream) != NULL and (result != 0 or (self.has_ring and self.chain.is_needed)):
+        mark(self, handle, stream)  # behind a refused one too; a timeline's record has one itself
     if result == 0:
         self.last_stream = stream
     return result == 0
