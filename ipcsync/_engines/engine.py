@@ -68,7 +68,7 @@ class Engine(Core):
         super().__init__(board, guard, attachment, ordinal)
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self.has_warned_of_depth = False
-        self.waiting_records: list[int] = []  # the deadlines of those that wait until what they follow is recorded
+        self.waiting_records: list[int] = []  # one for each that is about to record, or waits for what it follows
         # A wait for a mirror makes visible what a network card has written before.
         if self.node and context.call("cuDeviceGetAttribute", _CAN_FLUSH, context.devices()[ordinal]):
             self._flags |= STREAM_WAIT_VALUE_FLUSH

@@ -582,9 +582,9 @@ def _end_at_exit() -> None:
     try:
         _hush_daemons()
         queued.log_at_exit()  # while the boards, by which it is known, are mapped
-        for session in living.copy():
+        for session in (sessions := living.copy()):
             session.drop()  # so that a silent coordinator is waited for once
-        for session in living.copy():
+        for session in sessions:
             try:
                 session.close()
             except Exception:  # noqa: PERF203 - one that fails must not stop the others

@@ -112,9 +112,9 @@ class UnnamedEvents:
             if not looks:
                 break
             looks -= 1
-            if other[2:] == key[2:] and (event.depth == depth or event.engine == "timeline"):
+            if other[2:] == key[2:] and (event.depth == depth or event.engine == "timeline") and _is_idle(event):
                 owner = other
-                del self.events[other]  # before the look: `record` looks the other way round
+                del self.events[other]  # before the look that counts: `record` looks the other way round
                 try:
                     if _is_idle(event):
                         owner = key
@@ -142,7 +142,8 @@ class UnnamedEvents:
             engine.waiting_records.append(0)
             try:
                 if self.events.get(key) is event:
-                    note_depth(event, depth)
+                    if depth is not None:
+                        note_depth(event, depth)
                     return Point(event._attached, engine.record(handle, key[2], timeout, after, behind))
             finally:
                 engine.waiting_records.pop()
