@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -51,6 +52,13 @@ bind = cache(bind_driver)
 
 _ANYWHERE: AbstractContextManager[AbstractContextManager[object]] = nullcontext(nullcontext())
 _CAN_FLUSH = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+
+
+class _Steps(threading.local):
+    since = 0  # for a trace: since when this thread waits in steps, any of which may time out; 0 if it does not
+
+
+steps = _Steps()
 
 
 class Engine(Core):

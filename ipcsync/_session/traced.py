@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from threading import get_ident
 from time import monotonic_ns
 
 from ipcsync._board import BROKEN, Board
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.core import Wait
-from ipcsync._engines.engine import Engine
+from ipcsync._engines.engine import Engine, steps
 from ipcsync._session.attachments import NewEngine
 from ipcsync._session.owner import SessionLease
 from ipcsync._session.waits import Pending, Waits
@@ -29,7 +28,6 @@ log = logging.getLogger("ipcsync")
 
 _RECORD, _WAIT, _PASSED, _RELEASED, _SYNCHRONIZE = map(int, Kind)
 _OK, _FAILED, _UNSEEN = map(int, Outcome)
-_STEP_S = 0.05  # the longest step of `wait_all` and `synchronize_all`
 
 
 def traced_engines(directory: Path, client: str, waits: Waits) -> NewEngine:
@@ -84,7 +82,6 @@ class Traced(Engine):
         self._ranges = _ranges(name or "(unnamed)")
         self._queued: set[tuple[int, int, int]] = set()
         """The waits that are not known to be released: generation, the stream's id, when they were queued."""
-        self._step = (0, 0, 0)  # the last step of a wait in steps: its thread, its generation, since when that waits
         self._looked_for = 0  # the lowest generation of them, which is the first to be complete
 
     # --- what is written ----------------------------------------------------------------------------------------------
@@ -108,14 +105,13 @@ class Traced(Engine):
         began: int,
         what: str = "wait",
     ) -> int:
-        since = self._since(generation, began)
+        since = steps.since or began or monotonic_ns()
         try:
             with self._ranges[Kind.WAIT]:
                 stream_id: int = super().queue(handle, ordinal, generation, timeout, ahead, began, what)
         except BaseException as error:
-            if not self._is_step(error, generation, timeout, since) and (
-                what == "wait" or not isinstance(error, StreamCapturing)
-            ):
+            is_step = steps.since and isinstance(error, WaitTimeout)
+            if not is_step and (what == "wait" or not isinstance(error, StreamCapturing)):
                 self._put(_WAIT, self._use, generation, 0, since, monotonic_ns(), _FAILED)
             raise
         now = monotonic_ns()
@@ -128,26 +124,15 @@ class Traced(Engine):
         return stream_id
 
     def synchronize(self, generation: int, timeout: float | None = None, began: int = 0) -> None:
-        since = self._since(generation, began)
+        since = steps.since or began or monotonic_ns()
         try:
             with self._ranges[Kind.SYNCHRONIZE]:
-                super().synchronize(generation, timeout, began or monotonic_ns())
+                super().synchronize(generation, timeout, began)
         except BaseException as error:
-            if not self._is_step(error, generation, timeout, since):
+            if not (steps.since and isinstance(error, WaitTimeout)):
                 self.synchronized(generation, since, is_complete=False)
             raise
         self.synchronized(generation, since, is_complete=True)
-
-    def _since(self, generation: int, began: int) -> int:
-        """Since when this thread waits for `generation`: `wait_all` and its like, and tasks, do so in short steps."""
-        (thread, last, since), self._step = self._step, (0, 0, 0)
-        return since if (thread, last) == (get_ident(), generation) else began or monotonic_ns()
-
-    def _is_step(self, error: BaseException, generation: int, timeout: float | None, since: int) -> bool:
-        if not isinstance(error, WaitTimeout) or timeout is None or timeout > _STEP_S:
-            return False
-        self._step = get_ident(), generation, since
-        return True
 
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
         """Write that a thread, or a task, has waited for `generation` since `began`."""

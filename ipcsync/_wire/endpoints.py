@@ -14,17 +14,25 @@ MAX_PATH = 107  # sockaddr_un
 def runtime_dir() -> str:
     """$IPCSYNC_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ipcsync, else /tmp/ipcsync-<uid>."""
     if chosen := os.environ.get("IPCSYNC_RUNTIME_DIR"):
-        return os.path.abspath(chosen)
+        return os.path.abspath(_from_root(chosen))
     xdg = os.environ.get("XDG_RUNTIME_DIR")
-    return os.path.abspath(os.path.join(xdg, "ipcsync")) if xdg else f"/tmp/ipcsync-{os.getuid()}"  # noqa: S108 - mode 0700 is checked
+    return os.path.abspath(_from_root(os.path.join(xdg, "ipcsync"))) if xdg else f"/tmp/ipcsync-{os.getuid()}"  # noqa: S108 - mode 0700 is checked
 
 
 def endpoint_in(directory: str, socket: str = SOCKET) -> str:
     """The ipc:// endpoint of a socket in `directory`; ValueError if it can be the path of none."""
-    path = os.path.join(os.path.abspath(directory), socket)
+    path = os.path.join(os.path.abspath(_from_root(directory)), socket)
     if why_not := _why_not(path):
         raise ValueError(f"{why_not}; choose another runtime directory")
     return f"ipc://{path}"
+
+
+def _from_root(path: str, endpoint: str = "") -> str:
+    """The path from the root on, not normalized: a part may be a link. ConnectError if there is none."""
+    try:
+        return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    except FileNotFoundError:
+        raise ConnectError(f"{path} is relative to a directory that was removed", endpoint=endpoint) from None
 
 
 def _why_not(path: str) -> str:
@@ -61,12 +69,6 @@ def socket_path(endpoint: str) -> str:
 
 def absolute(endpoint: str) -> str:
     """The endpoint that leads to the same socket from any working directory. ConnectError if there is none."""
-    path = socket_path(endpoint)
-    if os.path.isabs(path):
-        return endpoint
-    try:
-        found = f"ipc://{os.path.join(os.getcwd(), path)}"  # not normalized: a part may be a link
-    except FileNotFoundError:
-        raise ConnectError(f"{path} is relative to a directory that was removed", endpoint=endpoint) from None
+    found = f"ipc://{_from_root(socket_path(endpoint), endpoint)}"
     socket_path(found)
     return found

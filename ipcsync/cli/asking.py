@@ -43,7 +43,7 @@ def endpoint_of(endpoint: str | None, runtime_dir: str | None) -> str:
     try:
         found = endpoint or (endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint())
         endpoints.socket_path(found)
-    except (ConnectError, OSError, ValueError) as error:
+    except (ConnectError, ValueError) as error:
         raise WrongCall(str(error)) from None
     return found
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ipcsync._deadline import deadline_of, left_of, pauses
 from ipcsync._engines import Engine
 from ipcsync._engines.core import PointBase, shortened
+from ipcsync._engines.engine import steps
 from ipcsync._native import fork
 from ipcsync._native.context import OnDevice, call
 from ipcsync._native.pinned import take
@@ -292,10 +293,12 @@ def _each(
             raise TypeError(f"points are ipcsync.Points, but got {name}{hint if name == 'AsyncPoint' else ''}")
     skipped = set[int]()  # by their ids
     for place, point in enumerate(asked):
+        since = time.monotonic_ns()
         while id(point) not in skipped:
             left_s = left_of(deadline)
             seconds = min(_SLICE_S, left_s)
             try:
+                steps.since = since
                 wait(point, seconds)
                 break
             except RecorderLost:
@@ -307,6 +310,8 @@ def _each(
                     text = str(error).replace(f"within {seconds} s", f"within {timeout} s")
                     raise WaitTimeout(text, event=error.event, generation=error.generation, timeout=timeout) from None
                 skipped.update(_lost(asked[place + 1 :], deadline, lost))  # while this one is still to come
+            finally:
+                steps.since = 0
     return [point for point in asked if id(point) in skipped]
 
 

@@ -16,6 +16,7 @@ import click
 
 from ipcsync._wire import endpoints, names
 from ipcsync.cli.output import Failed, WrongCall
+from ipcsync.errors import ConnectError
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -134,6 +135,6 @@ def load(given: Mapping[str, Any]) -> Settings:
     try:
         settings = Settings(**given)
         endpoints.endpoint_in(settings.directory)
-    except ValueError as error:
+    except (ConnectError, ValueError) as error:
         raise WrongCall(str(error)) from None
     return settings

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from ipcsync import _drivers, _threads
 from ipcsync._drivers import unwrap
 from ipcsync._trace.file import FILE_BYTES, Kind, Outcome, ProcessTrace, files_in, read
 from ipcsync.cli import main
+from ipcsync.client import point as points
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests import trace_rules
@@ -240,6 +242,73 @@ def test_a_task_that_waits_is_told_once_and_the_clients_own_looks_are_not(
         (Kind.SYNCHRONIZE, 1, Outcome.FAILED),
         (Kind.SYNCHRONIZE, 1, Outcome.OK),
     ]
+
+
+@pytest.mark.parametrize("wait", [ipcsync.synchronize_all, ipcsync.wait_all])
+def test_a_wait_in_steps_is_told_as_one_call_from_its_beginning(
+    coordinator: ipcsync.Coordinator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait: Callable[..., list[ipcsync.Point]],
+) -> None:
+    between: list[int] = []
+
+    def record(*_: object) -> tuple[int, ...]:
+        """Comes between two steps."""
+        if not between:
+            between.append(time.monotonic_ns())
+            event.record(ipcsync.Stream())
+        return ()
+
+    monkeypatch.setattr(points, "_lost", record)
+    with ipcsync.connect(coordinator.endpoint, name="both", trace=tmp_path) as client:
+        event = client.event("e", recorder=True)
+        wait([event.at(1)], timeout=30)
+    calls = (Kind.WAIT, Kind.PASSED, Kind.SYNCHRONIZE)
+    (told,) = [entry for entry in _read_one(tmp_path).entries if entry.kind in calls]
+    assert told.outcome is Outcome.OK
+    assert told.began < between[0] < told.ended
+
+
+def test_tasks_that_wait_for_records_of_one_event_are_told_as_one_call_each(
+    coordinator: ipcsync.Coordinator, tmp_path: Path
+) -> None:
+    async def work() -> int:
+        connect = ipcsync.aconnect
+        async with connect(coordinator.endpoint, trace=tmp_path) as client, connect(coordinator.endpoint) as other:
+            event, seen = await other.event("e", recorder=True), await client.event("e")
+            waits = [asyncio.ensure_future(seen.at(each).wait(ipcsync.Stream())) for each in (1, 2)]
+            while len(client._session.waits._waiting) < 2:
+                await asyncio.sleep(0.001)
+            recorded = time.monotonic_ns()
+            for wait in waits:
+                await event.record(ipcsync.Stream())
+                await wait
+        return recorded
+
+    recorded = asyncio.run(work())
+    told = [entry for entry in _read_one(tmp_path).entries if entry.kind in (Kind.WAIT, Kind.PASSED)]
+    assert [(entry.generation, entry.outcome) for entry in told] == [(1, Outcome.OK), (2, Outcome.OK)]
+    assert all(entry.began < recorded < entry.ended for entry in told)
+    _merge(tmp_path)
+
+
+def test_a_call_that_timed_out_soon_is_told_and_no_part_of_the_next(
+    coordinator: ipcsync.Coordinator, tmp_path: Path
+) -> None:
+    with ipcsync.connect(coordinator.endpoint, name="both", trace=tmp_path) as client:
+        event = client.event("e", recorder=True)
+        with pytest.raises(ipcsync.WaitTimeout):
+            event.at(1).synchronize(0.001)
+        event.record(ipcsync.Stream()).synchronize(20)
+    trace = _read_one(tmp_path)
+    assert _kinds(trace) == [
+        (Kind.SYNCHRONIZE, 1, Outcome.FAILED),
+        (Kind.RECORD, 1, Outcome.OK),
+        (Kind.SYNCHRONIZE, 1, Outcome.OK),
+    ]
+    _, record, call = trace.entries
+    assert record.ended <= call.began
 
 
 def test_clients_of_one_process_share_one_file_of_bounded_size(

@@ -134,6 +134,23 @@ def test_a_process_that_ends_with_a_closed_gate_ends_at_once_and_quietly() -> No
     assert "ResourceWarning" not in done.stderr
 
 
+_RECORDS_BEHIND_A_GATE = """
+import atexit, sys, ipcsync, ipcsync.testing
+atexit.register(lambda: print("open" if gate.is_open else "closed"))  # which comes behind the session's end
+client, stream = ipcsync.connect(sys.argv[1]), ipcsync.Stream()
+gate = ipcsync.testing.StreamGate(stream)
+client.record(stream)
+"""
+
+
+@pytest.mark.process
+def test_a_process_that_ends_opens_its_gates_before_it_ends_its_sessions(coordinator: ipcsync.Coordinator) -> None:
+    """Else the session would wait for what is held, and then lose it."""
+    command = [sys.executable, "-c", _RECORDS_BEHIND_A_GATE, coordinator.endpoint]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "open\n"
+
+
 def test_an_opened_gate_is_not_entered_again() -> None:
     stream = ipcsync.Stream()
     with StreamGate(stream) as gate:

@@ -205,6 +205,12 @@ def test_calls_that_overlap_on_a_stream_get_tracks_of_their_own() -> None:
     assert sorted(trace_rules.tracks(events).values()) == ["stream 5", "stream 5 (2)"]
 
 
+def test_calls_of_tasks_that_overlap_on_a_thread_get_tracks_of_their_own() -> None:
+    calls = [(1, 10, 30), (2, 20, 40), (3, 40, 50)]
+    events, _ = _merged([_trace(10, [_entry(Kind.SYNCHRONIZE, *call) for call in calls])])
+    assert sorted(trace_rules.tracks(events).values()) == ["thread 1", "thread 1 (2)"]
+
+
 def test_processes_of_one_pid_are_told_apart() -> None:
     events, _ = _merged([_trace(10, [_entry(Kind.RECORD, 1, 1, 2)], name) for name in ("left", "right")])
     names = {row["pid"]: row["args"]["name"] for row in events if row["name"] == "process_name"}

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from ipcsync._closing import AsyncClosing
 from ipcsync._deadline import FULL_NS, deadline_of, left_of, pauses
 from ipcsync._engines import Engine
+from ipcsync._engines.engine import steps
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._native.foreign import refuse_small_number
@@ -171,10 +172,15 @@ class AsyncPoint(PointView):
         refuse_small_number(stream, 0)
         chosen = resolve(stream)
         attached, left = await self._attach(timeout)
+        since = monotonic_ns()
         for pause_s in pauses(left_of(deadline_of(left)), 0.001, 0.02):
-            with suppress(WaitTimeout):
-                self._point.wait(chosen, timeout=0, ahead=ahead)
-                return
+            try:
+                steps.since = since
+                with suppress(WaitTimeout):
+                    self._point.wait(chosen, timeout=0, ahead=ahead)
+                    return
+            finally:
+                steps.since = 0
             if ahead or attached.engine.generation >= self._generation:  # another thread's call is under way
                 await asyncio.sleep(pause_s)
             else:

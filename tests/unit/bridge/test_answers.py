@@ -16,7 +16,7 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 
 import ipcsync
 from ipcsync._wire import messages
-from ipcsync._wire.codec import Origin
+from ipcsync._wire.codec import Origin, PointKey, pack
 from ipcsync_bridge import wire
 from ipcsync_bridge.answers import Answers
 from ipcsync_bridge.config import Settings
@@ -424,6 +424,35 @@ def test_new_code_releases_a_mirror_that_the_coordinator_has_finished(client: ip
             await asyncio.sleep(0.001)
         assert origin not in mirrors
         assert not await asyncio.to_thread(client.list_attachments)
+
+    on_a_session(client, scenario)
+
+
+def test_a_mirror_that_is_to_be_kept_is_not_closed_before_its_last_records_are_stored(client: ipcsync.Client) -> None:
+    """They come while the coordinator is asked to end it, as unwanted; a session wants it."""
+
+    async def scenario(session: BridgeSession) -> None:
+        host, origin, ask, recorded = _Host(), Origin(b"z" * 16, 7, 1), session.ask, list[int]()
+
+        async def ask_noting(body: messages.Message) -> messages.Message:
+            if isinstance(body, messages.Finish) and body.state == "closed":
+                recorded.append(session.board.slot(body.slot).recorded)
+            return await ask(body)
+
+        session.ask = ask_noting  # type: ignore[method-assign]
+        attached = await ask(messages.Import(0, *origin, "b", "kv"))
+        assert isinstance(attached, messages.Attachment)
+        mirrors = Mirrors(session, host.begin)
+        mirrors.put(origin, attached, wire.Row(*origin.key))
+        point = await asyncio.to_thread(client.point, pack(PointKey(*origin, 1)))
+        mirrors.drop_unwanted()
+        await asyncio.sleep(0)  # it is asked
+        for completed in (0, 1):
+            mirrors.store(origin, wire.Row(*origin.key, 1, completed, state="closed"))
+            while host.tasks:
+                await asyncio.sleep(0.001)
+        assert recorded == 2 * [attached.base + 1]
+        await asyncio.to_thread(point.synchronize, WAIT_S)
 
     on_a_session(client, scenario)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ipcsync.cli.output import Failed
+from ipcsync.cli.output import Failed, WrongCall
 from ipcsync_bridge.config import Settings, load
 
 _ROOT = Path(__file__).parents[3] / "services" / "ipcsync_bridge"
@@ -55,6 +55,17 @@ def test_a_key_without_its_certificate_is_refused(tmp_path: Path) -> None:
     key.touch(0o600)
     with pytest.raises(ValueError, match="--tls-key needs --tls-cert"):
         Settings("a", ("nats://127.0.0.1:4222",), tls_key=str(key))
+
+
+def test_a_runtime_directory_below_one_that_was_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    with pytest.raises(WrongCall, match=r"^run is relative to a directory that was removed$"):
+        load({"node": "a", "servers": ("nats://127.0.0.1:4222",), "runtime_dir": "run"})
 
 
 def test_loopback_and_what_is_said_to_be_insecure_need_no_tls() -> None:

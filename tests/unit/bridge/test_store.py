@@ -306,6 +306,61 @@ def test_a_claim_that_timed_out_and_is_made_again_is_kept() -> None:
     asyncio.run(scenario())
 
 
+def test_a_claim_that_another_question_has_made_is_kept_when_the_first_one_times_out() -> None:
+    """A request that the next coordinator is asked again is a question of its own; the write of the first is lost."""
+
+    class Lossy(_Store):
+        has_lost = False
+
+        async def cas(self, key: str, value: bytes | None, revision: int, timeout: float) -> int:
+            if key == "names.eA" and not self.has_lost:
+                self.has_lost = True
+                await names.claim(_WANT, 1.0)  # which is answered, and the session told
+                raise Unavailable("no answer")
+            return await super().cas(key, value, revision, timeout)
+
+    async def scenario() -> None:
+        with pytest.raises(FleetUnavailable):
+            await names.claim(_WANT, 0.0)
+        assert await _keeps(names)
+        assert "names.eA" in store.held
+        await names.release((3, 1))
+        assert list(store.held) == ["nodes.a"]
+
+    store: Any = Lossy()
+    names = _names(store, "a", 1.0)
+    asyncio.run(scenario())
+
+
+def test_of_two_claims_that_time_out_the_one_on_the_later_revision_cannot_be_applied_either() -> None:
+    class Silent(_Late):
+        is_asked = False
+
+        async def cas(self, key: str, value: bytes | None, revision: int, timeout: float) -> int:
+            if self.is_silent and not self.is_asked:
+                self.is_asked, self.is_silent = True, False
+                await _of_b(self)
+                del self.held["nodes.b"]
+                self.is_silent = True
+                with pytest.raises(FleetUnavailable):
+                    await names.claim(_WANT, 0.0)  # behind the claim of b
+                raise Unavailable("no answer")
+            return await super().cas(key, value, revision, timeout)
+
+    async def scenario() -> None:
+        await names.nodes.take()
+        store.is_silent = True
+        with pytest.raises(FleetUnavailable):
+            await names.claim(_WANT, 0.0)
+        store.is_silent = False
+        assert await _keeps(names)
+        await _assert_is_undone(names, store)
+
+    store: Any = Silent()
+    names = _names(store, "a", 1.0)
+    asyncio.run(scenario())
+
+
 def test_a_name_that_is_freed_while_the_store_is_told_to_keep_it_stays_free() -> None:
     class Slow(_Store):
         """A store that lets a release happen at each step of the first write."""

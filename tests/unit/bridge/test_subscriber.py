@@ -18,8 +18,10 @@ from ipcsync.errors import QuotaExceeded
 from ipcsync_bridge import bridge, subscriber, wire
 from ipcsync_bridge.bridge import Bridge
 from ipcsync_bridge.config import Settings
+from ipcsync_bridge.exports import Follower
 from ipcsync_bridge.remote_requests import RemoteRequests
 from ipcsync_bridge.subscriber import Mirrors, Subscriber
+from ipcsync_bridge.transport import Unavailable
 from ipcsync_bridge.wire import UNSURE, Counters
 
 _EPOCH = b"e" * 16
@@ -211,6 +213,32 @@ def test_a_bridge_that_stood_still_loses_nobody_as_silent(
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
     loop.run_until_complete(scenario())
     loop.close()
+
+
+def test_a_bridge_that_fails_as_it_starts_does_not_say_that_its_events_are_over() -> None:
+    """It is started again, and other nodes go on with what they mirror: the coordinator has no other epoch."""
+    said: list[str] = []
+
+    class Leaving(_Peer):
+        async def listen(self, bridge: Bridge) -> None:
+            bridge.answers.followers["a"] = Follower("a", 0.0)  # which asks as soon as it can
+            raise Unavailable("the store is away")
+
+        async def send(self, to: str, _data: bytes) -> None:
+            said.append(to)
+
+        async def close(self) -> None:
+            said.append("closed")
+
+    async def scenario() -> None:
+        peer: Any = Leaving()
+        peer.settings = Settings("b", ("nats://127.0.0.1:4222",))
+        session: Any = SimpleNamespace(epoch=_EPOCH, board=None, lease=SimpleNamespace(check=lambda: None))
+        with pytest.raises(Unavailable):
+            await Bridge(session, peer, b"o" * 16).run()
+
+    asyncio.run(scenario())
+    assert said == ["closed"]
 
 
 def _news(*rows: wire.Row) -> wire.News:

@@ -22,7 +22,7 @@ from rich.cells import cell_len
 import ipcsync
 from ipcsync._board import runtime_dir
 from ipcsync.cli import COMMANDS, PROGRAMS, main
-from ipcsync.cli.output import Failed, fitted
+from ipcsync.cli.output import Failed, WrongCall, fitted
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import EXEC, IPCSYNC
@@ -539,6 +539,25 @@ def test_what_a_command_executes_imports_nothing_from_the_working_directory(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [("status", "--runtime-dir", "run"), ("status",), ("reload",)], ids=" ".join)
+def test_a_runtime_directory_below_one_that_was_removed_is_told(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("IPCSYNC_ENDPOINT", raising=False)
+    monkeypatch.setenv("IPCSYNC_RUNTIME_DIR", "run")
+    here.rmdir()
+    with pytest.raises((WrongCall, ipcsync.ConnectError), match=r"^run is relative to a directory that was removed$"):
+        _command(command[0]).main([*command[1:]], standalone_mode=False)
+
+
+def test_a_reload_says_whose_coordinators_it_sees(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match=rf"no coordinator that uid {os.getuid()} can see serves {tmp_path}$"):
+        _command("reload").main(["--runtime-dir", str(tmp_path)], standalone_mode=False)
 
 
 def test_a_reload_from_another_pid_namespace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
