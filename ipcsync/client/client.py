@@ -21,7 +21,7 @@ from ipcsync._native.context import DEFAULT_STREAMS, current_ordinal, ordinal_of
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync._session.feed import Notice, watch
-from ipcsync._session.session import DEFAULT_TIMEOUT_S, Session
+from ipcsync._session.session import DEFAULT_TIMEOUT_S, Session, living
 from ipcsync._wire import codec as wire
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
@@ -343,7 +343,8 @@ class Client(ClientView, Closing):
                     text = f"the stream was not past its lost waits within {timeout} s: go on with a new stream"
                     raise WaitTimeout(text, timeout=timeout)
                 queued.drop(lost)
-                self._session.driving.look(settles=False)  # what depends on them is lost, as the next record is to see
+                for session in living.copy():  # any client's event may depend on them
+                    session.driving.look(settles=False)  # which is lost then: the next record takes another one
         self._unnamed.forget_lost()
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:

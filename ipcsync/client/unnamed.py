@@ -225,8 +225,9 @@ class UnnamedEvents:
 def _is_idle(event: SharedEvent) -> bool:
     """Whether all its records are complete, none is under way, and more are possible."""
     try:
-        is_unused = not event.is_lost and event.state == "open" and event.completed == event.generation
-        return is_unused and not event._engine.waiting_records
+        # First the records that are under way: one may end meanwhile.
+        is_unused = not event._engine.waiting_records and not event.is_lost and event.state == "open"
+        return is_unused and event.completed == event.generation
     except EventClosed:
         return False
 

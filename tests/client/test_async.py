@@ -153,6 +153,16 @@ def test_clients_events_and_points_tell_what_the_plain_ones_do(
     asyncio.run(scenario())
 
 
+def test_a_stream_refuses_an_asynchronous_point_whose_wait_nobody_would_await(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            point = await client.record(ipcsync.Stream())
+            with pytest.raises(TypeError, match=r"await its own wait\(stream\)"):
+                ipcsync.Stream().wait_event(point)
+
+    asyncio.run(scenario())
+
+
 def test_a_reserved_point_is_waited_for_before_its_record(coordinator: ipcsync.Coordinator, engine: EngineName) -> None:
     async def scenario() -> None:
         async with two_clients(coordinator.endpoint) as (one, two):

@@ -449,6 +449,54 @@ def test_a_program_whose_last_finalizer_closes_an_asynchronous_client_ends(
     assert (tmp_path / "told").read_text() == "closed"
 
 
+def test_an_asynchronous_client_closes_though_the_loops_context_was_destroyed(coordinator: ipcsync.Coordinator) -> None:
+    run(
+        """
+        import asyncio, os, threading, ipcsync
+        from cuda import bindings
+        from ipcsync._drivers import load, unwrap
+
+        async def main():
+            client = await ipcsync.aconnect(os.environ["ENDPOINT"])
+            event = await client.event("e", recorder=True)
+            parameters = () if bindings.__version__.startswith("12.") else (None,)  # since CUDA 13
+            context = unwrap(load().cuCtxCreate(*parameters, 0, 0), "cuCtxCreate")
+            thread = threading.Thread(target=load().cuCtxDestroy, args=(context,))  # here it would not be current then
+            thread.start()
+            thread.join()
+            for each in (event, client):
+                await each.close()
+            assert not client.is_connected
+
+        asyncio.run(main())
+        """,
+        ENDPOINT=coordinator.endpoint,
+    )
+
+
+def test_a_program_that_ends_closes_all_its_clients_at_once(coordinator: ipcsync.Coordinator) -> None:
+    """Each close waits for a second where the coordinator is silent."""
+    run(
+        """
+        import os, threading, ipcsync
+        from ipcsync._session.session import Session
+
+        say, all_of_them = Session._say_goodbye, threading.Barrier(4)
+
+        def say_goodbye(session, timeout):
+            try:
+                all_of_them.wait(10)
+            except threading.BrokenBarrierError:
+                os._exit(1)
+            say(session, timeout)
+
+        Session._say_goodbye = say_goodbye
+        clients = [ipcsync.connect(os.environ["ENDPOINT"]) for _ in range(4)]
+        """,
+        ENDPOINT=coordinator.endpoint,
+    )
+
+
 def test_a_client_from_before_a_reload_of_all_modules_closes(coordinator: ipcsync.Coordinator) -> None:
     run(
         """

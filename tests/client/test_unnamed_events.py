@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
 import ipcsync
+from ipcsync.client import unnamed
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit import driver_functions
 from tests.kit.peer import Peer
+from tests.kit.steps import at_step
 from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
@@ -111,6 +115,81 @@ def test_events_of_streams_that_are_lost_and_gone_are_closed_and_cause_no_more(
         events = client._unnamed.events.values()
         assert sum(event.is_lost for event in events) <= 20, "those of the last loss at most"
         assert sum(not event.is_lost for event in events) <= 32
+
+
+@pytest.fixture
+def takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of one event makes no more while that is idle."""
+    monkeypatch.setattr(unnamed, "_MANY", 1)
+
+
+@pytest.mark.usefixtures("takes_over")
+def test_no_stream_takes_over_an_event_that_another_one_has_begun_to_record_on(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    held, free = ipcsync.Stream(), ipcsync.Stream()
+    client.record(free, engine=engine).synchronize(10)
+    with StreamGate(held), at_step("cuStreamGetId", lambda: client.record(held, engine=engine)):
+        client.record(free, engine=engine).synchronize(10)
+
+
+@pytest.mark.usefixtures("takes_over")
+def test_no_stream_takes_over_an_event_that_another_one_records_on_since_it_was_found_idle(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch, engine: EngineName
+) -> None:
+    held, free, is_idle = ipcsync.Stream(), ipcsync.Stream(), unnamed._is_idle
+    client.record(held, engine=engine).synchronize(10)
+
+    def look(event: ipcsync.SharedEvent) -> bool:
+        found = is_idle(event)
+        with suppress(ipcsync.Reentered):  # on another thread it would wait until that is taken over
+            client.record(held, engine=engine)
+        return found
+
+    monkeypatch.setattr(unnamed, "_is_idle", look)
+    with StreamGate(held):
+        client.record(free, engine=engine).synchronize(10)
+
+
+@pytest.mark.usefixtures("takes_over")
+def test_no_stream_takes_over_an_event_while_another_ones_record_on_it_ends(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch, engine: EngineName
+) -> None:
+    held, free, generation = ipcsync.Stream(), ipcsync.Stream(), ipcsync.SharedEvent.generation.__get__
+    client.record(held, engine=engine).synchronize(10)
+    with (
+        StreamGate(held),
+        ThreadPoolExecutor(1) as threads,
+        driver_functions.held_up(driver_functions.RECORD[engine]) as record,
+    ):
+        made = threads.submit(client.record, held, engine=engine)
+        record.wait()
+
+        def read(event: ipcsync.SharedEvent) -> int:
+            value: int = generation(event)
+            record.go_on.set()
+            made.result(10)
+            return value
+
+        monkeypatch.setattr(ipcsync.SharedEvent, "generation", property(read))
+        client.record(free, engine=engine).synchronize(10)
+
+
+@pytest.mark.usefixtures("takes_over")
+def test_no_two_tasks_records_on_new_streams_are_on_one_event(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            await (await client.record(ipcsync.Stream(), engine=engine)).synchronize(10)
+            streams = [ipcsync.Stream() for _ in range(16)]
+            with ExitStack() as gates:
+                for stream in streams:  # else one that is complete may be another's by then
+                    gates.enter_context(StreamGate(stream))
+                points = await asyncio.gather(*(client.record(stream, engine=engine) for stream in streams))
+            assert len({point._point._key.slot for point in points}) == len(streams)
+
+    asyncio.run(scenario())
 
 
 def test_a_program_that_makes_a_stream_for_each_record_does_not_use_up_the_pool(

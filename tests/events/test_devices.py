@@ -343,6 +343,18 @@ def test_a_device_that_the_coordinator_does_not_serve_is_refused(
     assert peer.call(_check_on, 2)["event"]["ok"]
 
 
+def test_a_point_behind_another_devices_streams_holds_up_nothing_on_the_current_one(
+    start: Start, engine: EngineName
+) -> None:
+    peer = start()
+    peer.call(remote.hold, "held", 1)
+    peer.call(ipcsync.set_device, 0)
+    data = peer.call(remote.record_all, ["held"], {"engine": engine})
+    assert peer.call(_device_of, data) == 1
+    peer.call(remote.synchronize, peer.call(remote.record_all, None, {"device": 0, "engine": engine}))
+    peer.call(remote.let_go, "held")
+
+
 def test_who_reads_what_is_on_another_device_has_no_context_on_its_first_one(start: Start) -> None:
     recorder, reader = start(), start()
     recorder.call(remote.open_event, "e", {"recorder": True, "device": 3})

@@ -49,6 +49,12 @@ def connect(endpoint: str, name: str, options: dict[str, Any] | None = None) -> 
     return client()._session.lease.welcome.line
 
 
+def resume_by_another_client(on: str) -> None:
+    """Resume by a client that did not record there."""
+    with ipcsync.connect(client().endpoint) as other:
+        other.resume(stream(on), LOST_WITHIN_S)
+
+
 def open_event(name: str, engine: EngineName, depth: int = 4) -> None:
     _events[name] = client().event(name, recorder=True, engine=engine, depth=depth)
 
@@ -298,6 +304,12 @@ def synchronize_briefly(data: bytes) -> None:
 
 def session_line() -> int:
     return client()._session.lease.welcome.line
+
+
+def end_beats() -> None:
+    """From now on only calls find out what is lost."""
+    client()._session.driving.stop()
+    client()._session._driver_thread.join()
 
 
 def beat() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import ipcsync
 from ipcsync._board import INT64_MAX
+from ipcsync._engines import queued
 from tests.faults import actions
 from tests.kit import remote
 
@@ -17,6 +19,9 @@ CALLS: dict[str, Callable[[], Callable[..., None]]] = {
     "Event.synchronize": lambda: _behind[0].synchronize,
     "synchronize": lambda: ipcsync.synchronize,
 }
+
+
+ANOTHER = "Stream.synchronize of another"
 
 
 def wait_for(endpoint: str, data: bytes) -> None:
@@ -34,10 +39,15 @@ def record_behind(name: str) -> bytes:
     return actions.record(name)
 
 
+def record_on_another_stream(name: str) -> None:
+    """The event's next record, which follows the one before."""
+    remote.event(name).record(remote.stream("another"))
+
+
 def outcome(call: str, timeout: float | None = None) -> tuple[str, str, int, str]:
     """How a call ends here: class, cause, pid and text of its error; empty if it returns."""
     try:
-        CALLS[call]()(timeout=timeout)
+        (remote.stream("another").synchronize if call == ANOTHER else CALLS[call]())(timeout=timeout)
     except ipcsync.RecorderLost as error:
         return "RecorderLost", str(error.cause), error.pid, str(error)
     except ipcsync.WaitTimeout as error:
@@ -52,6 +62,16 @@ def others_end() -> bool:
     other.record_event().synchronize()
     other.synchronize()
     return other.query()
+
+
+def said_at_exit() -> list[str]:
+    """What this process would log at its exit."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    queued.log.addHandler(handler)
+    queued.log_at_exit()
+    return said
 
 
 def is_released(point: str) -> bool:

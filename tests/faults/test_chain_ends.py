@@ -165,6 +165,32 @@ def test_new_stream_same_event(line: Line) -> None:
     line.assert_lost(c.call(do.await_end, more), pid)
 
 
+def test_a_new_stream_is_not_made_to_follow_a_record_that_is_known_to_be_lost(line: Line) -> None:
+    """It would stand still too, on the engine event."""
+    data = line.begin()
+    line.death = "pending"
+    line.follow("b", data)
+    b = line.peers["b"]
+    b.call(do.end_beats)
+    pid = line.kill_a()
+    assert b.call(do.loss_of, do.await_point, data) is not None
+    line.assert_lost(b.call(do.loss_of, do.record, "b/out", "another stream"), pid)
+    b.call(do.finish, "another stream")
+
+
+@pytest.mark.parametrize("resume", [(do.resume, "main", 10.0), (do.resume_by_another_client, "main")])
+def test_what_is_recorded_behind_a_resume_is_on_no_event_that_is_lost(timeline: Line, resume: tuple[Any, ...]) -> None:
+    data = timeline.begin()
+    b = timeline.add("b", records=False)
+    b.call(do.wait, data)
+    b.call(do.record_unnamed)
+    b.call(do.end_beats)
+    timeline.kill_a()
+    assert b.call(do.loss_of, do.await_point, data) is not None
+    b.call(*resume)
+    assert b.call(do.await_end, b.call(do.record_unnamed)) is None
+
+
 def test_resume(line: Line) -> None:
     line.follow("b", line.begin())
     b = line.peers["b"]
@@ -302,6 +328,20 @@ def test_a_blocking_stream_that_waits_for_another_generation_is_not_resumed_with
     assert b.call(do.error_of, do.resume, "two", 0.2) == "WaitTimeout"
     assert b.call(do.loss_of, do.record, "b/out", "one") is not None, "a silent pass"
     b.call(do.open_gate)
+
+
+def test_a_blocking_stream_that_follows_a_lost_record_is_not_resumed_with_the_others(
+    coordinator: ipcsync.Coordinator, new_peer: NewPeer
+) -> None:
+    line = of_events(coordinator, new_peer, "pending")
+    line.follow("b", line.begin())
+    b = line.peers["b"]
+    for each in ("one", "two"):
+        b.call(do.use_blocking_stream, each)
+    point = b.call(do.record, "b/out", "one")
+    pid = line.kill_a()
+    line.assert_lost(b.call(do.await_end, point), pid)
+    assert b.call(do.error_of, do.resume, "two", 0.2) == "WaitTimeout"
 
 
 def test_loss_without_coordinator(coordinator: ipcsync.Coordinator, line: Line) -> None:

@@ -98,6 +98,19 @@ def test_row_66_the_loss_of_a_chain_names_who_died(
     assert "generation 1 of 'second'" in text
 
 
+def test_row_66_a_stream_stands_behind_a_record_that_its_own_one_follows(
+    coordinator: ipcsync.Coordinator, recorder: Peer, waiter: Peer
+) -> None:
+    waiter.call(standing_actions.wait_for, coordinator.endpoint, _held_record(recorder, "event"))
+    waiter.call(standing_actions.record_behind, "second")
+    waiter.call(standing_actions.record_on_another_stream, "second")
+    recorder.kill()
+    kind, _, pid, text = waiter.call(standing_actions.outcome, standing_actions.ANOTHER, DEADLINE_S / 2)
+    assert (kind, pid) == ("RecorderLost", recorder.pid)
+    assert "generation 1 of 'second'" in text
+    assert len(waiter.call(standing_actions.said_at_exit)) == 2, "each stream stands still, behind another loss"
+
+
 def test_row_66_a_process_says_at_its_exit_which_stream_stands_still_and_behind_whom(
     coordinator: ipcsync.Coordinator, recorder: Peer
 ) -> None:

@@ -436,6 +436,24 @@ def test_an_import_that_is_destroyed_is_not_asked_about_though_another_one_is_no
     assert (asked, import_count()) == ([], count - 2)
 
 
+def test_a_second_use_that_has_opened_fewer_imports_lowers_no_count(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, stream = _events(6), ipcsync.Stream()
+    first = row.event_engine(recorder=True)
+    monkeypatch.setattr(first, "open_event", events[:3].__getitem__)
+    with StreamGate(stream) as gate:
+        assert [_record(first, stream) for _ in range(2)] == [1, 2]
+        with StreamGate(stream):
+            _record(first, stream)
+            second = row.event_engine(recorder=True)
+            monkeypatch.setattr(second, "open_event", events.__getitem__)
+            assert not second.query(1)
+            gate.open()
+            until(lambda: first.publish_completed() or row.line.completed == BASE + 2, "two are complete")
+            second.wait(3, ipcsync.Stream(), 1, False)
+            assert row.line.completed == BASE + 2
+    stream.synchronize()
+
+
 def test_of_an_import_that_two_threads_open_the_second_ones_is_destroyed_at_once(
     row: Row, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import types
+from numbers import Integral
 from typing import Any
 
 import pytest
 
 import ipcsync
 from ipcsync._drivers import load, unwrap
+from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import resolve, stream_handle
 
 pytestmark = pytest.mark.driver
@@ -97,6 +99,24 @@ def test_a_protocol_that_answers_nonsense_is_a_type_error(answer: Any) -> None:
 
     with pytest.raises(TypeError):
         ipcsync.Event().record(Wrong())
+
+
+def test_a_small_number_of_numpys_kind_is_a_timeout_too() -> None:
+    @Integral.register
+    class Int64:
+        def __init__(self, value: int) -> None:
+            self._value = value
+
+        def __index__(self) -> int:
+            return self._value
+
+        def __lt__(self, other: int) -> bool:
+            return self._value < other
+
+    with pytest.raises(TypeError, match="is not a stream; did you mean timeout="):
+        refuse_small_number(Int64(30), 0)
+    refuse_small_number(Int64(4096), 0)
+    refuse_small_number(Int64(2), 3)
 
 
 def test_a_class_is_no_stream() -> None:
