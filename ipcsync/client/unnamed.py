@@ -133,20 +133,30 @@ class UnnamedEvents:
         after: Sequence[tuple[Engine, int]],
         behind: Sequence[Wait] = (),
     ) -> Point:
-        """Record on a stream's event, which no other stream takes over meanwhile."""
-        while True:
-            event = self.events.get(key)
-            if event is None or event.is_lost:
-                event = self.take(key, depth)
-            engine = event._engine
-            engine.waiting_records.append(0)
-            try:
-                if self.events.get(key) is event:
-                    if depth is not None:
-                        note_depth(event, depth)
-                    return Point(event._attached, engine.record(handle, key[2], timeout, after, behind))
-            finally:
-                engine.waiting_records.pop()
+        """Record on a stream's event."""
+        event = self.hold(key, depth)
+        try:
+            note_depth(event, depth)
+            return Point(event._attached, event._engine.record(handle, key[2], timeout, after, behind))
+        finally:
+            let_go(event)
+
+    def held(self, key: StreamKey) -> SharedEvent | None:
+        """A stream's event, which no other stream takes over until it is let go of; None if it is to be taken first."""
+        event = self.events.get(key)
+        if event is None or event.is_lost:
+            return None
+        event._engine.waiting_records.append(0)
+        if self.events.get(key) is event:
+            return event
+        let_go(event)
+        return None
+
+    def hold(self, key: StreamKey, depth: int | None, timeout: float | None = None) -> SharedEvent:
+        """`held`, of an event that is taken as by `take` if need be."""
+        while (event := self.held(key)) is None:
+            self.take(key, depth, timeout)
+        return event
 
     # --- behind many streams ------------------------------------------------------------------------------------------
 
@@ -220,6 +230,11 @@ class UnnamedEvents:
             except DriverError:  # their context was destroyed, and another one has its address
                 kept.clear()
             return Stream(ordinal), kept
+
+
+def let_go(event: SharedEvent) -> None:
+    """Undo `held`, once."""
+    event._engine.waiting_records.pop()
 
 
 def _is_idle(event: SharedEvent) -> bool:

@@ -7,13 +7,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 
 import ipcsync
 from ipcsync.client import unnamed
+from ipcsync.client.unnamed import StreamKey
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.client.loops import turns_until
 from tests.kit import driver_functions
 from tests.kit.peer import Peer
 from tests.kit.steps import at_step
@@ -176,9 +179,15 @@ def test_no_stream_takes_over_an_event_while_another_ones_record_on_it_ends(
 
 
 @pytest.mark.usefixtures("takes_over")
-def test_no_two_tasks_records_on_new_streams_are_on_one_event(
-    coordinator: ipcsync.Coordinator, engine: EngineName
+def test_no_two_tasks_records_on_new_streams_are_on_one_event_or_take_it_from_each_other(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch, engine: EngineName
 ) -> None:
+    taken, take = list[StreamKey](), unnamed.UnnamedEvents.take
+
+    def noted(self: unnamed.UnnamedEvents, key: StreamKey, *args: Any, **options: Any) -> ipcsync.SharedEvent:
+        taken.append(key)
+        return take(self, key, *args, **options)
+
     async def scenario() -> None:
         async with ipcsync.aconnect(coordinator.endpoint) as client:
             await (await client.record(ipcsync.Stream(), engine=engine)).synchronize(10)
@@ -188,6 +197,30 @@ def test_no_two_tasks_records_on_new_streams_are_on_one_event(
                     gates.enter_context(StreamGate(stream))
                 points = await asyncio.gather(*(client.record(stream, engine=engine) for stream in streams))
             assert len({point._point._key.slot for point in points}) == len(streams)
+            assert len(taken) <= 2 * len(streams)
+
+    monkeypatch.setattr(unnamed.UnnamedEvents, "take", noted)
+    asyncio.run(scenario())
+
+
+def test_an_event_that_was_taken_for_a_record_that_is_cancelled_is_let_go_of(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            loop, take = asyncio.get_running_loop(), unnamed.UnnamedEvents.take
+            record = asyncio.create_task(client.record(ipcsync.Stream()))
+
+            def taken(*args: Any, **options: Any) -> ipcsync.SharedEvent:
+                event = take(*args, **options)
+                loop.call_soon_threadsafe(record.cancel)
+                return event
+
+            monkeypatch.setattr(unnamed.UnnamedEvents, "take", taken)
+            with pytest.raises(asyncio.CancelledError):
+                await record
+            (event,) = client._client._unnamed.events.values()
+            await turns_until(lambda: unnamed._is_idle(event), "another stream can take it over")
 
     asyncio.run(scenario())
 

@@ -44,7 +44,7 @@ from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent, note_depth
 from ipcsync.client.graphs import GraphRecord, GraphWait, refuse_per_thread
 from ipcsync.client.point import Point, bound, looks, wait_all
-from ipcsync.client.unnamed import Reservation
+from ipcsync.client.unnamed import Reservation, let_go
 from ipcsync.errors import QuotaExceeded, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
@@ -153,17 +153,13 @@ class AsyncClient(ClientView, AsyncClosing):
         address = chosen.stream_id
         key = (address, get_ident() if address in DEFAULT_STREAMS else 0, chosen.device_index, engine)
         unnamed = self._client._unnamed
-        while True:
-            event = unnamed.events.get(key)
-            if event is None or event.is_lost:
-                event = await request(self._session, partial(unnamed.take, key, depth))
-            event._engine.waiting_records.append(0)
-            try:
-                if unnamed.events.get(key) is event:  # else another stream has taken it over
-                    note_depth(event, depth)
-                    return await record(event, chosen, timeout, after)
-            finally:
-                event._engine.waiting_records.pop()
+        if (event := unnamed.held(key)) is None:
+            event = await request(self._session, partial(unnamed.hold, key, depth), undo=let_go)
+        try:
+            note_depth(event, depth)
+            return await record(event, chosen, timeout, after)
+        finally:
+            let_go(event)
 
     async def record_all(
         self,
