@@ -141,10 +141,10 @@ class UnnamedEvents:
         finally:
             let_go(event)
 
-    def held(self, key: StreamKey) -> SharedEvent | None:
+    def held(self, key: StreamKey, *, was_taken: bool = False) -> SharedEvent | None:
         """A stream's event, which no other stream takes over until it is let go of; None if it is to be taken first."""
         event = self.events.get(key)
-        if event is None or event.is_lost:
+        if event is None or (event.is_lost and not was_taken):
             return None
         event._engine.waiting_records.append(0)
         if self.events.get(key) is event:
@@ -154,8 +154,10 @@ class UnnamedEvents:
 
     def hold(self, key: StreamKey, depth: int | None, timeout: float | None = None) -> SharedEvent:
         """`held`, of an event that is taken as by `take` if need be."""
-        while (event := self.held(key)) is None:
+        event = self.held(key)
+        while event is None:
             self.take(key, depth, timeout)
+            event = self.held(key, was_taken=True)
         return event
 
     # --- behind many streams ------------------------------------------------------------------------------------------
