@@ -83,7 +83,7 @@ def _points(endpoint: str, round_name: str, engine: EngineName, by: str, count: 
     return seconds
 
 
-def _futex(path: str, count: int, serves: bool) -> Times:
+def _futex(path: str, play: Callable[..., Times], count: int, serves: bool) -> Times:
     """The limit: two words of shared memory, a plain store, a wake, a wait."""
     with open(path, "r+b") as file:
         page = mmap.mmap(file.fileno(), 4096)
@@ -101,7 +101,7 @@ def _futex(path: str, count: int, serves: bool) -> Times:
         while (seen := words[theirs]) != number:
             their_futex.wait(seen, _SLICE_NS)
 
-    return rally(tell, wait, count, serves=serves)
+    return play(tell, wait, count, serves=serves)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -127,9 +127,9 @@ class Table:
     def ours(self, engine: EngineName, count: int, by: str = "synchronize") -> Times:
         return self.play(_points, self.coordinator.endpoint, f"bench/{next(self._turns)}", engine, by, count)
 
-    def futex(self, count: int) -> Times:
+    def futex(self, count: int, play: Callable[..., Times] = rally) -> Times:
         self._page.write_bytes(bytes(4096))
-        return self.play(_futex, str(self._page), count)
+        return self.play(_futex, str(self._page), play, count)
 
 
 def figures_of(contest: Contest, rounds: int) -> tuple[Figures, Figures]:

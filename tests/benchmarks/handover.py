@@ -10,12 +10,16 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+import ipcsync
+from ipcsync._drivers import EVENT_DISABLE_TIMING, load, unwrap
 from ipcsync_bench import handover
-from ipcsync_bench.handover import FUTEX, MORE, Contest, Table, Times, beside_futex, figures_of, ours_of, rally
+from ipcsync_bench.handover import FUTEX, MORE, Contest, Table, Times, Turn, figures_of, ours_of, rally
 from ipcsync_bench.rows import Row, Target, at_most, compare
 from tests.benchmarks.busy import BUSY_THREADS, begin_busy_threads
 from tests.benchmarks.peers import Manager, Redis, RedisConnection
 from tests.benchmarks.workers import Worker
+
+_CALLS = "bare record, futex, bare query"
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
@@ -85,6 +89,22 @@ def _inherited(kind: str, manager: Manager, count: int) -> Times:
     return times  # the peer's clock starts once it is there; its first turn has no part in a percentile
 
 
+def _rally_with_calls(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> Times:
+    """With the two calls of the driver that a hand-over cannot do without: a record before, a question behind."""
+    driver, stream = load(), ipcsync.Stream()
+    event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
+
+    def tell(number: int) -> None:
+        driver.cuEventRecord(event, stream._handle)
+        mine(number)
+
+    def wait(number: int) -> None:
+        theirs(number)
+        driver.cuEventQuery(event)
+
+    return rally(tell, wait, count, serves=serves)
+
+
 def _be_busy(_state: dict[str, Any]) -> None:
     while True:
         sum(range(1000))
@@ -112,9 +132,11 @@ def hand_over(rounds: int, scale: float) -> Iterator[Row]:
 
 
 def _under_load(table: Table, ours: Contest, rounds: int, count: int, target: Target, load: str) -> Iterator[Row]:
-    p50, _ = figures_of({**ours, FUTEX: partial(table.futex, count)}, rounds * MORE)
+    peers = {FUTEX: partial(table.futex, count), _CALLS: partial(table.futex, count, _rally_with_calls)}
+    p50, _ = figures_of({**ours, **peers}, rounds * MORE)
     for name in ours:
-        yield from beside_futex(name, p50, f"{name}, {load}, p50", target)
+        held = {"ipcsync": p50[name], **{peer: p50[peer] for peer in peers}}
+        yield from compare(f"{name}, {load}, p50", held, "µs", dict.fromkeys(peers, target))
 
 
 def _beside_others(table: Table, rounds: int, count: int, stack: ExitStack) -> Iterator[Row]:
