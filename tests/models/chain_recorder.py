@@ -133,18 +133,22 @@ class Recorders(Looks):
                 yield "RecorderLost at the record", _to(world, i, "stop", was_told=True)
                 return
             bits |= self._whose(world, up, generation, own)
+        older = stage.entries
         if (
-            stage.entries
+            older
             and not self.has("valid_as_of by force")
             and not self.bits_are_good(world, i, slot.bits, slot.valid_as_of)
         ):
-            bits |= own  # those of the older records: still theirs?
+            if self.has("doubt on the newest"):
+                bits |= own
+            else:  # those of the older records: still theirs?
+                older = tuple(each._replace(bits=each.bits | own) for each in older)
         if self.scenario.behind_all and any(not self.on_board(world, *wait) for wait in stage.other.waits):
             bits |= own  # its stream does not wait for these
         unqueued = () if self.has("listed is queued") else stage.unqueued
         proves = tuple(wait for wait in stage.waits if wait not in unqueued)
         entry = Entry(stage.made + 1, pending, bits, proves, stage.is_other)
-        entries = _with(stage.entries, entry)
+        entries = _with(older, entry)
         row = _row(entries)
         if self.has("valid_as_of late"):
             yield "checks whom it stands behind", _to(world, i, "late", row, entries=entries)
@@ -246,21 +250,15 @@ class Recorders(Looks):
     def _one_by_one(
         self, world: World, entries: tuple[Entry, ...], lost: int, done: int
     ) -> tuple[tuple[Entry, ...], int]:
-        while entries:
-            first = entries[0]
-            if lost and lost <= first.generation:
-                break
-            if any(self.is_lost(world, *wait) for wait in first.waits):
-                lost = first.generation
-            elif first.generation <= done and all(self._accepts(world, wait) for wait in first.waits):
-                entries = entries[1:]
-            else:  # one behind it may be lost already
-                behind = (each.generation for each in entries if any(self.is_lost(world, *wait) for wait in each.waits))
-                lost = lost or next(behind, 0)
-                if lost and self.has("all at once"):
-                    lost = first.generation
-                break
-        return entries, lost
+        left = tuple(each for each in entries if not (each.generation <= done and self._accepts_all(world, each)))
+        behind = (each.generation for each in left if any(self.is_lost(world, *wait) for wait in each.waits))
+        lost = lost or next(behind, 0)
+        if lost and left and self.has("all at once"):
+            lost = left[0].generation
+        return left, lost
+
+    def _accepts_all(self, world: World, entry: Entry) -> bool:
+        return all(self._accepts(world, wait) for wait in entry.waits)
 
     def _accepts(self, world: World, wait: Point) -> bool:
         """The recorder as a waiter for what it stands behind, after its own work was found complete."""

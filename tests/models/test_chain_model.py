@@ -108,6 +108,9 @@ THOROUGH: dict[str, Scenario] = {
     "two streams, a line given anew, event": _two_waits(
         EVENT, _wait(0), REC, OTHER_STREAM, _wait(1), REC, wanted=2, killable=(0,), reuses=1
     ),
+    "two streams, a line given anew, timeline": _two_waits(
+        TIMELINE, _wait(0), REC, OTHER_STREAM, _wait(1), REC, wanted=1, killable=(0,), reuses=1
+    ),
     "two waits, the second one killed, event": _two_waits(EVENT, *_BEHIND_TWO, wanted=1, killable=(1,)),
     "two waits, both killed, event": _two_waits(EVENT, _wait(0), _wait(1), REC, wanted=1, killable=(0, 1), kills=2),
     "two waits, the first one killed, event": _two_waits(EVENT, *_BEHIND_TWO, wanted=2, killable=(0,)),
@@ -124,6 +127,7 @@ FOUND_IN = {
     "no valid_as_of": THOROUGH["a line given anew, event"],
     "valid_as_of late": THOROUGH["a line given anew, event"],
     "valid_as_of by force": THOROUGH["two streams, a line given anew, event"],
+    "doubt on the newest": THOROUGH["two streams, a line given anew, timeline"],
     "mark only": QUICK["the first one stopped, timeline"],
     "release first": QUICK["the first one stopped, timeline"],
     "ahead unmarked": QUICK["ahead, the first one may close first"],
@@ -179,7 +183,15 @@ def test_a_recorder_that_tells_nothing_breaks_them(engine: str, lies: bool) -> N
         explore(_pair(engine, engine, is_today=True, lies=lies))
 
 
-_SLOW = {"all at once", "valid_as_of by force", "break at once", "cleared too soon", "evidence unchecked", "no closure"}
+_SLOW = {
+    "all at once",
+    "valid_as_of by force",
+    "doubt on the newest",
+    "break at once",
+    "cleared too soon",
+    "evidence unchecked",
+    "no closure",
+}
 
 
 @pytest.mark.parametrize(

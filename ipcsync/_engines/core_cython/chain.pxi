@@ -49,9 +49,10 @@ cdef class Chain:
                         held.proof = FOREVER
             self.committed = last
             if found:
-                # If they are not, the new `valid_as_of` would say that they were.
-                doubt = 0 if not self.entries or are_good(view, own, NULL) else bit_of(own)
-                bits, self.is_needed = 0, True
+                # If they are not, the new `valid_as_of` would say that they were, for as long as any of them is open.
+                bits, self.is_needed = 0 if not self.entries or are_good(view, own, NULL) else bit_of(own), True
+                for held in self.entries.values():
+                    held.bits |= bits
                 for entry in found:
                     held = self.entries.get(entry.wait)
                     if held is not None and held.last < generation - 1 and held.proof > held.last:
@@ -63,7 +64,7 @@ cdef class Chain:
                         if entry.bits is None:  # it was settled meanwhile
                             entry.bits = bit_of(own)
                     held.last, held.proof = last, min(held.proof, entry.proof)
-                    held.bits |= (entry.bits or 0) | doubt
+                    held.bits |= entry.bits or 0
                     bits |= held.bits
                 self.first = min(self.first, generation)
                 store_bits(view, bits, True)  # those of the others are there
