@@ -134,9 +134,10 @@ def watch(
     subscription.
     """
     replay = Replay(prefix, sessions)
+    seconds = 5.0 if timeout is None else max(timeout, 2.0)
 
     def resync(is_again: bool) -> list[Notice]:
-        return replay.resync(session.request(Snapshot(prefix, is_again), SnapshotReply))
+        return replay.resync(session.request(Snapshot(prefix, is_again), SnapshotReply, min(seconds, session.timeout)))
 
     fork.check()
     room.look("a subscription", descriptors=2, threads=0)  # without the second one, libzmq tries again for ever
@@ -149,7 +150,6 @@ def watch(
         socket.connect(session.feed_endpoint)
         socket.subscribe(b"")
         # The publisher has taken in the subscription once it announces its number, or a change comes.
-        seconds = 5.0 if timeout is None else max(timeout, 2.0)
         deadline = deadline_of(seconds)
         while _receive(socket, deadline, check) is None:
             if not left_of(deadline):

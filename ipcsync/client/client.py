@@ -471,7 +471,8 @@ class Client(ClientView, Closing):
                 if notice.kind in ("recorder_died", "recorder_expired"):
                     print(f"{notice.name}: {notice.session} (pid {notice.pid}) {notice.cause}")
 
-        ValueError for a timeout that is negative or NaN. Reading raises CoordinatorLost, SessionExpired, ClientClosed.
+        ValueError for a timeout that is negative or NaN. Reading raises CoordinatorLost, SessionExpired, ClientClosed;
+        WaitTimeout if the coordinator is silent where a snapshot is due.
         """
         return self._notices(prefix, timeout)
 

@@ -16,6 +16,7 @@ from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate
 from tests.client.loops import LONG_S, cancel, turns, turns_until, two_clients
 from tests.faults import actions
+from tests.kit import remote
 from tests.kit.peer import Peer
 
 COUNT = 24
@@ -61,6 +62,59 @@ def test_the_first_that_is_late_is_named(coordinator: ipcsync.Coordinator, name:
             with pytest.raises(ipcsync.WaitTimeout) as late:
                 await _of(two, name)(points, timeout=0.05)
             assert (late.value.event, late.value.timeout) == ("b", 0.05)
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+def test_a_recorded_point_that_is_lost_ends_the_wait_for_another_ones_record(
+    coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    peer.call(remote.record_unfinished, coordinator.endpoint, "dying")
+
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            await one.event("mine", recorder=True)
+            points = [(await two.event(each)).at(1) for each in ("mine", "dying")]
+            waiting = asyncio.ensure_future(two.wait_all(points, timeout=LONG_S))
+            await turns()
+            assert not waiting.done()
+            peer.kill()
+            with pytest.raises(ipcsync.RecorderLost, match="'dying'"):
+                await waiting
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+def test_what_is_recorded_after_a_point_that_is_lost_meanwhile_stands_behind_it(
+    coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "dying", "timeline")
+
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, _):
+            mine, dying = await one.event("mine", recorder=True), await one.event("dying")
+            record = asyncio.ensure_future(mine.record(ipcsync.Stream(), after=[dying.at(1)], timeout=LONG_S))
+            await turns()
+            assert not record.done()
+            peer.kill()
+            with pytest.raises(ipcsync.RecorderLost, match="generation 1 of 'mine'") as lost:
+                await record
+            assert (lost.value.cause, lost.value.event) == ("behind", "mine")
+
+    asyncio.run(main())
+
+
+def test_a_reservation_that_is_recorded_waits_for_nothing_more(coordinator: ipcsync.Coordinator) -> None:
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            await one.event("never", recorder=True)
+            never, stream = (await two.event("never")).at(1), ipcsync.Stream()
+            async with await two.reserve() as reserved:
+                await reserved.record(stream)
+                with pytest.raises(ipcsync.EventClosed, match="is recorded, and for one record"):
+                    await reserved.record(stream, after=[never], timeout=LONG_S)
 
     asyncio.run(main())
 

@@ -7,11 +7,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice, pairwise
+from typing import Any
 
 import pytest
 
 import ipcsync
 from ipcsync.typing import NoticeKind
+from tests.faults import fixtures
 from tests.kit.peer import Peer
 
 pytestmark = [pytest.mark.own_coordinator, pytest.mark.process]
@@ -53,6 +55,25 @@ def replayed(notices: list[ipcsync.Notice], before: set[str] | None = None) -> s
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_that_does_not_come_is_waited_for_no_longer_than_the_feed(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = new_client("one", timeout=LONG_S)
+    request = client._session.request
+
+    def stop_and_request(*args: Any) -> Any:
+        fixtures.stop(coordinator.pid)
+        return request(*args)
+
+    monkeypatch.setattr(client._session, "request", stop_and_request)
+    try:
+        with pytest.raises(ipcsync.WaitTimeout) as late:
+            next(client.watch(timeout=0.2))
+    finally:
+        fixtures.resume(coordinator.pid)
+    assert late.value.timeout == 2.0
 
 
 def test_a_snapshot_comes_first_and_then_every_change_in_order(new_client: Callable[..., ipcsync.Client]) -> None:

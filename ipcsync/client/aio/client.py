@@ -258,7 +258,13 @@ class AsyncClient(ClientView, AsyncClosing):
         refuse_small_number(stream, 0)
         chosen, waiting = resolve(stream), checked(points, lost)
         late = [point for point in waiting if point._point._attached is None or not point.is_recorded]
-        check, deadline = self._session.check_liveness, deadline_of(timeout)
+        others, deadline = [point for point in waiting if point not in late], deadline_of(timeout)
+
+        def check() -> None:
+            self._session.check_liveness()
+            for point in others if lost == "raise" else ():
+                point._point.query()  # it may be lost while another one's record is waited for
+
         gone = await lost_of([partial(all_recorded, [point], check, timeout) for point in late], lost)
         left_out = {id(late[place]._point) for place in gone}
         rest = [point for point in waiting if id(point._point) not in left_out]

@@ -56,8 +56,7 @@ class AsyncSharedEvent(EventView["AsyncPoint"], AsyncClosing):
         If the ring is full, the task waits for the oldest record. If it is cancelled then, nothing is recorded.
         """
         self._check()
-        chosen = resolve(stream, self.device.index)
-        return await record(self._event, chosen, timeout, after)
+        return await record(self._event, resolve(stream, self.device.index), timeout, after)
 
     async def close(self) -> None:
         """Close this object, as `SharedEvent.close`. If it is cancelled, the close goes on."""
@@ -77,7 +76,7 @@ async def record(
     engine.waiting_records.append(deadline)
     try:
         # What the record itself raises for is not waited for: its own later points, or any without the role.
-        named = after if event._is_recorder else ()
+        named = after if event._is_recorder and not (reservation and engine._recorded) else ()
         points = await all_recorded(named, partial(engine.check_liveness, 1), timeout, {engine.origin})
     finally:
         engine.waiting_records.pop()
@@ -101,8 +100,7 @@ async def record(
             engine.raise_full(oldest, timeout)
         finally:
             told.cancel()
-    what = "recorded (another thread's record or another process's wait is under way)"
-    return engine.raise_timeout(engine._recorded + 1, timeout, what)
+    return engine.raise_timeout(engine._recorded + 1, timeout, "recorded (another call for it is under way)")
 
 
 class AsyncReservation(AsyncClosing):
@@ -267,7 +265,8 @@ async def all_recorded(
     for point in found:
         engine = point._bound().engine
         if engine.generation < point.generation and engine.origin not in own:
-            await recorded(point, left, check)
+            with suppress(*[RecorderLost] if own else []):  # the record, or the replay, says what that means
+                await recorded(point, left, check)
             left = left_of(deadline)
     return found
 
