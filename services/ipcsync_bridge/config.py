@@ -115,12 +115,11 @@ class Settings:
 
 def options(command: C) -> C:
     for setting in reversed(dataclasses.fields(Settings)):
-        if setting.metadata:
-            name = setting.metadata["name"] or setting.name
-            flag, variable = f"--{name.replace('_', '-')}", f"{VARIABLES}_{name.upper()}"
-            more = {} if setting.default is dataclasses.MISSING else {"default": setting.default}
-            option = {"envvar": variable, **more, **setting.metadata["option"]}
-            command = click.option(flag, setting.name, **option)(command)
+        name = setting.metadata["name"] or setting.name
+        flag, variable = f"--{name.replace('_', '-')}", f"{VARIABLES}_{name.upper()}"
+        more = {} if setting.default is dataclasses.MISSING else {"default": setting.default}
+        option = {"envvar": variable, **more, **setting.metadata["option"]}
+        command = click.option(flag, setting.name, **option)(command)
     return command
 
 

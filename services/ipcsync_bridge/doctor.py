@@ -54,10 +54,7 @@ async def _tried(check: Callable[[Transport], Awaitable[Outcome]], transport: Tr
 
 
 async def _coordinator(transport: Transport) -> Outcome:
-    try:
-        serving = who_serves(transport.settings.directory)
-    except OSError:
-        serving = None
+    serving = who_serves(transport.settings.directory)
     if serving is None:
         return "warn", f"none serves {transport.settings.directory}", "A bridge needs one: ipcsync coordinator"
     return "ok", f"pid {serving.pid} serves {transport.settings.directory}", ""

@@ -116,9 +116,8 @@ class Fleet:
         why_not = names.why_not_node(body.node) if body.node or body.what == "events" else None
         if why_not:
             raise ProtocolError(f"a node's name {why_not}, not {body.node!r:.80}", code="name")
-        why_not = names.why_not(body.name, self._registry.limits.max_name) if body.what == "open" else None
-        if why_not:
-            raise ProtocolError(f"an event's name {why_not}", code="name")
+        if body.what == "open":
+            self._registry.check_name(body.name, "an event's name")
 
     def _is_known(self, origin: Origin) -> bool:
         """Whether it has a mirror here, or a lost one: then the bridge need not be asked."""

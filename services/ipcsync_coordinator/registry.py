@@ -112,7 +112,7 @@ class Registry:
         `is_held`: whether a process still has the lock of a free line. Such a line is given only if there is no other.
         """
         if name:
-            self._check_name(name, "a session's name")
+            self.check_name(name, "a session's name")
         if not self._free_lines:
             most = self.limits.max_sessions
             raise QuotaExceeded(f"there are {most} sessions already (--max-sessions)", limit=most)
@@ -268,7 +268,7 @@ class Registry:
     def check_room(self, session: Session, name: str) -> None:
         """Raise QuotaExceeded if `session` cannot have another event, ProtocolError if `name` is invalid."""
         if name:
-            self._check_name(name, "an event's name")
+            self.check_name(name, "an event's name")
         while self._free and self._base_of(self._free[0]) > _MOST_BASE:
             self._free.popleft()  # its numbers are used up, so it counts as in use from now on
         if self.in_use >= self.limits.pool:
@@ -353,7 +353,7 @@ class Registry:
 
     def stream(self, session: Session, name: str, device: str, default_device: str, priority: int) -> tuple[str, int]:
         """The (device, priority) of a named stream; the first to name it decides. DeviceMismatch for another device."""
-        self._check_name(name, "a stream's name")
+        self.check_name(name, "a stream's name")
         known = next((other.streams[name] for other in self.sessions.values() if name in other.streams), None)
         if known is None:
             if len(self.streams) >= (most := self.limits.max_streams):
@@ -374,7 +374,7 @@ class Registry:
             raise EventClosed(f"no slot {index} with incarnation {incarnation}")
         return slot if incarnation == slot.incarnation and not slot.is_over else None
 
-    def _check_name(self, name: str, what: str) -> None:
+    def check_name(self, name: str, what: str) -> None:
         reason = names.why_not(name, self.limits.max_name)
         if reason:
             raise ProtocolError(f"{what} {reason}", code="name")
