@@ -100,7 +100,8 @@ async def record(
             engine.raise_full(oldest, timeout)
         finally:
             told.cancel()
-    return engine.raise_timeout(engine._recorded + 1, timeout, "recorded (another call for it is under way)")
+    what = "recorded (another thread's record or another process's wait is under way)"
+    return engine.raise_timeout(engine._recorded + 1, timeout, what)
 
 
 class AsyncReservation(AsyncClosing):
