@@ -250,9 +250,13 @@ class Recorders(Looks):
     def _one_by_one(
         self, world: World, entries: tuple[Entry, ...], lost: int, done: int
     ) -> tuple[tuple[Entry, ...], int]:
-        left = tuple(each for each in entries if not (each.generation <= done and self._accepts_all(world, each)))
-        behind = (each.generation for each in left if any(self.is_lost(world, *wait) for wait in each.waits))
-        lost = lost or next(behind, 0)
+        behind = [each.generation for each in entries if any(self.is_lost(world, *wait) for wait in each.waits)]
+        lost = min(filter(None, (lost, *behind)), default=0)  # for good
+        left = tuple(
+            each
+            for each in entries
+            if each.generation > done or 0 < lost <= each.generation or not self._accepts_all(world, each)
+        )
         if lost and left and self.has("all at once"):
             lost = left[0].generation
         return left, lost
