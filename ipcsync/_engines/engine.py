@@ -126,8 +126,8 @@ class Engine(Core):
             if view.generation < earlier:  # it may be of another client, which outlives this one
                 with _within(handle, ordinal) as inside, inside:
                     context.refuse_capturing(handle, "record")
-                deadline = deadline_of(timeout, began)
-                view.await_recorded(earlier, deadline, timeout, partial(self.check_liveness, 1))
+                view.check_liveness(earlier)  # a wait of no time would not see that the recorder is dead
+                view.await_recorded(earlier, deadline_of(timeout, began), timeout, partial(self.check_liveness, 1))
             view.wait_on(earlier, handle, ordinal, timeout, began)
         except RecorderLost:
             outcome = view.outcome_of(earlier)

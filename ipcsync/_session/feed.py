@@ -137,7 +137,8 @@ def watch(
     seconds = 5.0 if timeout is None else max(timeout, 2.0)
 
     def resync(is_again: bool) -> list[Notice]:
-        return replay.resync(session.request(Snapshot(prefix, is_again), SnapshotReply, min(seconds, session.timeout)))
+        left = session.timeout if timeout is None else min(seconds, session.timeout)
+        return replay.resync(session.request(Snapshot(prefix, is_again), SnapshotReply, left))
 
     fork.check()
     room.look("a subscription", descriptors=2, threads=0)  # without the second one, libzmq tries again for ever

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -15,13 +16,22 @@ from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate
 from tests.client.loops import LONG_S, cancel, turns, turns_until, two_clients
-from tests.faults import actions
+from tests.faults import actions, fixtures
 from tests.kit import remote
 from tests.kit.peer import Peer
 
 COUNT = 24
 
 Wait = Callable[..., Awaitable[list[ipcsync.AsyncPoint]]]
+
+
+@contextmanager
+def _stopped(coordinator: ipcsync.Coordinator) -> Iterator[None]:
+    fixtures.stop(coordinator.pid)
+    try:
+        yield
+    finally:
+        fixtures.resume(coordinator.pid)
 
 
 def _of(client: ipcsync.AsyncClient, name: str) -> Wait:
@@ -67,15 +77,17 @@ def test_the_first_that_is_late_is_named(coordinator: ipcsync.Coordinator, name:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("is_unpickled", [False, True])
 def test_a_recorded_point_that_is_lost_ends_the_wait_for_another_ones_record(
-    coordinator: ipcsync.Coordinator, peer: Peer
+    coordinator: ipcsync.Coordinator, peer: Peer, is_unpickled: bool
 ) -> None:
-    peer.call(remote.record_unfinished, coordinator.endpoint, "dying")
+    data = peer.call(remote.record_unfinished, coordinator.endpoint, "dying")
 
     async def main() -> None:
         async with two_clients(coordinator.endpoint) as (one, two):
             await one.event("mine", recorder=True)
-            points = [(await two.event(each)).at(1) for each in ("mine", "dying")]
+            points = [(await two.event("mine")).at(1)]
+            points.append(AsyncPoint(_unpickle(data)) if is_unpickled else await two.point(data))
             waiting = asyncio.ensure_future(two.wait_all(points, timeout=LONG_S))
             await turns()
             assert not waiting.done()
@@ -87,20 +99,24 @@ def test_a_recorded_point_that_is_lost_ends_the_wait_for_another_ones_record(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("is_silent", [False, True])
 def test_what_is_recorded_after_a_point_that_is_lost_meanwhile_stands_behind_it(
-    coordinator: ipcsync.Coordinator, peer: Peer
+    coordinator: ipcsync.Coordinator, peer: Peer, is_silent: bool
 ) -> None:
+    """Whatever else it is recorded after, and though the coordinator says nothing of it."""
     peer.call(actions.open_recorder, coordinator.endpoint, "dying", "timeline")
 
     async def main() -> None:
         async with two_clients(coordinator.endpoint) as (one, _):
-            mine, dying = await one.event("mine", recorder=True), await one.event("dying")
-            record = asyncio.ensure_future(mine.record(ipcsync.Stream(), after=[dying.at(1)], timeout=LONG_S))
+            mine, never = [await one.event(name, recorder=True) for name in ("mine", "never")]
+            after = [(await one.event("dying")).at(1), never.at(1)]
+            record = asyncio.ensure_future(mine.record(ipcsync.Stream(), after=after, timeout=LONG_S))
             await turns()
             assert not record.done()
-            peer.kill()
-            with pytest.raises(ipcsync.RecorderLost, match="generation 1 of 'mine'") as lost:
-                await record
+            with _stopped(coordinator) if is_silent else nullcontext():
+                peer.kill()
+                with pytest.raises(ipcsync.RecorderLost, match="generation 1 of 'mine'") as lost:
+                    await record
             assert (lost.value.cause, lost.value.event) == ("behind", "mine")
 
     asyncio.run(main())

@@ -258,12 +258,12 @@ class AsyncClient(ClientView, AsyncClosing):
         refuse_small_number(stream, 0)
         chosen, waiting = resolve(stream), checked(points, lost)
         late = [point for point in waiting if point._point._attached is None or not point.is_recorded]
-        others, deadline = [point for point in waiting if point not in late], deadline_of(timeout)
+        deadline = deadline_of(timeout)
 
         def check() -> None:
             self._session.check_liveness()
-            for point in others if lost == "raise" else ():
-                point._point.query()  # it may be lost while another one's record is waited for
+            for point in [each._point for each in waiting if each._point._attached is not None and lost == "raise"]:
+                point.query()  # it may be lost while another one's record is waited for
 
         gone = await lost_of([partial(all_recorded, [point], check, timeout) for point in late], lost)
         left_out = {id(late[place]._point) for place in gone}

@@ -263,12 +263,12 @@ async def all_recorded(
     """The points without `Async`, once all but those of the events `own` are recorded, or until `check` raises."""
     found, left = await attached(points, timeout)
     deadline = deadline_of(left)
-    for point in found:
-        engine = point._bound().engine
-        if engine.generation < point.generation and engine.origin not in own:
-            with suppress(*[RecorderLost] if own else []):  # the record, or the replay, says what that means
+    with suppress(*[RecorderLost] if own else []):  # the record, or the replay, says what that means
+        for point in found:
+            engine = point._bound().engine
+            if engine.generation < point.generation and engine.origin not in own:
                 await recorded(point, left, check)
-            left = left_of(deadline)
+                left = left_of(deadline)
     return found
 
 
