@@ -134,15 +134,8 @@ class Recorders(Looks):
                 return
             bits |= self._whose(world, up, generation, own)
         older = stage.entries
-        if (
-            older
-            and not self.has("valid_as_of by force")
-            and not self.bits_are_good(world, i, slot.bits, slot.valid_as_of)
-        ):
-            if self.has("doubt on the newest"):
-                bits |= own
-            else:  # those of the older records: still theirs?
-                older = tuple(each._replace(bits=each.bits | own) for each in older)
+        if not self.has("valid_as_of by force") and not self.bits_are_good(world, i, slot.bits, slot.valid_as_of):
+            older = tuple(each._replace(bits=each.bits | own) for each in older)  # still theirs?
         if self.scenario.behind_all and any(not self.on_board(world, *wait) for wait in stage.other.waits):
             bits |= own  # its stream does not wait for these
         unqueued = () if self.has("listed is queued") else stage.unqueued

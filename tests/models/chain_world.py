@@ -31,7 +31,6 @@ MISTAKES = {
     "no valid_as_of": "a waiter looks whether a line is alive, not whose it is",
     "valid_as_of late": "the newest session is read after the lines were checked, not before",
     "valid_as_of by force": "a record stores a new `valid_as_of` without checking the older bits again",
-    "doubt on the newest": "whether the older bits are still good is asked of the newest record's alone",
     "mark only": "a waiter looks at the kernel's mark, not at the session's state",
     "release first": "the coordinator releases the words before it stores that the session is over",
     "ahead unmarked": "a record behind a wait whose record is not made yet takes over the session's line only",

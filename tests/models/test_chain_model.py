@@ -127,7 +127,6 @@ FOUND_IN = {
     "no valid_as_of": THOROUGH["a line given anew, event"],
     "valid_as_of late": THOROUGH["a line given anew, event"],
     "valid_as_of by force": THOROUGH["two streams, a line given anew, event"],
-    "doubt on the newest": THOROUGH["two streams, a line given anew, timeline"],
     "mark only": QUICK["the first one stopped, timeline"],
     "release first": QUICK["the first one stopped, timeline"],
     "ahead unmarked": QUICK["ahead, the first one may close first"],
@@ -186,7 +185,6 @@ def test_a_recorder_that_tells_nothing_breaks_them(engine: str, lies: bool) -> N
 _SLOW = {
     "all at once",
     "valid_as_of by force",
-    "doubt on the newest",
     "break at once",
     "cleared too soon",
     "evidence unchecked",
