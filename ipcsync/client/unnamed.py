@@ -114,7 +114,7 @@ class UnnamedEvents:
             looks -= 1
             if other[2:] == key[2:] and (event.depth == depth or event.engine == "timeline") and _is_idle(event):
                 owner = other
-                del self.events[other]  # before the look that counts: `record` looks the other way round
+                del self.events[other]  # before the look that counts: `held` looks the other way round
                 try:
                     if _is_idle(event):
                         owner = key

@@ -20,7 +20,7 @@ import ipcsync
 from ipcsync._linux.child import Worker
 from ipcsync._linux.futex import Futex
 from ipcsync.typing import EngineName
-from ipcsync_bench.rows import Figures, Row, Target, at_most, at_most_more, compare, interleave, percentile
+from ipcsync_bench.rows import Figures, Row, at_most, at_most_more, compare, interleave, percentile
 
 _SLICE_NS = 1_000_000_000
 _ANSWER_S = 120.0
@@ -147,11 +147,6 @@ def ours_of(table: Table, count: int) -> Contest:
     }
 
 
-def beside_futex(ours: str, figures: Figures, row: str, target: Target) -> list[Row]:
-    """One of ipcsync's figures as a row beside those of a bare futex."""
-    return compare(row, {"ipcsync": figures[ours], FUTEX: figures[FUTEX]}, "µs", {FUTEX: target})
-
-
 def hand_over(rounds: int, scale: float) -> Iterator[Row]:
     """One record until the peer's `synchronize`, or its `wait` on a stream, returns."""
     with ExitStack() as stack:
@@ -160,5 +155,6 @@ def hand_over(rounds: int, scale: float) -> Iterator[Row]:
         ours = ours_of(table, count)
         p50, p99 = figures_of({**ours, FUTEX: partial(table.futex, count)}, rounds * MORE)
         for name in ours:
-            yield from beside_futex(name, p50, f"{name}, p50", goal)
-            yield from beside_futex(name, p99, f"{name}, p99", at_most(1.3))
+            for what, figures, target in (("p50", p50, goal), ("p99", p99, at_most(1.3))):
+                held = {"ipcsync": figures[name], FUTEX: figures[FUTEX]}
+                yield from compare(f"{name}, {what}", held, "µs", {FUTEX: target})

@@ -281,7 +281,7 @@ class Names:
                 continue
             except BaseException:  # it may be written later, and must be undone
                 if use not in self.claims or use in self.over:  # else another question has claimed it meanwhile
-                    self.claims[use] = key, min(~last, self.claims.get(use, (key, 0))[1])
+                    self.claims[use] = key, min(~last, self.claims.get(use, (key, 0))[1])  # the latest of several
                     self.over.add(use)
                 raise
             self.claims[use] = key, revision

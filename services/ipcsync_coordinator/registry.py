@@ -375,6 +375,7 @@ class Registry:
         return slot if incarnation == slot.incarnation and not slot.is_over else None
 
     def check_name(self, name: str, what: str) -> None:
+        """Raise ProtocolError for an invalid name of `what`."""
         reason = names.why_not(name, self.limits.max_name)
         if reason:
             raise ProtocolError(f"{what} {reason}", code="name")

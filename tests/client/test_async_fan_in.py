@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,23 +15,14 @@ from ipcsync._wire import codec as wire
 from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate
-from tests.client.loops import LONG_S, cancel, turns, turns_until, two_clients
-from tests.faults import actions, fixtures
+from tests.client.loops import LONG_S, cancel, stopped, turns, turns_until, two_clients
+from tests.faults import actions
 from tests.kit import remote
 from tests.kit.peer import Peer
 
 COUNT = 24
 
 Wait = Callable[..., Awaitable[list[ipcsync.AsyncPoint]]]
-
-
-@contextmanager
-def _stopped(coordinator: ipcsync.Coordinator) -> Iterator[None]:
-    fixtures.stop(coordinator.pid)
-    try:
-        yield
-    finally:
-        fixtures.resume(coordinator.pid)
 
 
 def _of(client: ipcsync.AsyncClient, name: str) -> Wait:
@@ -113,7 +104,7 @@ def test_what_is_recorded_after_a_point_that_is_lost_meanwhile_stands_behind_it(
             record = asyncio.ensure_future(mine.record(ipcsync.Stream(), after=after, timeout=LONG_S))
             await turns()
             assert not record.done()
-            with _stopped(coordinator) if is_silent else nullcontext():
+            with stopped(coordinator) if is_silent else nullcontext():
                 peer.kill()
                 with pytest.raises(ipcsync.RecorderLost, match="generation 1 of 'mine'") as lost:
                     await record

@@ -182,14 +182,7 @@ def test_a_recorder_that_tells_nothing_breaks_them(engine: str, lies: bool) -> N
         explore(_pair(engine, engine, is_today=True, lies=lies))
 
 
-_SLOW = {
-    "all at once",
-    "valid_as_of by force",
-    "break at once",
-    "cleared too soon",
-    "evidence unchecked",
-    "no closure",
-}
+_SLOW = {"all at once", "valid_as_of by force", "break at once", "cleared too soon", "evidence unchecked", "no closure"}
 
 
 @pytest.mark.parametrize(
