@@ -289,13 +289,13 @@ class Requests:
 
     def _serve(self, routing: bytes) -> None:
         frame = self.socket.recv(_NOW, copy=False)  # a ROUTER never delivers a routing id alone
-        sender = Sender(routing, frame)
+        sender = Sender(routing[:255], frame)  # it is remembered: a valid one is no longer
         frames, has_more = 1, frame.more
         while has_more:  # only the first is read
             frames, has_more = frames + 1, self.socket.recv(_NOW, copy=False).more
         if frames > self._max_frames:
             self._refuse("too_many_frames")
-            self._strikes.strike(routing)
+            self._strikes.strike(sender.routing)
         else:
             now_ns = time.monotonic_ns()
             if now_ns > self._send_at:

@@ -180,6 +180,33 @@ def test_row_26_a_stranger_with_a_routing_id_of_its_own_is_cut_each_time(
     assert_serves(coordinator, client)
 
 
+def _command(body: bytes) -> bytes:
+    return b"\6" + len(body).to_bytes(8, "big") + body
+
+
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
+
+
+def test_row_26_of_a_long_routing_id_little_is_remembered(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    greeting = b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32)
+    before, count = resident_kib(coordinator.pid), 300
+    for number in range(count):
+        routing = number.to_bytes(8, "big") + b"x" * 200_000  # ZMTP allows 255, and libzmq as many as a frame may have
+        ready = _command(b"\5READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", b"r" + routing))
+        with unix_socket(coordinator.endpoint) as connection:
+            said = b""
+            for words, answer in ((greeting, b"NULL"), (ready, b"READY"), (b"\0\1\xc1", b"malformed")):
+                connection.sendall(words)
+                while answer not in said:
+                    said += connection.recv(4096)
+    assert refusals(client)["malformed"] == count
+    assert resident_kib(coordinator.pid) - before < 100 * count  # of each 200 kB in all would be kept
+    assert_serves(coordinator, client)
+
+
 # --- row 27 -----------------------------------------------------------------------------------------------------------
 
 _HELLO = {"nonce": b"n" * 16, "driver": "host"}
