@@ -125,9 +125,9 @@ class Answers:
             wanted = set(body.keys)
             fresh = wanted if body.is_afresh else wanted - follower.keys.keys()
             is_told = all(await asyncio.gather(*[self._follow_use(follower, key) for key in fresh]))
-            unwanted, is_all = follower.unwanted(wanted, now)
-            self._drop(follower, unwanted)
-            follower.version = body.version if is_told and is_all else UNSURE
+            self._drop(follower, follower.unwanted(wanted, now))
+            # Another message may have dropped some of them meanwhile.
+            follower.version = body.version if is_told and follower.keys.keys() == wanted else UNSURE
             if self.followers.get(sender) is not follower:  # forgotten meanwhile
                 self._drop(follower, set(follower.keys))
         return self._pong(self.followers.get(sender))

@@ -72,11 +72,9 @@ class Follower:
             self.version = UNSURE
         self.keys[key] = now + _ANSWER_S
 
-    def unwanted(self, wanted: set[Key], now: float) -> tuple[set[Key], bool]:
-        """Of its keys, those that it does not want, and whether these are all: not if it may not know of some yet."""
-        unwanted = self.keys.keys() - wanted
-        known = {key for key in unwanted if now >= self.keys[key]}
-        return known, known == unwanted
+    def unwanted(self, wanted: set[Key], now: float) -> set[Key]:
+        """Of its keys, those that it does not want, but for what it may not know of yet."""
+        return {key for key in self.keys.keys() - wanted if now >= self.keys[key]}
 
     def drop(self, key: Key) -> None:
         self.keys.pop(key, None)

@@ -309,10 +309,8 @@ class Subscriber:
         if (known := source.links.get(row.key)) is None:
             return False
         is_gone = row.state == "gone" and not known.has_ended
-        merged = known._replace(state="gone") if is_gone else known.merged(row)
-        if merged != known:
-            source.links[row.key] = merged
-            self._store(Origin(source.epoch, *row.key), merged)
+        merged = source.links[row.key] = known._replace(state="gone") if is_gone else known.merged(row)
+        self._store(Origin(source.epoch, *row.key), merged)  # again too: an answer's row was perhaps only linked
         return True
 
     def _store(self, origin: Origin, row: Row) -> None:

@@ -277,6 +277,35 @@ def test_a_use_that_the_coordinator_has_no_room_for_is_asked_for_again(client: i
     event.close()
 
 
+def test_a_word_of_what_is_wanted_does_not_count_if_an_earlier_one_has_dropped_some_meanwhile(
+    client: ipcsync.Client,
+) -> None:
+    """That one comes late, while what is new in the other is attached to."""
+    events = [client.event(name, recorder=True, engine="timeline") for name in ("kv", "other")]
+
+    async def scenario(session: BridgeSession) -> None:
+        host = _Host()
+        answers, exports = _answers(session, host)
+        known = await _attached(session.ask)
+        other = await session.ask(messages.Open("other"))
+        assert isinstance(other, messages.Attachment)
+        wanted, later = [known, (other.slot, other.incarnation)], time.monotonic() + 60
+        assert await _follow(answers, [known], time.monotonic()) == 7
+        word = asyncio.ensure_future(_follow(answers, wanted, later))
+        while answers._opening == 0:
+            await asyncio.sleep(0)
+        assert await _follow(answers, [], later) == 7
+        assert not word.done()
+        assert await word == UNSURE
+        assert await _follow(answers, wanted, later) == 7
+        assert [each.node for export in exports.values() for each in export.followers] == ["b", "b"]
+        exports.close()
+
+    on_a_session(client, scenario)
+    for event in events:
+        event.close()
+
+
 def test_a_node_that_is_forgotten_while_its_question_waits_follows_nothing(client: ipcsync.Client) -> None:
     """Else what it has asked for would be kept for ever."""
     event = client.event("kv", recorder=True, engine="timeline")

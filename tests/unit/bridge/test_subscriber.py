@@ -275,6 +275,19 @@ def test_news_that_were_dropped_before_their_use_was_known_are_asked_for_again()
     assert source.has_missed
 
 
+def test_news_of_what_an_answer_has_told_already_are_stored_on_the_mirror_all_the_same() -> None:
+    """It may be there from an earlier opening, and the answer's own end it never."""
+    one, stored = _subscriber(), list[wire.Row]()
+    one.mirrors = SimpleNamespace(store=lambda _, row: stored.append(row))  # type: ignore[assignment]
+    rows = [wire.Row(1, 2, 1), wire.Row(1, 2, 1, 0, 0, "closed"), wire.Row(1, 2, 1, 1, 0, "closed")]
+    source = one.source_of("a", _state(rows[0]), 0.0)
+    one.link(source, rows[0])
+    one.receive("a", _news(rows[1]))
+    one.link(source, rows[2])  # another session's answer, whose import the coordinator refuses
+    one.receive("a", _news(rows[2]))
+    assert stored == rows[1:]
+
+
 def test_a_use_that_its_node_does_not_know_is_gone_for_good() -> None:
     one, row = _subscriber(), wire.Row(1, 2, 3, 3)
     source = one.source_of("a", _state(row), 0.0)
