@@ -7,7 +7,7 @@ from ipcsync import _threads
 
 __all__ = ["INTERFACE", "Engine"]
 
-INTERFACE = 27
+INTERFACE = 28
 """The version of what this package and the core expect of each other; raised on both sides with each change of it."""
 
 try:

@@ -378,11 +378,10 @@ class AttachmentTable:
         again = self.uses.get(use.key)
         if again is not None and (again.engine.is_recorder or not use.engine.is_recorder):
             return None
-        is_touched = again is not None or any(
-            old is not use and old.key == use.key and old.life < Life.RELEASED for old in self.ending
-        )
-        is_released = life is Life.RELEASED and not is_touched
-        is_drained = use.engine.is_recorder and life > Life.DRAINING and not is_released
+        others = [old for old in self.ending if old is not use and old.key == use.key]
+        is_released = again is None and all(old.life is Life.RELEASED for old in (use, *others))
+        least = min([life, *(old.life for old in others if old.engine.is_recorder)])  # a record there may be under way
+        is_drained = use.engine.is_recorder and least > Life.DRAINING and not is_released
         return Close(*use.key, released=is_released, drained=is_drained)
 
     def _sent(self, bodies: Sequence[Close | Break | None], deadline: int) -> list[bool | IpcSyncError]:

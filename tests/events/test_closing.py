@@ -92,6 +92,21 @@ def test_a_recorder_that_waits_ahead_for_itself_releases_everybody_by_its_close(
     _assert_all_free(observer)
 
 
+def test_a_recorder_that_waited_ahead_before_it_was_one_releases_that_wait_by_its_close(
+    new_client: NewClient, observer: ipcsync.Client
+) -> None:
+    """The use that waits drains, and never can before the one that records is over."""
+    client, stream = new_client("client"), ipcsync.Stream()
+    with observer.event("e", engine="timeline"):  # so that the first close does not end it
+        with client.event("e") as seen:
+            seen.at(2).wait(stream, ahead=True)
+        with client.event("e", recorder=True) as event:
+            event.record(ipcsync.Stream()).synchronize(10)
+        until(stream.query, "it is released")
+    client.close()
+    _assert_all_free(observer)
+
+
 # --- what the coordinator did not hear --------------------------------------------------------------------------------
 
 

@@ -264,14 +264,19 @@ def refused_wait(data: bytes, on: str = "main") -> None:
     _refused(driver_functions.WAIT[point._bound().engine.kind], lambda: point.wait(stream(on)))
 
 
-def refused_record(name: str, step: str = "record") -> None:
+def refused_record(name: str, step: str = "record", is_made: bool = False) -> None:
     """A record of which the driver refuses that step: `record`, or `follow` the record on another stream."""
     functions = {"record": driver_functions.RECORD, "follow": driver_functions.WAIT}[step]
-    _refused(functions[_events[name].engine], lambda: record(name))
+    _refused(functions[_events[name].engine], lambda: record(name), is_made)
 
 
-def _refused(function: str, call: Callable[[], object]) -> None:
-    with driver_functions.replaced(driver_functions.refused_once(function)):
+def refused_place(name: str, on: str) -> None:
+    """A record on a timeline of which the driver refuses the marker."""
+    _refused("cuEventRecord", lambda: record(name, on))
+
+
+def _refused(function: str, call: Callable[[], object], is_made: bool = False) -> None:
+    with driver_functions.replaced(driver_functions.refused_once(function, is_made=is_made)):
         try:
             call()
         except ipcsync.DriverError as error:
@@ -325,6 +330,7 @@ def state_of(data: bytes) -> str:
 
 def use_blocking_stream(name: str) -> None:
     """Have `name` be a stream that waits for the default stream."""
+    ipcsync.Stream()  # a context
     handle = unwrap(load().cuStreamCreate(0), "cuStreamCreate")
     _streams[name] = ipcsync.ExternalStream(int(handle))
 

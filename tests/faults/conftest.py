@@ -29,6 +29,12 @@ def line(coordinator: ipcsync.Coordinator, new_peer: NewPeer, engine: str) -> Li
 
 
 @pytest.fixture
+def pending(coordinator: ipcsync.Coordinator, new_peer: NewPeer, engine: str) -> Line:
+    """The same, with a driver that leaves a dead process's work pending for ever."""
+    return Line(coordinator.endpoint, new_peer, engine, "pending")
+
+
+@pytest.fixture
 def timeline(coordinator: ipcsync.Coordinator, new_peer: NewPeer) -> Line:
     """A chain of timelines."""
     return Line(coordinator.endpoint, new_peer, "timeline")

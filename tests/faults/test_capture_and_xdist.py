@@ -20,7 +20,7 @@ from ipcsync._drivers import load, unwrap
 from ipcsync.client import point as points
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.kit import remote
+from tests.kit import driver_functions, remote
 from tests.kit.failing import Failing
 from tests.kit.peer import Peer
 from tests.kit.until import until
@@ -208,6 +208,33 @@ def test_row_40_a_wait_that_slept_until_the_record_is_not_put_into_a_graph(
         event.record(other)
         assert isinstance(waiting.raised(), ipcsync.StreamCapturing)
         end(stream)
+
+
+def test_row_40_a_wait_that_another_threads_wait_held_up_is_not_put_into_a_graph(
+    client: ipcsync.Client, event: ipcsync.SharedEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, other, main = ipcsync.Stream(), ipcsync.Stream(), threading.get_ident()
+    with ipcsync.connect(client.endpoint) as second, second.event(event.name) as seen, StreamGate(other):
+        event.record(other)
+        with driver_functions.held_up(*driver_functions.WAIT.values()) as held:
+            first = threading.Thread(target=lambda: seen.at(1).wait(ipcsync.Stream()))
+            first.start()
+            held.wait()
+            guard = seen._engine.guard
+            check = guard.check_liveness
+
+            def capture_and_let_go() -> None:
+                if threading.get_ident() == main:  # it has waited for its turn by now
+                    monkeypatch.undo()
+                    begin(stream)
+                    held.go_on.set()
+                check()
+
+            monkeypatch.setattr(guard, "check_liveness", capture_and_let_go)
+            with pytest.raises(ipcsync.StreamCapturing):
+                seen.at(1).wait(stream)
+            end(stream)
+            first.join()
 
 
 def test_row_40_a_record_that_waited_for_room_is_not_put_into_a_graph(client: ipcsync.Client) -> None:

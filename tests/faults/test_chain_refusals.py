@@ -67,6 +67,71 @@ def test_an_event_recorded_on_another_stream_after_a_refusal_does_not_prove_the_
     _assert_unproven(of_events(coordinator, new_peer), "record")
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_refused_record_that_is_repeated_behind_a_loss_leaves_its_second_stream_behind_nothing(
+    pending: Line, before: int
+) -> None:
+    """What the record was made to wait for would never end."""
+    data = pending.begin()
+    b = pending.add("b")
+    for _ in range(before):
+        b.call(do.record, "b/out", "other")
+    b.call(do.wait, data)
+    b.call(do.refused_record, "b/out", "record", True)
+    pending.kill_a()
+    assert b.call(do.error_of, do.record, "b/out", "second") == "RecorderLost"
+    b.call(do.finish, "second")
+    b.call(do.record_unnamed, "second")
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_stream_on_which_a_refused_record_was_repeated_stands_behind_what_that_was(
+    pending: Line, before: int
+) -> None:
+    """The driver has made it on the first stream, behind A."""
+    data = pending.begin()
+    b = pending.add("b")
+    for _ in range(before):
+        b.call(do.record, "b/out", "other")
+    b.call(do.wait, data)
+    b.call(do.refused_record, "b/out", "record", True)
+    b.call(do.record, "b/out", "second")
+    point, c = b.call(do.record_unnamed, "second"), pending.add("c", records=False)
+    c.call(do.keep, point)
+    pid = pending.kill_a()
+    pending.assert_lost(c.call(do.await_end, point), pid)
+    b.call(do.error_of, do.finish, "second")  # in either way it ends
+
+
+def test_a_repeated_record_is_behind_what_its_first_stream_waits_for_by_the_time_that_shows_its_place(
+    timeline: Line,
+) -> None:
+    data = timeline.begin()
+    b, c = timeline.add("b"), timeline.add("c", records=False)
+    b.call(do.record, "b/out")
+    b.call(do.refused_place, "b/out", "main")
+    b.call(do.wait, data)
+    point = b.call(do.record, "b/out", "second")
+    c.call(do.keep, point)
+    pid = timeline.kill_a()
+    timeline.assert_lost(c.call(do.await_end, point), pid)
+    assert b.call(do.error_of, do.record_unnamed, "second") == "RecorderLost"
+
+
+def test_a_stream_that_was_refused_a_record_since_its_first_place_is_not_known_stands_behind_nothing(
+    timeline: Line,
+) -> None:
+    data = timeline.begin()
+    b = timeline.add("b")
+    b.call(do.use_default_stream, "default")
+    b.call(do.record, "b/out", "default")
+    b.call(do.wait, data, "default")
+    b.call(do.refused_place, "b/out", "default")
+    assert b.call(do.error_of, do.record, "b/out") == "IpcSyncError"
+    b.call(do.close_event, "b/out")
+    b.call(do.record_unnamed)
+
+
 def test_a_session_that_waited_ahead_for_an_event_records_it_with_a_chain_of_its_own(timeline: Line) -> None:
     """It had closed the event, and that use still drained, when it opened the event again as its recorder."""
     a, b, c = timeline.add("a"), timeline.add("b", records=False), timeline.add("c", records=False)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.core
 _FLAGS = "cuStreamGetFlags"
 _FAR = 1 << 55  # ids from here on, and devices from 128 on, are not remembered
 _PLACES = 1024  # of two streams whose ids differ by a multiple of it, the last one is remembered
-_ids = count(1 << 40)  # of streams that no other test has
+_ids = count((1 << 40) + _PLACES // 2)  # of streams that no other test has, nor their places: rigs have the first ones
 
 
 @pytest.fixture

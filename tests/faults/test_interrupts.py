@@ -157,6 +157,32 @@ def test_row_43_what_is_said_of_a_record_that_failed_is_true(
     assert lost.query()
 
 
+def test_row_43_a_record_that_failed_on_the_default_stream_is_complete_only_behind_its_work(
+    client: ipcsync.Client, new_client: Callable[..., ipcsync.Client]
+) -> None:
+    """That stream has no handle by which any thread could find where the record is: who records elsewhere is told."""
+    event, default, other = (
+        client.event("e", recorder=True, engine="timeline"),
+        ipcsync.default_stream(),
+        ipcsync.Stream(),
+    )
+    seen = new_client("peer").event("e")
+    event.record(default).synchronize(10)
+    with StreamGate(default):
+        refused = driver_functions.refused_once("cuEventRecord")  # of its place; the record is made
+        with driver_functions.replaced(refused), pytest.raises(ipcsync.DriverError):
+            event.record(default)
+        for _ in range(2):
+            with pytest.raises(ipcsync.IpcSyncError, match="record on that stream once more, or close the event"):
+                event.record(other)
+        assert event.generation == 1
+        assert event.record(default).generation == 3
+        later = event.record(other)
+        assert not seen.at(2).query()
+    seen.at(later.generation).synchronize(10)
+    assert other.query()
+
+
 def test_row_41_an_exception_within_a_look_at_other_waits_leaves_a_stream_behind_nothing(
     coordinator: ipcsync.Coordinator,
     client: ipcsync.Client,

@@ -14,10 +14,12 @@ import pytest
 
 import ipcsync
 from ipcsync import _drivers
+from ipcsync._deadline import deadline_of
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import fixtures
 from tests.kit import driver_functions
+from tests.kit.failing import Failing
 from tests.kit.steps import at_step
 from tests.kit.until import until
 
@@ -331,6 +333,33 @@ def test_row_52_a_point_attached_amid_the_close_of_its_event_does_not_keep_it_op
         gate.open()
     points[0].synchronize(10)
     waiting.at(1).synchronize(10)
+
+
+def test_row_52_a_use_that_ends_amid_a_record_of_an_earlier_one_does_not_say_that_the_record_is_complete(
+    client: ipcsync.Client, new_client: NewClient
+) -> None:
+    """To the coordinator both are one, and what it is told to be complete it counts."""
+    event, stream, table = client.event("e", recorder=True, engine="timeline"), ipcsync.Stream(), _table(client)
+    seen, session = new_client("waiting").event("e"), client._session
+    data = bytes(event.record(stream))
+    seen.at(1).synchronize(10)
+
+    def is_alone() -> bool:
+        session.driving.look()
+        session._call(table.beat, deadline_of(5.0), 5.0)
+        return not table.uses and len(table.ending) == 1
+
+    with StreamGate(stream) as gate:
+        with driver_functions.held_up("cuStreamWriteValue64") as held:
+            recording = Failing(lambda: event.record(stream))
+            held.wait()
+            event.close()
+            assert client.point(data).query()
+        assert isinstance(recording.raised(), ipcsync.EventClosed)
+        until(is_alone, "the point's use is over")
+        assert not seen.at(2).query()
+        gate.open()
+        seen.at(2).synchronize(10)
 
 
 def _use(event: ipcsync.SharedEvent) -> tuple[int, int]:

@@ -11,7 +11,6 @@ in tests: there the order of the steps is held against the models in tests/model
 One extension of these parts, in this order, each of which needs only those before it.
 """
 
-import logging
 from collections.abc import Mapping
 from inspect import Parameter, Signature
 from sys import modules
@@ -31,9 +30,7 @@ from ipcsync.errors import (
     CaptureError, CoordinatorLost, DeviceMismatch, DriverError, EngineMismatch, IpcSyncError, NoDriver
 )
 
-INTERFACE = 27  # as in `__init__`
-
-log = logging.getLogger("ipcsync")
+INTERFACE = 28  # as in `__init__`
 
 cdef enum:
     NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING

@@ -238,7 +238,7 @@ cdef int begin_records(Lane self, Use *use) except -1:
     if core.chain.is_needed or core.depends_on_all or row_count != 0:
         first = core._recorded + 1  # on all that L waits for:
         depend_on(core, self.key, self.drainer_id, first, core._recorded + use.count, None)
-    if must_follow(core, self.drainer_id, core._recorded + 1):  # only now: what was refused waits for nothing of that event
+    if must_follow(core, self.drainer_id):  # only now: what was refused waits for nothing of that event
         use.follows = use.highest
 
 cdef object record_each(Lane self, Bracket bracket, replaying):

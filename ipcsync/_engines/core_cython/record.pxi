@@ -75,7 +75,7 @@ cdef int begin_record(
 cdef int make_record(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
     """With the turn, which it gives: GO_ON, AGAIN, REFUSED, or IS_CLOSED (made, and it is not open now)."""
     cdef bint repeats = generation == self._begun
-    if not repeats and must_follow(self, stream, generation) and not follow_last(self, handle, stream, generation, refusal):
+    if not repeats and must_follow(self, stream) and not follow_last(self, handle, stream, generation, refusal):
         return give_turn(self, REFUSED)
     self.last_stream = stream
     self._begun = generation
@@ -115,27 +115,27 @@ cdef inline int give_turn(Core self, int found) noexcept nogil:
     self.calls.give()
     return found
 
-cdef inline bint must_follow(Core self, uint64_t stream, int64_t generation) noexcept nogil:
-    """Whether the stream is to wait for the record before, which was made on another one."""
-    return stream != self.last_stream and generation > 1
+cdef inline bint must_follow(Core self, uint64_t stream) noexcept nogil:
+    """Whether the stream is to wait for the record before, or for one that was refused, which is on another one."""
+    return stream != self.last_stream and self._begun > 0
 
 cdef inline bint has_needed(Core self, uint64_t stream, int64_t generation) noexcept nogil:
     """Whether all is there that the driver's calls need."""
     return (
         has_import(self, generation)
-        and (not needs_marker(self, stream, generation) or marker_of(self, stream) != NULL)
-        and (not must_follow(self, stream, generation) or has_import(self, generation - 1))
+        and (not needs_marker(self, stream) or marker_of(self, stream) != NULL)
+        and (not must_follow(self, stream) or self._recorded == 0 or has_import(self, self._recorded))
     )
 
-cdef inline bint needs_marker(Core self, uint64_t stream, int64_t generation) noexcept nogil:
+cdef inline bint needs_marker(Core self, uint64_t stream) noexcept nogil:
     """Of a ring, a record that waits for the one before, which may be lost."""
-    return not self.has_ring or (self.chain.is_needed and must_follow(self, stream, generation))
+    return not self.has_ring or (self.chain.is_needed and must_follow(self, stream))
 
 cdef int get_needed(Core self, Handle handle, uint64_t stream, int64_t generation, int64_t deadline, timeout) except -1:
     open_import(self, generation)
-    if must_follow(self, stream, generation):
-        open_import(self, generation - 1)
-    if needs_marker(self, stream, generation):
+    if must_follow(self, stream) and self._recorded > 0:
+        open_import(self, self._recorded)
+    if needs_marker(self, stream):
         if row_count != 0:
             check_lost(self, key_of(self, handle, stream, self.ordinal))  # such a stream may take in nothing more
         enter_calls(self, deadline, generation, timeout, UNDER_WAY)
@@ -157,23 +157,31 @@ cdef int record_dependent(
 ) except -1:
     """With the turn, which it gives: a record that depends on others, or one that the driver refused before."""
     cdef Wait followed = None
+    cdef Entry entry
     cdef int found = REFUSED
     cdef bint has_turn = True
     ipcsync_turns(1)
     try:
+        key = key_of(self, handle, stream, self.ordinal)
         if generation == self._begun:
-            follow_refused(self, handle, stream, refusal)
-        if refusal.error == 0:
-            key = key_of(self, handle, stream, self.ordinal)
-            followed = depend_on(self, key, stream, generation, generation, further)
-            if followed is not None:
-                if generation != self._begun:  # else it was queued for the refused one
-                    with nogil:
-                        follow_last(self, handle, stream, generation, refusal)
-                if isinstance(followed.outcome, Loss):  # as in `queue_wait`
-                    drop([followed])
-                    followed = add(key, self, generation - 1, stream, self.ordinal)
-                followed.is_queued = refusal.error == 0
+            check_place(self, stream)
+            if stream != self.last_stream:  # what shows its place there may be behind later waits too
+                further = [*(further or ()), *[each for each in latest(None) if each.stream == self.last_stream]]
+        followed = depend_on(self, key, stream, generation, generation, further)
+        for entry in list(self.chain.entries.values()) if generation == self._begun and stream != self.last_stream else ():
+            is_before = not self.depends_on_all or entry.wait.stream == self.last_stream
+            if is_before and entry.last >= generation and entry.wait.outcome is None:
+                add(key, entry.wait.view, entry.wait.generation, entry.wait.stream, entry.wait.ordinal)
+        with nogil:
+            if generation == self._begun:
+                follow_refused(self, handle, stream, refusal)
+            elif followed is not None:
+                follow_last(self, handle, stream, generation, refusal)
+        if followed is not None:
+            if isinstance(followed.outcome, Loss):  # as in `queue_wait`
+                drop([followed])
+                followed = add(key, self, self._recorded, stream, self.ordinal)
+            followed.is_queued = refusal.error == 0
         if refusal.error == 0:
             has_turn = False
             with nogil:
@@ -187,7 +195,7 @@ cdef int record_dependent(
 cdef Wait depend_on(Core self, int64_t key, uint64_t stream, int64_t generation, int64_t last, further):
     """Store what the records of `generation` to `last` will depend on: the waits of a list, and others. RecorderLost if
     any of it is lost. The wait for the record before, if that is listed too."""
-    cdef bint follows = must_follow(self, stream, generation)  # a lost one would hold its stream up
+    cdef bint follows = must_follow(self, stream)  # a lost one would hold its stream up
     if len(self.chain.entries) >= self.chain.resolve_at or (follows and self.chain.may_be_lost()):
         publish(self)
         self.chain.resolve_at = max(<int64_t>MANY_ENTRIES, <int64_t>(2 * len(self.chain.entries)))
@@ -196,23 +204,26 @@ cdef Wait depend_on(Core self, int64_t key, uint64_t stream, int64_t generation,
     if further:
         waits = dict.fromkeys([*waits, *further])
     self.chain.extend(self, generation, last, stream, waits)
-    return add(key, self, generation - 1, stream, self.ordinal) if follows and self.chain.entries else None
+    return add(key, self, self._recorded, stream, self.ordinal) if follows and self._recorded and self.chain.entries else None
 
-cdef int follow_refused(Core self, Handle handle, uint64_t stream, Refusal *refusal) except -1:
-    """Have the stream wait for all records before the refused one, and for that one if it was made."""
+cdef int check_place(Core self, uint64_t stream) except -1:
+    """Raise if the stream cannot be made to wait for the refused record: it is not known where that is on its own."""
     renew_markers(self)
     last = marker_of(self, self.last_stream)
-    if stream != self.last_stream and not self.has_ring and last != NULL and last.handle != NULL:
+    if stream != self.last_stream and not self.has_ring and last != NULL and last.handle != NULL and not is_fed(last):
         self.raise_unknown_place()
-    with nogil:
-        if stream != self.last_stream and self.has_ring:
-            give_wait(self, handle, self._begun, refusal)  # if it was not made, its CUDA event is an older one's
-        elif stream != self.last_stream and last != NULL:  # null: all there was found complete
-            tell(refusal, cuStreamWaitEvent(handle, last.event, 0), b"cuStreamWaitEvent")
-        if refusal.error == 0 and self._recorded > 0 and has_import(self, self._recorded):
-            give_wait(self, handle, self._recorded, refusal)
-        if marker_of(self, stream) != NULL and (self.has_ring or refusal.error != 0):
-            mark(self, handle, stream)
+
+cdef void follow_refused(Core self, Handle handle, uint64_t stream, Refusal *refusal) noexcept nogil:
+    """Have the stream wait for all records before the refused one, and for that one if it was made."""
+    last = marker_of(self, self.last_stream)
+    if stream != self.last_stream and self.has_ring:
+        give_wait(self, handle, self._begun, refusal)  # if it was not made, its CUDA event is an older one's
+    elif stream != self.last_stream and last != NULL:  # null: all there was found complete
+        tell(refusal, cuStreamWaitEvent(handle, last.event, 0), b"cuStreamWaitEvent")
+    if refusal.error == 0 and self._recorded > 0 and has_import(self, self._recorded):
+        give_wait(self, handle, self._recorded, refusal)
+    if marker_of(self, stream) != NULL and (self.has_ring or refusal.error != 0):
+        mark(self, handle, stream)
 
 cdef inline void publish_record(Core self, int64_t generation) noexcept nogil:
     store(self.place, RECORDED, self.base + generation)

@@ -48,12 +48,13 @@ cdef uintptr_t address_of(stream) except? 0:
 # --- the turns of a use's calls ---------------------------------------------------------------------------------------
 
 cdef int enter_calls(Core self, int64_t deadline, int64_t generation, timeout, str what) except -1:
-    """Take the turn of calls that queue work, which `leave_calls` gives; WaitTimeout once `deadline` is over. A call
-    within another one of its thread, which has a turn too, waits half a second at most: two such might wait for each
-    other. On the thread that beats, the wait beats."""
+    """Take the turn of calls that queue work, which `leave_calls` gives; 1 if another thread had it. WaitTimeout once
+    `deadline` is over. A call within another one of its thread, which has a turn too, waits half a second at most: two
+    such might wait for each other. On the thread that beats, the wait beats."""
     cdef bint is_within = ipcsync_turns(0) > 0
     step(b"lock")
-    if not self.calls.take():
+    cdef bint is_taken = not self.calls.take()
+    if is_taken:
         if self.calls.mine():
             self.raise_reentered()
         if is_within:
@@ -63,6 +64,7 @@ cdef int enter_calls(Core self, int64_t deadline, int64_t generation, timeout, s
                 self.raise_reentered()
             self.raise_timeout(generation, timeout, what)
     ipcsync_turns(1)
+    return is_taken
 
 cdef inline void leave_calls(Core self) noexcept:
     step(b"unlock")
@@ -208,9 +210,9 @@ cdef inline int mark(Core self, Handle handle, uint64_t stream) noexcept nogil:
     cdef Marker *marker = marker_of(self, stream)
     step(b"mark")
     result = cuEventRecord(marker.event, handle)
-    marker.handle = NULL if result == 0 else handle
-    if marker.over == <uintptr_t>&nothing:
+    if marker.over == <uintptr_t>&nothing or <uintptr_t>marker.handle == 1:
         marker.over = 0
+    marker.handle = NULL if result == 0 else <Handle>(<uintptr_t>handle or 1)  # 0 is a default stream's too
     return result
 
 cdef bint renew_markers(Core self) noexcept:

@@ -124,20 +124,19 @@ cdef class Core(Line):
         if self.is_recorder or last_of(self) < generation or not self.state.take():
             return False
         try:
-            try:
-                with nogil:
-                    is_accepted = (
-                        not self.is_unused
-                        and (says_complete(self, generation) if self.has_ring else is_on_board(self, generation))
-                        and is_clear(self, generation)
-                        and recorder_lives(self)
-                        and not is_broken(self)
-                        and not is_orphaned(self)
-                    )
-            finally:
-                self.state.give()
-        except IpcSyncError as error:  # calls of this event raise it
-            log.debug("whether generation %d of %s is complete cannot be asked: %s", generation, self.label, error)
+            with nogil:
+                is_accepted = (
+                    not self.is_unused
+                    and (says_complete(self, generation) if self.has_ring else is_on_board(self, generation))
+                    and is_clear(self, generation)
+                    and recorder_lives(self)
+                    and not is_broken(self)
+                    and not is_orphaned(self)
+                )
+        except IpcSyncError:
+            pass  # calls of this event raise it
+        finally:
+            self.state.give()
         if is_accepted:
             note(self, generation)
         return is_accepted

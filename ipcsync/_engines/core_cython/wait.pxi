@@ -47,8 +47,10 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         return NO_STREAM
     open_import(self, generation)  # before the hazard: opening one takes long
     sweep()
-    enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)")
+    was_taken = enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)")
     try:
+        if was_taken:  # by one that may have begun a capture meanwhile
+            check_usable(self, handle, "wait")
         make_marker(self, handle, stream, ordinal)  # before `key_of`: the driver refuses it on another device's stream
         check_open(self)  # while it is open, the import stays, and there is a marker
         key = key_of(self, handle, stream, ordinal)
