@@ -77,6 +77,7 @@ class Core(Line):
     is_released: bool
     _flags: int
     _address: int
+    _home: int
     completed: int
     oldest_in_the_way: int
     def open_first(self, generation: int = ...) -> None: ...

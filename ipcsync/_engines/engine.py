@@ -164,23 +164,25 @@ class Engine(Core):
 
     def open_word(self) -> int:
         """The device pointer of the word, whose page is registered on the event's device: for all of the process's."""
-        with OnDevice(self.ordinal) as inside, inside:  # the caller's thread may have no context yet
-            return pinned.word(self.line.completed_address, self.board)
+        return pinned.word(self.line.completed_address, self.board, self.ordinal)
 
     def open_event(self, index: int) -> DriverObject:
         """A new CUevent for the one of the ring at `index`. Raises HandleError if the driver does not open it."""
         data = _drivers.handle_from_bytes(CUipcEventHandle, self.handles[index])
         try:
-            with OnDevice(self.ordinal) as inside, inside:
+            self._home = int(home := context.primary(self.ordinal))  # it never ends; records need streams of the same
+            with OnDevice(self.ordinal, home) as inside, inside:
                 result = relaxed_call(_drivers.load().cuIpcOpenEventHandle, data)
             return unwrap(result, "cuIpcOpenEventHandle", HandleError)
         except DriverError:
             self.guard.check_liveness()  # a lost coordinator explains the error
             raise
 
-    def create_event(self, ordinal: int) -> DriverObject:
-        """A CUDA event of this process, for a marker on a stream of that device."""
-        with OnDevice(ordinal) as inside, inside:
+    def create_event(self, stream: int, ordinal: int) -> DriverObject:
+        """A CUDA event for a marker on a stream: of its context; of that device, else the driver refuses the marker."""
+        home = None if stream in DEFAULT_STREAMS else context.call("cuStreamGetCtx", stream)
+        is_there = home is not None and context.ordinal_of_context(home) == ordinal
+        with OnDevice(ordinal, home if is_there else None) as inside, inside:
             return context.call("cuEventCreate", EVENT_DISABLE_TIMING)
 
     def peer_is_alive(self, serial: int) -> bool:
@@ -294,8 +296,8 @@ class Engine(Core):
             "stream once more, or close the event and open it again"
         )
 
-    def raise_unusable(self, why: DriverError) -> NoReturn:
-        """Raise EngineMismatch: the event's engine does not work in this process."""
+    def raise_unusable(self, why: IpcSyncError) -> NoReturn:
+        """Raise EngineMismatch: the event's engine does not work in this process, or not for a stream."""
         recorder, pid = self._recorder()
         told = f", recorded by the session {recorder!r} (pid {pid or '?'})," if recorder else ""
         other = "timeline" if self.kind == "event" else "event"

@@ -131,7 +131,9 @@ def ordinal_of_context(context: DriverObject) -> int:
 
 @cache
 def _uuids() -> list[str]:
-    return [str(uuid.UUID(bytes=call("cuDeviceGetUuid", handle).bytes)) for handle in devices()]
+    # CUDA 12 has both, and the first of them knows nothing of MIG.
+    name = "cuDeviceGetUuid_v2" if hasattr(driver(), "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    return [str(uuid.UUID(bytes=call(name, handle).bytes)) for handle in devices()]
 
 
 def uuid_of(ordinal: int) -> str:

@@ -23,7 +23,7 @@ PAGE = mmap.PAGESIZE
 _FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP
 _ALREADY_REGISTERED, _NOT_REGISTERED = 712, 713
 _lock = CallLock()
-# By page: a device whose context was current when it was registered, and its mapping. While a page is missing in the
+# By page: a device in whose primary context it was registered, and its mapping. While a page is missing in the
 # second set, an exception may have ended the call, with the page registered or not.
 _pages: dict[int, tuple[int, object]] = {}
 _registered: set[int] = set()
@@ -33,16 +33,17 @@ _free: dict[tuple[int, str], list[tuple[int, int]]] = {}
 _taking = CallLock()
 
 
-def word(address: int, mapping: object) -> int:
+def word(address: int, mapping: object, ordinal: int) -> int:
     """The device pointer of the 8-byte word at `address`; `mapping` is kept.
 
-    Its page is registered in the current context at first. Raises DriverError if the driver refuses, as it does for
-    pages of a file on disk.
+    Its page is registered at first, in the device's primary context, since a registration ends with its context. Raises
+    DriverError if the driver refuses, as it does for pages of a file on disk.
     """
     page = address & ~(PAGE - 1)
-    if page not in _registered:
-        under(_lock, _register, page, mapping)
-    return int(call("cuMemHostGetDevicePointer", page, 0)) + (address - page)
+    with OnDevice(ordinal, primary(ordinal)) as inside, inside:
+        if page not in _registered:
+            under(_lock, _register, page, mapping)
+        return int(call("cuMemHostGetDevicePointer", page, 0)) + (address - page)
 
 
 def _register(address: int, mapping: object) -> None:
@@ -77,7 +78,7 @@ def unpin(address: int, length: int) -> bool:
         return False
     for start in [start for start in list(_pages) if address <= start < address + length]:
         try:
-            with OnDevice(_pages[start][0]) as inside, inside:
+            with OnDevice(ordinal := _pages[start][0], primary(ordinal)) as inside, inside:
                 result = relaxed_call(_drivers.load().cuMemHostUnregister, start)
             if start in _registered or result[0] != _NOT_REGISTERED:
                 unwrap(result, "cuMemHostUnregister")

@@ -48,7 +48,7 @@ class Stream:
     `stream_id`, `device_index` and `device_type` is never destroyed here, and must not outlive its owner.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_index", "_owner", "_pointer")
+    __slots__ = ("__weakref__", "_handle", "_home", "_index", "_owner", "_pointer")
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Stream:
             if isinstance(priority, bool):
                 raise TypeError("a stream's priority is an int, but got a bool")
             with OnDevice(index) as inside, inside:
+                self._home = call("cuCtxGetCurrent")
                 least, greatest = call("cuCtxGetStreamPriorityRange")
                 clamped = max(greatest, min(least, operator.index(priority)))
                 handle = call("cuStreamCreateWithPriority", STREAM_NON_BLOCKING, clamped)
@@ -253,8 +254,9 @@ class ExternalStream(Stream):
 
 
 def made_here() -> list[Stream]:
-    """The streams that ipcsync has made, and that somebody still has."""
-    return [stream for reference in _made.valuerefs() if (stream := reference()) is not None]
+    """The streams that ipcsync has made in the current context, and that somebody still has."""
+    here = call("cuCtxGetCurrent")
+    return [stream for each in _made.valuerefs() if (stream := each()) is not None and stream._home == here]
 
 
 def _handle_of(address: int | DriverObject) -> DriverObject:

@@ -228,14 +228,14 @@ def _why_not_timeline(line: SessionLine, ordinal: int, seconds: float) -> str | 
     """
     try:
         with OnDevice(ordinal) as inside, inside:
-            return relaxed_call(_try_word, line, seconds)
+            return relaxed_call(_try_word, line, ordinal, seconds)
     except DriverError as error:
         return f"there is no context: {error}"
 
 
-def _try_word(line: SessionLine, seconds: float) -> str | None:
+def _try_word(line: SessionLine, ordinal: int, seconds: float) -> str | None:
     try:
-        pointer = pinned.word(line.probe_address, line)
+        pointer = pinned.word(line.probe_address, line, ordinal)
     except DriverError as error:
         return f"the board's page cannot be registered here: {error}"
     word, passed = ctypes.c_uint64.from_address(line.probe_address), False

@@ -152,14 +152,19 @@ def test_a_call_refused_for_a_stream_that_names_another_device_changes_nothing(
     recorder, waiter = start(), start()
     recorder.call(remote.open_event, "e", {"recorder": True, "device": 0, "engine": engine})
     recorder.call(remote.record, "e")
+    refused = "DriverError", "cuEventRecord failed: CUDA_ERROR_INVALID_HANDLE (400)"
     for _ in range(2):
         error = recorder.call(remote.error_of, _record_on_mislabelled, "e")
-        assert error == ("DriverError", "cuEventRecord failed: CUDA_ERROR_INVALID_HANDLE (400)")
+        if engine == "event":
+            assert error is not None
+            assert error[0] == "EngineMismatch"
+        else:
+            assert error == refused
         assert recorder.call(_state, "e") == ("open", 1)
     recorder.call(remote.hold)
     (data,) = recorder.call(remote.record, "e")
     for _ in range(2):
-        assert waiter.call(remote.error_of, _wait_on_mislabelled, data) == error
+        assert waiter.call(remote.error_of, _wait_on_mislabelled, data) == refused
         assert waiter.call(remote.stream_is_idle, "of-1"), "no wait was queued on it"
     waiter.call(remote.wait, data, "of-1", None, 1)
     assert not waiter.call(remote.stream_is_idle, "of-1")

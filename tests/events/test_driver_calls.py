@@ -14,8 +14,10 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.events.stage import Stage
 from tests.kit.driver_calls import DriverCalls
+from tests.kit.driver_functions import RECORD, refused_once, replaced
 
 Case = Callable[[Stage], Callable[[], Any]]
 
@@ -161,9 +163,9 @@ CASES = [
     _resume,
 ]
 
-# Their failure is no caller's: the first is asked once more, the second's own answer is not needed to go on, and a
-# finalizer makes the third.
-_PASSED_OVER = ("cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuEventDestroy")
+# Their failure is no caller's: the first is asked once more, the answers of the second and third are not needed to go
+# on, and a finalizer makes the last.
+_PASSED_OVER = ("cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuStreamGetCtx", "cuEventDestroy")
 
 
 def _error_of(call: Callable[[], object]) -> ipcsync.DriverError | None:
@@ -206,10 +208,12 @@ def test_what_the_driver_refuses_is_said_by_name_and_the_next_try_works(
 
 _CAPTURING, _ID, _FLAGS = "cuStreamIsCapturing", "cuStreamGetId", "cuStreamGetFlags"
 _DEVICE, _MODE = "cuCtxGetDevice", "cuThreadExchangeStreamCaptureMode"
-_MAPPED = [_DEVICE, "cuMemHostGetDevicePointer"]  # of the word, once for each use
-_OPEN = [_DEVICE, _MODE, "cuIpcOpenEventHandle", _MODE]  # of the ring, each once for each use
+_HOME, _HERE, _ENTER = "cuStreamGetCtx", "cuCtxGetCurrent", "cuCtxSetCurrent"
+_MAPPED = [_HERE, _ENTER, "cuMemHostGetDevicePointer", _ENTER]  # of the word, once for each use
+_OPEN = [_HERE, _ENTER, _MODE, "cuIpcOpenEventHandle", _MODE, _ENTER]  # of the ring, each once for each use
 _LOOK = [_MODE, "cuEventQuery", _MODE]
-_MARKER = [_DEVICE, "cuEventCreate", "cuEventRecord"]  # once for each stream, which is refused if of another device
+_MARKER = [_HOME, _HERE, _ENTER, "cuEventCreate", _ENTER, "cuEventRecord"]  # once for each stream
+_DEFAULT_MARKER = [_DEVICE, "cuEventCreate", "cuEventRecord"]
 _KNOWN = [_CAPTURING, _ID]  # again behind what is opened or created, and where the stream is not known yet
 _RECORD, _WAIT, _WRITE, _WAIT_VALUE = (
     "cuEventRecord",
@@ -220,7 +224,7 @@ _RECORD, _WAIT, _WRITE, _WAIT_VALUE = (
 
 _ASKED: dict[Case, dict[str, list[str]]] = {
     _first_record: {
-        "event": [*_KNOWN, *_KNOWN, *_OPEN, *_KNOWN, _RECORD],
+        "event": [*_KNOWN, *_KNOWN, *_OPEN, *_KNOWN, _HOME, _RECORD],
         "timeline": [*_KNOWN, *_KNOWN, *_MAPPED, *_MARKER, *_KNOWN, _WRITE, _RECORD],
     },
     _further_record: {
@@ -228,15 +232,15 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
         "timeline": [*_KNOWN, _WRITE, _RECORD],
     },
     _record_on_another_stream: {
-        "event": [*_KNOWN, *_KNOWN, *_OPEN, *_KNOWN, _WAIT, _RECORD],
+        "event": [*_KNOWN, *_KNOWN, _HOME, *_OPEN, *_KNOWN, _HOME, _WAIT, _RECORD],
         "timeline": [*_KNOWN, *_KNOWN, *_MARKER, *_KNOWN, _WAIT_VALUE, _WRITE, _RECORD],
     },
     _record_on_the_default_stream: {
-        "event": [_DEVICE, *_KNOWN, *_OPEN, *_KNOWN, _RECORD],
-        "timeline": [_DEVICE, *_KNOWN, *_MAPPED, *_MARKER, *_KNOWN, _WRITE, _RECORD],
+        "event": [_DEVICE, *_KNOWN, *_OPEN, *_KNOWN, _HOME, _RECORD],
+        "timeline": [_DEVICE, *_KNOWN, *_MAPPED, *_DEFAULT_MARKER, *_KNOWN, _WRITE, _RECORD],
     },
     _record_behind_a_wait: {
-        "event": [*_KNOWN, *_OPEN, *_KNOWN, _RECORD],
+        "event": [*_KNOWN, *_OPEN, *_KNOWN, _HOME, _RECORD],
         "timeline": [*_KNOWN, *_MAPPED, *_MARKER, *_KNOWN, _WRITE, _RECORD],
     },
     _wait_on_a_stream: {
@@ -289,3 +293,22 @@ def test_an_import_that_there_is_no_memory_for_is_opened_by_the_next_call(
         with pytest.raises(MemoryError):
             point.query()
     _wait_and_open(point, ipcsync.Stream(), gate)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_stream_on_which_a_record_is_repeated_and_refused_again_is_behind_what_the_first_one_was_alone(
+    new_client: Callable[[], ipcsync.Client], engine: EngineName, is_closed: bool
+) -> None:
+    theirs, client = new_client(), new_client()
+    held, streams = ipcsync.Stream(), (ipcsync.Stream(), ipcsync.Stream())
+    event = client.event("e", recorder=True, engine=engine)
+    with StreamGate(held):
+        point = client.point(bytes(theirs.record(held, engine=engine)))
+        point.wait(streams[0])
+        for stream in streams:
+            with replaced(refused_once(RECORD[engine])), pytest.raises(ipcsync.DriverError):
+                event.record(stream)
+    point.synchronize(30)
+    if is_closed:
+        event.close()
+    client.record(streams[1], engine=engine).synchronize(30)

@@ -312,11 +312,11 @@ def test_a_handler_that_registers_the_same_page_in_the_middle_of_its_registratio
 
         def handled() -> int:
             monkeypatch.undo()
-            found.append(pinned.word(address, page))
+            found.append(pinned.word(address, page, 0))
             return context.current_ordinal()
 
         monkeypatch.setattr(context, "current_ordinal", handled)
-        assert [pinned.word(address, page)] == found
+        assert [pinned.word(address, page, 0)] == found
         assert pinned.unpin(address, PAGE)
 
 
@@ -339,9 +339,9 @@ def test_a_page_that_is_given_up_in_the_middle_of_its_registration_stays_mapped(
     monkeypatch.setattr(driver, "cuMemHostRegister", meanwhile)
     if is_refused:
         with pytest.raises(ipcsync.DriverError):
-            pinned.word(address, page)
+            pinned.word(address, page, 0)
     else:
-        pinned.word(address, page)
+        pinned.word(address, page, 0)
     del page
     assert (mapping() is None) is is_refused
     assert pinned.unpin(address, PAGE)

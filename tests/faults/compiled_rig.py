@@ -45,6 +45,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamWaitEvent": (_POINTER, _POINTER, _INT),
     "cuStreamIsCapturing": (_POINTER, ctypes.POINTER(_INT)),
     "cuStreamGetId": (_POINTER, ctypes.POINTER(_WIDE)),
+    "cuStreamGetCtx": (_POINTER, _POINTER),
     "cuThreadExchangeStreamCaptureMode": (ctypes.POINTER(_INT),),
     "cuStreamWriteValue64": (_POINTER, _WIDE, _WIDE, _INT),
     "cuStreamWaitValue64": (_POINTER, _WIDE, _WIDE, _INT),
@@ -193,7 +194,7 @@ def engine_of(module: ModuleType) -> Any:
         def open_word(self) -> int:
             return 1
 
-        def create_event(self, _ordinal: int) -> int:
+        def create_event(self, _stream: int, _ordinal: int) -> int:
             return self.rig.handle or 77
 
     return Engine

@@ -30,7 +30,7 @@ _LINKS = (
 )  # what a record stands behind is told before it is made
 _QUEUED = ("store announced", _WAIT, "mark")
 _ELSEWHERE = {"cuEventCreate", "cuEventDestroy"}  # for markers, which Python makes
-_ELSEWHERE |= {"cuStreamGetFlags"}  # asked once for each stream
+_ELSEWHERE |= {"cuStreamGetFlags", "cuStreamGetCtx"}  # asked once for each stream
 _ELSEWHERE |= {"cuStreamBatchMemOp", "cuCtxGetCurrent", "cuCtxSetCurrent"}  # of replays: in tests/graphs
 
 _CASES: dict[str, Case] = {

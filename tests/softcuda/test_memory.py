@@ -63,6 +63,21 @@ def test_who_frees_memory_waits_for_the_work_of_its_context_and_who_destroys_its
     assert b("free", "m") == 0
 
 
+@pytest.mark.usefixtures("ctx")
+def test_a_registration_ends_with_its_context() -> None:
+    page, size = mmap.mmap(-1, mmap.PAGESIZE), mmap.PAGESIZE
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    other = ok(drv.cuCtxCreate(None, 0, 0))
+    ok(drv.cuMemHostRegister(address, size, 1))
+    ok(drv.cuCtxPopCurrent())
+    ok(drv.cuMemHostGetDevicePointer(address, 0))  # portable
+    ok(drv.cuCtxDestroy(other))
+    assert code(drv.cuMemHostGetDevicePointer(address, 0)) == 1
+    assert code(drv.cuMemHostUnregister(address)) == 713
+    ok(drv.cuMemHostRegister(address, size, 1))
+    ok(drv.cuMemHostUnregister(address))
+
+
 def test_who_has_freed_memory_open_keeps_it_and_nobody_else_opens_it(servers: MakeServers) -> None:
     a, b, c = servers(3)
     h = a("alloc", "m", 100_000)

@@ -10,6 +10,7 @@ cdef int (*cuStreamGetFlags)(Handle, unsigned int *) noexcept nogil
 cdef int (*cuStreamWaitEvent)(Handle, Handle, unsigned int) noexcept nogil
 cdef int (*cuStreamIsCapturing)(Handle, int *) noexcept nogil
 cdef int (*cuStreamGetId)(Handle, unsigned long long *) noexcept nogil
+cdef int (*cuStreamGetCtx)(Handle, Handle *) noexcept nogil
 cdef int (*cuThreadExchangeStreamCaptureMode)(int *) noexcept nogil
 cdef int (*cuStreamWriteValue64)(Handle, unsigned long long, uint64_t, unsigned int) noexcept nogil
 cdef int (*cuStreamWaitValue64)(Handle, unsigned long long, uint64_t, unsigned int) noexcept nogil
@@ -25,6 +26,7 @@ cdef dict PLACES = {
     "cuStreamWaitEvent": (b"CUstream, CUevent, unsigned int", <uintptr_t>&cuStreamWaitEvent),
     "cuStreamIsCapturing": (b"CUstream, CUstreamCaptureStatus *", <uintptr_t>&cuStreamIsCapturing),
     "cuStreamGetId": (b"CUstream, unsigned PY_LONG_LONG *", <uintptr_t>&cuStreamGetId),
+    "cuStreamGetCtx": (b"CUstream, CUcontext *", <uintptr_t>&cuStreamGetCtx),
     "cuThreadExchangeStreamCaptureMode": (b"CUstreamCaptureMode *", <uintptr_t>&cuThreadExchangeStreamCaptureMode),
     "cuStreamWriteValue64": (b"CUstream, CUdeviceptr, cuuint64_t, unsigned int", <uintptr_t>&cuStreamWriteValue64),
     "cuStreamWaitValue64": (b"CUstream, CUdeviceptr, cuuint64_t, unsigned int", <uintptr_t>&cuStreamWaitValue64),

@@ -37,6 +37,8 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
                 id_of(self, handle)
         elif found == IS_CLOSED:
             self.raise_no_record()
+        elif found == ELSEWHERE:
+            self.raise_unusable(IpcSyncError("the stream is not of the primary CUDA context of its device"))
         elif found == REFUSED:
             self.raise_driver(refusal.error, refusal.call.decode())
         elif found != AGAIN:  # else one that had been refused before: this call's own is to follow
@@ -47,6 +49,7 @@ cdef int begin_record(
 ) except -1 nogil:
     """GO_ON or DEPENDS, with the turn; or what is to be done before the next try."""
     cdef unsigned long long id = 0
+    cdef Handle home = NULL
     if not is_usable(self, handle):
         return UNUSABLE
     if self._begun == self._recorded and not find_room(self, self._recorded + 1):
@@ -66,7 +69,10 @@ cdef int begin_record(
         return give_turn(self, IS_CLOSED)
     if next > self._room and next != self._begun:
         return give_turn(self, NO_ROOM)
-    if not has_needed(self, id, next):
+    has_all = has_needed(self, id, next)  # first: another thread may open an import, in another context
+    if self._home != 0 and id != self.last_stream and cuStreamGetCtx(handle, &home) == 0 and home != <Handle>self._home:
+        return give_turn(self, ELSEWHERE)  # NVIDIA's driver crashes by such a record
+    if not has_all:
         return give_turn(self, NEEDS)
     if depends or self.chain.is_needed or row_count != 0 or self.depends_on_all or next == self._begun:
         return DEPENDS

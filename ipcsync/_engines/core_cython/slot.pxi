@@ -14,6 +14,7 @@ cdef enum Found:  # by looks and calls that raise nothing; -1 is an exception's
     REFUSED = -10
     AGAIN = -11
     GO_ON = -12
+    ELSEWHERE = -13
 
 # --- words of the board -----------------------------------------------------------------------------------------------
 

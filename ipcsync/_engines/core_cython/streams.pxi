@@ -182,7 +182,7 @@ cdef int make_marker(Core self, Handle handle, uint64_t stream, int ordinal) exc
         return 0
     if self.marker_count >= MANY_MARKERS:
         drop_markers(self, False)  # a program may make a stream for each piece of work
-    event = <Handle><uintptr_t>int(self.create_event(ordinal))
+    event = <Handle><uintptr_t>int(self.create_event(<uintptr_t>handle, ordinal))
     try:
         with nogil:
             step(b"try marker")
@@ -321,4 +321,4 @@ cdef inline bint is_fed(const Marker *marker) noexcept nogil:
 
 cdef inline bint is_past(const Marker *marker) noexcept nogil:
     """Whether the stream is past what was queued there, as far as is known; asks the driver."""
-    return is_fed(marker) or (marker.handle == NULL and query_relaxed(marker.event) == 0)
+    return is_fed(marker) or (marker.handle == NULL and query_relaxed(marker.event) in (0, CONTEXT_GONE))

@@ -6,6 +6,7 @@
 
 cdef enum:
     MANY_ROWS = 64
+    CONTEXT_GONE = 400  # CUDA_ERROR_INVALID_HANDLE, which the driver gives of a marker then
 
 cdef struct Marker:  # an event of this process on a stream, recorded behind the last work that this use queued there
     uint64_t stream
@@ -89,7 +90,7 @@ cdef class Released:
         cdef bint has_passed
         with nogil:
             self.asking.take_within(FOREVER)
-            has_passed = self.marker.event == NULL or query_relaxed(self.marker.event) == 0
+            has_passed = self.marker.event == NULL or query_relaxed(self.marker.event) in (0, CONTEXT_GONE)
             self.asking.give()
         return has_passed
 

@@ -48,6 +48,7 @@ cdef class Core(Line):
     cdef readonly int marker_count
     cdef public uint64_t _address  # of the timeline's word, for the process's devices
     cdef public unsigned int _flags  # of the waits for it
+    cdef public uintptr_t _home  # the context that the ring's CUDA events are opened in; 0: none is yet
 
     def __init__(self, board, guard, attachment, int ordinal):
         origin = attachment.origin or Origin(board.epoch, attachment.slot, attachment.incarnation, "")

@@ -45,7 +45,7 @@ static void ctx_teardown(struct ctx *c) { /* everything in it goes */
     struct alloc *a = NULL;
     pthread_rwlock_wrlock(&g_mem);
     for (size_t i = 0; i < g_nallocs; i++)
-      if (g_allocs[i]->ctx == h && g_allocs[i]->kind != A_REG) { a = g_allocs[i]; mem_remove_locked(i); break; }
+      if (g_allocs[i]->ctx == h) { a = g_allocs[i]; atomic_store(&a->unregistered, a->kind == A_REG); mem_remove_locked(i); break; }
     pthread_rwlock_unlock(&g_mem);
     if (!a) break;
     if (a->kind == A_DEV) mem_release(a); else mem_drop(a);

@@ -8,6 +8,7 @@ import itertools
 import pickle
 import re
 import threading
+import uuid
 from typing import Any
 
 import pytest
@@ -59,10 +60,10 @@ def test_there_is_a_driver_and_a_device() -> None:
 
 
 def test_each_way_of_naming_a_device_gives_its_ordinal() -> None:
-    uuid = ipcsync.get_device_properties(0).uuid
+    name = ipcsync.get_device_properties(0).uuid
     ways: list[Any] = [0, "cuda:0", WithNumber(), Torchlike("cuda", 0), WithId(0)]
     ways += [WithShortId(0), ipcsync.Device(0)]
-    ways += [uuid, f"GPU-{uuid}", uuid.upper(), f"gpu-{uuid}", uuid.replace("-", "")]
+    ways += [name, f"GPU-{name}", name.upper(), f"gpu-{name}", name.replace("-", "")]
     assert {parse(way) for way in ways} == {0}
 
 
@@ -166,6 +167,15 @@ def test_properties_are_frozen_and_complete() -> None:
     assert properties.ordinal == 0
     with pytest.raises(dataclasses.FrozenInstanceError):
         properties.name = ""  # type: ignore[misc] # that it cannot be set is what is tested
+
+
+def test_a_devices_name_is_that_of_its_part_where_the_driver_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA 12 has two functions, of which the second knows a MIG instance; CUDA 13 has that one by the first's name."""
+    monkeypatch.delattr(load(), "cuDeviceGetUuid_v2", raising=False)
+    for number, name in enumerate(("cuDeviceGetUuid", "cuDeviceGetUuid_v2")):
+        found = uuid.UUID(int=number)  # has `bytes`, too
+        monkeypatch.setattr(load(), name, lambda _, found=found: (0, found), raising=False)
+        assert set(context._uuids.__wrapped__()) == {str(found)}
 
 
 def test_uuids_and_ordinals_name_each_other() -> None:
