@@ -106,15 +106,29 @@ class Engine(Core):
         if after:
             self.waiting_records.append(deadline)
             try:
+                check = partial(self._check_after, after)  # while one is not recorded yet
                 for view, earlier in after:
-                    self._follow(view, earlier, handle, ordinal, timeout, began)
+                    self._follow(view, earlier, handle, timeout, began, check)
             finally:
                 self.waiting_records.pop()
         with _within(handle, ordinal) as inside, inside:
             return self.record_next(handle, deadline, timeout, behind or None)
 
+    def _check_after(self, after: Sequence[tuple[Engine, int]]) -> None:
+        """Raise if this session is over, or a generation that a record is to follow is lost."""
+        self.check_liveness(1)
+        for view, earlier in after:
+            outcome = view.outcome_of(earlier)
+            if view.origin != self.origin:
+                view.check()  # after the words were read
+            if outcome is None:
+                view.is_clear(earlier)  # or its recorder is asked to resolve it
+            elif isinstance(outcome, Loss):
+                lost = outcome.behind(f"generation {earlier} of {view.label}")
+                raise self._error_of(lost, self._recorded + 1) from None
+
     def _follow(
-        self, view: Engine, earlier: int, handle: DriverObject, ordinal: int, timeout: float | None, began: int
+        self, view: Engine, earlier: int, handle: DriverObject, timeout: float | None, began: int, check: partial[None]
     ) -> None:
         """Have the stream wait for a generation of another event, as by a wait for it, once it is recorded."""
         if view.origin == self.origin:  # the stream waits anyway
@@ -124,18 +138,14 @@ class Engine(Core):
             return
         try:
             if view.generation < earlier:  # it may be of another client, which outlives this one
-                with _within(handle, ordinal) as inside, inside:
+                with _within(handle, self.ordinal) as inside, inside:
                     context.refuse_capturing(handle, "record")
                 view.check_liveness(earlier)  # a wait of no time would not see that the recorder is dead
-                view.await_recorded(earlier, deadline_of(timeout, began), timeout, partial(self.check_liveness, 1))
-            view.wait_on(earlier, handle, ordinal, timeout, began)
+                view.await_recorded(earlier, deadline_of(timeout, began), timeout, check)
+            view.wait_on(earlier, handle, self.ordinal, timeout, began)
         except RecorderLost:
-            outcome = view.outcome_of(earlier)
-            view.check()  # after the words were read
-            if not isinstance(outcome, Loss):
-                raise
-            lost = outcome.behind(f"generation {earlier} of {view.label}")
-            raise self._error_of(lost, self._recorded + 1) from None
+            self._check_after([(view, earlier)])
+            raise
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""

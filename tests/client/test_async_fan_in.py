@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -90,6 +93,61 @@ def test_a_recorded_point_that_is_lost_ends_the_wait_for_another_ones_record(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("what", ["it", "what it stands behind"])
+def test_a_recorded_point_of_a_ring_that_is_lost_ends_it_too_though_the_coordinator_may_be_silent(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], what: str
+) -> None:
+    first, peer = new_peer(), new_peer()
+    before = first.call(remote.record_unfinished, coordinator.endpoint, "before")
+    peer.call(remote.connect, coordinator.endpoint)
+    peer.call(remote.open_event, "dying", {"recorder": True, "engine": "event"})
+    peer.call(remote.wait, before)
+    (data,) = peer.call(remote.record, "dying")
+
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            await one.event("mine", recorder=True)
+            points = [(await two.event("mine")).at(1), await two.point(data)]
+            waiting = asyncio.ensure_future(two.wait_all(points, timeout=LONG_S))
+            await turns_until(lambda: two._session.waits._waiting, "it waits")
+            with stopped(coordinator) if what == "it" else nullcontext():
+                (peer if what == "it" else first).kill()
+                with pytest.raises(ipcsync.RecorderLost, match="generation 1 of 'dying'") as lost:
+                    await waiting
+            assert lost.value.cause == ("died" if what == "it" else "behind")
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_record_after_a_point_that_is_lost_waits_for_no_other(
+    coordinator: ipcsync.Coordinator, peer: Peer, generation: int, is_last: bool
+) -> None:
+    """By either client, though it was recorded, or never will be, and wherever it stands."""
+    data = peer.call(remote.record_unfinished, coordinator.endpoint, "dying")
+
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            mine, never = [await one.event(name, recorder=True) for name in ("mine", "never")]
+            point, dying = await two.point(data), (await two.event("dying")).at(generation)
+            peer.kill()
+            with pytest.raises(ipcsync.RecorderLost):
+                await point.synchronize(LONG_S)
+            after = [never.at(1), dying] if is_last else [dying, never.at(1)]
+            waits: list[Awaitable[object]] = [mine.record(ipcsync.Stream(), after=after, timeout=LONG_S)]
+            record = partial(mine._event.record, ipcsync.Stream(), timeout=LONG_S)
+            waits.append(asyncio.to_thread(record, after=[each._point for each in after]))
+            for wait in waits:
+                with pytest.raises(ipcsync.RecorderLost, match="generation 1 of 'mine'") as lost:
+                    await wait
+                assert (lost.value.cause, lost.value.event) == ("behind", "mine")
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_what_is_recorded_after_a_point_that_is_lost_meanwhile_stands_behind_it(
     coordinator: ipcsync.Coordinator, peer: Peer, is_silent: bool
@@ -151,6 +209,40 @@ def test_a_recorder_that_dies_ends_the_wait_or_is_left_out(
                 assert await waiting == [points[1]]
 
     asyncio.run(main())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["synchronize_all", "wait_all"])
+@pytest.mark.parametrize("end", ["the event is closed", "the client is closed", "the coordinator is lost"])
+def test_what_cannot_be_waited_for_any_more_ends_the_wait_for_all(
+    coordinator: ipcsync.Coordinator,
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    end: str,
+) -> None:
+    """No timeout would end that for the others, and an error that may be skipped is another one."""
+    other = new_coordinator()
+
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two), ipcsync.aconnect(other.endpoint) as third:
+            await one.event("never", recorder=True)
+            event = await third.event("ending")
+            points = [(await two.event("never")).at(1), event.at(1), event.at(2)]
+            waiting = [asyncio.ensure_future(_of(two, name)(points, lost=lost)) for lost in ("raise", "skip")]
+            await turns_until(lambda: len(two._session.waits._waiting) == 2, "both wait")
+            if end == "the coordinator is lost":
+                os.kill(other.pid, signal.SIGKILL)
+            else:
+                await (event if "event" in end else third).close()
+            for wait in waiting:
+                with pytest.raises(ipcsync.CoordinatorLost if "lost" in end else ipcsync.EventClosed):
+                    await asyncio.wait_for(wait, LONG_S)
+            assert not two._session.waits._waiting
+
+    asyncio.run(main())
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"], "each error was retrieved"
 
 
 def test_cancelling_it_leaves_no_wait_behind(coordinator: ipcsync.Coordinator) -> None:

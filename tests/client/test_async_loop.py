@@ -300,3 +300,30 @@ def test_a_question_that_the_driver_keeps_does_not_hold_up_the_loop(
             await point.synchronize(LONG_S)
 
     asyncio.run(scenario())
+
+
+def test_a_point_that_the_driver_says_nothing_of_does_not_hold_up_who_waits_for_another(
+    coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    peer.call(remote.connect, coordinator.endpoint)
+    peer.call(remote.hold)
+    peer.call(remote.open_event, "e", {"recorder": True, "engine": "event"})
+    (data,) = peer.call(remote.record, "e")
+
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            late = await one.event("late", recorder=True, engine="timeline")
+            seen, stuck = await two.event("late"), await two.point(data)
+            assert not await stuck.query()  # opens its import
+            with driver_functions.held_up("cuEventQuery", threads=_MANY) as driver:
+                waiting = asyncio.create_task(two.wait_all([stuck, seen.at(2)], timeout=LONG_S))
+                await turns_until(lambda: two._session.waits._waiting, "it waits")
+                await late.record(ipcsync.Stream())
+                await asyncio.wait_for(seen.at(1).synchronize(), LONG_S)
+                assert not driver.go_on.is_set()
+                assert not waiting.done()
+                await late.record(ipcsync.Stream())
+                assert await waiting == []
+            peer.call(remote.let_go)
+
+    asyncio.run(scenario())

@@ -11,7 +11,10 @@ import pytest
 import ipcsync
 from ipcsync.typing import EngineName
 from tests.events.stage import Stage
-from tests.kit.until import DEADLINE_S
+from tests.kit import remote
+from tests.kit.failing import Failing
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
 
@@ -65,6 +68,29 @@ def test_it_waits_on_the_host_until_they_are_recorded(stage: Stage) -> None:
     thread.start()
     recording.record(stream, timeout=DEADLINE_S, after=[seen.at(1)]).synchronize(DEADLINE_S)
     thread.join()
+
+
+@pytest.mark.parametrize("dies", ["before", "meanwhile"])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_lost_point_ends_it_though_another_one_is_never_recorded(
+    coordinator: ipcsync.Coordinator, stage: Stage, peer: Peer, dies: str, is_last: bool
+) -> None:
+    made, seen = stage.open()
+    other, never = stage.open()
+    peer.call(remote.connect, coordinator.endpoint)
+    peer.call(remote.open_event, "dying", {"recorder": True, "engine": stage.engine})
+    with stage.waiting.event("dying") as dying:
+        after = [never.at(1), dying.at(1)] if is_last else [dying.at(1), never.at(1)]
+        if dies == "before":
+            peer.kill()
+        recording = Failing(lambda: made.record(ipcsync.Stream(), timeout=DEADLINE_S, after=after))
+        if dies == "meanwhile":
+            until(lambda: (other if is_last else dying)._engine.line.awaited, "it waits for the first one")
+            peer.kill()
+        error = recording.raised()
+    assert isinstance(error, ipcsync.RecorderLost)
+    assert (error.event, error.generation, error.cause) == (seen.name, 1, "behind")
+    assert made.generation == 0
 
 
 def test_one_point_in_place_of_several_is_refused(client: ipcsync.Client, record: Record) -> None:

@@ -37,6 +37,7 @@ from ipcsync.client.aio.event import (
     all_recorded,
     attached,
     checked,
+    look_at,
     lost_of,
     record,
 )
@@ -259,13 +260,13 @@ class AsyncClient(ClientView, AsyncClosing):
         chosen, waiting = resolve(stream), checked(points, lost)
         late = [point for point in waiting if point._point._attached is None or not point.is_recorded]
         deadline = deadline_of(timeout)
+        others = [point._point for point in waiting if lost == "raise"]  # one may be lost while another is awaited
 
-        def check() -> None:
-            self._session.check_liveness()
-            for point in [each._point for each in waiting if each._point._attached is not None and lost == "raise"]:
-                point.query()  # it may be lost while another one's record is waited for
+        async def be_recorded(point: AsyncPoint) -> None:
+            points, left = await attached([point], timeout)
+            await all_recorded(points, partial(look_at, others, self._session.check_liveness), left)
 
-        gone = await lost_of([partial(all_recorded, [point], check, timeout) for point in late], lost)
+        gone = await lost_of([partial(be_recorded, point) for point in late], lost)
         left_out = {id(late[place]._point) for place in gone}
         rest = [point for point in waiting if id(point._point) not in left_out]
         try:

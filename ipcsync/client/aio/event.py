@@ -13,6 +13,7 @@ from ipcsync._closing import AsyncClosing
 from ipcsync._deadline import FULL_NS, deadline_of, left_of, pauses
 from ipcsync._engines import Engine
 from ipcsync._engines.engine import steps
+from ipcsync._engines.loss import Loss
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._native.foreign import refuse_small_number
@@ -77,7 +78,9 @@ async def record(
     try:
         # What the record itself raises for is not waited for: its own later points, or any without the role.
         named = after if event._is_recorder and not (reservation and engine._recorded) else ()
-        points = await all_recorded(named, partial(engine.check_liveness, 1), timeout, {engine.origin})
+        points, left = await attached(named, timeout)
+        with suppress(RecorderLost):  # the record says what that means
+            await all_recorded(points, partial(engine.check_liveness, 1), left, {engine.origin})
     finally:
         engine.waiting_records.pop()
     engines = [engine, *(each for point in points if isinstance(each := point._bound().engine, Engine))]
@@ -258,18 +261,28 @@ async def attached(points: Iterable[AsyncPoint], timeout: float | None) -> tuple
 
 
 async def all_recorded(
-    points: Iterable[AsyncPoint], check: Callable[[], object], timeout: float | None, own: Container[object] = ()
-) -> list[Point]:
-    """The points without `Async`, once all but those of the events `own` are recorded, or until `check` raises."""
-    found, left = await attached(points, timeout)
-    deadline = deadline_of(left)
-    with suppress(*[RecorderLost] if own else []):  # the record, or the replay, says what that means
-        for point in found:
-            engine = point._bound().engine
-            if engine.generation < point.generation and engine.origin not in own:
-                await recorded(point, left, check)
-                left = left_of(deadline)
-    return found
+    points: Sequence[Point], check: Callable[[], object], timeout: float | None, own: Container[object] = ()
+) -> None:
+    """Wait until all but those of the events `own` are recorded. Raises as `check`, and for one that is lost."""
+    deadline, left = deadline_of(timeout), timeout
+    for point in points:
+        engine = point._bound().engine
+        if engine.generation < point.generation and engine.origin not in own:
+            await recorded(point, left, partial(look_at, points, check))
+            left = left_of(deadline)
+
+
+def look_at(points: Iterable[Point], check: Callable[[], object]) -> None:
+    """`check`, and raise for a point that is lost: by the board, since a driver may keep its answer from all waits."""
+    check()
+    for point, engine in [(each, each._attached.engine) for each in points if each._attached is not None]:
+        outcome = engine.outcome_of(point.generation)
+        engine.check()  # after the words were read
+        if outcome is None:
+            engine.is_clear(point.generation)  # or its recorder is asked to resolve it
+        elif isinstance(outcome, Loss):
+            engine.check_liveness(point.generation)
+            point.query()
 
 
 async def recorded(point: Point, timeout: float | None, check: Callable[[], object] = fork.check) -> None:
@@ -324,10 +337,9 @@ class AsyncReplaying:
 
     async def _await_points(self) -> None:
         session, timeout = self._replaying._session, self._replaying._timeout
-        if self._replaying._replay._is_ahead:
-            await attached(self._awaited, timeout)
-        else:
-            await all_recorded(self._awaited, session.check_liveness, timeout, self._own)
+        points, left = await attached(self._awaited, timeout)
+        if not self._replaying._replay._is_ahead:
+            await all_recorded(points, session.check_liveness, left, self._own)
 
     async def __aenter__(self) -> AsyncReplay:
         began = monotonic_ns()
@@ -374,7 +386,8 @@ def checked(points: Iterable[AsyncPoint], lost: Lost) -> list[AsyncPoint]:
 async def lost_of(waits: Sequence[Callable[[], Coroutine[Any, Any, object]]], lost: Lost) -> list[int]:
     """Await all; the places of those that are lost, if they may be.
 
-    Raises as soon as one is lost that may not be; else the error of the first in order, once all have ended.
+    Raises as soon as one is lost that may not be, or cannot be waited for; else, once all have ended, WaitTimeout for
+    the first in order that was late.
     """
     tasks = [asyncio.ensure_future(_error_of(wait, lost)) for wait in waits]
     errors: list[Exception | None] = []
@@ -392,10 +405,9 @@ async def lost_of(waits: Sequence[Callable[[], Coroutine[Any, Any, object]]], lo
 
 async def _error_of(wait: Callable[[], Coroutine[Any, Any, object]], lost: Lost) -> Exception | None:
     """What the wait raised; a loss is raised unless it may be skipped."""
+    ends = (WaitTimeout,) if lost == "raise" else (WaitTimeout, RecorderLost)
     try:
         await wait()
-    except Exception as error:
-        if lost == "raise" and isinstance(error, RecorderLost):
-            raise
+    except ends as error:
         return error
     return None
