@@ -230,9 +230,9 @@ class Replaying(ReplayingBase):
 
     # --- what the core asks for ---------------------------------------------------------------------------------------
 
-    def _find_stream(self) -> tuple[int, int]:
-        handle, ordinal = stream_handle(self._stream)
-        return int(handle), ordinal
+    def _find_stream(self) -> tuple[StreamLike, int, int]:
+        stream = resolve(self._stream)  # the current one would be destroyed once it is not that any more
+        return stream if self._stream is None else self._stream, stream._pointer, stream._index
 
     def _elsewhere(self) -> CaptureError | None:
         """The error of a replay on this stream while torch launches on another one; None if it does not."""
@@ -267,9 +267,7 @@ class Replaying(ReplayingBase):
         raise CaptureError("a replay on this stream is open: one at a time, whichever thread or task it is")
 
     def _raise_no_room(self, most: int) -> NoReturn:
-        why = (
-            f"{most} are in flight, and the oldest was not over" if most else "another one on its stream was not begun"
-        )
+        why = f"{most} are in flight, and the oldest was not over" if most else "another on its stream was not begun"
         raise WaitTimeout(f"no room for a further replay: {why} within {self._timeout} s", timeout=self._timeout)
 
 
@@ -336,6 +334,8 @@ class Upcoming:
             self._replaying.__enter__()
             self._is_used = True
             return
+        if self._replaying._replay._is_over:
+            self._replaying._raise_ended()
         if not _is_current(self._replaying._address, None):
             # Caught within the block, it makes no record: the one in the graph that is not launched would be complete.
             self._error = CaptureError("this block has replays on another stream: one block for each stream")

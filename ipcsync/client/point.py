@@ -16,7 +16,7 @@ from ipcsync._native.context import OnDevice, call
 from ipcsync._native.pinned import take
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
-from ipcsync._session.session import is_here, session_of
+from ipcsync._session.session import is_here, living, session_of
 from ipcsync._session.waits import Pending
 from ipcsync._threads import CallLock, under
 from ipcsync._wire import codec as wire
@@ -84,8 +84,9 @@ class Point(PointBase, PointView):
         The host blocks only until the record is made, at most `timeout` seconds (None: as long as recorder and
         coordinator live). `ahead=True` does not block even for that, on the `timeline` engine only; it is dangerous: a
         queued wait blocks its stream, and every stream that shares a hardware queue with it, until the recorder
-        records, closes or dies. So it is refused for an event that this process records, and where a few streams of its
-        context, asked at the first such call, do not pass each other (CUDA_DEVICE_MAX_CONNECTIONS=1).
+        records, closes or dies. So it is refused for an event that this process records, with chains="session", and
+        where a few streams of its context, asked at the first such call, do not pass each other
+        (CUDA_DEVICE_MAX_CONNECTIONS=1).
 
         If the recorder dies after its record, a queued wait of the `event` engine may block the stream's later work for
         ever, also if this call raises: go on with another stream.
@@ -198,7 +199,9 @@ def looks(engine: Engine, timeout: float | None) -> Iterator[tuple[bool, float]]
 
 
 def check_recorder(engine: Engine) -> None:
-    """Raise EngineMismatch if this process records the event."""
+    """Raise EngineMismatch if this process records the event, or each of its records depends on all waits."""
+    if any(session.lease.depends_on_all for session in living.copy()):
+        raise EngineMismatch("ahead=True is not for chains='session': a record would depend on what is made behind it")
     if engine.is_recorder or is_here(engine.board.epoch, engine.line.recorder):
         raise EngineMismatch(
             f"{engine.label} is recorded in this process, where a stream that waits ahead may share a hardware queue "

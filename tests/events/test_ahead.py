@@ -39,6 +39,14 @@ def test_a_wait_ahead_of_this_processs_own_record_is_refused_whichever_client_re
     until(stream.query, "a wait that is not ahead")
 
 
+def test_a_wait_ahead_is_refused_beside_a_client_whose_records_depend_on_all_waits(new_client: NewClient) -> None:
+    stream = ipcsync.Stream()
+    for client in (new_client(chains="session"), new_client()):
+        with pytest.raises(ipcsync.EngineMismatch, match="not for chains='session'"):
+            client.event("theirs", engine="timeline").at(1).wait(stream, ahead=True)
+    assert stream.query(), "nothing was queued"
+
+
 def _wait_ahead() -> None:
     for _ in range(2):
         remote.event("e").at(1).wait(remote.stream("ahead"), ahead=True)

@@ -134,6 +134,17 @@ def test_a_replay_ahead_of_this_processs_own_record_is_refused_whichever_client_
     finish(stream)
 
 
+def test_a_replay_ahead_is_refused_to_a_client_whose_records_depend_on_all_waits(
+    new_client: Callable[..., ipcsync.Client],
+) -> None:
+    stream, wait, client = ipcsync.Stream(), ipcsync.GraphWait(), new_client(chains="session")
+    captured(stream, lambda: wait.capture(stream))
+    point = client.event("theirs", engine="timeline").at(1)
+    with pytest.raises(ipcsync.EngineMismatch, match="not for chains='session'"):
+        client.replay({wait: point}, stream=stream, ahead=True).__enter__()
+    finish(stream)
+
+
 def test_a_replay_ahead_keeps_the_waits_and_records_whose_order_it_asks_for(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from ipcsync.typing import EngineName
 from tests.graphs.layers import Layers, begin_capture, call, captured, end_empty, finish
 from tests.graphs.stage import NewClient, Stage
 from tests.graphs.test_deaths import CALLS
-from tests.kit.driver_functions import refused_once, replaced
+from tests.kit.driver_functions import REFUSED, Call, refused_once, replaced
 from tests.kit.steps import at_step
 from tests.kit.until import DEADLINE_S, until
 
@@ -558,6 +560,42 @@ def test_a_replays_record_that_is_repeated_on_another_stream_proves_nothing_of_w
         assert two.done.record(other).generation == 5
         (entry,) = [each for each in two.done._engine.chain.entries.values() if each.wait.is_queued]
         assert entry.proof == 5
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize("number", [2, 3])  # of the batches: the end, and the drain
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_row_64_a_record_elsewhere_is_behind_a_replay_whose_end_the_driver_refused(
+    two: Stage, engine: EngineName, times: int, number: int, is_made: bool
+) -> None:
+    two.expect(1)
+    other, made = ipcsync.Stream(), count()
+
+    def record() -> ipcsync.Point | None:
+        with suppress(ipcsync.IpcSyncError):  # amid the other call, or while its place is not known
+            return two.done.record(other)
+        return None
+
+    def batch(real: Call, *arguments: Any) -> int:
+        here = next(made)
+        is_refused = number <= here < number + times
+        if here > number:  # as another thread's, which may come as soon as the event's turn is given
+            record()
+        if not is_refused or is_made:
+            real(*arguments)
+        return REFUSED if is_refused else 0
+
+    with StreamGate(two.sender.stream):
+        points = two.sender.send(2)
+        with replaced({"cuStreamBatchMemOp": batch}), pytest.raises(ipcsync.DriverError, match="cuStreamBatchMemOp"):
+            _whole(two, points)
+        record()
+        for _ in range(300):
+            assert not any(two.done.at(number).query() for number in range(3, 7))
+    until(record, "a further record is made").synchronize(DEADLINE_S)
+    assert two.layers.found() == [2, 2]
+    two.expect(3)
 
 
 _MARKS: list[tuple[EngineName, int]] = [("timeline", 0), ("event", 0), ("event", 1)]

@@ -18,6 +18,8 @@ from ipcsync.integrations import torch as integration
 from ipcsync.testing import Memory, StreamGate
 from tests.graphs.layers import begin_capture, captured, end_empty, finish
 from tests.graphs.torch_stand_in import Stream, Torch
+from tests.kit import remote
+from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S
 
 NewClient = Callable[..., ipcsync.Client]
@@ -40,7 +42,7 @@ class Engine:
         self.client, other = new_client(), new_client()
         self.kv, self.done_at = ipcsync.GraphWait(), ipcsync.GraphRecord()
         self.source, self.target = Memory(8), Memory(8)
-        stream = torch.stream._own
+        self.stream = stream = torch.stream._own
         self.graph = captured(
             stream,
             lambda: self.kv.capture(),  # noqa: PLW0108 - the stream is torch's current one when it is called
@@ -104,6 +106,20 @@ def test_several_replays_in_a_block_are_one_and_on_one_stream(engine: Engine, to
         engine.step()
         engine.step()
     replay[engine.done_at].synchronize(DEADLINE_S)
+
+
+def test_a_launch_behind_the_end_of_the_blocks_replay_is_refused(engine: Engine) -> None:
+    """The graph would wait for the next replay's points."""
+    upcoming = engine.next(engine.send(1))
+    upcoming.__enter__()
+    engine.step()
+    engine.client.close()
+    with pytest.raises(ipcsync.CaptureError, match="was ended by another call"):
+        engine.step()
+    with pytest.raises(ipcsync.ClientClosed):
+        upcoming.__exit__(None, None, None)
+    finish(engine.stream)
+    assert engine.target.holds(1)
 
 
 def test_a_block_is_used_once(engine: Engine) -> None:
@@ -353,5 +369,26 @@ def test_the_same_for_asyncio(engine: Engine, coordinator: ipcsync.Coordinator) 
             assert replay.is_used
             await replay[engine.done_at].synchronize(DEADLINE_S)
             assert engine.target.holds(7)
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("has_records", [False, True])
+def test_for_asyncio_a_point_that_is_lost_prevents_the_block_though_another_is_not_recorded_yet(
+    engine: Engine, coordinator: ipcsync.Coordinator, peer: Peer, has_records: bool
+) -> None:
+    """Within it the launch would wait for that one, and the loop with it."""
+    data = peer.call(remote.record_unfinished, coordinator.endpoint, "dying")
+
+    async def main() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            done = await client.event("async", recorder=True, engine="timeline")
+            waits = {ipcsync.GraphWait(): await client.point(data), engine.kv: (await client.event("sent")).at(1)}
+            peer.kill()
+            with pytest.raises(ipcsync.RecorderLost, match="'dying'"):
+                async with client.next(waits, {engine.done_at: done} if has_records else {}, timeout=20):
+                    pytest.fail("it is entered")
+            assert done.generation == 0
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ from tests.graphs import actions as do
 from tests.graphs import ahead_actions as ahead
 from tests.graphs.layers import Layers, begin_capture, call, captured, end_empty, finish
 from tests.graphs.stage import NewClient, Stage
+from tests.kit import remote
 from tests.kit.driver_functions import RECORD, REFUSED, Call, amid, replaced
 from tests.kit.peer import Peer
 from tests.kit.steps import at_step
@@ -340,6 +342,41 @@ def test_a_coordinator_that_its_keeper_replaces_within_the_block_is_not_seen(
             client.close()
 
 
+def test_a_block_in_which_the_coordinator_was_lost_makes_no_record_and_its_stream_goes_on(
+    new_coordinator: Callable[..., ipcsync.Coordinator], engine: EngineName
+) -> None:
+    coordinator = new_coordinator(keeper=False)
+    clients = [ipcsync.connect(coordinator.endpoint) for _ in range(2)]
+    made = iter(clients)
+    one = Stage(lambda *_: next(made), engine)
+    one.expect(1)
+    replaying = one.replay(one.sender.send(2))
+    replay = replaying.__enter__()
+    one.layers.launch()
+    os.kill(coordinator.pid, signal.SIGKILL)
+    until(lambda: not one.client.is_connected, "its loss is seen")
+    with pytest.raises(ipcsync.CoordinatorLost):
+        replaying.__exit__(None, None, None)
+    with pytest.raises(ipcsync.CaptureError, match="no such record"):
+        replay[one.layers.records[0]]
+    finish(one.layers.stream)
+    for client in clients:
+        client.close()
+    coordinator.stop()
+    new_coordinator()  # which takes away what that one left in shared memory
+
+
+@pytest.mark.process
+def test_a_replay_that_waits_for_one_points_record_ends_by_the_loss_of_another(
+    two: Stage, coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    data = peer.call(remote.record_unfinished, coordinator.endpoint, "dying")
+    dying, never = two.client.point(data), two.client.event("layers").at(1)
+    peer.kill()
+    with pytest.raises(ipcsync.RecorderLost, match="'dying'"), two.replay([never, dying]):
+        pytest.fail("it is entered")
+
+
 def test_a_replay_whose_points_event_is_closed_here_before_it_has_its_turn_queues_nothing(one: Stage) -> None:
     seen, calls = one.client.event("layers"), []
 
@@ -386,6 +423,35 @@ def test_a_replay_ends_what_was_abandoned_on_several_other_streams(client: ipcsy
     with client.replay(points, stream=stream, timeout=DEADLINE_S):
         pass
     finish(stream)
+
+
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_a_block_on_the_current_stream_that_could_not_be_ended_keeps_that_stream(
+    one: Stage, engine: EngineName
+) -> None:
+    one.expect(1)
+    (wait,), records = one.layers.waits, dict.fromkeys(one.layers.records, one.done)
+
+    def leave_open() -> None:
+        with ipcsync.stream(ipcsync.Stream()) as stream:
+            assert stream is not None
+            replaying = one.client.replay({wait: one.sender.send(2)[0]}, records, timeout=DEADLINE_S)
+            replaying.__enter__()
+            one.layers.launch(on=stream)
+            begin_capture(stream)
+            with pytest.raises(ipcsync.StreamCapturing):
+                replaying.__exit__(None, None, None)
+            end_empty(stream)
+
+    with StreamGate(one.sender.stream):
+        leave_open()
+        gc.collect()
+        other = ipcsync.Stream()
+        replaying = one.client.replay({wait: one.sender.send(3)[0]}, records, stream=other, timeout=DEADLINE_S)
+        with replaying as replay:  # which ends that one
+            one.layers.launch(on=other)
+    replay[one.layers.records[0]].synchronize(DEADLINE_S)
+    assert one.layers.found() == [3]
 
 
 def test_a_replay_of_several_events_of_which_one_is_closed_leaves_its_stream_behind_none(

@@ -201,10 +201,14 @@ cdef object record_all(Lane self, Bracket bracket):
             result = end_launch(self, bracket)
             if result == 0:
                 result = drain(self, bracket)
+            ended = self.finish_steps(bracket) if result else 0
             for index in range(bracket.recorded):  # behind refused ones too: the stream may have some of it
                 if uses[index].is_in:
                     marked = mark(<Core>uses[index].core, self.draining, self.drainer_id)
                     result = result or marked
+                    if ended != 0:  # D is still to be given what ends the bracket, and is past it by its word alone
+                        marker = marker_of(<Core>uses[index].core, self.drainer_id)
+                        marker.handle, marker.over, marker.number = <Handle>1, self.drained_host, self.number
         for index in range(bracket.recorded):
             if uses[index].is_in and result == 0:
                 core = <Core>uses[index].core
@@ -226,13 +230,16 @@ cdef object record_all(Lane self, Bracket bracket):
     for index in range(bracket.gates, bracket.gates + bracket.taps):
         if result or not bracket.items[index].use.is_in:
             bracket.items[index].generation = 0
+    if result != 0 and ended == 0:
+        self.forget()
     check_taken(result)
     return error
 
 cdef int begin_records(Lane self, Use *use) except -1:
     """Store what the records will depend on; called with the event's turn."""
     cdef Core core = <Core>use.core
-    if was_closed(core) or not is_open(core):
+    check_use(core)
+    if not is_open(core):
         core.raise_no_record()
     use.highest, use.address, use.base, use.flags = core._recorded, core._address, core.base, core._flags
     if core.chain.is_needed or core.depends_on_all or row_count != 0:

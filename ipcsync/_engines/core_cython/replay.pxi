@@ -61,7 +61,7 @@ cdef class ReplayingBase:
         if type(self._stream) is Stream:
             self._address, self._ordinal = self._stream._pointer, self._stream._index
         else:
-            self._address, self._ordinal = self._find_stream()
+            self._stream, self._address, self._ordinal = self._find_stream()
         elsewhere = self._elsewhere() if "torch" in imported else None
         if elsewhere is not None:
             raise elsewhere
@@ -185,7 +185,7 @@ cdef class ReplayingBase:
                         f"generation {use.highest} of {core.label} is for this replay to record, which waits for its points "
                         "first: within a graph, the order of its nodes is what to wait by"
                     )
-            core.await_recorded(use.highest, self.deadline, self._timeout, self._session.check_liveness)
+            core.await_recorded(use.highest, self.deadline, self._timeout, self._check_points)
             is_complete = ask(core, use.highest)
         if is_complete:
             use.highest = 0
@@ -205,6 +205,17 @@ cdef class ReplayingBase:
                 f"{what}, and depends on another process: if that died, the replay's stream would never go on. Open the "
                 "event with engine='timeline', or wait for the point by Point.synchronize before the replay"
             )
+
+    def _check_points(self):
+        """While one point is waited for: raise if the session is over, or another one is lost."""
+        cdef Bracket bracket = self._replay
+        self._session.check_liveness()
+        for index in range(bracket.fed):
+            core = <Core>bracket.uses[index].core
+            if isinstance(find_outcome(core, bracket.uses[index].highest), Loss):
+                core.check_liveness(bracket.uses[index].highest)  # of its own client and coordinator, too
+                core.raise_lost(bracket.uses[index].highest)
+            is_clear(core, bracket.uses[index].highest)  # or its recorder is asked to resolve it
 
     cdef int check_events(self, Bracket bracket, Lane lane) except -1:
         """Raise unless the records are possible."""
